@@ -1,0 +1,52 @@
+# Two commands do everything: `make serve` and `make test`.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+ARGS   ?=
+
+.PHONY: install serve test lint bench docs clean
+
+install: $(VENV)/.serve
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Kvarn needs Python 3.11 or newer"'
+	$(PYTHON) -m venv $(VENV) || { echo "Python's venv module is missing: apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
+
+# torch first and alone: the pinned CPU build, never the newest CUDA one.
+$(VENV)/.serve: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@command -v g++ >/dev/null || echo "note: g++ not found. Nothing to compile yet: the torch kernels serve; compiled CPU kernels will need it."
+	@echo "installing Kvarn into $(VENV) (once; a few minutes) ..."
+	$(PIP) "torch==2.13.0"
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.serve
+	$(PIP) --editable '.[test]'
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.test
+	$(PIP) --editable '.[test,lint]'
+	@touch $@
+
+serve: $(VENV)/.serve
+	@$(BIN)/kvarn serve $(ARGS)
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python docs/checks.py
+
+bench: $(VENV)/.serve
+	$(BIN)/python -m benchmarks.run $(ARGS)
+
+docs: $(VENV)/.serve
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,88 @@
+"""Read the configuration: defaults, then a YAML file, then the environment (`KVARN_...`), then flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
+
+from kvarn.config.schema import KvarnConfig
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used; the message names the field and what to do."""
+
+
+class _Environment(BaseSettings):
+    """Only names the prefix and the separator: `KVARN_GATEWAY__PORT=9000` is `gateway.port`."""
+
+    model_config = SettingsConfigDict(env_prefix="KVARN_", env_nested_delimiter="__")
+
+
+def load_config(path: Path | None = None, flags: dict[str, Any] | None = None) -> KvarnConfig:
+    """Merge the sources, later ones over earlier ones, and check the whole.
+
+    Args:
+        path: A YAML file, or None for defaults.
+        flags: Nested values from the command line; keys that are None are left out.
+
+    Raises:
+        ConfigError: A source cannot be read, a key is unknown or a value is wrong.
+    """
+    merged = _merge(_read_yaml(path) if path else {}, _read_environment())
+    merged = _merge(merged, _without_none(flags or {}))
+    try:
+        return KvarnConfig.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from None
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{path} must hold a mapping of sections, such as `gateway:`, at its top")
+    return loaded
+
+
+def _read_environment() -> dict[str, Any]:
+    """Nested values of `KVARN_...` variables that name a field of the configuration."""
+    source = EnvSettingsSource(_Environment, env_prefix="KVARN_", env_nested_delimiter="__")
+    found: dict[str, Any] = {}
+    for name, field in KvarnConfig.model_fields.items():
+        value, key, is_complex = source.get_field_value(field, name)
+        value = source.prepare_field_value(name, field, value, is_complex)
+        if value is not None:
+            found[key if key in KvarnConfig.model_fields else name] = value
+    return found
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        both_nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both_nested else value
+    return merged
+
+
+def _without_none(values: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: _without_none(value) if isinstance(value, dict) else value for key, value in values.items()}
+    return {key: value for key, value in kept.items() if value is not None and value != {}}
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors(include_url=False):
+        where = ".".join(str(part) for part in problem["loc"]) or "configuration"
+        what = "is not a known setting" if problem["type"] == "extra_forbidden" else problem["msg"]
+        lines.append(f"{where}: {what}")
+    return "; ".join(lines)

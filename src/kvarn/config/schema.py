@@ -1,0 +1,168 @@
+"""Every setting of Kvarn, with its unit, its default and why it is so."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+BLOCK_SIZE = 16
+"""Tokens in one block of the paged KV cache. Fixed: block hashes are names shared between processes."""
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+class Section(BaseModel):
+    """A part of the configuration: immutable, and strict about unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class EngineConfig(Section):
+    """How one replica schedules: the step's budget, the queue's bounds, fairness."""
+
+    max_num_seqs: int = Field(256, ge=1, le=4096)
+    """Sequences that may run at once (request slots)."""
+
+    token_budget: int = Field(2048, ge=1)
+    """Tokens computed in one step at most, prefill and decode together."""
+
+    tpot_target_ms: float = Field(200.0, gt=0)
+    """Time per output token that running requests shall keep. The prefill share of a step is cut so that the
+    step-time model, learned online, predicts a step no longer than this. Milliseconds."""
+
+    min_prefill_chunk: int = Field(16, ge=1)
+    """Prefill tokens a step may always carry, even when the TPOT target is already missed: prompts never starve."""
+
+    prefix_cache: bool = True
+    """Keep computed blocks in a radix tree and reuse them for prompts that begin with the same tokens."""
+
+    max_waiting_requests: int = Field(2048, ge=1)
+    """Requests that may wait. One more is refused at once (`queue_full`)."""
+
+    max_waiting_tokens: int = Field(4_000_000, ge=1)
+    """Prompt tokens that may wait in all. A request that would pass it is refused at once (`queue_full`)."""
+
+    max_wait_s: float = Field(600.0, gt=0)
+    """Seconds a request may wait for its first step before it is refused (`queue_timeout`)."""
+
+    priority_ageing_s: float = Field(30.0, gt=0)
+    """Seconds of waiting that lift a request by one priority tier, so that no tier starves."""
+
+    input_token_weight: float = Field(1.0, ge=0)
+    """Cost of one computed prompt token in a tenant's virtual token counter."""
+
+    output_token_weight: float = Field(2.0, ge=0)
+    """Cost of one output token in a tenant's virtual token counter."""
+
+
+class ModelConfig(Section):
+    """One served model."""
+
+    name: str = Field(min_length=1)
+    """Name clients use in the `model` field."""
+
+    path: str = Field(min_length=1)
+    """Directory of a Hugging Face checkpoint (safetensors), a hub id, or the name of a packaged model
+    (`kvarn-demo`)."""
+
+    kind: Literal["auto", "generate", "embed"] = "auto"
+    """What the model does. `auto` reads it from the checkpoint's architecture."""
+
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Type of the weights. `auto`: bfloat16 where the processor multiplies it natively, else float32."""
+
+    max_context_length: int | None = Field(None, ge=16)
+    """Prompt and answer together, in tokens. Default: what the checkpoint was trained for."""
+
+    kv_cache_gib: float | None = Field(None, gt=0)
+    """Memory of the KV cache in GiB. Default: a tenth of the machine's memory, at most what `max_num_seqs`
+    full contexts need."""
+
+    threads: int | None = Field(None, ge=1)
+    """Threads of the engine's kernels. Default: one for each core this process may use."""
+
+    seed: int = 0
+    """Seed from which requests without one of their own draw theirs."""
+
+    engine: EngineConfig = EngineConfig()
+    """How this model's replica schedules."""
+
+
+class GatewayConfig(Section):
+    """The HTTP front door."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+
+    port: int = Field(8000, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one and prints it."""
+
+    max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
+    """Largest request body. A longer one gets 413 before it is read to its end."""
+
+    max_stop_strings: int = Field(16, ge=0)
+    """Stop strings in one request at most."""
+
+    max_stop_string_chars: int = Field(1024, ge=1)
+    """Characters of one stop string at most."""
+
+    max_n: int = Field(32, ge=1)
+    """Choices (`n`, `best_of`) in one request at most."""
+
+    max_prompts: int = Field(128, ge=1)
+    """Prompts in one `/v1/completions` request at most."""
+
+    max_embedding_inputs: int = Field(2048, ge=1)
+    """Inputs in one `/v1/embeddings` request at most."""
+
+    max_logprobs: int = Field(20, ge=0)
+    """Alternatives per token that `logprobs` may ask for at most."""
+
+    tokenize_threads: int = Field(2, ge=1)
+    """Threads that render templates and tokenize, so that a long prompt never blocks the event loop."""
+
+    drain_timeout_s: float = Field(30.0, ge=0)
+    """Seconds that running requests get to finish when the server is told to stop."""
+
+
+class ReplicaConfig(Section):
+    """How engine processes are watched."""
+
+    heartbeat_interval_s: float = Field(0.5, gt=0)
+    """Seconds between an engine's heartbeats."""
+
+    heartbeat_timeout_s: float = Field(5.0, gt=0)
+    """Seconds of silence after which an engine is taken for dead and restarted."""
+
+    start_timeout_s: float = Field(600.0, gt=0)
+    """Seconds a model may take to load."""
+
+    restart_backoff_s: float = Field(0.5, gt=0)
+    """Pause before the first restart; doubles with each crash in a row up to 30 s."""
+
+
+class KvarnConfig(Section):
+    """The root of the configuration."""
+
+    models: tuple[ModelConfig, ...] = (ModelConfig(name="kvarn-demo", path="kvarn-demo"),)
+    """The models to serve. The first is the default of the command line's tools."""
+
+    gateway: GatewayConfig = GatewayConfig()
+    """The HTTP front door."""
+
+    replica: ReplicaConfig = ReplicaConfig()
+    """How engine processes are watched."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """What is logged to standard error."""
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> KvarnConfig:
+        names = [model.name for model in self.models]
+        doubled = sorted({name for name in names if names.count(name) > 1})
+        if doubled:
+            raise ValueError(f"two models share the name {doubled[0]!r}: give each model its own name")
+        if not names:
+            raise ValueError("no model to serve: name at least one under `models`")
+        return self

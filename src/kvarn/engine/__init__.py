@@ -1,0 +1,1 @@
+"""Room: engine (see docs/architecture.md)."""

@@ -1,0 +1,1 @@
+"""Room: gateway (see docs/architecture.md)."""

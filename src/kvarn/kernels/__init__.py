@@ -1,0 +1,1 @@
+"""Room: kernels (see docs/architecture.md)."""

@@ -1,0 +1,45 @@
+"""The shape of one step for the kernels: many sequences of any lengths, flattened, without padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class PagedBatch:
+    """Rows of one step, flattened into T tokens of S sequences.
+
+    Sequence s has queries `query_starts[s]:query_starts[s+1]`; they are the last of its `context_lens[s]` tokens, whose
+    keys and values stand in the blocks `block_tables[s]`. Token t's key and value are written to `slot_mapping[t]`
+    (block * block_size + offset) before any query reads.
+    """
+
+    positions: torch.Tensor
+    """[T] int64: position of each token in its sequence."""
+    query_starts: torch.Tensor
+    """[S + 1] int32."""
+    context_lens: torch.Tensor
+    """[S] int32: tokens in the cache once this step's are written."""
+    block_tables: torch.Tensor
+    """[S, max_blocks] int32; entries past a sequence's blocks are 0 and never read as KV of it."""
+    slot_mapping: torch.Tensor
+    """[T] int64."""
+    block_size: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class KVCache:
+    """Keys and values of all layers, in blocks.
+
+    keys[l], values[l]: [num_blocks, kv_heads, block_size, head_dim] in the model's dtype.
+    """
+
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks the cache holds."""
+        return int(self.keys[0].shape[0])

@@ -1,0 +1,1 @@
+"""Room: models (see docs/architecture.md)."""

@@ -1,0 +1,1 @@
+"""Room: observe (see docs/architecture.md)."""

@@ -1,0 +1,1 @@
+"""Room: replica (see docs/architecture.md)."""

@@ -1,0 +1,1 @@
+"""Room: text (see docs/architecture.md)."""

@@ -1,0 +1,1 @@
+"""Messages between processes, and the objects of the OpenAI API. Data only, no behaviour."""

@@ -1,0 +1,220 @@
+"""Messages between the gateway and an engine process: token ids in, token ids out.
+
+Each direction is one tagged union, encoded with msgpack. Frozen, typed, no pickle.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from kvarn.wire.sampling import SamplingParams
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class RefusalReason(StrEnum):
+    """Why an engine did not take, or gave up, a request. The gateway turns each into an HTTP status."""
+
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
+    PROMPT_TOO_LONG = "prompt_too_long"
+    NEVER_FITS = "never_fits"
+    DRAINING = "draining"
+    DUPLICATE_ID = "duplicate_id"
+    INVALID = "invalid"
+    INTERNAL = "internal"
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """Base of all messages; the tag is the class's name."""
+
+
+# To the engine ---------------------------------------------------------------------------------------------------
+
+
+class Submit(Message):
+    """Generate from a prompt."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    tenant: str = ""
+    weight: float = 1.0
+    """Share of this tenant relative to others under saturation; > 0."""
+    priority: int = 0
+    """Tier: lower runs first (vLLM's meaning). 0 is interactive; batch work uses 10."""
+    cache_salt: str = ""
+    """Prompts share cached blocks only with prompts of the same salt."""
+    adapter: str = ""
+
+
+class Embed(Message):
+    """Embed a list of token-id inputs with an encoder."""
+
+    request_id: str
+    inputs: list[list[int]]
+
+
+class Abort(Message):
+    """Forget a request and free its blocks before the next step. Unknown ids are ignored."""
+
+    request_id: str
+
+
+class Drain(Message):
+    """Refuse new requests, finish the running ones, then exit."""
+
+
+class Stop(Message):
+    """Exit now."""
+
+
+ToEngine = Submit | Embed | Abort | Drain | Stop
+
+
+# From the engine -------------------------------------------------------------------------------------------------
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of one token: of the model's own distribution, before temperature and penalties."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 for the most likely token of the vocabulary."""
+
+
+class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position: of the token that stands there and of the most likely ones."""
+
+    chosen: TokenLogprob
+    top: list[TokenLogprob]
+
+
+class TokenDelta(Message):
+    """What one step added to one choice of a request."""
+
+    request_id: str
+    index: int = 0
+    token_ids: list[int] = []
+    logprobs: list[PositionLogprobs] | None = None
+    """One for each of `token_ids` where asked for."""
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    """One for each prompt token, None for the first; in the request's first delta of choice 0 only."""
+    finish_reason: FinishReason | None = None
+    cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache; in the first delta of choice 0."""
+    queue_s: float = 0.0
+    """Seconds from arrival to the first step; in the first delta of choice 0."""
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Gauges and running totals of one engine. Totals count since the engine's start."""
+
+    step: int = 0
+    running: int = 0
+    waiting: int = 0
+    waiting_by_priority: dict[int, int] = {}
+    kv_blocks_total: int = 0
+    kv_blocks_free: int = 0
+    """Free or held only by the prefix cache (evictable at once)."""
+    kv_blocks_cached: int = 0
+    """Held only by the prefix cache."""
+    kv_waste_ratio: float = 0.0
+    """Allocated KV slots of running requests that hold no token, over all allocated slots."""
+    batch_tokens: int = 0
+    """Tokens computed in the latest step."""
+    batch_seqs: int = 0
+    step_s: float = 0.0
+    """Seconds of the latest step."""
+    prompt_tokens_total: int = 0
+    """Prompt tokens computed."""
+    cached_tokens_total: int = 0
+    """Prompt tokens taken from the prefix cache."""
+    output_tokens_total: int = 0
+    preemptions_total: int = 0
+    aborts_total: int = 0
+    finished_total: int = 0
+    refused_total: dict[str, int] = {}
+    evictions_total: int = 0
+    tenant_tokens_total: dict[str, int] = {}
+    """Tokens served (prompt computed + output) by tenant."""
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine serves; sent once when it is ready."""
+
+    kind: str
+    """`generate` or `embed`."""
+    architecture: str
+    dtype: str
+    vocab_size: int
+    max_context_length: int
+    num_parameters: int
+    embedding_size: int = 0
+    kv_blocks: int = 0
+    block_size: int = 16
+    load_s: float = 0.0
+    start_s: dict[str, float] = {}
+    """Seconds spent in each phase of the start, by name."""
+
+
+class Ready(Message):
+    """The model is loaded and the loop runs."""
+
+    card: ModelCard
+
+
+class Progress(Message):
+    """Loading goes on."""
+
+    stage: str
+    fraction: float
+
+
+class StepOutput(Message):
+    """All deltas of one step in one message, with the gauges after it."""
+
+    deltas: list[TokenDelta]
+    stats: EngineStats
+
+
+class Refused(Message):
+    """A request was not taken, or given up before its end."""
+
+    request_id: str
+    reason: RefusalReason
+    message: str
+    retry_after_s: float | None = None
+
+
+class Embedded(Message):
+    """The answer to `Embed`: for each input a vector, float32 little-endian bytes of `embedding_size` numbers."""
+
+    request_id: str
+    vectors: list[bytes]
+
+
+class Heartbeat(Message):
+    """The process lives; `step` shows whether its loop moves."""
+
+    step: int
+    busy_s: float = 0.0
+    """Seconds the present step has been running; 0 when idle."""
+
+
+class Failed(Message):
+    """The engine cannot go on; the process exits after this."""
+
+    message: str
+
+
+FromEngine = Ready | Progress | StepOutput | Refused | Embedded | Heartbeat | Failed

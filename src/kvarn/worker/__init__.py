@@ -1,0 +1,1 @@
+"""Room: worker (see docs/architecture.md)."""
