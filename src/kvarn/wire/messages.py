@@ -40,7 +40,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults
 # To the engine ---------------------------------------------------------------------------------------------------
 
 
-class Submit(Message):
+class Submit(Message, frozen=True, kw_only=True):
     """Generate from a prompt."""
 
     request_id: str
@@ -56,24 +56,24 @@ class Submit(Message):
     adapter: str = ""
 
 
-class Embed(Message):
+class Embed(Message, frozen=True, kw_only=True):
     """Embed a list of token-id inputs with an encoder."""
 
     request_id: str
     inputs: list[list[int]]
 
 
-class Abort(Message):
+class Abort(Message, frozen=True, kw_only=True):
     """Forget a request and free its blocks before the next step. Unknown ids are ignored."""
 
     request_id: str
 
 
-class Drain(Message):
+class Drain(Message, frozen=True, kw_only=True):
     """Refuse new requests, finish the running ones, then exit."""
 
 
-class Stop(Message):
+class Stop(Message, frozen=True, kw_only=True):
     """Exit now."""
 
 
@@ -99,7 +99,7 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: list[TokenLogprob]
 
 
-class TokenDelta(Message):
+class TokenDelta(Message, frozen=True, kw_only=True):
     """What one step added to one choice of a request."""
 
     request_id: str
@@ -167,27 +167,27 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds spent in each phase of the start, by name."""
 
 
-class Ready(Message):
+class Ready(Message, frozen=True, kw_only=True):
     """The model is loaded and the loop runs."""
 
     card: ModelCard
 
 
-class Progress(Message):
+class Progress(Message, frozen=True, kw_only=True):
     """Loading goes on."""
 
     stage: str
     fraction: float
 
 
-class StepOutput(Message):
+class StepOutput(Message, frozen=True, kw_only=True):
     """All deltas of one step in one message, with the gauges after it."""
 
     deltas: list[TokenDelta]
     stats: EngineStats
 
 
-class Refused(Message):
+class Refused(Message, frozen=True, kw_only=True):
     """A request was not taken, or given up before its end."""
 
     request_id: str
@@ -196,14 +196,14 @@ class Refused(Message):
     retry_after_s: float | None = None
 
 
-class Embedded(Message):
+class Embedded(Message, frozen=True, kw_only=True):
     """The answer to `Embed`: for each input a vector, float32 little-endian bytes of `embedding_size` numbers."""
 
     request_id: str
     vectors: list[bytes]
 
 
-class Heartbeat(Message):
+class Heartbeat(Message, frozen=True, kw_only=True):
     """The process lives; `step` shows whether its loop moves."""
 
     step: int
@@ -211,7 +211,7 @@ class Heartbeat(Message):
     """Seconds the present step has been running; 0 when idle."""
 
 
-class Failed(Message):
+class Failed(Message, frozen=True, kw_only=True):
     """The engine cannot go on; the process exits after this."""
 
     message: str
