@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,10 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 def _read_environment() -> dict[str, Any]:
     """Nested values of `KVARN_...` variables that name a field of the configuration."""
+    for variable in os.environ:
+        section = variable.removeprefix("KVARN_").split("__")[0].lower()
+        if variable.startswith("KVARN_") and section not in KvarnConfig.model_fields:
+            raise ConfigError(f"the environment variable {variable} names no setting: see docs/configuration.md")
     source = EnvSettingsSource(_Environment, env_prefix="KVARN_", env_nested_delimiter="__")
     found: dict[str, Any] = {}
     for name, field in KvarnConfig.model_fields.items():

@@ -82,9 +82,6 @@ class ModelConfig(Section):
     threads: int | None = Field(None, ge=1)
     """Threads of the engine's kernels. Default: one for each core this process may use."""
 
-    seed: int = 0
-    """Seed from which requests without one of their own draw theirs."""
-
     engine: EngineConfig = EngineConfig()
     """How this model's replica schedules."""
 

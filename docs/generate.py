@@ -1,0 +1,127 @@
+"""Write the generated pages of the documentation; `--check` only says whether they are current.
+
+Usage: python docs/generate.py [--check]
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from kvarn.config import schema
+from kvarn.config.schema import KvarnConfig, Section
+
+HERE = Path(__file__).parent
+INTRODUCTION = """\
+# Configuration reference
+
+Generated from `src/kvarn/config/schema.py` by `make docs`; do not edit by hand.
+
+Kvarn needs no configuration: `kvarn serve` starts with the defaults below. Sources, later over earlier: a YAML
+file (`kvarn serve --config kvarn.yaml`), environment variables (`KVARN_GATEWAY__PORT=9000` is `gateway.port`), flags.
+Unknown keys are errors. `kvarn config` prints the configuration in force.
+
+```yaml
+models:
+  - name: chat
+    path: kvarn-demo
+    engine:
+      token_budget: 1024
+gateway:
+  port: 9000
+```
+"""
+
+
+def field_documents(section: type[Section]) -> dict[str, str]:
+    """The docstring under each field, by field name."""
+    tree = ast.parse(inspect.getsource(section))
+    (definition,) = tree.body
+    assert isinstance(definition, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, text in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+            found[field.target.id] = " ".join(ast.literal_eval(text.value).split())
+    return found
+
+
+def type_name(annotation: Any) -> str:
+    """How a reader would write the type of a field."""
+    if annotation is type(None):
+        return "null"
+    if get_origin(annotation) is None:
+        return getattr(annotation, "__name__", str(annotation))
+    if "Literal" in str(get_origin(annotation)):
+        return ", ".join(f"`{value}`" for value in get_args(annotation))
+    if get_origin(annotation) is tuple:
+        return f"list of {type_name(get_args(annotation)[0])}"
+    return " or ".join(type_name(part) for part in get_args(annotation))
+
+
+def default_of(field: Any) -> str:
+    """The default as a table cell."""
+    if field.is_required():
+        return "required"
+    if isinstance(field.default, Section):
+        return "see below"
+    if isinstance(field.default, tuple) and field.default and isinstance(field.default[0], Section):
+        return "the demo model"
+    return f"`{field.default}`" if field.default is not None else "none"
+
+
+def bounds_of(field: Any) -> str:
+    """Limits of a number, such as `>= 1`."""
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "min_length": "length >="}
+    parts = [
+        f"{sign} {getattr(mark, name)}"
+        for mark in field.metadata
+        for name, sign in signs.items()
+        if hasattr(mark, name)
+    ]
+    return ", ".join(parts)
+
+
+def section_page(path: str, section: type[Section]) -> list[str]:
+    """A heading and a table for one section."""
+    documents = field_documents(section)
+    lines = [f"## `{path}`" if path else "## Top level", "", (section.__doc__ or "").strip(), ""]
+    lines += ["| setting | type | default | meaning |", "|---|---|---|---|"]
+    for name, field in section.model_fields.items():
+        kind = " ".join(filter(None, [type_name(field.annotation), bounds_of(field)]))
+        lines.append(f"| `{name}` | {kind} | {default_of(field)} | {documents[name]} |")
+    return [*lines, ""]
+
+
+def configuration_page() -> str:
+    """The whole of docs/configuration.md."""
+    sections: list[tuple[str, type[Section]]] = [
+        ("", KvarnConfig),
+        ("models[]", schema.ModelConfig),
+        ("models[].engine", schema.EngineConfig),
+        ("gateway", schema.GatewayConfig),
+        ("replica", schema.ReplicaConfig),
+    ]
+    lines = [INTRODUCTION]
+    for path, section in sections:
+        lines += section_page(path, section)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> int:
+    """Write or check each page; 1 when a page is out of date."""
+    page, text = HERE / "configuration.md", configuration_page()
+    if "--check" in sys.argv:
+        current = page.exists() and page.read_text(encoding="utf-8") == text
+        if not current:
+            print(f"{page.name} is out of date: run `make docs`")
+        return 0 if current else 1
+    page.write_text(text, encoding="utf-8")
+    print(f"wrote {page}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

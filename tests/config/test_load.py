@@ -1,0 +1,71 @@
+"""Where settings come from, in which order, and what a wrong one says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvarn.config import ConfigError, load_config
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "kvarn.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_without_any_source_the_demo_model_is_served_on_loopback() -> None:
+    config = load_config()
+    assert [model.name for model in config.models] == ["kvarn-demo"]
+    assert config.gateway.host == "127.0.0.1"
+
+
+def test_flags_win_over_environment_which_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, "gateway: {port: 1001, max_n: 3, max_prompts: 7}")
+    monkeypatch.setenv("KVARN_GATEWAY__PORT", "1002")
+    monkeypatch.setenv("KVARN_GATEWAY__MAX_N", "4")
+    config = load_config(path, {"gateway": {"port": 1003, "host": None}})
+    assert (config.gateway.port, config.gateway.max_n, config.gateway.max_prompts) == (1003, 4, 7)
+
+
+def test_models_of_the_file_carry_their_own_engine_settings(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, "models:\n  - {name: a, path: /tmp/a, engine: {token_budget: 64}}\n  - {name: b, path: x/y}\n"
+    )
+    config = load_config(path)
+    assert [model.engine.token_budget for model in config.models] == [64, 2048]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("gateway: {prot: 1}", "gateway.prot: is not a known setting"),
+        ("gateway: {port: 70000}", "gateway.port"),
+        ("models: []", "no model to serve"),
+        ("models: [{name: a, path: x}, {name: a, path: y}]", "two models share the name 'a'"),
+        ("models: [{name: a}]", "models.0.path"),
+        ("- a list", "mapping"),
+        ("a: [", "not valid YAML"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_name_of_what_is_wrong(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named.replace(".", r"\.").replace("[", r"\[")):
+        load_config(write(tmp_path, text))
+
+
+def test_an_unknown_or_wrong_environment_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVARN_GATEWAY__PORT", "many")
+    with pytest.raises(ConfigError, match=r"gateway\.port"):
+        load_config()
+
+
+def test_an_unknown_environment_section_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVARN_GATEWAYS__PORT", "1")
+    with pytest.raises(ConfigError, match="KVARN_GATEWAYS__PORT"):
+        load_config()
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
+        load_config(tmp_path / "nowhere.yaml")
