@@ -1,0 +1,155 @@
+"""The gateway's metrics, in a registry of their own. `docs/metrics.md` explains each to an operator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.exposition import generate_latest
+
+from kvarn.observe.engines import EngineCollector, EngineSource
+from kvarn.observe.latency import GenerationTimer, SlidingRatio, SloTargets
+
+UNKNOWN = "unknown"
+"""Label for a model or endpoint that is not configured: what clients invent never becomes a label."""
+
+_TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60, 300)
+_TPOT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5)
+_REQUEST_BUCKETS = (0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+class GenerationObserver:
+    """Observes one generation request: `delta` for each delta, then `finished` or `failed`; neither when the client left."""
+
+    __slots__ = ("_itl", "_model", "timer")
+
+    def __init__(self, model: _ModelMetrics, started: float) -> None:
+        self._model = model
+        self._itl = model.itl
+        self.timer = GenerationTimer(model.clock, started)
+
+    def delta(self, index: int, tokens: int) -> None:
+        """A delta of `tokens` tokens reached the gateway for choice `index`."""
+        had_first = self.timer.ttft is not None
+        gap = self.timer.mark(index, tokens)
+        if gap is not None:
+            self._itl.observe(gap)
+        elif not had_first and self.timer.ttft is not None:
+            self._model.ttft.observe(self.timer.ttft)
+
+    def finished(self) -> None:
+        """Every choice ended; counts towards goodput."""
+        for tpot in self.timer.tpots():
+            self._model.tpot.observe(tpot)
+        self._model.count_slo(self.timer.meets(self._model.targets))
+
+    def failed(self) -> None:
+        """The platform refused or lost the request: a miss, however fast it was."""
+        self._model.count_slo(False)
+
+
+class _ModelMetrics:
+    """The metrics of one model, labels resolved once."""
+
+    def __init__(self, metrics: GatewayMetrics, model: str) -> None:
+        self.clock = metrics.clock
+        self.targets = metrics.targets
+        self.ttft = metrics.ttft.labels(model)
+        self.tpot = metrics.tpot.labels(model)
+        self.itl = metrics.itl.labels(model)
+        self._met = metrics.slo_requests.labels(model, "met")
+        self._missed = metrics.slo_requests.labels(model, "missed")
+        self._recent = SlidingRatio(metrics.clock)
+        metrics.goodput.labels(model).set_function(self._recent.value)
+
+    def count_slo(self, met: bool) -> None:
+        (self._met if met else self._missed).inc()
+        self._recent.add(met)
+
+
+class GatewayMetrics:
+    """All metrics of one gateway process.
+
+    Args:
+        engines: What each model's replica reports, read when `/metrics` is.
+        targets: The latencies goodput counts against.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        engines: Iterable[EngineSource],
+        targets: SloTargets | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        engines = list(engines)
+        self.clock = clock
+        self.targets = targets or SloTargets()
+        self.registry = CollectorRegistry()
+        self._define(self.registry)
+        self._models = {engine.name: _ModelMetrics(self, engine.name) for engine in engines}
+        self.registry.register(EngineCollector(engines))
+        ProcessCollector(registry=self.registry)
+
+    def _define(self, registry: CollectorRegistry) -> None:
+        by_model = ("model",)
+        self.requests = Counter(
+            "kvarn_requests_total",
+            "HTTP requests answered.",
+            ("model", "endpoint", "status"),
+            registry=registry,
+        )
+        self.in_flight = Gauge(
+            "kvarn_requests_in_flight", "HTTP requests being answered.", ("endpoint",), registry=registry
+        )
+        self.request_seconds = Histogram(
+            "kvarn_request_seconds",
+            "From a request's headers to the last byte of its answer.",
+            ("model", "endpoint"),
+            buckets=_REQUEST_BUCKETS,
+            registry=registry,
+        )
+        self.disconnects = Counter(
+            "kvarn_disconnects_total",
+            "Clients that left before the end of their answer.",
+            ("model", "endpoint"),
+            registry=registry,
+        )
+        self.ttft = Histogram(
+            "kvarn_ttft_seconds", "Time to first token.", by_model, buckets=_TTFT_BUCKETS, registry=registry
+        )
+        self.tpot = Histogram(
+            "kvarn_tpot_seconds",
+            "Time per output token: mean gap after the first token of a choice.",
+            by_model,
+            buckets=_TPOT_BUCKETS,
+            registry=registry,
+        )
+        self.itl = Histogram(
+            "kvarn_itl_seconds",
+            "Single gaps between deltas of a choice.",
+            by_model,
+            buckets=_TPOT_BUCKETS,
+            registry=registry,
+        )
+        self.slo_requests = Counter(
+            "kvarn_slo_requests_total",
+            "Generation requests that met, or missed, the TTFT and TPOT targets.",
+            ("model", "outcome"),
+            registry=registry,
+        )
+        self.goodput = Gauge(
+            "kvarn_goodput_ratio",
+            "Share of the generation requests of the last 5 minutes that met the TTFT and TPOT targets.",
+            by_model,
+            registry=registry,
+        )
+
+    def generation(self, model: str, started: float) -> GenerationObserver:
+        """Observe a generation request for a configured model that arrived at `started` of the clock."""
+        return GenerationObserver(self._models[model], started)
+
+    def render(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
