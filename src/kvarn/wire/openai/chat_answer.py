@@ -1,0 +1,138 @@
+"""The answers of `/v1/chat/completions`: one object, or the chunks of a stream."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from kvarn.wire.openai.usage import PromptLogprobs, Usage
+
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+
+
+class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the most likely tokens at a position; `bytes` are the token's own, which may cut a character."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """The drawn token at a position and the most likely ones there."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """Log-probabilities of a choice, or of one chunk of it."""
+
+    content: list[TokenLogprobs] | None
+    refusal: list[TokenLogprobs] | None = None
+
+
+class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A function's name and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call the model makes."""
+
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model says."""
+
+    content: str | None
+    role: str = "assistant"
+    refusal: str | None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer."""
+
+    index: int
+    message: AnswerMessage
+    finish_reason: FinishReason
+    logprobs: ChoiceLogprobs | None = None
+    stop_reason: int | str | None = None
+    """The stop token id or string that ended it; None for the model's own end token (vLLM's extension)."""
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a chat completion request."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    object: str = "chat.completion"
+    system_fingerprint: str | None = None
+    service_tier: str | UnsetType = UNSET
+    metadata: dict[str, str] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class FunctionCallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """More of a call: its name once, its arguments in pieces."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """More of tool call `index`; `id` and `type` stand in its first piece."""
+
+    index: int
+    function: FunctionCallDelta
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """More of a message."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    refusal: str | UnsetType | None = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
+class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """More of one answer."""
+
+    index: int
+    delta: Delta
+    finish_reason: FinishReason | None = None
+    logprobs: ChoiceLogprobs | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a stream. Where usage was asked for it is null in all but the last, which has no choices."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    object: str = "chat.completion.chunk"
+    system_fingerprint: str | None = None
+    service_tier: str | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET

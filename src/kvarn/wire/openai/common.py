@@ -1,0 +1,113 @@
+"""What the requests of several resources share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+
+
+class RequestModel(BaseModel):
+    """Base of all request objects: no unknown fields, no conversion between types, finite numbers only."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, protected_namespaces=())
+
+
+def refused(why: str) -> BeforeValidator:
+    """Marks a field that OpenAI defines and Kvarn does not serve: null is fine, anything else is a 400."""
+
+    def check(value: object) -> None:
+        if value is not None:
+            raise PydanticCustomError("unsupported_parameter", "{why}", {"why": why})
+
+    return BeforeValidator(check)
+
+
+def only(*values: object, why: str) -> BeforeValidator:
+    """Let through the named values and null; anything else is a 400 that says why."""
+
+    def check(value: object) -> object:
+        if value is not None and not any(value == allowed and type(value) is type(allowed) for allowed in values):
+            raise PydanticCustomError("unsupported_value", "{why}", {"why": why})
+        return value
+
+    return BeforeValidator(check)
+
+
+def disagreement(message: str, param: str) -> PydanticCustomError:
+    """An error about fields that are each valid but do not go together; `param` is the one to change."""
+    return PydanticCustomError("disagreement", "{message}", {"message": message, "param": param})
+
+
+Strings = Annotated[list[str], Field(fail_fast=True)]
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+
+
+class StreamOptions(RequestModel):
+    """How a stream is sent."""
+
+    include_usage: bool | None = None
+    """Send one more chunk with the request's usage before `[DONE]`."""
+    include_obfuscation: Annotated[
+        bool | None, only(False, why="'stream_options.include_obfuscation' is not supported: leave it out or false.")
+    ] = None
+
+
+class SamplingFields(RequestModel):
+    """Fields of chat and text completions alike. Ranges are checked where they become `SamplingParams`."""
+
+    model: str
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    stop: str | Strings | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    seed: int | None = None
+    logit_bias: dict[str, float] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    max_tokens: int | None = None
+    user: str | None = None
+
+    # Extensions, with vLLM's names and meanings.
+    top_k: int | None = None
+    """Keep the k most likely tokens; 0 or -1 keeps all."""
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool = False
+    """Go on past the model's end tokens."""
+    min_tokens: int = 0
+    stop_token_ids: TokenIds | None = None
+    bad_words: Strings | None = None
+    allowed_token_ids: TokenIds | None = None
+    prompt_logprobs: int | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    add_special_tokens: bool | None = None
+    """Let the tokenizer add its own tokens (such as the first one). Default: chat no (the template writes them),
+    completions yes."""
+    priority: int = 0
+    """Lower runs first."""
+    cache_salt: str | None = Field(None, min_length=1, max_length=256)
+    """Only requests with the same salt share cached prompts."""
+    return_token_ids: bool = False
+    """Send the token ids of prompt and answer beside the text."""
+
+    @model_validator(mode="after")
+    def _stream_fields_agree(self) -> SamplingFields:
+        if self.stream_options is not None and not self.stream:
+            raise disagreement("'stream_options' is only allowed when 'stream' is true.", "stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise disagreement("'prompt_logprobs' cannot be streamed.", "prompt_logprobs")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the request's usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)

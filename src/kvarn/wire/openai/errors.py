@@ -1,0 +1,49 @@
+"""Errors in OpenAI's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class ApiError(Exception):
+    """What a client is told when its request cannot be answered.
+
+    `status` is the HTTP status; `message`, `type`, `param` and `code` are the fields of OpenAI's error object;
+    `headers` go into the HTTP answer (such as Retry-After).
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",  # noqa: A002  OpenAI's name
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body: `{"error": {"message", "type", "param", "code"}}`."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+def invalid_request(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
+    """A 400 about the field `param`."""
+    return ApiError(400, message, code=code, param=param)
+
+
+def model_not_found(name: str, served: list[str]) -> ApiError:
+    """The 404 for a model that is not served here; names those that are."""
+    known = ", ".join(repr(model) for model in served)
+    return ApiError(
+        404, f"The model {name!r} does not exist. This server has: {known}.", code="model_not_found", param="model"
+    )

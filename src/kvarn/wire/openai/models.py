@@ -1,0 +1,37 @@
+"""Models: `/v1/models` and `/v1/models/{id}`."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """How busy a model's replica is."""
+
+    kv_blocks_total: int
+    kv_blocks_free: int
+    running: int
+    waiting: int
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """One served model: OpenAI's fields, then readiness and capacity."""
+
+    id: str
+    created: int
+    object: str = "model"
+    owned_by: str = "kvarn"
+    kind: str | None = None
+    """`generate` or `embed`; None until it is known."""
+    state: str = "starting"
+    ready: bool = False
+    max_model_len: int | None = None
+    """Prompt and answer together, in tokens (vLLM's name)."""
+    capacity: Capacity | None = None
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """All served models."""
+
+    data: list[Model]
+    object: str = "list"

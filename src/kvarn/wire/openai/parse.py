@@ -1,0 +1,130 @@
+"""From the bytes of a request body to a validated model, or to a 400 that names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from kvarn.wire.openai.errors import ApiError, invalid_request
+
+MAX_DEPTH = 64
+"""Levels of objects and arrays that a body may nest."""
+
+_CODES = {
+    "extra_forbidden": "unknown_parameter",
+    "missing": "missing_required_parameter",
+    "unsupported_parameter": "unsupported_parameter",
+    "unsupported_value": "unsupported_value",
+}
+
+RequestT = TypeVar("RequestT", bound=BaseModel)
+
+
+def parse_request(model: type[RequestT], body: bytes) -> RequestT:
+    """Validate a JSON body.
+
+    Raises:
+        ApiError: 400; `param` is the path of the offending field, such as `messages[0].content`.
+    """
+    data = decode_body(body)
+    unknown = data.keys() - model.model_fields.keys()
+    if unknown:  # asked first: one cheap answer however many there are
+        name = min(unknown)
+        raise invalid_request(
+            f"Unrecognized request argument supplied: {_shorten(name)}", _shorten(name), "unknown_parameter"
+        )
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise _to_api_error(error, data) from None
+
+
+def decode_body(body: bytes) -> dict[str, Any]:
+    """Decode a JSON object: UTF-8, no NaN or Infinity, no lone surrogates, at most `MAX_DEPTH` levels deep.
+
+    Raises:
+        ApiError: 400 that says what is wrong with the body.
+    """
+    try:
+        data = msgspec.json.decode(body)
+    except RecursionError:
+        raise _too_deep() from None
+    except UnicodeDecodeError as error:
+        raise invalid_request(
+            f"The request body is not valid UTF-8 (byte {error.start}).", code="invalid_json"
+        ) from None
+    except (msgspec.DecodeError, ValueError) as error:
+        raise invalid_request(f"The request body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(data, dict):
+        raise invalid_request("The request body must be a JSON object.", code="invalid_json")
+    # A body with few brackets cannot be deep: most bodies, and long lists of token ids, skip the walk.
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+        _check_depth(data)
+    return data
+
+
+def _check_depth(data: dict[str, Any]) -> None:
+    level: list[Any] = [data]
+    for _ in range(MAX_DEPTH):
+        children = (node.values() if isinstance(node, dict) else node for node in level)
+        level = [item for group in children for item in group if isinstance(item, dict | list)]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> ApiError:
+    return invalid_request(f"The request body is nested more than {MAX_DEPTH} levels deep.", code="invalid_json")
+
+
+def _to_api_error(error: ValidationError, data: dict[str, Any]) -> ApiError:
+    """The most telling of pydantic's complaints: of a union's branches, the one that came furthest into the data."""
+    details = error.errors(include_url=False, include_input=False)
+    path, worst = max(((_path(detail, data), detail) for detail in details), key=lambda pair: len(pair[0]))
+    param = _format_path(path)
+    kind = worst["type"]
+    if kind == "disagreement":
+        param, message = worst["ctx"]["param"], worst["msg"]
+    elif kind == "extra_forbidden":
+        message = f"Unrecognized request argument supplied: {param}"
+    elif kind == "missing":
+        message = f"Missing required parameter: {param}"
+    elif kind in _CODES:
+        message = worst["msg"]
+    else:
+        message = f"Invalid value for {param!r}: {worst['msg']}"
+    return invalid_request(message, param or None, _CODES.get(kind, "invalid_value"))
+
+
+def _path(detail: ErrorDetails, data: Any) -> list[str | int]:
+    """Pydantic's location without the labels of union branches: only steps that exist in the data."""
+    path: list[str | int] = []
+    steps: Sequence[str | int] = detail["loc"]
+    for position, step in enumerate(steps):
+        if _has(data, step):
+            data = data[step]
+            path.append(step)
+        elif detail["type"] == "missing" and position == len(steps) - 1:
+            path.append(step)
+    return path
+
+
+def _has(data: object, step: str | int) -> bool:
+    if isinstance(data, dict):
+        return step in data
+    return isinstance(data, list) and isinstance(step, int) and step < len(data)
+
+
+def _format_path(path: Sequence[str | int]) -> str:
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{_shorten(step)}" if text else _shorten(step)
+    return text
+
+
+def _shorten(name: str) -> str:
+    return name if len(name) <= 80 else name[:77] + "..."

@@ -1,0 +1,67 @@
+"""Tokens from text and back: `/tokenize` and `/detokenize`, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from pydantic import model_validator
+
+from kvarn.wire.openai.chat import Messages, Tools
+from kvarn.wire.openai.common import RequestModel, TokenIds, disagreement
+
+
+class TokenizeRequest(RequestModel):
+    """Tokenize a prompt, or the chat that `messages` render to."""
+
+    model: str | None = None
+    """Default: the first served model."""
+    prompt: str | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
+    add_special_tokens: bool | None = None
+    """Default: true for a prompt, false for messages (the template writes its own)."""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _one_of_prompt_and_messages(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise disagreement("Give either 'prompt' or 'messages'.", "prompt")
+        return self
+
+    @property
+    def active_tools(self) -> list[dict[str, Any]] | None:
+        """The tools as plain data, for the chat template."""
+        return [tool.model_dump(exclude_none=True) for tool in self.tools] if self.tools else None
+
+    @property
+    def plain_messages(self) -> list[dict[str, Any]]:
+        """The messages as plain data, for the chat template."""
+        return [message.model_dump(exclude_unset=True) for message in self.messages or []]
+
+
+class TokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The token ids, and their texts where asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | UnsetType | None = UNSET
+
+
+class DetokenizeRequest(RequestModel):
+    """Turn token ids back into text."""
+
+    tokens: TokenIds
+    model: str | None = None
+    """Default: the first served model."""
+
+
+class DetokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The text."""
+
+    prompt: str
