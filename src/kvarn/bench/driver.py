@@ -1,0 +1,155 @@
+"""When each request is sent: a closed loop keeps a number of requests in flight, an open loop keeps a timetable."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import msgspec
+
+from kvarn.bench.answer import ask
+from kvarn.bench.http import HttpClient
+from kvarn.bench.records import Record
+from kvarn.bench.target import Target
+from kvarn.bench.workload import BenchRequest
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run against a target."""
+
+    target: Target
+    requests: Sequence[BenchRequest]
+    concurrency: int | None = None
+    """Requests kept in flight (closed loop); None sends each at its `arrival_s` (open loop)."""
+    warm_up: Sequence[BenchRequest] = ()
+    """Sent one after another before the clock starts; not in the figures."""
+
+
+class Tally(msgspec.Struct):
+    """Where a run stands, for its progress display."""
+
+    total: int
+    sent: int = 0
+    done: int = 0
+    failed: int = 0
+    output_tokens: int = 0
+    """Of finished requests, from `usage`."""
+
+    @property
+    def running(self) -> int:
+        """Sent and not yet answered."""
+        return self.sent - self.done
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """A run that ended, by itself or by interruption."""
+
+    records: list[Record]
+    """Of finished requests, in the order they ended."""
+    duration_s: float
+    """From the start of the run to the end of its last finished request."""
+    unfinished: int
+    """In flight when the run was interrupted; their tokens are not counted."""
+    interrupted: bool
+    generator_cpu_s: float
+    """Processor time this process spent in the run: what the load generator itself cost."""
+    started_at: float
+    """Unix time of the start."""
+
+
+class Run:
+    """One run of a job: `start` it, watch its `tally`, `outcome` says what is known so far."""
+
+    def __init__(self, job: Job) -> None:
+        """Raises ValueError for a target URL that is none."""
+        self.tally = Tally(total=len(job.requests))
+        self._job = job
+        self._client = HttpClient(job.target.root, job.target.api_key)
+        self._records: list[Record] = []
+        self._start = time.perf_counter()
+        self._started_at = time.time()
+        self._cpu_start = time.process_time()
+
+    async def warm_up(self) -> list[Record]:
+        """Send the warm-up requests one after another; their records are only for looking at their errors."""
+        target = self._job.target
+        return [
+            await ask(self._client, target, request, target.body(request), time.perf_counter(), 0.0)
+            for request in self._job.warm_up
+        ]
+
+    async def measure(self) -> None:
+        """Run to the end. Cancelling stops the sending, gives up what is in flight and leaves the records."""
+        self._start, self._started_at = time.perf_counter(), time.time()
+        self._cpu_start = time.process_time()
+        try:
+            if self._job.concurrency is None:
+                await open_loop(self._job.requests, self._job.target.body, self._send, self._now)
+            else:
+                await closed_loop(
+                    self._job.requests, self._job.concurrency, self._job.target.body, self._send, self._now
+                )
+        finally:
+            self._client.close()
+
+    def outcome(self, *, interrupted: bool = False) -> Outcome:
+        """What happened until now."""
+        ends = [record.end_s for record in self._records]
+        return Outcome(
+            records=self._records,
+            duration_s=max(ends, default=0.0),
+            unfinished=self.tally.running,
+            interrupted=interrupted,
+            generator_cpu_s=time.process_time() - self._cpu_start,
+            started_at=self._started_at,
+        )
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._start
+
+    async def _send(self, request: BenchRequest, body: bytes, due: float) -> None:
+        self.tally.sent += 1
+        record = await ask(self._client, self._job.target, request, body, self._start, due)
+        self._records.append(record)
+        self.tally.done += 1
+        self.tally.failed += record.error is not None
+        self.tally.output_tokens += record.output_tokens
+
+
+Encode = Callable[[BenchRequest], bytes]
+Send = Callable[[BenchRequest, bytes, float], Coroutine[Any, Any, None]]
+Clock = Callable[[], float]
+
+
+async def closed_loop(
+    requests: Sequence[BenchRequest], concurrency: int, encode: Encode, send: Send, now: Clock
+) -> None:
+    """`concurrency` users, each sending its next request when its last is answered. A request is due when its user
+    is free and its body is made, so that making it is no latency of the server's."""
+    queue = iter(requests)
+
+    async def user() -> None:
+        for request in queue:
+            body = encode(request)
+            await send(request, body, now())
+
+    async with asyncio.TaskGroup() as users:
+        for _ in range(min(concurrency, len(requests))):
+            users.create_task(user())
+
+
+async def open_loop(requests: Sequence[BenchRequest], encode: Encode, send: Send, now: Clock) -> None:
+    """Each request at its `arrival_s`, never waiting for an answer; its latency counts from there, so that a server
+    that stalls is charged for all who came meanwhile (no coordinated omission)."""
+    async with asyncio.TaskGroup() as in_flight:
+        for request in requests:
+            due = request.arrival_s or 0.0
+            body = encode(request)
+            late = now() >= due
+            while (left := due - now()) > 0:  # noqa: ASYNC110  timers of whole milliseconds may fire early
+                await asyncio.sleep(left)
+            in_flight.create_task(send(request, body, due))
+            if late:
+                await asyncio.sleep(0)  # behind the timetable: still let answers in

@@ -1,0 +1,178 @@
+"""The HTML report of a run: one file, no scripts, no network; follows the reader's light or dark setting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from kvarn.bench.driver import Outcome
+from kvarn.bench.export import environment
+from kvarn.bench.plots import Frame, Points, Series, area_plot, cumulative, line_plot, scatter_plot
+from kvarn.bench.records import Record
+from kvarn.bench.summary import Distribution, Slo, Summary, concurrency_steps
+from kvarn.bench.table import LATENCIES, figures, milliseconds
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1f2328; --soft: #59636e; --rule: #d8dee4; --page: #ffffff; --card: #f6f8fa;
+  --t1: #0969da; --t2: #bc4c00; --t3: #8250df; --bad: #cf222e; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9198a1; --rule: #30363d; --page: #0d1117;
+  --card: #161b22; --t1: #58a6ff; --t2: #f0883e; --t3: #bc8cff; --bad: #ff7b72; } }
+* { box-sizing: border-box; }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page);
+  margin: 0 auto; padding: 2rem 1rem; max-width: 1320px; }
+h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
+p.when { color: var(--soft); margin: .2rem 0 1.5rem; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: .75rem; }
+.tile { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: .75rem 1rem; }
+.tile b { display: block; font-size: 1.45rem; font-variant-numeric: tabular-nums; } .tile span { color: var(--soft); }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 1rem; }
+figure { margin: 0; border: 1px solid var(--rule); border-radius: 8px; padding: .75rem; }
+figcaption small { color: var(--soft); } svg { width: 100%; height: auto; display: block; }
+.grid { stroke: var(--rule); stroke-width: 1; } .tick, .axis { fill: var(--soft); font: 11px system-ui, sans-serif; }
+.line { fill: none; stroke: var(--tone); stroke-width: 2; stroke-linejoin: round; }
+.area { fill: var(--tone); opacity: .75; } .dot { fill: var(--tone); opacity: .7; }
+.tone-1 { --tone: var(--t1); } .tone-2 { --tone: var(--t2); } .tone-3 { --tone: var(--t3); }
+.tone-4 { --tone: var(--bad); }
+.key { margin-left: .75rem; white-space: nowrap; } .key::before { content: ""; display: inline-block;
+  width: .7em; height: .7em; border-radius: 2px; background: var(--tone); margin-right: .35em; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { border-bottom: 1px solid var(--rule); padding: .3rem .8rem; text-align: right; }
+th:first-child, td:first-child, table.plain td { text-align: left; } th { color: var(--soft); font-weight: 500; }
+"""
+
+
+def html_report(outcome: Outcome, summary: Summary, parameters: Mapping[str, Any], title: str) -> str:
+    """A complete page. `parameters` are listed as given: leave the API key out."""
+    good = [record for record in outcome.records if record.error is None]
+    when = datetime.fromtimestamp(outcome.started_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    slo = summary.goodput.slo if summary.goodput else Slo()
+    plots = "".join((*_distributions(good), *_timelines(outcome.records, good, summary.duration_s), _ttft(good, slo)))
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>"
+        f'<h1>{escape(title)}</h1><p class="when">{when}{" (interrupted)" if summary.interrupted else ""}</p>'
+        f'<div class="tiles">{_tiles(summary)}</div>'
+        f"<h2>Latency, ms</h2>{_latency_table(summary)}"
+        f'<h2>Figures</h2>{_pairs(figures(summary))}<h2>Plots</h2><div class="plots">{plots}</div>'
+        f"{_errors(outcome.records)}<h2>Parameters</h2>{_pairs(_texts(parameters))}"
+        f"<h2>Environment of the load generator</h2>{_pairs(_texts(environment()))}</body></html>\n"
+    )
+
+
+def _tiles(summary: Summary) -> str:
+    tiles = [
+        (f"{summary.output_tokens_per_s:,.1f}", "output tokens/s"),
+        (f"{summary.requests_per_s:,.2f}", "requests/s"),
+        (_median(summary.ttft_ms), "TTFT p50, ms"),
+        (_median(summary.tpot_ms), "TPOT p50, ms"),
+    ]
+    if summary.goodput is not None:
+        tiles.append((f"{summary.goodput.ratio:.1%}", "goodput"))
+    if summary.cached_ratio is not None:
+        tiles.append((f"{summary.cached_ratio:.1%}", "prompt tokens cached"))
+    tiles.append((str(summary.failed), "failed requests"))
+    return "".join(f'<div class="tile"><b>{value}</b><span>{name}</span></div>' for value, name in tiles)
+
+
+def _latency_table(summary: Summary) -> str:
+    headings = "".join(
+        f"<th>{name}</th>" for name in ("", "mean", "p50", "p90", "p95", "p99", "max", "count", "meaning")
+    )
+    rows = []
+    for name, field, meaning in LATENCIES:
+        d: Distribution | None = getattr(summary, field)
+        if d is not None:
+            values = (milliseconds(value) for value in (d.mean, d.p50, d.p90, d.p95, d.p99, d.max))
+            cells = "".join(f"<td>{value}</td>" for value in (*values, d.count, meaning))
+            rows.append(f"<tr><td>{name}</td>{cells}</tr>")
+    return f'<div class="scroll"><table><tr>{headings}</tr>{"".join(rows)}</table></div>'
+
+
+def _distributions(good: Sequence[Record]) -> list[str]:
+    """Cumulative distributions: what share of requests (or gaps) was at most this slow."""
+    whole = [("TTFT", [1000 * each.ttft_s for each in good], 1), ("E2E", [1000 * each.e2e_s for each in good], 2)]
+    tpot = [1000 * value for each in good if (value := each.tpot_s) is not None]
+    gaps = [1000 * gap for each in good for gap in each.inter_token_gaps()]
+    return [
+        _cdf("Time to first token and whole answer", whole),
+        _cdf("Time per output token and gaps between tokens", [("TPOT", tpot, 1), ("ITL", gaps, 2)]),
+    ]
+
+
+def _cdf(title: str, named: Sequence[tuple[str, Sequence[float], int]]) -> str:
+    series = [Series(name, cumulative(values), tone) for name, values, tone in named if values]
+    high = max((each.points[-1][0] for each in series), default=1.0)
+    frame = Frame(title, "ms", "% of all at most this slow", x_high=high or 1.0, y_high=100.0)
+    return line_plot(frame, series, steps=True)
+
+
+def _timelines(records: Sequence[Record], good: Sequence[Record], duration_s: float) -> list[str]:
+    rate = token_rate(good, duration_s)
+    running = [(time, float(number)) for time, number in concurrency_steps(records)]
+    end = duration_s or 1.0
+    rate_frame = Frame("Output tokens over time", "s", "tokens/s", end, 1.1 * max((y for _, y in rate), default=1.0))
+    load_frame = Frame("Requests in flight", "s", "requests", end, 1.1 * max((y for _, y in running), default=1.0))
+    return [
+        area_plot(rate_frame, Series("output tokens/s", rate, 1)),
+        line_plot(load_frame, [Series("in flight", running, 3)], steps=True),
+    ]
+
+
+def token_rate(good: Sequence[Record], duration_s: float, bins: int = 120) -> Points:
+    """Output tokens per second in equal slices of the run, by the time their chunks came."""
+    times = [time for each in good for time in each.chunk_times]
+    if not times or duration_s <= 0:
+        return []
+    tokens = [count for each in good for count in each.chunk_tokens]
+    counts, edges = np.histogram(times, bins=bins, range=(0.0, duration_s), weights=tokens)
+    rates = counts / (duration_s / bins)
+    starts: Points = list(zip(edges[:-1].tolist(), rates.tolist(), strict=True))
+    return [*starts, (duration_s, float(rates[-1]))]
+
+
+def _ttft(good: Sequence[Record], slo: Slo) -> str:
+    met = [(each.scheduled_s, 1000 * each.ttft_s) for each in good if slo.met_by(each)]
+    missed = [(each.scheduled_s, 1000 * each.ttft_s) for each in good if not slo.met_by(each)]
+    points = [*met, *missed]
+    frame = Frame(
+        "Time to first token by the time a request was due",
+        "s",
+        "ms",
+        x_high=max((x for x, _ in points), default=1.0) or 1.0,
+        y_high=1.05 * max((y for _, y in points), default=1.0) or 1.0,
+    )
+    series = [Series("met the targets" if missed else "TTFT", met, 1)]
+    if missed:
+        series.append(Series("missed a target", missed, 4))
+    return scatter_plot(frame, series, lambda x, y: f"due at {x:.2f} s, first token after {y:.1f} ms")
+
+
+def _errors(records: Sequence[Record]) -> str:
+    """One row for each kind and message, the most common first."""
+    counts: dict[tuple[str, str], int] = {}
+    for each in records:
+        if each.error is not None:
+            counts[str(each.error), each.message] = counts.get((str(each.error), each.message), 0) + 1
+    if not counts:
+        return ""
+    common = sorted(counts.items(), key=lambda item: -item[1])[:50]
+    rows = [(f"{kind} ({count})", message) for (kind, message), count in common]
+    return f"<h2>Errors</h2>{_pairs(rows)}"
+
+
+def _pairs(rows: Sequence[tuple[str, str]]) -> str:
+    cells = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
+    return f'<div class="scroll"><table class="plain">{cells}</table></div>'
+
+
+def _texts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(name, "" if value is None else str(value)) for name, value in values.items()]
+
+
+def _median(distribution: Distribution | None) -> str:
+    return "-" if distribution is None else milliseconds(distribution.p50)
