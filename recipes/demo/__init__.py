@@ -1,0 +1,1 @@
+"""The recipe that makes kvarn-demo, its draft model, its adapters and its golden set from nothing."""

@@ -1,0 +1,93 @@
+"""The shapes of the two models, and how they are written as Hugging Face checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from recipes.demo.tokens import save_tokenizer, write_json
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+SHAPES: dict[str, dict[str, int]] = {
+    "kvarn-demo": {
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "intermediate_size": 512,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    },
+    "kvarn-demo-draft": {
+        "hidden_size": 128,
+        "num_hidden_layers": 2,
+        "intermediate_size": 384,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+}
+
+
+def make_config(name: str, tokenizer: Tokenizer) -> LlamaConfig:
+    """The Hugging Face configuration of a model."""
+    return LlamaConfig(
+        **SHAPES[name],
+        vocab_size=tokenizer.get_vocab_size(),
+        max_position_embeddings=2048,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+        attention_bias=False,
+        mlp_bias=False,
+        hidden_act="silu",
+        bos_token_id=None,
+        eos_token_id=tokenizer.token_to_id("<|im_end|>"),
+        pad_token_id=tokenizer.token_to_id("<|endoftext|>"),
+    )
+
+
+def save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write a checkpoint in bf16 with configuration and tokenizer."""
+    save_tokenizer(tokenizer, folder)
+    config = model.config
+    written = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "torch_dtype": "bfloat16",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.hidden_size // config.num_attention_heads,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "initializer_range": 0.02,
+        "bos_token_id": None,
+        "eos_token_id": config.eos_token_id,
+        "pad_token_id": config.pad_token_id,
+        "use_cache": True,
+    }
+    write_json(folder / "config.json", written)
+    write_json(
+        folder / "generation_config.json",
+        {
+            "eos_token_id": [config.eos_token_id, config.pad_token_id],
+            "pad_token_id": config.pad_token_id,
+            "do_sample": False,
+            "max_new_tokens": 512,
+        },
+    )
+    tensors = {
+        name: tensor.detach().to(torch.bfloat16).contiguous()
+        for name, tensor in model.state_dict().items()
+        if name != "lm_head.weight"
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
