@@ -1,1 +1,19 @@
-"""Room: engine (see docs/architecture.md)."""
+"""Room: the brain of one replica, in pure Python (see docs/architecture.md).
+
+`EngineCore` takes requests and turns them, step by step, into plans for an `Executor` and deltas for the gateways.
+"""
+
+from kvarn.engine.core import EngineCore, EngineOutput
+from kvarn.engine.errors import AdmissionError, EngineError, IntegrityError, OutOfBlocksError, ProtocolError
+from kvarn.engine.scheduler import Scheduler
+
+__all__ = [
+    "AdmissionError",
+    "EngineCore",
+    "EngineError",
+    "EngineOutput",
+    "IntegrityError",
+    "OutOfBlocksError",
+    "ProtocolError",
+    "Scheduler",
+]

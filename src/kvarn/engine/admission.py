@@ -1,0 +1,95 @@
+"""The door: what is refused, at once and with a typed reason."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from kvarn.config.schema import EngineConfig
+from kvarn.engine.errors import AdmissionError
+from kvarn.engine.kv_memory import blocks_for
+from kvarn.engine.request import Request
+from kvarn.wire.messages import RefusalReason, Submit
+
+
+class AdmissionControl:
+    """Checks requests against what the engine can hold, and bounds those that wait for their first step."""
+
+    def __init__(self, config: EngineConfig, num_blocks: int, max_context_length: int) -> None:
+        self._config = config
+        self._num_blocks = num_blocks
+        self._max_context_length = max_context_length
+        self._fresh: OrderedDict[str, Request] = OrderedDict()
+        self._fresh_tokens = 0
+        self.draining = False
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of requests that wait for their first step."""
+        return self._fresh_tokens
+
+    def check(self, message: Submit, retry_after_s: Callable[[], float]) -> None:
+        """Raises `AdmissionError` if the request cannot be taken."""
+        if self.draining:
+            raise AdmissionError(RefusalReason.DRAINING, "the engine is shutting down: send the request to another")
+        self._check_values(message)
+        self._check_size(message)
+        self._check_queue(message, retry_after_s)
+
+    def enter(self, request: Request) -> None:
+        """The request begins to wait for its first step."""
+        self._fresh[request.request_id] = request
+        self._fresh_tokens += len(request.prompt)
+
+    def leave(self, request: Request) -> None:
+        """The request had its first step, or is gone."""
+        if self._fresh.pop(request.request_id, None) is not None:
+            self._fresh_tokens -= len(request.prompt)
+
+    def overdue(self, now: float) -> list[Request]:
+        """Requests that have waited longer than `max_wait_s` for their first step."""
+        late: list[Request] = []
+        for request in self._fresh.values():
+            if now - request.arrival_s <= self._config.max_wait_s:
+                break
+            late.append(request)
+        return late
+
+    def _check_values(self, message: Submit) -> None:
+        sampling = message.sampling
+        problems = (
+            (not message.prompt_token_ids, "the prompt is empty: send at least one token"),
+            (sampling.n < 1, "`n` must be at least 1"),
+            (sampling.max_tokens < 0, "`max_tokens` must not be negative"),
+            (not message.weight > 0, "`weight` must be greater than 0"),
+        )
+        for wrong, text in problems:
+            if wrong:
+                raise AdmissionError(RefusalReason.INVALID, text)
+
+    def _check_size(self, message: Submit) -> None:
+        prompt, output = len(message.prompt_token_ids), message.sampling.max_tokens
+        if prompt + min(output, 1) > self._max_context_length:
+            raise AdmissionError(
+                RefusalReason.PROMPT_TOO_LONG,
+                f"the prompt has {prompt} tokens; with one token of output the model takes at most "
+                f"{self._max_context_length}: shorten the prompt",
+            )
+        longest = min(prompt + output, self._max_context_length)
+        needed = blocks_for(max(prompt, longest - 1))
+        if needed > self._num_blocks:
+            raise AdmissionError(
+                RefusalReason.NEVER_FITS,
+                f"prompt and answer need {needed} KV blocks, the engine has {self._num_blocks}: "
+                "lower `max_tokens` or shorten the prompt",
+            )
+
+    def _check_queue(self, message: Submit, retry_after_s: Callable[[], float]) -> None:
+        prompt = len(message.prompt_token_ids)
+        if len(self._fresh) >= self._config.max_waiting_requests:
+            text = f"{len(self._fresh)} requests wait already: try again later"
+        elif self._fresh_tokens + prompt > self._config.max_waiting_tokens:
+            text = f"{self._fresh_tokens} prompt tokens wait already, {prompt} more are too many: try again later"
+        else:
+            return
+        raise AdmissionError(RefusalReason.QUEUE_FULL, text, retry_after_s())

@@ -1,0 +1,159 @@
+"""The loop's body: messages in, one step, deltas out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvarn.config.schema import EngineConfig
+from kvarn.engine.admission import AdmissionControl
+from kvarn.engine.books import EngineBooks
+from kvarn.engine.errors import AdmissionError, IntegrityError
+from kvarn.engine.kv_memory import KVMemory
+from kvarn.engine.plan import Executor
+from kvarn.engine.preemption import Preemption
+from kvarn.engine.request import Request
+from kvarn.engine.scheduler import Scheduler
+from kvarn.wire.messages import EngineStats, RefusalReason, Refused, Submit, TokenDelta
+
+
+@dataclass(slots=True)
+class EngineOutput:
+    """What one step has to tell the gateways."""
+
+    deltas: list[TokenDelta] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+
+
+class EngineCore:
+    """The brain of one replica. Not thread-safe: one loop owns it.
+
+    Args:
+        executor: Runs the plans.
+        config: How to schedule.
+        clock: Seconds, monotonic; the engine never reads the time elsewhere.
+        namespace: Name of the model, part of every block's hash.
+        preemption: How to make room; recomputation by default.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        config: EngineConfig,
+        clock: Callable[[], float],
+        *,
+        namespace: str = "",
+        preemption: Preemption | None = None,
+    ) -> None:
+        self._executor = executor
+        self._clock = clock
+        memory = KVMemory(executor.num_blocks, config.prefix_cache, namespace)
+        self.scheduler = Scheduler(config, memory, executor.max_context_length, preemption)
+        self._door = AdmissionControl(config, executor.num_blocks, executor.max_context_length)
+        self._requests: dict[str, Request] = {}
+        self._num_arrived = 0
+        self._books = EngineBooks(self.scheduler, config.max_wait_s)
+
+    def add(self, message: Submit) -> None:
+        """Take a request; its tokens come out of later steps.
+
+        Raises:
+            AdmissionError: Refused, with the reason; nothing of the request is kept.
+        """
+        try:
+            if message.request_id in self._requests:
+                raise AdmissionError(
+                    RefusalReason.DUPLICATE_ID, f"a request {message.request_id!r} is running: choose another id"
+                )
+            self._door.check(message, lambda: self._books.retry_after_s(self._door.waiting_tokens))
+        except AdmissionError as refusal:
+            self._books.count_refusal(refusal.reason)
+            raise
+        account = self.scheduler.tenants.open(message.tenant, message.weight)
+        self._num_arrived += 1
+        request = Request(message, account, self._clock(), self._num_arrived)
+        self._requests[request.request_id] = request
+        self._door.enter(request)
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request; its blocks are free when this returns. Unknown ids are ignored."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self.scheduler.remove(request)
+            self._forget(request)
+            self._books.aborts += 1
+
+    def abort_all(self) -> list[str]:
+        """Abort every request; returns their ids."""
+        aborted = list(self._requests)
+        for request_id in aborted:
+            self.abort(request_id)
+        return aborted
+
+    def start_draining(self) -> None:
+        """Refuse new requests from now on; those that are here go on."""
+        self._door.draining = True
+
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do."""
+        return bool(self._requests)
+
+    def step(self) -> EngineOutput:
+        """Refuse what has waited too long, then plan and run one step. What the executor raises passes through."""
+        now = self._clock()
+        output = EngineOutput(refused=self._refuse_overdue(now))
+        plan = self.scheduler.schedule(now)
+        if not plan.rows:
+            return output
+        for request in self.scheduler.drain_started():
+            self._door.leave(request)
+        result = self._executor.execute(plan)
+        update = self.scheduler.update(plan, result)
+        self._books.count_step(plan, result)
+        for request in update.finished:
+            self._forget(request)
+            self._books.finished += 1
+        output.deltas = update.deltas
+        return output
+
+    def stats(self) -> EngineStats:
+        """Gauges and totals now."""
+        return self._books.stats()
+
+    def check_integrity(self) -> None:
+        """Recount everything. Valid between steps; with nothing to do, nothing may be held.
+
+        Raises:
+            IntegrityError: The books contradict each other.
+        """
+        self.scheduler.check_integrity()
+        live = sum(
+            1 for request in self._requests.values() for sequence in request.sequences if not sequence.finish_reason
+        )
+        if live != len(self.scheduler.running) + len(self.scheduler.queue):
+            raise IntegrityError(f"{live} sequences are unfinished, but others run or wait")
+        if not self._requests and self.scheduler.memory.pool.num_held:
+            raise IntegrityError("no request is here, but blocks are held")
+
+    def _refuse_overdue(self, now: float) -> list[Refused]:
+        refused: list[Refused] = []
+        for request in self._door.overdue(now):
+            self.scheduler.remove(request)
+            self._forget(request)
+            self._books.count_refusal(RefusalReason.QUEUE_TIMEOUT)
+            waited = now - request.arrival_s
+            refused.append(
+                Refused(
+                    request_id=request.request_id,
+                    reason=RefusalReason.QUEUE_TIMEOUT,
+                    message=f"waited {waited:.0f} s without a free place: try again later",
+                    retry_after_s=self._books.retry_after_s(self._door.waiting_tokens),
+                )
+            )
+        return refused
+
+    def _forget(self, request: Request) -> None:
+        del self._requests[request.request_id]
+        self._door.leave(request)
+        self.scheduler.tenants.close(request.account)

@@ -1,0 +1,105 @@
+"""A step in the making: the rows so far, and what is left of the token budget and of the time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvarn.config.schema import EngineConfig
+from kvarn.engine.plan import Admission, BlockCopy, Row, StepPlan
+from kvarn.engine.request import Sequence
+from kvarn.engine.step_time import StepShape, StepTimeModel
+
+
+@dataclass(slots=True)
+class DraftRow:
+    """Part of one sequence to be computed. It can still be taken out of the step."""
+
+    num_tokens: int
+    charged: int
+    """Prompt tokens charged to the tenant for it."""
+    copies: list[BlockCopy] = field(default_factory=list)
+
+
+class StepDraft:
+    """The budget object of one step: it hands out shares until nothing is left, then becomes a `StepPlan`."""
+
+    def __init__(self, config: EngineConfig, step_time: StepTimeModel) -> None:
+        self.tokens_left = config.token_budget
+        self.shape = StepShape()
+        self.rows: dict[Sequence, DraftRow] = {}
+        self.admitted: list[Sequence] = []
+        self.preempted = False
+        """Whether memory ran out: then nobody new starts in this step."""
+        self._target_s = config.tpot_target_ms / 1000
+        self._min_prefill_chunk = config.min_prefill_chunk
+        self._step_time = step_time
+
+    def share(self, start: int, wanted: int) -> int:
+        """Tokens that a sequence with `wanted` tokens to compute from `start` on gets in this step.
+
+        A single token is a decode and needs only budget. A longer part is cut so that the step keeps the TPOT target
+        of the decodes beside it, but the step always carries `min_prefill_chunk` prompt tokens.
+        """
+        granted = min(wanted, self.tokens_left)
+        if wanted == 1 or not self.shape.decode_rows:
+            return granted
+        in_time = self._step_time.prefill_room(self.shape, start, self._target_s)
+        return min(granted, max(in_time, self._min_prefill_chunk - self.shape.prefill_tokens))
+
+    def add(self, sequence: Sequence, row: DraftRow) -> None:
+        """Put a row into the step."""
+        self.rows[sequence] = row
+        self.tokens_left -= row.num_tokens
+        self.shape.add(sequence.num_computed, row.num_tokens)
+
+    def remove(self, sequence: Sequence) -> DraftRow | None:
+        """Take a sequence's row out again, its copies with it. None if it has no row."""
+        row = self.rows.pop(sequence, None)
+        if row is not None:
+            self.tokens_left += row.num_tokens
+            self.shape.add(sequence.num_computed, row.num_tokens, sign=-1)
+        return row
+
+    def plan(self, step: int, releases: list[int]) -> StepPlan:
+        """The finished plan. Block-table changes pass from the sequences to it."""
+        return StepPlan(
+            step=step,
+            releases=releases,
+            admissions=[_admission(sequence) for sequence in self.admitted],
+            copies=self._copies(),
+            rows=[_row(sequence, row) for sequence, row in self.rows.items()],
+        )
+
+    def _copies(self) -> list[BlockCopy]:
+        """All copies, each from where the contents stand before the step.
+
+        A sibling may be forked from a block that is itself only being copied in this step. Naming the original makes
+        the copies independent of the order in which an executor carries them out.
+        """
+        origin: dict[int, int] = {}
+        for row in self.rows.values():
+            for source, target in ((copy.source, copy.target) for copy in row.copies):
+                origin[target] = origin.get(source, source)
+        return [BlockCopy(source, target) for target, source in origin.items()]
+
+
+def _admission(sequence: Sequence) -> Admission:
+    request, slot = sequence.request, sequence.slot
+    assert slot is not None, "an admitted sequence has a slot"
+    outputs = sequence.tokens[sequence.num_prompt :]
+    return Admission(slot, request.sampling, sequence.seed, request.prompt, outputs, request.scope.adapter)
+
+
+def _row(sequence: Sequence, row: DraftRow) -> Row:
+    request, slot, start = sequence.request, sequence.slot, sequence.num_computed
+    assert slot is not None, "a row belongs to a running sequence"
+    end = start + row.num_tokens
+    updates, sequence.pending_updates = sequence.pending_updates, []
+    return Row(
+        slot=slot,
+        start=start,
+        token_ids=sequence.tokens[start:end],
+        block_updates=updates,
+        sample=end == len(sequence.tokens) and request.sampling.max_tokens > 0,
+        prompt_logprobs=request.wants_prompt_logprobs and sequence.index == 0,
+    )

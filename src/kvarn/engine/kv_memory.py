@@ -1,0 +1,136 @@
+"""Block tables: how sequences come by their blocks, share them, write into them and give them back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvarn.config.schema import BLOCK_SIZE
+from kvarn.engine.block_pool import BlockPool
+from kvarn.engine.errors import IntegrityError
+from kvarn.engine.plan import BlockCopy, BlockUpdate
+from kvarn.engine.prefix_cache import PrefixCache, PrefixNode
+from kvarn.engine.request import Sequence
+
+
+def blocks_for(num_tokens: int) -> int:
+    """Blocks that hold this many tokens."""
+    return -(-num_tokens // BLOCK_SIZE)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Computed tokens that a waiting sequence would find in memory, and what it would still take."""
+
+    num_computed: int
+    """Tokens it need not compute."""
+    blocks: list[int]
+    nodes: list[PrefixNode]
+    blocks_needed: int
+    """Available blocks that it uses up once all its known tokens are computed: fresh ones, the copy of a shared
+    one, and idle ones that it revives."""
+
+
+class KVMemory:
+    """The paged KV cache of one replica, as bookkeeping: the block pool and the prefix cache together."""
+
+    def __init__(self, num_blocks: int, prefix_cache: bool, namespace: str = "") -> None:
+        self.pool = BlockPool(num_blocks)
+        self.cache = PrefixCache(self.pool, namespace)
+        self._reuse = prefix_cache
+
+    def placement(self, sequence: Sequence) -> Placement:
+        """The best start for a waiting sequence: its sibling's prompt, or the longest cached prefix.
+
+        At least the last known token is left to compute, since the next one is drawn from its logits. While prompt
+        log-probabilities are outstanding, their positions are left to compute too.
+        """
+        request = sequence.request
+        limit = sequence.num_tokens - 1
+        if request.wants_prompt_logprobs and sequence.index == 0:
+            limit = len(request.prompt_logprobs) - 1
+        nodes = self.cache.match(sequence.tokens, request.scope, limit).nodes if self._reuse else []
+        leader = request.sequences[0]
+        shared = sequence.num_prompt - 1
+        can_fork = sequence.index > 0 and leader.slot is not None and leader.num_computed >= sequence.num_prompt
+        if can_fork and shared > len(nodes) * BLOCK_SIZE:
+            blocks, nodes = leader.blocks[: blocks_for(shared)], leader.nodes[: shared // BLOCK_SIZE]
+        else:
+            blocks, shared = [node.block for node in nodes], len(nodes) * BLOCK_SIZE
+        revived = sum(1 for block in blocks if not self.pool.references(block))
+        fresh = blocks_for(sequence.num_tokens) - shared // BLOCK_SIZE
+        return Placement(shared, blocks, nodes, fresh + revived)
+
+    def place(self, sequence: Sequence, placement: Placement) -> None:
+        """Give the sequence the blocks it shares. Nothing may have been allocated since `placement`."""
+        for block in placement.blocks:
+            self.pool.acquire(block)
+        sequence.num_computed = placement.num_computed
+        sequence.blocks = list(placement.blocks)
+        sequence.nodes = list(placement.nodes)
+        sequence.pending_updates = [BlockUpdate(index, block) for index, block in enumerate(sequence.blocks)]
+
+    def reserve(self, sequence: Sequence, end: int, copies: list[BlockCopy]) -> None:
+        """Make positions `num_computed` to `end - 1` writable: append blocks, copy shared ones before the write.
+
+        The copies that the plan must make are appended to `copies`.
+
+        Raises:
+            OutOfBlocksError: What could be had is kept; call again with the same arguments once there is room.
+        """
+        blocks = sequence.blocks
+        first, last = sequence.num_computed // BLOCK_SIZE, (end - 1) // BLOCK_SIZE
+        for index in range(first, last + 1):
+            if index == len(blocks):
+                blocks.append(self._allocate())
+                sequence.pending_updates.append(BlockUpdate(index, blocks[index]))
+            elif not self.pool.is_writable(blocks[index]):
+                shared, own = blocks[index], self._allocate()
+                copies.append(BlockCopy(shared, own))
+                self._replace(sequence, index, own)
+
+    def publish(self, sequence: Sequence) -> None:
+        """Enter newly computed full blocks, of prompt and answer alike, into the prefix cache.
+
+        Where the cache already has a block with these tokens, the sequence adopts it and frees its own, so that two
+        sequences never hold the same tokens twice, and whoever holds a cached block holds the path to it.
+        """
+        if not self._reuse:
+            return
+        nodes, scope = sequence.nodes, sequence.request.scope
+        for index in range(len(nodes), sequence.num_computed // BLOCK_SIZE):
+            key = tuple(sequence.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE])
+            node = self.cache.insert(scope, nodes[-1] if nodes else None, key, sequence.blocks[index])
+            if node.block != sequence.blocks[index]:
+                self.pool.acquire(node.block)
+                self._replace(sequence, index, node.block)
+            nodes.append(node)
+
+    def release(self, sequence: Sequence) -> None:
+        """Take all blocks from a sequence, last to first; the prefix cache keeps what it names."""
+        self.pool.release_all(reversed(sequence.blocks))
+        sequence.forget_memory()
+
+    def _allocate(self) -> int:
+        if not self.pool.num_free:
+            self.cache.evict()
+        return self.pool.allocate()
+
+    def _replace(self, sequence: Sequence, index: int, block: int) -> None:
+        self.pool.release(sequence.blocks[index])
+        sequence.blocks[index] = block
+        sequence.pending_updates.append(BlockUpdate(index, block))
+
+    def check_integrity(self, running: list[Sequence]) -> None:
+        """Recount everything from the block tables. Raises `IntegrityError` at the first contradiction."""
+        references: dict[int, int] = {}
+        for sequence in running:
+            if len(sequence.blocks) < blocks_for(sequence.num_computed):
+                raise IntegrityError(f"{sequence.request.request_id}: computed tokens without a block")
+            if len(set(sequence.blocks)) != len(sequence.blocks):
+                raise IntegrityError(f"{sequence.request.request_id}: a block stands in its table twice")
+            if [node.block for node in sequence.nodes] != sequence.blocks[: len(sequence.nodes)]:
+                raise IntegrityError(f"{sequence.request.request_id}: its table strays from its path in the cache")
+            for block in sequence.blocks:
+                references[block] = references.get(block, 0) + 1
+        self.pool.check_integrity(references)
+        self.cache.check_integrity()

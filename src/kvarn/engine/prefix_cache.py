@@ -1,0 +1,190 @@
+"""Reuse of computed blocks: a radix tree whose edges are the 16 tokens of a block.
+
+A node is one full, computed block; its path from the root spells every token before it. There is a root for each
+(cache salt, adapter), so a prompt of one salt can never meet a block of another. Lookup follows the tokens
+themselves; the chained hash is only the block's *name* in other processes, so a collision could never leak a block.
+
+Whoever holds a block of the tree holds the whole path to it. Sequences release their blocks last to first, so among
+idle blocks a child always comes before its parent: the block released longest ago is always a leaf, and eviction in
+LRU order is O(1) without searching for leaves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvarn.config.schema import BLOCK_SIZE
+from kvarn.engine.block_pool import BlockPool
+from kvarn.engine.errors import IntegrityError
+
+_pack_tokens = struct.Struct(f"<{BLOCK_SIZE}q").pack
+
+
+class PrefixScope(NamedTuple):
+    """What must be equal, besides the tokens, for two sequences to share a block."""
+
+    salt: str = ""
+    adapter: str = ""
+
+
+def root_hash(scope: PrefixScope, namespace: str = "") -> bytes:
+    """The hash that the first block's is chained to: 16 bytes of BLAKE2b over model, salt and adapter.
+
+    Each part goes in with its length, so no choice of one can imitate another.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (namespace, scope.salt, scope.adapter):
+        raw = part.encode()
+        digest.update(struct.pack("<q", len(raw)) + raw)
+    return digest.digest()
+
+
+def chain_hash(parent: bytes, block_tokens: tuple[int, ...]) -> bytes:
+    """The hash of a full block: 16 bytes of BLAKE2b over the parent's hash and the block's tokens."""
+    return hashlib.blake2b(parent + _pack_tokens(*block_tokens), digest_size=16).digest()
+
+
+def block_hashes(tokens: list[int], scope: PrefixScope, namespace: str = "") -> list[bytes]:
+    """Names of all full blocks of a sequence, as every process of the platform computes them."""
+    hashes = [root_hash(scope, namespace)]
+    for start in range(0, len(tokens) - BLOCK_SIZE + 1, BLOCK_SIZE):
+        hashes.append(chain_hash(hashes[-1], tuple(tokens[start : start + BLOCK_SIZE])))
+    return hashes[1:]
+
+
+class PrefixNode:
+    """One cached block. A root has no block and no parent."""
+
+    __slots__ = ("block", "children", "hash", "parent", "scope", "tokens")
+
+    def __init__(
+        self, scope: PrefixScope, parent: PrefixNode | None, tokens: tuple[int, ...], block: int, name: bytes
+    ) -> None:
+        self.scope = scope
+        self.parent = parent
+        self.tokens = tokens
+        self.block = block
+        self.hash = name
+        self.children: dict[tuple[int, ...], PrefixNode] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHandle:
+    """A path in the tree, as `match` found it. It stays valid while pinned."""
+
+    nodes: list[PrefixNode]
+
+    @property
+    def blocks(self) -> list[int]:
+        """The path's blocks, first to last."""
+        return [node.block for node in self.nodes]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose keys and values the path holds."""
+        return len(self.nodes) * BLOCK_SIZE
+
+
+class PrefixCache:
+    """The tree. It owns no memory: the pool counts who holds the blocks, and which are idle."""
+
+    def __init__(self, pool: BlockPool, namespace: str = "") -> None:
+        self._pool = pool
+        self._namespace = namespace
+        self._roots: dict[PrefixScope, PrefixNode] = {}
+        self._by_block: dict[int, PrefixNode] = {}
+        self.evictions = 0
+
+    def __len__(self) -> int:
+        return len(self._by_block)
+
+    def match(self, tokens: list[int], scope: PrefixScope, max_tokens: int) -> PrefixHandle:
+        """The longest cached path that begins `tokens`, of at most `max_tokens` tokens. Not yet pinned."""
+        nodes: list[PrefixNode] = []
+        node = self._roots.get(scope)
+        end = min(max_tokens, len(tokens))
+        for start in range(0, end - BLOCK_SIZE + 1, BLOCK_SIZE):
+            if node is None:
+                break
+            node = node.children.get(tuple(tokens[start : start + BLOCK_SIZE]))
+            if node is not None:
+                nodes.append(node)
+        return PrefixHandle(nodes)
+
+    def pin(self, handle: PrefixHandle) -> None:
+        """Hold a path's blocks: none is evicted before `unpin`."""
+        for node in handle.nodes:
+            self._pool.acquire(node.block)
+
+    def unpin(self, handle: PrefixHandle) -> None:
+        """Give a pinned path back, last block first."""
+        for node in reversed(handle.nodes):
+            self._pool.release(node.block)
+
+    def insert(
+        self, scope: PrefixScope, parent: PrefixNode | None, block_tokens: tuple[int, ...], block: int
+    ) -> PrefixNode:
+        """Name a held, full, computed block below `parent` (None: the scope's root), whose path the caller holds.
+
+        Returns the node for these tokens. Where there already is one, its block is the one to use and the
+        caller's own is superfluous.
+        """
+        if parent is None:
+            parent = self._roots.get(scope)
+            if parent is None:
+                parent = self._roots[scope] = PrefixNode(scope, None, (), -1, root_hash(scope, self._namespace))
+        existing = parent.children.get(block_tokens)
+        if existing is not None:
+            return existing
+        node = PrefixNode(scope, parent, block_tokens, block, chain_hash(parent.hash, block_tokens))
+        parent.children[block_tokens] = node
+        self._by_block[block] = node
+        self._pool.name(block)
+        return node
+
+    def evict(self) -> bool:
+        """Free the idle block released longest ago. False when every cached block is in use."""
+        block = self._pool.oldest_idle()
+        if block is None:
+            return False
+        node = self._by_block.pop(block)
+        if node.children:
+            raise IntegrityError(f"block {block} was to be evicted before the blocks that follow it")
+        self._unlink(node)
+        self._pool.uncache(block)
+        self.evictions += 1
+        return True
+
+    def _unlink(self, node: PrefixNode) -> None:
+        parent = node.parent
+        if parent is None:
+            raise IntegrityError("a root holds no block and cannot be evicted")
+        del parent.children[node.tokens]
+        if parent.parent is None and not parent.children:
+            del self._roots[parent.scope]
+
+    def check_integrity(self) -> None:
+        """Walk the tree and compare it with the pool. Raises `IntegrityError` at the first contradiction."""
+        found = 0
+        for node in self._walk():
+            found += 1
+            if self._by_block.get(node.block) is not node or not self._pool.is_named(node.block):
+                raise IntegrityError(f"block {node.block} is in the tree, but not in the books")
+            parent = node.parent
+            if parent is None or node.hash != chain_hash(parent.hash, node.tokens):
+                raise IntegrityError(f"block {node.block} does not carry the hash of its path")
+            if parent.parent is not None and self._pool.references(parent.block) < self._pool.references(node.block):
+                raise IntegrityError(f"block {node.block} is held by a sequence that does not hold its parent")
+        if found != len(self._by_block):
+            raise IntegrityError(f"the tree reaches {found} of {len(self._by_block)} cached blocks")
+
+    def _walk(self) -> Iterator[PrefixNode]:
+        stack = list(self._roots.values())
+        while stack:
+            for child in stack.pop().children.values():
+                yield child
+                stack.append(child)

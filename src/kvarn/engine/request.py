@@ -1,0 +1,156 @@
+"""A request and its choices, as the scheduler sees them.
+
+A `Request` is what a client sent; a `Sequence` is one of its `n` choices. There is no prefill phase and no decode
+phase: a sequence has `tokens` known and `num_computed` of them in the KV cache, and each step closes some of the gap.
+"""
+
+from __future__ import annotations
+
+from kvarn.engine.plan import BlockUpdate
+from kvarn.engine.prefix_cache import PrefixNode, PrefixScope
+from kvarn.engine.tenants import TenantAccount
+from kvarn.wire.messages import FinishReason, PositionLogprobs, Submit
+from kvarn.wire.sampling import SamplingParams, choice_seed
+
+
+class Request:
+    """What a client sent, and what its choices have in common."""
+
+    __slots__ = (
+        "account",
+        "arrival_s",
+        "cached_tokens",
+        "first_step_s",
+        "num_unfinished",
+        "order",
+        "priority",
+        "prompt",
+        "prompt_logprobs",
+        "request_id",
+        "sampling",
+        "scope",
+        "sequences",
+        "stop_token_ids",
+    )
+
+    def __init__(self, message: Submit, account: TenantAccount, arrival_s: float, order: int) -> None:
+        self.request_id = message.request_id
+        self.prompt = message.prompt_token_ids
+        self.sampling: SamplingParams = message.sampling
+        self.stop_token_ids = frozenset(message.sampling.stop_token_ids)
+        self.scope = PrefixScope(message.cache_salt, message.adapter)
+        self.priority = message.priority
+        self.account = account
+        self.arrival_s = arrival_s
+        self.order = order
+        """Arrival number: breaks ties, so that the same messages give the same plans."""
+        self.first_step_s: float | None = None
+        """When the first of its tokens was scheduled; None while it has only waited."""
+        self.cached_tokens = 0
+        self.prompt_logprobs: list[PositionLogprobs | None] = []
+        """Collected chunk by chunk; entry p belongs to prompt position p."""
+        if message.sampling.prompt_logprobs is not None:
+            self.prompt_logprobs.append(None)
+        self.num_unfinished = message.sampling.n
+        self.sequences = [Sequence(self, 0)]
+        """Choice 0 computes the prompt; the others are forked from it once that is done."""
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of some prompt positions are asked for and not collected yet."""
+        return self.sampling.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt)
+
+    def fork(self) -> list[Sequence]:
+        """Create choices 1 to n - 1."""
+        siblings = [Sequence(self, index) for index in range(1, self.sampling.n)]
+        self.sequences.extend(siblings)
+        return siblings
+
+
+class Sequence:
+    """One choice of a request: its tokens and where their keys and values are."""
+
+    __slots__ = (
+        "blocked_since_s",
+        "blocks",
+        "blocks_wanted",
+        "finish_reason",
+        "index",
+        "last_step",
+        "nodes",
+        "num_charged",
+        "num_computed",
+        "num_prompt",
+        "pending_updates",
+        "request",
+        "seed",
+        "slot",
+        "tier",
+        "tokens",
+    )
+
+    def __init__(self, request: Request, index: int) -> None:
+        self.request = request
+        self.index = index
+        self.seed = choice_seed(request.sampling.seed, index)
+        self.tokens = list(request.prompt)
+        self.num_prompt = len(request.prompt)
+        self.num_computed = 0
+        """Tokens whose keys and values are in the cache: the first ones of `tokens`."""
+        self.num_charged = 0 if index == 0 else self.num_prompt
+        """Prompt tokens the tenant has been charged for; recomputation after preemption is free."""
+        self.blocks: list[int] = []
+        """Block table: entry i holds positions 16 i to 16 i + 15."""
+        self.nodes: list[PrefixNode] = []
+        """Prefix-cache nodes of the first full blocks."""
+        self.pending_updates: list[BlockUpdate] = []
+        """Changes of the block table that the executor has not been told."""
+        self.slot: int | None = None
+        """The executor's name for it while it runs."""
+        self.tier = request.priority
+        """Priority it runs at: its own, or better by ageing in the queue."""
+        self.last_step = 0
+        self.blocked_since_s: float | None = None
+        """When it first had to let others pass because it did not fit."""
+        self.blocks_wanted = 0
+        """Available blocks without which another look at the prefix cache is pointless."""
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known: prompt and output."""
+        return len(self.tokens)
+
+    @property
+    def num_outputs(self) -> int:
+        """Tokens drawn so far."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def rank(self) -> tuple[int, float, int, int]:
+        """Order in which running sequences keep their memory: smaller stays longer."""
+        return (self.tier, self.request.arrival_s, self.request.order, self.index)
+
+    def accept(self, drawn: list[int], max_context_length: int) -> list[int]:
+        """Append drawn tokens up to the first that ends the answer; sets `finish_reason` there.
+
+        Returns the tokens kept: one drawn after the end of the answer is dropped.
+        """
+        sampling, stops = self.request.sampling, self.request.stop_token_ids
+        max_tokens = min(self.num_prompt + sampling.max_tokens, max_context_length)
+        for count, token in enumerate(drawn, start=1):
+            self.tokens.append(token)
+            if token in stops and self.num_outputs >= sampling.min_tokens:
+                self.finish_reason = FinishReason.STOP
+            elif len(self.tokens) >= max_tokens:
+                self.finish_reason = FinishReason.LENGTH
+            if self.finish_reason is not None:
+                return drawn[:count]
+        return drawn
+
+    def forget_memory(self) -> None:
+        """Back to nothing computed; the tokens stay."""
+        self.num_computed = 0
+        self.blocks = []
+        self.nodes = []
+        self.pending_updates = []

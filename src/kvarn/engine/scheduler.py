@@ -1,0 +1,332 @@
+"""What runs in the next step, and what came of it.
+
+`schedule` is the whole policy of a step, top to bottom: make room for a better priority, go on with what runs, let in
+what waits. `update` takes the result. Both are deterministic: the same requests at the same times give the same plans.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvarn.config.schema import EngineConfig
+from kvarn.engine.draft import DraftRow, StepDraft
+from kvarn.engine.errors import IntegrityError, OutOfBlocksError, ProtocolError
+from kvarn.engine.kv_memory import KVMemory, Placement, blocks_for
+from kvarn.engine.outcome import absorb_row
+from kvarn.engine.plan import RowResult, StepPlan, StepResult
+from kvarn.engine.preemption import Preemption, RecomputePreemption
+from kvarn.engine.queue import WaitingQueue
+from kvarn.engine.request import Request, Sequence
+from kvarn.engine.slots import SlotAllocator
+from kvarn.engine.step_time import StepTimeModel
+from kvarn.engine.tenants import TenantLedger
+from kvarn.wire.messages import TokenDelta
+
+
+@dataclass(slots=True)
+class StepUpdate:
+    """What a step's result changed."""
+
+    deltas: list[TokenDelta] = field(default_factory=list)
+    finished: list[Request] = field(default_factory=list)
+    """Requests whose last choice ended."""
+
+
+@dataclass(slots=True)
+class SchedulerTotals:
+    """Counts since the start."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+
+
+class Scheduler:
+    """Shares each step's tokens, the slots and the KV blocks among sequences."""
+
+    LOOK_AHEAD = 64
+    """Waiting sequences that are tried in one step past ones that do not fit."""
+
+    def __init__(
+        self, config: EngineConfig, memory: KVMemory, max_context_length: int, preemption: Preemption | None = None
+    ) -> None:
+        self._config = config
+        self.memory = memory
+        self._max_context_length = max_context_length
+        self._preemption = preemption or RecomputePreemption()
+        self.tenants = TenantLedger(config.input_token_weight, config.output_token_weight)
+        self.queue = WaitingQueue(config.priority_ageing_s)
+        self.step_time = StepTimeModel()
+        self.running: dict[Sequence, None] = {}
+        self.totals = SchedulerTotals()
+        self._slots = SlotAllocator(config.max_num_seqs)
+        self._in_flight: StepDraft | None = None
+        self._started: list[Request] = []
+
+    # What waits ------------------------------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Let a request wait for its turn."""
+        self.queue.push(request.sequences[0], new=True)
+
+    def remove(self, request: Request) -> None:
+        """Forget a request, waiting or running. Its blocks and slots are free at once."""
+        for sequence in request.sequences:
+            if sequence.slot is not None:
+                self._stop(sequence)
+            elif sequence.finish_reason is None:
+                self.queue.remove(sequence)
+
+    def drain_started(self) -> list[Request]:
+        """Requests that had their first step since the last call."""
+        started, self._started = self._started, []
+        return started
+
+    # A step ----------------------------------------------------------------------------------------------------------
+
+    def schedule(self, now: float) -> StepPlan:
+        """Decide the next step. A plan without rows means that there is nothing to compute."""
+        draft = StepDraft(self._config, self.step_time)
+        self._preempt_for_priority(now)
+        self._continue_running(draft)
+        if not draft.preempted and len(self.queue):
+            self._admit_waiting(draft, now)
+        self._in_flight = draft
+        if not draft.rows:
+            return StepPlan(self.totals.steps, [], [], [], [])
+        self.totals.steps += 1
+        return draft.plan(self.totals.steps, self._slots.drain_released())
+
+    def update(self, plan: StepPlan, result: StepResult) -> StepUpdate:
+        """Take what the executor made of the plan that `schedule` returned last.
+
+        Raises:
+            ProtocolError: The result does not answer that plan.
+        """
+        draft, self._in_flight = self._in_flight, None
+        if draft is None or result.step != plan.step or len(result.rows) != len(draft.rows):
+            raise ProtocolError(f"the result of step {result.step} does not answer the plan of step {plan.step}")
+        self.step_time.observe(draft.shape, result.elapsed_s)
+        update = StepUpdate()
+        for (sequence, row), row_result in zip(draft.rows.items(), result.rows, strict=True):
+            if sequence.slot != row_result.slot:
+                if sequence.slot is None:
+                    continue  # aborted while the step ran
+                raise ProtocolError(f"step {plan.step}: a result for slot {row_result.slot} out of turn")
+            self._absorb(sequence, row.num_tokens, row_result, update)
+        return update
+
+    # Going on --------------------------------------------------------------------------------------------------------
+
+    def _continue_running(self, draft: StepDraft) -> None:
+        """Single tokens first (the answers that people watch grow), then parts of prompts."""
+        singles: list[Sequence] = []
+        partial: list[Sequence] = []
+        for sequence in self.running:
+            (singles if len(sequence.tokens) - sequence.num_computed == 1 else partial).append(sequence)
+        if len(singles) > draft.tokens_left:
+            singles.sort(key=_least_served_first)
+        partial.sort(key=_least_served_first)
+        for sequence in singles:
+            if not draft.tokens_left:
+                return
+            if sequence.slot is not None:
+                self._compute(draft, sequence, 1)
+        for sequence in partial:
+            if sequence.slot is None:
+                continue
+            share = draft.share(sequence.num_computed, sequence.num_tokens - sequence.num_computed)
+            if share:
+                self._compute(draft, sequence, share)
+
+    def _compute(self, draft: StepDraft, sequence: Sequence, num_tokens: int) -> None:
+        """Add a row, preempting others, and in the end the sequence itself, where memory runs out."""
+        row = DraftRow(num_tokens, 0)
+        while True:
+            try:
+                self.memory.reserve(sequence, sequence.num_computed + num_tokens, row.copies)
+                break
+            except OutOfBlocksError:
+                victim = self._preemption.victim(self.running)
+                self._take_out(draft, victim)
+                self._preempt(victim)
+                draft.preempted = True
+                if victim is sequence:
+                    return
+        self._charge_prompt(sequence, row)
+        sequence.last_step = self.totals.steps + 1
+        draft.add(sequence, row)
+
+    def _charge_prompt(self, sequence: Sequence, row: DraftRow) -> None:
+        end = min(sequence.num_computed + row.num_tokens, sequence.num_prompt)
+        if end > sequence.num_charged:
+            row.charged = end - sequence.num_charged
+            sequence.num_charged = end
+            self.totals.prompt_tokens += row.charged
+            self.tenants.charge_input(sequence.request.account, row.charged)
+
+    def _take_out(self, draft: StepDraft, sequence: Sequence) -> None:
+        """Undo a row of this step, its charge included."""
+        row = draft.remove(sequence)
+        if row is not None and row.charged:
+            sequence.num_charged -= row.charged
+            self.totals.prompt_tokens -= row.charged
+            self.tenants.charge_input(sequence.request.account, -row.charged)
+
+    # Giving way ------------------------------------------------------------------------------------------------------
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to the queue, where its early arrival puts it near the front."""
+        self._preemption.suspend(sequence, self.memory)
+        self._stop(sequence)
+        self.queue.push(sequence)
+        self.totals.preemptions += 1
+
+    def _stop(self, sequence: Sequence) -> None:
+        """Take a running sequence off its slot and its blocks."""
+        assert sequence.slot is not None, "only a running sequence can be stopped"
+        self.memory.release(sequence)
+        self._slots.release(sequence.slot)
+        sequence.slot = None
+        del self.running[sequence]
+
+    def _preempt_for_priority(self, now: float) -> None:
+        """Where the first in the queue is of a better tier than running ones and does not fit, make room for it.
+
+        Tiers are compared after ageing, on both sides: what was lifted in the queue keeps its tier while it runs, so
+        two sequences never push each other out in turn.
+        """
+        best = self.queue.best_priority
+        if best is None or all(other.tier <= best for other in self.running):
+            return
+        sequence = self.queue.first(now)
+        assert sequence is not None, "a queue with a best priority is not empty"
+        tier = self.queue.tier(sequence, now)
+        worse = sorted((other for other in self.running if other.tier > tier), key=lambda other: other.rank)
+        if not worse:
+            return
+        placement = self.memory.placement(sequence)
+        reclaimable = sum(self._blocks_only_of(other) for other in worse)
+        missing = placement.blocks_needed - self._spare_blocks()
+        if missing > reclaimable:
+            return
+        while worse and (not self._slots.num_free or missing > 0):
+            self._preempt(worse.pop())
+            missing = self.memory.placement(sequence).blocks_needed - self._spare_blocks()
+
+    def _blocks_only_of(self, sequence: Sequence) -> int:
+        return sum(1 for block in sequence.blocks if self.memory.pool.references(block) == 1)
+
+    # Letting in ------------------------------------------------------------------------------------------------------
+
+    def _admit_waiting(self, draft: StepDraft, now: float) -> None:
+        """Start waiting sequences in the queue's order while tokens, slots and blocks last.
+
+        One that does not fit is passed over, but not for ever: when the first of those has been passed over for as
+        long as ageing lifts by a tier, nobody passes it any more until it fits.
+        """
+        spare = self._spare_blocks()
+        passed = 0
+        for sequence in self.queue.candidates(now):
+            if not draft.tokens_left or not self._slots.num_free or passed == self.LOOK_AHEAD:
+                return
+            placement = self._fitting_placement(sequence, spare)
+            if placement is None:
+                passed += 1
+                if sequence.blocked_since_s is None:
+                    sequence.blocked_since_s = now
+                elif now - sequence.blocked_since_s > self._config.priority_ageing_s:
+                    return
+                continue
+            share = draft.share(placement.num_computed, sequence.num_tokens - placement.num_computed)
+            if not share:
+                return
+            self._start(sequence, placement, now)
+            draft.admitted.append(sequence)
+            self._compute(draft, sequence, share)
+            spare -= placement.blocks_needed + 1
+
+    def _spare_blocks(self) -> int:
+        """Available blocks that nobody is about to need.
+
+        Set aside are those that partly computed sequences still take to their last known token, and one for the
+        growth of each running answer (a sixteenth of the memory at most).
+        """
+        if not self.running:
+            return self.memory.pool.num_available
+        promised = sum(blocks_for(sequence.num_tokens) - len(sequence.blocks) for sequence in self.running)
+        growth = min(len(self.running), self.memory.pool.num_blocks // 16)
+        return self.memory.pool.num_available - max(0, promised) - growth
+
+    def _fitting_placement(self, sequence: Sequence, spare: int) -> Placement | None:
+        """Where the sequence would start if it fits now, without asking the prefix cache again in vain."""
+        if sequence.blocks_wanted > spare:
+            return None
+        placement = self.memory.placement(sequence)
+        if placement.blocks_needed > spare:
+            sequence.blocks_wanted = placement.blocks_needed
+            return None
+        return placement
+
+    def _start(self, sequence: Sequence, placement: Placement, now: float) -> None:
+        """Give a waiting sequence its slot and the blocks it shares."""
+        sequence.tier = self.queue.tier(sequence, now)
+        self.queue.remove(sequence)
+        self.memory.place(sequence, placement)
+        sequence.slot = self._slots.take()
+        sequence.blocked_since_s = None
+        sequence.blocks_wanted = 0
+        self.running[sequence] = None
+        request = sequence.request
+        if request.first_step_s is None:
+            request.first_step_s = now
+            self._started.append(request)
+            request.cached_tokens = placement.num_computed
+            self.totals.cached_tokens += placement.num_computed
+        if sequence.index == 0:
+            sequence.num_charged = max(sequence.num_charged, min(placement.num_computed, sequence.num_prompt))
+
+    # Taking results --------------------------------------------------------------------------------------------------
+
+    def _absorb(self, sequence: Sequence, num_tokens: int, row_result: RowResult, update: StepUpdate) -> None:
+        request = sequence.request
+        prompt_was_open = sequence.num_computed < sequence.num_prompt
+        delta = absorb_row(sequence, num_tokens, row_result, self._max_context_length)
+        self.memory.publish(sequence)
+        if delta is not None:
+            drawn = len(delta.token_ids)
+            self.totals.output_tokens += drawn
+            self.tenants.charge_output(request.account, drawn)
+            update.deltas.append(delta)
+        prompt_is_done = prompt_was_open and sequence.num_computed >= sequence.num_prompt
+        if prompt_is_done and len(request.sequences) < request.sampling.n:
+            for sibling in request.fork():
+                self.queue.push(sibling)
+        if sequence.finish_reason is not None:
+            self._stop(sequence)
+            request.num_unfinished -= 1
+            if not request.num_unfinished:
+                update.finished.append(request)
+
+    def check_integrity(self) -> None:
+        """Recount slots, blocks and queue. Valid between steps. Raises `IntegrityError`."""
+        running = list(self.running)
+        self._slots.check_integrity([sequence.slot for sequence in running if sequence.slot is not None])
+        if any(sequence.slot is None or sequence.finish_reason is not None for sequence in running):
+            raise IntegrityError("a sequence without a slot, or at its end, still runs")
+        self.memory.check_integrity(running)
+        self.queue.check_integrity()
+
+
+def _least_served_first(sequence: Sequence) -> tuple[int, float, int, float, int, int]:
+    request = sequence.request
+    return (
+        sequence.tier,
+        request.account.counter,
+        sequence.last_step,
+        request.arrival_s,
+        request.order,
+        sequence.index,
+    )

@@ -1,0 +1,75 @@
+"""What each tenant was served: the virtual token counters of fair scheduling.
+
+Source: Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), weighted form. A tenant's counter grows
+by the cost of the tokens computed for it, divided by its weight; the queue picks the tenant with the least.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+
+class TenantAccount:
+    """One tenant's counter and totals."""
+
+    __slots__ = ("counter", "live_requests", "name", "served_tokens", "weight")
+
+    def __init__(self, name: str, weight: float) -> None:
+        self.name = name
+        self.weight = weight
+        self.counter = 0.0
+        """Virtual tokens: cost of what was served, over the weight."""
+        self.served_tokens = 0
+        """Prompt tokens computed and tokens drawn."""
+        self.live_requests = 0
+
+
+class TenantLedger:
+    """All accounts. Those of idle tenants are kept up to a bound, then folded into one total."""
+
+    OTHERS = "(others)"
+    """Name under which the totals of forgotten tenants are reported."""
+
+    def __init__(self, input_token_weight: float, output_token_weight: float, max_idle: int = 10_000) -> None:
+        self._input_cost = input_token_weight
+        self._output_cost = output_token_weight
+        self._max_idle = max_idle
+        self._accounts: dict[str, TenantAccount] = {}
+        self._idle: OrderedDict[str, None] = OrderedDict()
+        self._forgotten_tokens = 0
+
+    def open(self, name: str, weight: float) -> TenantAccount:
+        """The tenant's account with one live request more. The latest request's weight counts from now on."""
+        account = self._accounts.get(name)
+        if account is None:
+            account = self._accounts[name] = TenantAccount(name, weight)
+        self._idle.pop(name, None)
+        account.weight = weight
+        account.live_requests += 1
+        return account
+
+    def close(self, account: TenantAccount) -> None:
+        """One of the tenant's requests ended."""
+        account.live_requests -= 1
+        if account.live_requests == 0:
+            self._idle[account.name] = None
+            if len(self._idle) > self._max_idle:
+                name, _ = self._idle.popitem(last=False)
+                self._forgotten_tokens += self._accounts.pop(name).served_tokens
+
+    def charge_input(self, account: TenantAccount, tokens: int) -> None:
+        """Charge prompt tokens that are computed for the first time; a negative number takes a charge back."""
+        account.served_tokens += tokens
+        account.counter += tokens * self._input_cost / account.weight
+
+    def charge_output(self, account: TenantAccount, tokens: int) -> None:
+        """Charge tokens drawn."""
+        account.served_tokens += tokens
+        account.counter += tokens * self._output_cost / account.weight
+
+    def served_tokens(self) -> dict[str, int]:
+        """Tokens served by tenant, the forgotten ones together under `OTHERS`."""
+        totals = {name: account.served_tokens for name, account in self._accounts.items()}
+        if self._forgotten_tokens:
+            totals[self.OTHERS] = totals.get(self.OTHERS, 0) + self._forgotten_tokens
+        return totals
