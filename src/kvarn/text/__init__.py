@@ -1,1 +1,46 @@
-"""Room: text (see docs/architecture.md)."""
+"""Text and tokens: checkpoints, tokenizers, chat templates, stop strings, tool calls, sampling parameters.
+
+Light to import: the tokenizer and template libraries come when a model's files are loaded.
+"""
+
+from kvarn.text.chat_template import ChatTemplate
+from kvarn.text.checkpoint import read_architecture, resolve_checkpoint
+from kvarn.text.detokenizer import IncrementalDetokenizer
+from kvarn.text.errors import ChatTemplateError, CheckpointError, TextError, TokenizerError
+from kvarn.text.inputs import completion_prompts, embedding_inputs
+from kvarn.text.sampling import chat_sampling, completion_sampling, stop_strings
+from kvarn.text.stop_strings import StopMatcher, StopResult
+from kvarn.text.tokenizer import Tokenizer
+from kvarn.text.tools import (
+    TextDelta,
+    ToolCallArguments,
+    ToolCallParser,
+    ToolCallStart,
+    ToolEvent,
+    make_tool_call_parser,
+)
+
+__all__ = [
+    "ChatTemplate",
+    "ChatTemplateError",
+    "CheckpointError",
+    "IncrementalDetokenizer",
+    "StopMatcher",
+    "StopResult",
+    "TextDelta",
+    "TextError",
+    "Tokenizer",
+    "TokenizerError",
+    "ToolCallArguments",
+    "ToolCallParser",
+    "ToolCallStart",
+    "ToolEvent",
+    "chat_sampling",
+    "completion_prompts",
+    "completion_sampling",
+    "embedding_inputs",
+    "make_tool_call_parser",
+    "read_architecture",
+    "resolve_checkpoint",
+    "stop_strings",
+]

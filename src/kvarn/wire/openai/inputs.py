@@ -37,12 +37,3 @@ def _all_of(items: list[Any], kind: type) -> bool:
 
 
 TextOrTokens = Annotated[str | list[str] | list[int] | list[list[int]], PlainValidator(_check), WithJsonSchema(_SCHEMA)]
-
-
-def as_list(value: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
-    """The inputs one by one, each text or token ids."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value[0], int):
-        return [value]
-    return list(value)

@@ -1,0 +1,111 @@
+"""Where a model's files are: packaged, in a directory, or on the Hugging Face hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from kvarn.text.errors import CheckpointError
+from kvarn.text.json_file import read_json
+
+Progress = Callable[[str, float], None]
+"""Told a stage and the fraction of it that is done."""
+
+PACKAGED = ("kvarn-demo", "kvarn-demo-draft")
+"""Models that come with Kvarn."""
+
+_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
+"""What is downloaded: weights without pickle, and the text files around them."""
+
+_EMBEDDING_ARCHITECTURES = ("BertModel", "RobertaModel", "XLMRobertaModel", "DistilBertModel", "MPNetModel")
+
+
+def resolve_checkpoint(path: str, *, progress: Progress | None = None) -> Path:
+    """The local directory of a checkpoint, downloaded first where `path` is a hub id (`owner/name[@revision]`).
+
+    An existing directory wins over a packaged model of the same name.
+
+    Raises:
+        CheckpointError: There is no such checkpoint, or it cannot be downloaded.
+    """
+    directory = Path(path).expanduser()
+    if directory.is_dir():
+        return _complete(directory)
+    if path in PACKAGED:
+        return _packaged(path)
+    if directory.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
+        raise CheckpointError(
+            f"There is no directory {path!r}. Give the directory of a Hugging Face checkpoint, a hub id "
+            f"(owner/name), or a packaged model: {', '.join(PACKAGED)}."
+        )
+    return _complete(_download(path, progress))
+
+
+def read_architecture(path: Path) -> Literal["generate", "embed"]:
+    """What the checkpoint in a directory does, by the `architectures` of its config.json.
+
+    Raises:
+        CheckpointError: No config.json, or it does not say.
+    """
+    config = read_json(_complete(path) / "config.json")
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise CheckpointError(
+            f"{path / 'config.json'} names no architecture: set `kind` of this model to generate or embed."
+        )
+    name = names[0]
+    if name.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")):
+        return "generate"
+    if name.endswith("ForMaskedLM") or name in _EMBEDDING_ARCHITECTURES or (path / "modules.json").exists():
+        return "embed"
+    raise CheckpointError(
+        f"Cannot tell what the architecture {name!r} does: set `kind` of this model to generate or embed."
+    )
+
+
+def _packaged(name: str) -> Path:
+    directory = Path(str(resources.files("kvarn"))) / "assets" / name
+    if not directory.is_dir():
+        raise CheckpointError(f"The packaged model {name!r} is missing from this installation: install kvarn again.")
+    return _complete(directory)
+
+
+def _complete(directory: Path) -> Path:
+    if not (directory / "config.json").is_file():
+        raise CheckpointError(f"{directory} has no config.json: it is not a Hugging Face checkpoint.")
+    return directory
+
+
+def _download(path: str, progress: Progress | None) -> Path:
+    # Imported here: a quarter of a second that a local checkpoint does not pay.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    repository, _, revision = path.partition("@")
+    options: dict[str, Any] = {"allow_patterns": _FILES, "revision": revision or None}
+    if progress is not None:
+        progress(f"download {repository}", 0.0)
+    try:
+        directory = Path(snapshot_download(repository, **options))
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise CheckpointError(
+            f"There is no directory and no model {path!r} on the Hugging Face hub. Check the name; for a private or "
+            "gated model log in with `hf auth login` or set HF_TOKEN."
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise CheckpointError(
+            f"{path!r} is not in the local cache and the Hugging Face hub cannot be reached. Download it on a machine "
+            f"with a network (`hf download {repository}`) and give its directory as `path`."
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise CheckpointError(f"Cannot download {path!r}: {error}. Try again; finished files are kept.") from error
+    if progress is not None:
+        progress(f"download {repository}", 1.0)
+    return directory

@@ -1,0 +1,19 @@
+"""What can go wrong between text and tokens."""
+
+from __future__ import annotations
+
+
+class TextError(Exception):
+    """Base of this room's errors; the message says what to do."""
+
+
+class CheckpointError(TextError):
+    """A checkpoint cannot be found, downloaded or read."""
+
+
+class TokenizerError(TextError):
+    """A tokenizer cannot be loaded, or text or token ids cannot be converted."""
+
+
+class ChatTemplateError(TextError):
+    """A chat template is missing, broken, or refuses the messages."""

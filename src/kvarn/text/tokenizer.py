@@ -1,0 +1,156 @@
+"""A model's tokenizer: text to token ids and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvarn.text.errors import TokenizerError
+from kvarn.text.json_file import read_json, token_text
+from kvarn.text.token_bytes import byte_fallback_token, has_byte_fallback, is_pure_byte_level, token_bytes_reader
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Library
+
+_NO_LIMIT = 10**9
+"""A `model_max_length` from here on is a way of saying "unknown" (transformers writes 10**30)."""
+
+
+class Tokenizer:
+    """The tokenizer of one checkpoint. Safe to use from several threads; encoding releases the GIL."""
+
+    def __init__(self, library: Library, config: dict[str, Any], eos_token_ids: Sequence[int]) -> None:
+        """Wrap a tokenizer of the `tokenizers` library; `config` is tokenizer_config.json."""
+        self._library = library
+        decoder: dict[str, Any] | None = json.loads(library.to_str())["decoder"]
+        self._bytes_of = token_bytes_reader(decoder)
+        self._bytes: dict[int, bytes] = {}  # filled as tokens are seen
+        added = library.get_added_tokens_decoder()
+        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+        vocabulary = library.get_vocab(with_added_tokens=True)
+        self.is_byte_level: bool = is_pure_byte_level(decoder)
+        """Whether a text's bytes are just its tokens' bytes, one after another."""
+        self.byte_fallback_ids: frozenset[int] = frozenset(
+            token_id
+            for token, token_id in vocabulary.items()
+            if has_byte_fallback(decoder) and byte_fallback_token(token)
+        )
+        """Tokens that each stand for one byte of a character which has no token of its own."""
+        self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(eos_token_ids))
+        """Tokens that end an answer."""
+        self.bos_token: str | None = token_text(config.get("bos_token"))
+        self.eos_token: str | None = token_text(config.get("eos_token"))
+        limit = config.get("model_max_length")
+        self.model_max_length: int | None = (
+            int(limit) if isinstance(limit, int | float) and 0 < limit < _NO_LIMIT else None
+        )
+        """Tokens of input that the tokenizer's author foresaw; None where the files do not say."""
+        self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
+        """One more than the highest token id."""
+
+    @classmethod
+    def load(cls, directory: Path) -> Tokenizer:
+        """Read tokenizer.json and the configuration files beside it.
+
+        Raises:
+            TokenizerError: tokenizer.json is missing or broken.
+            CheckpointError: A configuration file is broken.
+        """
+        from tokenizers import Tokenizer as Library  # 50 ms that only a process with a model pays
+
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise TokenizerError(_missing(directory))
+        try:
+            library = Library.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise TokenizerError(f"Cannot read {path}: {error}. Is the checkpoint complete?") from error
+        library.no_truncation()
+        library.no_padding()
+        config = read_json(directory / "tokenizer_config.json")
+        return cls(library, config, _eos_token_ids(directory, library, config))
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text; with `add_special_tokens` those that the tokenizer puts around it.
+
+        Raises:
+            TokenizerError: The text holds lone surrogates, which no encoding can carry.
+        """
+        return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Token ids of several texts. Raises as `encode` does."""
+        for text in texts:
+            _check_text(text)
+        # encode_batch_fast leaves out the offsets, which nobody reads.
+        encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids. Ids above the vocabulary (padding of the embedding matrix) have no text.
+
+        Raises:
+            TokenizerError: An id is not a token id at all (negative or above 32 bits).
+        """
+        try:
+            return self._library.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        except (OverflowError, TypeError) as error:
+            raise TokenizerError(
+                f"These are not token ids: each is a whole number from 0 to {self.vocab_size - 1}."
+            ) from error
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token steers the model and is not part of the text."""
+        return token_id in self._special
+
+    def has_token(self, token_id: int) -> bool:
+        """Whether the id lies in the vocabulary's range."""
+        return 0 <= token_id < self.vocab_size
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for: perhaps part of a character. Empty for an id without a token."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            token = self._library.id_to_token(token_id) if self.has_token(token_id) else None
+            known = b"" if token is None else self._bytes_of(token)
+            self._bytes[token_id] = known
+        return known
+
+    def token_text(self, token_id: int) -> str:
+        """A token as text; bytes that are not whole characters show as U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TokenizerError(
+            f"The text holds a lone surrogate (\\u{ord(text[error.start]):04x} at character {error.start}), "
+            "which is not valid Unicode: send whole characters."
+        ) from None
+
+
+def _missing(directory: Path) -> str:
+    if any(directory.glob("*.model")):
+        return (
+            f"{directory} has only a sentencepiece tokenizer (*.model): convert it to tokenizer.json, for example with "
+            "transformers: AutoTokenizer.from_pretrained(directory).save_pretrained(directory)."
+        )
+    return f"{directory} has no tokenizer.json: the checkpoint is incomplete."
+
+
+def _eos_token_ids(directory: Path, library: Library, config: dict[str, Any]) -> list[int]:
+    """All end tokens that the checkpoint's files name: generation_config.json knows of more than one."""
+    found: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        value = read_json(directory / name).get("eos_token_id")
+        ids = value if isinstance(value, list) else [value]
+        found += [token_id for token_id in ids if type(token_id) is int and token_id >= 0]
+        if found:
+            break
+    text = token_text(config.get("eos_token"))
+    token_id = None if text is None else library.token_to_id(text)
+    return found if token_id is None else [*found, token_id]
