@@ -1,0 +1,124 @@
+"""Which blocks a step's queries read: worked out once per step, used by every layer.
+
+A step mixes two kinds of sequences. Those with one query (decode) are many: they become one flat list of
+(sequence, block) pairs, so that a layer needs a constant number of tensor operations however many there are. Those with
+more queries (prefill chunks) are few and large: each is a small dense attention of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kvarn.kernels.batch import PagedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """Sequences with one query: B rows, P (row, block) pairs ordered by row."""
+
+    tokens: torch.Tensor
+    """[B] int64: the row's token among the batch's T."""
+    blocks: torch.Tensor
+    """[P] int64: block of each pair."""
+    rows: torch.Tensor
+    """[P] int64: row of each pair."""
+    hidden: torch.Tensor
+    """[P, block_size] bool: slots outside the context or left of the window."""
+    ragged: torch.Tensor
+    """[E] int64: pairs with at least one hidden slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """One sequence with several queries: N queries, which read L keys."""
+
+    first_token: int
+    last_token: int
+    """Queries are tokens first_token:last_token of the batch."""
+    block_heads: torch.Tensor
+    """[G * blocks] int64: indices into the cache seen as [num_blocks * G, block_size, D], ordered by head, so that the
+    gathered blocks are the sequence's keys, head by head."""
+    offset: int
+    """Slots of the first block that lie left of the first query's window."""
+    num_keys: int
+    """L, counted from `offset`."""
+    visible: torch.Tensor
+    """[N, L] bool: causal and inside the window."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """The reads and writes of one step for the layers that share a window."""
+
+    num_tokens: int
+    slots: torch.Tensor
+    """[T, G] int64: rows of the cache seen as [num_blocks * G * block_size, D] that this step's tokens fill."""
+    decode: DecodePlan | None
+    chunks: tuple[ChunkPlan, ...]
+
+
+def plan_attention(batch: PagedBatch, num_kv_heads: int, window: int | None = None) -> AttentionPlan:
+    """The plan of one step. `window`: tokens a query sees, itself included; None sees all before it."""
+    starts = batch.query_starts.to(torch.int64)
+    query_lens = starts[1:] - starts[:-1]
+    single = query_lens == 1
+    decode_rows = single.nonzero().flatten()
+    chunk_rows = (query_lens > 1).nonzero().flatten().tolist()
+    return AttentionPlan(
+        num_tokens=int(batch.positions.shape[0]),
+        slots=_slots(batch, num_kv_heads),
+        decode=_plan_decode(batch, starts, decode_rows, window) if len(decode_rows) else None,
+        chunks=tuple(_plan_chunk(batch, starts, row, num_kv_heads, window) for row in chunk_rows),
+    )
+
+
+def _slots(batch: PagedBatch, num_kv_heads: int) -> torch.Tensor:
+    block, offset = batch.slot_mapping // batch.block_size, batch.slot_mapping % batch.block_size
+    first = block * (num_kv_heads * batch.block_size) + offset
+    return first[:, None] + torch.arange(num_kv_heads, device=first.device) * batch.block_size
+
+
+def _plan_decode(batch: PagedBatch, starts: torch.Tensor, rows: torch.Tensor, window: int | None) -> DecodePlan:
+    size = batch.block_size
+    context = batch.context_lens.to(torch.int64)[rows]
+    begin = torch.zeros_like(context) if window is None else (context - window).clamp(min=0)
+    first_block = begin // size
+    num_blocks = (context + size - 1) // size - first_block
+    pair_rows = torch.repeat_interleave(torch.arange(len(rows), device=rows.device), num_blocks)
+    pair_starts = num_blocks.cumsum(0) - num_blocks
+    pair_index = torch.arange(len(pair_rows), device=rows.device) - pair_starts[pair_rows] + first_block[pair_rows]
+    slot = pair_index[:, None] * size + torch.arange(size, device=rows.device)
+    hidden = (slot >= context[pair_rows, None]) | (slot < begin[pair_rows, None])
+    return DecodePlan(
+        tokens=starts[:-1][rows],
+        blocks=batch.block_tables[rows[pair_rows], pair_index].to(torch.int64),
+        rows=pair_rows,
+        hidden=hidden,
+        ragged=hidden.any(1).nonzero().flatten(),
+    )
+
+
+def _plan_chunk(batch: PagedBatch, starts: torch.Tensor, row: int, num_kv_heads: int, window: int | None) -> ChunkPlan:
+    size = batch.block_size
+    first_token, last_token = int(starts[row]), int(starts[row + 1])
+    context = int(batch.context_lens[row])
+    first_position = context - (last_token - first_token)
+    begin = 0 if window is None else max(0, first_position + 1 - window)
+    first_block = begin // size
+    blocks = batch.block_tables[row, first_block : (context + size - 1) // size].to(torch.int64)
+    heads = torch.arange(num_kv_heads, device=blocks.device)
+    queries = torch.arange(first_position, context, device=blocks.device)[:, None]
+    keys = torch.arange(begin, context, device=blocks.device)
+    visible = keys <= queries
+    if window is not None:
+        visible &= keys > queries - window
+    return ChunkPlan(
+        first_token=first_token,
+        last_token=last_token,
+        block_heads=(blocks * num_kv_heads + heads[:, None]).flatten(),
+        offset=begin - first_block * size,
+        num_keys=context - begin,
+        visible=visible,
+    )

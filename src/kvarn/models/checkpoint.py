@@ -1,0 +1,86 @@
+"""A directory of safetensors, memory-mapped. Nothing is unpickled, ever."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from kvarn.models.errors import CheckpointError, MissingWeightError, WeightShapeError
+
+Progress = Callable[[str, float], None]
+
+
+class Checkpoint:
+    """Tensors by name, read when asked for."""
+
+    def __init__(self, path: Path, progress: Progress | None = None) -> None:
+        self.config = read_json(path / "config.json")
+        self._files: dict[str, Any] = {}
+        for file in _weight_files(path):
+            try:
+                handle = safe_open(file, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
+            self._files.update(dict.fromkeys(handle.keys(), handle))
+        self._progress = progress
+        self._read: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in all tensors."""
+        return sum(math.prod(handle.get_slice(name).get_shape()) for name, handle in self._files.items())
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """One whole tensor, mapped from its file in the type it is stored in.
+
+        Raises MissingWeightError, or WeightShapeError where it has not the shape that config.json implies.
+        """
+        handle = self._files.get(name)
+        if handle is None:
+            raise MissingWeightError(name)
+        tensor: torch.Tensor = handle.get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise WeightShapeError(name, shape, tuple(tensor.shape))
+        self._read.add(name)
+        if self._progress is not None:
+            self._progress("load weights", len(self._read) / len(self._files))
+        return tensor
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises CheckpointError where there is none."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read {file}: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} does not hold a JSON object")
+    return content
+
+
+def _weight_files(path: Path) -> list[Path]:
+    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        raise CheckpointError(
+            f"{path} holds neither model.safetensors nor model.safetensors.index.json: "
+            "Kvarn reads safetensors only; convert other formats first"
+        )
+    shards = read_json(index).get("weight_map")
+    if not isinstance(shards, dict):
+        raise CheckpointError(f"{index} has no weight_map")
+    files = [path / Path(name).name for name in sorted(set(shards.values()))]
+    for file in files:
+        if not file.is_file():
+            raise CheckpointError(f"{index} names {file.name}, which is not in {path}: the download may be incomplete")
+    return files

@@ -1,0 +1,91 @@
+"""The decoder: token ids in, logits out, keys and values into the paged cache."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from kvarn.kernels.batch import KVCache, PagedBatch
+from kvarn.kernels.dispatch import Kernels
+from kvarn.models.checkpoint import Checkpoint
+from kvarn.models.families import FAMILIES
+from kvarn.models.layer import Heads, LayerStep, load_layer
+from kvarn.models.parallel import Parallel
+from kvarn.models.spec import DecoderSpec, LayerSpec
+from kvarn.models.weights import WeightLoader
+
+BLOCK_SIZE = 16
+
+
+class Decoder:
+    """One rank of a decoder-only transformer, whole where there is one rank."""
+
+    def __init__(
+        self, spec: DecoderSpec, checkpoint: Checkpoint, dtype: torch.dtype, kernels: Kernels, parallel: Parallel
+    ) -> None:
+        self.spec = spec
+        self.dtype = dtype
+        self._kernels = kernels
+        self._parallel = parallel
+        self._heads = Heads.of(spec, parallel)
+        loader = WeightLoader(checkpoint, kernels, dtype, parallel)
+        names = FAMILIES[spec.architecture].names
+        self._embedding = loader.embedding("model.embed_tokens", spec.vocab_size, spec.hidden_size)
+        self._layers = [load_layer(i, spec, names, loader, kernels, parallel) for i in range(spec.num_layers)]
+        self._norm = loader.norm("model.norm", spec.hidden_size, spec.norm_offset)
+        head = (
+            self._embedding if spec.tied_embeddings else loader.embedding("lm_head", spec.vocab_size, spec.hidden_size)
+        )
+        self._head = kernels.pack_linear(head)
+        self._frequencies = {
+            layer.rope: torch.tensor(layer.rope.inverse_frequencies, dtype=torch.float32) for layer in spec.layers
+        }
+
+    def new_kv_cache(self, num_blocks: int) -> KVCache:
+        """An empty cache of `num_blocks` blocks for this rank's heads, in the model's dtype."""
+        shape = (num_blocks, len(self._heads.kv), BLOCK_SIZE, self._heads.dim)
+        keys = tuple(torch.zeros(shape, dtype=self.dtype) for _ in self._layers)
+        return KVCache(keys, tuple(torch.zeros_like(layer) for layer in keys))
+
+    @torch.inference_mode()
+    def forward(
+        self, token_ids: torch.Tensor, batch: PagedBatch, cache: KVCache, logits_rows: torch.Tensor
+    ) -> torch.Tensor:
+        """Compute one step.
+
+        token_ids: [T] int64. logits_rows: [R] int64, the tokens of the T whose next-token logits are wanted. Returns
+        [R, vocab_size] float32. Keys and values of all T tokens are in the cache afterwards.
+        """
+        steps: dict[LayerSpec, LayerStep] = {}
+        hidden = self._embed(token_ids)
+        for index, layer in enumerate(self._layers):
+            if layer.layer not in steps:
+                steps[layer.layer] = self._step(batch, layer.layer)
+            hidden = layer.forward(hidden, cache.keys[index], cache.values[index], steps[layer.layer])
+        hidden = self._kernels.rms_norm(hidden[logits_rows], self._norm, self.spec.norm_eps)
+        logits = self._parallel.all_gather(self._kernels.linear(hidden, self._head)).float()
+        if self.spec.logits_softcap is not None:
+            logits = torch.tanh(logits / self.spec.logits_softcap) * self.spec.logits_softcap
+        return logits
+
+    def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        share = self._parallel.vocab_share(self.spec.vocab_size)
+        if len(share) == self.spec.vocab_size:
+            hidden = F.embedding(token_ids, self._embedding)
+        else:
+            local = token_ids - share.start
+            elsewhere = (local < 0) | (local >= len(share))
+            hidden = F.embedding(local.masked_fill(elsewhere, 0), self._embedding)
+            hidden = self._parallel.all_reduce(hidden.masked_fill_(elsewhere[:, None], 0))
+        if self.spec.embedding_scale != 1.0:
+            hidden = hidden * torch.tensor(self.spec.embedding_scale, dtype=self.dtype)
+        return hidden
+
+    def _step(self, batch: PagedBatch, layer: LayerSpec) -> LayerStep:
+        angles = batch.positions[:, None].float() * self._frequencies[layer.rope]
+        factor = layer.rope.attention_factor
+        return LayerStep(
+            plan=self._kernels.plan_attention(batch, len(self._heads.kv), layer.window),
+            cos=angles.cos() * factor,
+            sin=angles.sin() * factor,
+        )

@@ -1,0 +1,35 @@
+"""What can go wrong when a checkpoint is loaded; each message names the file or tensor and says what to do."""
+
+from __future__ import annotations
+
+
+class ModelError(Exception):
+    """A model cannot be loaded."""
+
+
+class UnsupportedModelError(ModelError):
+    """The checkpoint's architecture, or a feature its configuration asks for, is not one Kvarn knows."""
+
+
+class CheckpointError(ModelError):
+    """The directory is not a readable safetensors checkpoint."""
+
+
+class MissingWeightError(CheckpointError):
+    """A tensor the architecture needs is not in the checkpoint."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the checkpoint has no tensor {name!r}: the download may be incomplete, or config.json is of another model"
+        )
+        self.name = name
+
+
+class WeightShapeError(CheckpointError):
+    """A tensor has another shape than the configuration says."""
+
+    def __init__(self, name: str, expected: tuple[int, ...], found: tuple[int, ...]) -> None:
+        super().__init__(f"tensor {name!r} has shape {list(found)}, but config.json asks for {list(expected)}")
+        self.name = name
+        self.expected = expected
+        self.found = found

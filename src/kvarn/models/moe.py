@@ -1,0 +1,105 @@
+"""The feed-forward half of a layer: one dense MLP, or a mixture of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kvarn.kernels.dispatch import Activation, Kernels
+from kvarn.kernels.linear import PackedLinear
+from kvarn.models.families import LayerNames
+from kvarn.models.parallel import Parallel
+from kvarn.models.spec import DecoderSpec, MoeSpec
+from kvarn.models.weights import Output, Projection, WeightLoader
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMlp:
+    """down(activation(gate(x)) * up(x)); under tensor parallelism a rank's part of the sum."""
+
+    gate_up: PackedLinear
+    down: PackedLinear
+    activation: Activation
+
+    @staticmethod
+    def load(
+        prefix: str,
+        intermediate_size: int,
+        spec: DecoderSpec,
+        names: LayerNames,
+        loader: WeightLoader,
+        parallel: Parallel,
+    ) -> DenseMlp:
+        """The MLP whose tensors' names begin with `prefix`."""
+        inner = Output(intermediate_size, parallel.share(intermediate_size, "intermediate features"))
+        gate_up = Projection(
+            names=tuple(f"{prefix}.{name}" for name in names.gate_up), outputs=(inner, inner), inputs=spec.hidden_size
+        )
+        down = Projection(
+            names=(f"{prefix}.{names.down}",),
+            outputs=(Output(spec.hidden_size, range(spec.hidden_size)),),
+            inputs=intermediate_size,
+            held_inputs=inner.held,
+        )
+        return DenseMlp(loader.linear(gate_up), loader.linear(down), spec.activation)
+
+    def forward(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+        """x [T, hidden] to [T, hidden]."""
+        return kernels.linear(kernels.gated_activation(kernels.linear(x, self.gate_up), self.activation), self.down)
+
+
+@dataclass(frozen=True, slots=True)
+class MoeMlp:
+    """A router that sends each token to a few experts (Shazeer et al. 2017), and perhaps one that all visit."""
+
+    moe: MoeSpec
+    router: PackedLinear
+    experts: tuple[DenseMlp, ...]
+    shared: DenseMlp | None
+    shared_gate: PackedLinear | None
+    """Scales the shared expert's answer by a sigmoid of its own."""
+
+    @staticmethod
+    def load(
+        prefix: str, spec: DecoderSpec, moe: MoeSpec, names: LayerNames, loader: WeightLoader, parallel: Parallel
+    ) -> MoeMlp:
+        """The mixture of the layer whose tensors' names begin with `prefix`."""
+
+        def gate(name: str, outputs: int) -> PackedLinear:
+            output = Output(outputs, range(outputs))
+            return loader.linear(Projection(names=(prefix + name,), outputs=(output,), inputs=spec.hidden_size))
+
+        def mlp(name: str, intermediate_size: int) -> DenseMlp:
+            return DenseMlp.load(prefix + name, intermediate_size, spec, names, loader, parallel)
+
+        shared_size = moe.shared_intermediate_size
+        return MoeMlp(
+            moe=moe,
+            router=gate(names.router, moe.num_experts),
+            experts=tuple(mlp(f"{names.experts}.{e}", moe.intermediate_size) for e in range(moe.num_experts)),
+            shared=mlp(names.shared_expert, shared_size) if shared_size else None,
+            shared_gate=gate(names.shared_expert_gate, 1) if shared_size else None,
+        )
+
+    def forward(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
+        """x [T, hidden] to [T, hidden]. Each expert that is hit runs once, over all of its tokens."""
+        probabilities = torch.softmax(kernels.linear(x, self.router).float(), -1)
+        shares, chosen = probabilities.topk(self.moe.experts_per_token, -1)
+        if self.moe.renormalize:
+            shares = shares / shares.sum(-1, keepdim=True)
+        order = chosen.flatten().argsort(stable=True)
+        tokens = order // self.moe.experts_per_token
+        counts = torch.bincount(chosen.flatten(), minlength=self.moe.num_experts).tolist()
+        inputs, shares = x[tokens], shares.flatten()[order].unsqueeze(-1)
+        outputs = [
+            expert.forward(part, kernels)
+            for expert, part in zip(self.experts, inputs.split(counts), strict=True)
+            if len(part)
+        ]
+        mixed = torch.cat(outputs).float().mul_(shares)
+        out = mixed.new_zeros(x.shape).index_add_(0, tokens, mixed)
+        if self.shared is not None and self.shared_gate is not None:
+            gate = torch.sigmoid(kernels.linear(x, self.shared_gate).float())
+            out += gate * self.shared.forward(x, kernels).float()
+        return out.to(x.dtype)

@@ -1,0 +1,111 @@
+"""What a model is, as data: enough to build it, to size its cache and to plan for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from kvarn.kernels.dispatch import Activation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeSpec:
+    """Rotary position embedding (Su et al. 2021) of one kind of layer."""
+
+    inverse_frequencies: tuple[float, ...]
+    """R angles per position, in radians; 2 R numbers of each head are rotated."""
+    attention_factor: float = 1.0
+    """Multiplies cosine and sine (YaRN, LongRoPE)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeSpec:
+    """A mixture of experts in place of a dense MLP."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    """Of one expert."""
+    shared_intermediate_size: int = 0
+    """Of the expert that every token visits; 0 is none."""
+    renormalize: bool = True
+    """The chosen experts' shares are scaled to sum to one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """What may differ between the layers of one decoder."""
+
+    rope: RopeSpec
+    window: int | None = None
+    """Tokens a query sees, itself included; None sees all before it."""
+    moe: MoeSpec | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec:
+    """A decoder-only transformer."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    """Of a dense MLP."""
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_context_length: int
+    """Prompt and answer together, in tokens."""
+    layers: tuple[LayerSpec, ...]
+    norm_eps: float
+    attention_scale: float
+    activation: Activation = "silu"
+    tied_embeddings: bool = False
+    norm_offset: float = 0.0
+    """Added to the weight of every norm (Gemma stores w - 1)."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+    """Of the attention's output projection."""
+    qk_norm: Literal["none", "head", "full"] = "none"
+    """Norm of queries and keys: over each head, or over all heads of a token together (OLMo 2)."""
+    embedding_scale: float = 1.0
+    attention_softcap: float | None = None
+    logits_softcap: float | None = None
+    num_parameters: int = 0
+    """Numbers in the checkpoint, tied ones counted once."""
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return len(self.layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderSpec:
+    """A bidirectional transformer that turns a text into one vector."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    max_context_length: int
+    norm_eps: float
+    activation: Activation = "gelu"
+    pooling: Literal["mean", "cls"] = "mean"
+    normalize: bool = True
+    """Scale each vector to length one."""
+    num_parameters: int = 0
+
+    @property
+    def embedding_size(self) -> int:
+        """Numbers in the vector of a text."""
+        return self.hidden_size
+
+
+def kv_bytes_per_token(spec: DecoderSpec, dtype: torch.dtype) -> int:
+    """Bytes that one token's keys and values take in all layers together."""
+    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * dtype.itemsize

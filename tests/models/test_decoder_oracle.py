@@ -1,0 +1,92 @@
+"""Every family's logits and greedy text equal transformers', however the work is cut into steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvarn.models import Decoder, load_model
+
+TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
+Factory = Callable[..., tuple[Any, Path]]
+
+
+@pytest.fixture
+def pair(family: str, oracle_factory: Factory) -> tuple[Any, Decoder]:
+    oracle, path = oracle_factory(family)
+    model = load_model(path, dtype="float32")
+    assert isinstance(model, Decoder)
+    return oracle, model
+
+
+def tokens(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(3, 199, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def expected(oracle: Any, prompt: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return oracle(torch.tensor([prompt])).logits[0].float()
+
+
+def test_a_whole_prompt_gives_the_oracles_logits(pair: tuple[Any, Decoder], run_paged: Any) -> None:
+    oracle, model = pair
+    for length in (1, 2, 16, 33, 70):
+        prompt = tokens(length, seed=length)
+        logits = run_paged(model).step({"a": prompt})["a"]
+        torch.testing.assert_close(logits, expected(oracle, prompt), **TOLERANCE)
+
+
+def test_steps_that_mix_prefill_chunks_and_decode_give_the_oracles_logits(
+    pair: tuple[Any, Decoder], run_paged: Any
+) -> None:
+    oracle, model = pair
+    prompts = {"a": tokens(75, 1), "b": tokens(40, 2), "c": tokens(23, 3), "d": tokens(5, 4)}
+    schedule = [
+        {"a": 7, "b": 1},
+        {"c": 16, "a": 1, "b": 17},
+        {"a": 30, "d": 4, "b": 1, "c": 1},
+        {"a": 1, "b": 1, "c": 1, "d": 1},
+        {"a": 35, "b": 19, "c": 5},
+        {"a": 1, "b": 1},
+    ]
+    runner = run_paged(model)
+    found: dict[str, list[torch.Tensor]] = {name: [] for name in prompts}
+    for counts in schedule:
+        rows = {}
+        for name, count in counts.items():
+            begin = runner.lengths.get(name, 0)
+            rows[name] = prompts[name][begin : begin + count]
+        for name, logits in runner.step(rows).items():
+            found[name].append(logits)
+    for name, prompt in prompts.items():
+        torch.testing.assert_close(torch.cat(found[name]), expected(oracle, prompt), **TOLERANCE)
+
+
+def test_a_prefix_of_another_sequences_blocks_gives_the_same_logits(pair: tuple[Any, Decoder], run_paged: Any) -> None:
+    oracle, model = pair
+    first, second = tokens(50, 5), tokens(50, 6)
+    second[:32] = first[:32]
+    runner = run_paged(model)
+    runner.step({"first": first})
+    runner.share_prefix("second", "first", num_blocks=2)
+    logits = runner.step({"second": second[32:]})["second"]
+    torch.testing.assert_close(logits, expected(oracle, second)[32:], **TOLERANCE)
+
+
+def test_greedy_text_equals_generate(pair: tuple[Any, Decoder], run_paged: Any) -> None:
+    oracle, model = pair
+    prompts = {"a": tokens(37, 7), "b": tokens(3, 8), "c": tokens(20, 9)}
+    runner = run_paged(model)
+    answers: dict[str, list[int]] = {name: [] for name in prompts}
+    rows = prompts
+    for _ in range(24):
+        for name, logits in runner.step(rows).items():
+            answers[name].append(int(logits[-1].argmax()))
+        rows = {name: answer[-1:] for name, answer in answers.items()}
+    for name, prompt in prompts.items():
+        output = oracle.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=None)
+        assert answers[name] == output[0, len(prompt) :].tolist()
