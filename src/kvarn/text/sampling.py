@@ -25,6 +25,8 @@ DEFAULT_COMPLETION_TOKENS = 16
 MAX_BAD_WORDS = 256
 """`bad_words` of one request at most: each costs a look at every step."""
 
+_MOST_TOKENS = 2**31 - 1
+
 MAX_PRIORITY = 1000
 """Priorities lie between minus and plus this."""
 
@@ -77,6 +79,15 @@ def completion_sampling(
     return params
 
 
+def check_sampling(request: SamplingFields, tokenizer: Tokenizer, limits: GatewayConfig) -> None:
+    """All checks that need no prompt, so that a bad request is refused before its prompt is tokenized.
+
+    Raises:
+        ApiError: 400 that names the field.
+    """
+    _sampling(request, tokenizer, limits, None, logprobs=None)
+
+
 def stop_strings(request: SamplingFields, limits: GatewayConfig) -> list[str]:
     """The stop strings of a request.
 
@@ -100,13 +111,18 @@ def stop_strings(request: SamplingFields, limits: GatewayConfig) -> list[str]:
 
 
 def _sampling(
-    request: SamplingFields, tokenizer: Tokenizer, limits: GatewayConfig, max_tokens: int, *, logprobs: int | None
+    request: SamplingFields,
+    tokenizer: Tokenizer,
+    limits: GatewayConfig,
+    max_tokens: int | None,
+    *,
+    logprobs: int | None,
 ) -> SamplingParams:
     _whole("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     stop_strings(request, limits)
     own_ends = () if request.ignore_eos else tokenizer.eos_token_ids
     asked_ends = _token_ids("stop_token_ids", request.stop_token_ids or [], tokenizer)
-    min_tokens = _whole("min_tokens", request.min_tokens, 0, max_tokens, why=f" ('max_tokens' is {max_tokens})")
+    most = _MOST_TOKENS if max_tokens is None else max_tokens
     return SamplingParams(
         seed=_seed(request.seed),
         temperature=_number("temperature", request.temperature, 1.0, 0, 2),
@@ -120,8 +136,8 @@ def _sampling(
         allowed_token_ids=_allowed_token_ids(request.allowed_token_ids, tokenizer),
         bad_words=_bad_words(request.bad_words or [], tokenizer, limits),
         stop_token_ids=sorted({*own_ends, *asked_ends}),
-        min_tokens=min_tokens,
-        max_tokens=max_tokens,
+        min_tokens=_whole("min_tokens", request.min_tokens, 0, most, why=" ('max_tokens' or the room in the context)"),
+        max_tokens=most,
         logprobs=logprobs,
         prompt_logprobs=None
         if request.prompt_logprobs is None

@@ -36,4 +36,12 @@ def _all_of(items: list[Any], kind: type) -> bool:
     return all(type(item) is kind for item in items)  # bool is an int to isinstance
 
 
-TextOrTokens = Annotated[str | list[str] | list[int] | list[list[int]], PlainValidator(_check), WithJsonSchema(_SCHEMA)]
+Forms = str | list[str] | list[int] | list[list[int]]
+TextOrTokens = Annotated[Forms, PlainValidator(_check), WithJsonSchema(_SCHEMA)]
+
+
+def as_list(value: Forms) -> list[str | list[int]]:
+    """The inputs one by one, each text or token ids."""
+    if isinstance(value, str) or isinstance(value[0], int):
+        return [value]
+    return list(value)
