@@ -98,6 +98,9 @@ class GatewayConfig(Section):
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
     """Largest request body. A longer one gets 413 before it is read to its end."""
 
+    body_timeout_s: float = Field(30.0, gt=0)
+    """Seconds a request's body may take to arrive before the client gets 408."""
+
     max_stop_strings: int = Field(16, ge=0)
     """Stop strings in one request at most."""
 

@@ -1,0 +1,62 @@
+"""The ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+import kvarn
+from kvarn.config.schema import KvarnConfig
+from kvarn.gateway.context import Gateway
+from kvarn.gateway.errors import add_error_handlers
+from kvarn.gateway.middleware import RequestMiddleware
+from kvarn.gateway.openapi import describe
+from kvarn.gateway.routes import chat, completions, docs, embeddings, health, metrics, models, tokens
+from kvarn.gateway.served import ModelTable, ServedModel
+from kvarn.observe.metrics import GatewayMetrics
+from kvarn.wire.openai.chat import ChatCompletionRequest
+from kvarn.wire.openai.completions import CompletionRequest
+from kvarn.wire.openai.embeddings import EmbeddingRequest
+from kvarn.wire.openai.tokenize import DetokenizeRequest, TokenizeRequest
+
+
+def create_app(config: KvarnConfig, models_by_name: Mapping[str, ServedModel]) -> FastAPI:
+    """Build the gateway's application. It answers at once; models become ready as their replicas and tokenizers do.
+
+    Args:
+        config: The whole configuration; the gateway reads its own section.
+        models_by_name: What is served. The replicas are started and stopped by the caller.
+    """
+    pool = ThreadPoolExecutor(config.gateway.tokenize_threads, thread_name_prefix="tokenize")
+    table = ModelTable(models_by_name, pool)
+    gateway = Gateway(config.gateway, table, GatewayMetrics(table))
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
+        loading = asyncio.create_task(table.load_text())
+        try:
+            yield
+        finally:
+            loading.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    app = FastAPI(
+        title="Kvarn",
+        version=kvarn.__version__,
+        summary="OpenAI-compatible serving of large language models.",
+        lifespan=lifespan,
+        docs_url=None,  # FastAPI's page fetches its scripts from a CDN; ours works offline
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.gateway = gateway
+    app.add_middleware(RequestMiddleware, metrics=gateway.metrics)
+    add_error_handlers(app)
+    for resource in (chat, completions, embeddings, models, tokens, health, metrics, docs):
+        app.include_router(resource.router)
+    describe(app, [ChatCompletionRequest, CompletionRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest])
+    return app

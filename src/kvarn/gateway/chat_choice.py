@@ -1,0 +1,143 @@
+"""One choice of a chat answer: text, tool calls, log-probabilities, why it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from msgspec import UNSET
+
+from kvarn.gateway.choice import Piece
+from kvarn.gateway.logprobs import chat_logprobs
+from kvarn.text.tokenizer import Tokenizer
+from kvarn.text.tools import TextDelta, ToolCallParser, ToolCallStart, ToolEvent
+from kvarn.wire.openai.chat_answer import (
+    AnswerMessage,
+    ChatChoice,
+    ChoiceLogprobs,
+    FinishReason,
+    FunctionCall,
+    FunctionCallDelta,
+    TokenLogprobs,
+    ToolCall,
+    ToolCallDelta,
+)
+
+
+@dataclass(slots=True)
+class ChatParts:
+    """A piece in chat's terms."""
+
+    content: str = ""
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    token_ids: list[int] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def only_text(self) -> bool:
+        """Whether there is nothing but content (or nothing at all) to send."""
+        return self.finish_reason is None and not self.tool_calls and not self.logprobs and self.token_ids is None
+
+
+class ChatReader:
+    """Reads the pieces of one choice.
+
+    Args:
+        tokenizer: Of the model.
+        parser: Finds tool calls in the text; None where the request has no tools.
+        top_logprobs: Alternatives at each position; None where log-probabilities were not asked for.
+        with_token_ids: Whether the client wants the ids too.
+        opening: Text the answer begins with.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        parser: ToolCallParser | None = None,
+        top_logprobs: int | None = None,
+        with_token_ids: bool = False,
+        opening: str = "",
+    ) -> None:
+        self.opening = opening
+        self._tokenizer = tokenizer
+        self._parser = parser
+        self._top_logprobs = top_logprobs
+        self._with_token_ids = with_token_ids
+        self._called = False
+
+    def read(self, piece: Piece) -> ChatParts:
+        """The next piece in chat's terms."""
+        parts = ChatParts(finish_reason=piece.finish_reason, stop_reason=piece.stop_reason)
+        if self._parser is None:
+            parts.content = piece.text
+        else:
+            self._take(self._parser.push(piece.text), parts)
+            if piece.finish_reason is not None:
+                self._take(self._parser.flush(), parts)
+        if self._top_logprobs is not None:
+            parts.logprobs = chat_logprobs(piece.logprobs, self._top_logprobs, self._tokenizer)
+        if self._with_token_ids:
+            parts.token_ids = piece.token_ids
+        if parts.finish_reason == "stop" and self._called:
+            parts.finish_reason = "tool_calls"
+        return parts
+
+    def _take(self, events: list[ToolEvent], parts: ChatParts) -> None:
+        for event in events:
+            if isinstance(event, TextDelta):
+                parts.content += event.text
+            elif isinstance(event, ToolCallStart):
+                self._called = True
+                function = FunctionCallDelta(name=event.name, arguments="")
+                call = ToolCallDelta(index=event.index, id=event.id, type="function", function=function)
+                parts.tool_calls.append(call)
+            else:
+                function = FunctionCallDelta(arguments=event.delta)
+                parts.tool_calls.append(ToolCallDelta(index=event.index, function=function))
+
+
+class ChatCollector:
+    """Gathers the parts of one choice into a whole message."""
+
+    def __init__(self, index: int, reader: ChatReader) -> None:
+        self._index = index
+        self._reader = reader
+        self._text = [reader.opening]
+        self._logprobs: list[TokenLogprobs] | None = None
+        self._token_ids: list[int] | None = None
+        self._calls: list[tuple[str, str, list[str]]] = []
+        self._finish_reason: FinishReason = "stop"
+        self._stop_reason: int | str | None = None
+
+    def add(self, piece: Piece) -> None:
+        """Take the choice's next piece."""
+        parts = self._reader.read(piece)
+        self._text.append(parts.content)
+        if parts.logprobs is not None:
+            self._logprobs = (self._logprobs or []) + parts.logprobs
+        if parts.token_ids is not None:
+            self._token_ids = (self._token_ids or []) + parts.token_ids
+        for call in parts.tool_calls:
+            if isinstance(call.id, str) and isinstance(call.function.name, str):
+                self._calls.append((call.id, call.function.name, []))
+            if isinstance(call.function.arguments, str):
+                self._calls[call.index][2].append(call.function.arguments)
+        if parts.finish_reason is not None:
+            self._finish_reason, self._stop_reason = parts.finish_reason, parts.stop_reason
+
+    def choice(self) -> ChatChoice:
+        """The finished choice."""
+        text = "".join(self._text)
+        calls = [
+            ToolCall(id=call_id, function=FunctionCall(name=name, arguments="".join(arguments)))
+            for call_id, name, arguments in self._calls
+        ]
+        return ChatChoice(
+            index=self._index,
+            message=AnswerMessage(content=None if calls and not text else text, tool_calls=calls or UNSET),
+            finish_reason=self._finish_reason,
+            logprobs=None if self._logprobs is None else ChoiceLogprobs(content=self._logprobs),
+            stop_reason=self._stop_reason,
+            token_ids=UNSET if self._token_ids is None else self._token_ids,
+        )

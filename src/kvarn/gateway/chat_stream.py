@@ -1,0 +1,81 @@
+"""The chunks of a streamed chat answer, encoded."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from msgspec import UNSET
+
+from kvarn.gateway.chat_choice import ChatParts, ChatReader
+from kvarn.gateway.choice import Piece
+from kvarn.gateway.generation import Tally
+from kvarn.gateway.sse import TextEvents, event
+from kvarn.wire.openai.chat_answer import ChatCompletionChunk, ChoiceLogprobs, ChunkChoice, Delta
+from kvarn.wire.openai.usage import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkHead:
+    """What all chunks of a stream have in common."""
+
+    id: str
+    created: int
+    model: str
+    include_usage: bool
+
+    def chunk(self, choices: list[ChunkChoice], usage: Usage | None = None) -> ChatCompletionChunk:
+        """One chunk of the stream."""
+        return ChatCompletionChunk(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            choices=choices,
+            usage=usage if self.include_usage else UNSET,
+        )
+
+
+async def stream_chat(
+    head: ChunkHead, pieces: AsyncGenerator[Piece, None], readers: list[ChatReader], tally: Tally
+) -> AsyncGenerator[bytes, None]:
+    """Encode a chat answer as it comes; closing this closes `pieces`.
+
+    Each choice begins with its role and ends with its finish reason; where usage is asked for, it comes last of all, in
+    a chunk without choices.
+    """
+    texts = [_text_events(head, index) for index in range(len(readers))]
+    started = [False] * len(readers)
+    async with aclosing(pieces):
+        async for piece in pieces:
+            index = piece.index
+            parts = readers[index].read(piece)
+            out = b""
+            if not started[index]:
+                started[index] = True
+                opening = Delta(role="assistant", content=readers[index].opening)
+                out = event(head.chunk([ChunkChoice(index=index, delta=opening)]))
+            if parts.only_text:
+                out += texts[index].event(parts.content) if parts.content else b""
+            else:
+                out += event(head.chunk([_chunk_choice(index, parts)]))
+            if out:
+                yield out
+        if head.include_usage:
+            yield event(head.chunk([], tally.usage()))
+
+
+def _text_events(head: ChunkHead, index: int) -> TextEvents:
+    return TextEvents(lambda text: head.chunk([ChunkChoice(index=index, delta=Delta(content=text))]))
+
+
+def _chunk_choice(index: int, parts: ChatParts) -> ChunkChoice:
+    delta = Delta(content=parts.content or UNSET, tool_calls=parts.tool_calls or UNSET)
+    return ChunkChoice(
+        index=index,
+        delta=delta,
+        finish_reason=parts.finish_reason,
+        logprobs=None if parts.logprobs is None else ChoiceLogprobs(content=parts.logprobs),
+        stop_reason=UNSET if parts.finish_reason is None else parts.stop_reason,
+        token_ids=UNSET if parts.token_ids is None else parts.token_ids,
+    )

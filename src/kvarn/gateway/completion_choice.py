@@ -1,0 +1,98 @@
+"""One choice of a text completion: the echoed prompt, text, log-probabilities, why it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msgspec import UNSET
+
+from kvarn.gateway.choice import Piece
+from kvarn.gateway.logprobs import completion_logprobs, prompt_logprobs
+from kvarn.text.tokenizer import Tokenizer
+from kvarn.wire.messages import PositionLogprobs
+from kvarn.wire.openai.completions import CompletionChoice, CompletionLogprobs
+
+
+@dataclass(slots=True)
+class Prompt:
+    """A prompt as its choices show it."""
+
+    token_ids: list[int]
+    text: str
+    """What `echo` puts before the answer; empty without it."""
+    positions: list[PositionLogprobs | None] | None = None
+    """Log-probabilities of its tokens, once the engine has sent them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionFields:
+    """What of a choice the client asked for."""
+
+    echo: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: bool = False
+    token_ids: bool = False
+
+
+class CompletionReader:
+    """Reads the pieces of one choice into what a stream sends; `joined` makes one of all that was read."""
+
+    def __init__(self, prompt: Prompt, fields: CompletionFields, tokenizer: Tokenizer) -> None:
+        self._prompt = prompt
+        self._fields = fields
+        self._tokenizer = tokenizer
+        self._started = False
+        self._offset = 0
+
+    def read(self, piece: Piece) -> CompletionChoice:
+        """The piece as a chunk of a stream; the first carries what is said of the prompt."""
+        first, self._started = not self._started, True
+        if piece.prompt_logprobs is not None:
+            self._prompt.positions = piece.prompt_logprobs
+        text = self._prompt.text + piece.text if first else piece.text
+        wants_ids = self._fields.token_ids
+        return CompletionChoice(
+            index=piece.index,
+            text=text,
+            finish_reason=piece.finish_reason,
+            logprobs=None if self._fields.logprobs is None else self._logprobs(piece, first, self._fields.logprobs),
+            stop_reason=UNSET if piece.finish_reason is None else piece.stop_reason,
+            token_ids=piece.token_ids if wants_ids else UNSET,
+            prompt_token_ids=self._prompt.token_ids if wants_ids and first else UNSET,
+        )
+
+    def _logprobs(self, piece: Piece, first: bool, top: int) -> CompletionLogprobs:
+        positions: list[PositionLogprobs | None] = list(piece.logprobs)
+        token_ids = piece.token_ids[: len(positions)]
+        if first and self._fields.echo and self._prompt.positions is not None:
+            positions = [*self._prompt.positions, *positions]
+            token_ids = [*self._prompt.token_ids, *token_ids]
+        lists, self._offset = completion_logprobs(positions, token_ids, self._offset, top, self._tokenizer)
+        return lists
+
+    def joined(self, chunks: list[CompletionChoice]) -> CompletionChoice:
+        """The whole choice from all its chunks."""
+        last = chunks[-1]
+        positions = self._prompt.positions if self._fields.prompt_logprobs else None
+        return CompletionChoice(
+            index=last.index,
+            text="".join(chunk.text for chunk in chunks),
+            finish_reason=last.finish_reason,
+            logprobs=_join_logprobs([chunk.logprobs for chunk in chunks if chunk.logprobs is not None]),
+            stop_reason=last.stop_reason,
+            token_ids=[i for chunk in chunks for i in chunk.token_ids or ()] if self._fields.token_ids else UNSET,
+            prompt_token_ids=chunks[0].prompt_token_ids,
+            prompt_logprobs=UNSET if positions is None else prompt_logprobs(positions, self._tokenizer),
+        )
+
+
+def _join_logprobs(parts: list[CompletionLogprobs]) -> CompletionLogprobs | None:
+    if not parts:
+        return None
+    tops = [part.top_logprobs for part in parts]
+    return CompletionLogprobs(
+        tokens=[token for part in parts for token in part.tokens],
+        token_logprobs=[value for part in parts for value in part.token_logprobs],
+        top_logprobs=None if None in tops else [entry for top in tops for entry in top or ()],
+        text_offset=[offset for part in parts for offset in part.text_offset],
+    )

@@ -1,0 +1,121 @@
+"""Every error a client can see, in OpenAI's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import msgspec
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from kvarn.gateway.body import BodyRefusedError
+from kvarn.gateway.record import record_of
+from kvarn.replica.api import ReplicaLostError, RequestRefusedError
+from kvarn.text.errors import ChatTemplateError, TokenizerError
+from kvarn.wire.messages import RefusalReason
+from kvarn.wire.openai.errors import ApiError, invalid_request
+
+RETRY_AFTER_S = 1.0
+"""Seconds a client is told to wait where nothing better is known."""
+
+_LINGER_S = 2.0
+
+_REFUSALS: dict[RefusalReason, tuple[int, str, str]] = {
+    RefusalReason.QUEUE_FULL: (429, "rate_limit_error", "queue_full"),
+    RefusalReason.QUEUE_TIMEOUT: (503, "server_error", "queue_timeout"),
+    RefusalReason.PROMPT_TOO_LONG: (400, "invalid_request_error", "context_length_exceeded"),
+    RefusalReason.NEVER_FITS: (400, "invalid_request_error", "never_fits"),
+    RefusalReason.DRAINING: (503, "server_error", "draining"),
+    RefusalReason.DUPLICATE_ID: (500, "server_error", "internal_error"),
+    RefusalReason.INVALID: (400, "invalid_request_error", "invalid_value"),
+    RefusalReason.INTERNAL: (500, "server_error", "internal_error"),
+}
+"""HTTP status, OpenAI error type and code of each refusal. A full queue is the client's signal to slow down (429); a
+wait that grew too long and a server going down are the server's state (503). 429 and 503 carry Retry-After."""
+
+
+def unavailable(message: str, code: str, retry_after_s: float | None = None) -> ApiError:
+    """A 503 with Retry-After."""
+    return ApiError(503, message, type="server_error", code=code, headers=_retry_after(retry_after_s))
+
+
+def to_api_error(error: Exception) -> ApiError:
+    """What a client is told about an exception from the replica or of its own making."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestRefusedError):
+        status, kind, code = _REFUSALS[error.reason]
+        headers = _retry_after(error.retry_after_s) if status in (429, 503) else {}
+        return ApiError(status, str(error), type=kind, code=code, headers=headers)
+    if isinstance(error, TokenizerError | ChatTemplateError):
+        return invalid_request(str(error))
+    if isinstance(error, ReplicaLostError):
+        return unavailable(f"The model's engine was lost: {error}. Try again.", "replica_lost")
+    return ApiError(
+        500, "The server failed to answer; its log names the cause.", type="server_error", code="internal_error"
+    )
+
+
+def error_response(error: ApiError) -> Response:
+    """The HTTP answer that carries an error."""
+    kind = _LingeringResponse if isinstance(error, BodyRefusedError) else Response
+    body = msgspec.json.encode(error.body())
+    return kind(body, status_code=error.status, headers=error.headers, media_type="application/json")
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer the errors that routes raise, and those of routing itself, in OpenAI's shape."""
+    for kind in (ApiError, RequestRefusedError, ReplicaLostError, TokenizerError, ChatTemplateError):
+        app.add_exception_handler(kind, _answer)
+    app.add_exception_handler(HTTPException, _answer_routing)
+    app.add_exception_handler(ClientDisconnect, _note_disconnect)
+
+
+async def _answer(_: Request, error: Exception) -> Response:
+    return error_response(to_api_error(error))
+
+
+async def _answer_routing(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {request.url.path[:200]}"
+    message = {
+        404: f"Unknown request URL: {where}. /docs lists the operations.",
+        405: f"Not allowed to {where}; allowed: {(error.headers or {}).get('Allow', 'see /docs')}.",
+    }.get(error.status_code, str(error.detail))
+    code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
+    return error_response(ApiError(error.status_code, message, code=code, headers=error.headers))
+
+
+async def _note_disconnect(request: Request, _: Exception) -> Response:
+    record_of(request.scope).disconnected = True
+    return Response(status_code=499)  # nobody reads it
+
+
+class _LingeringResponse(Response):
+    """Answers a request whose body is not read to its end.
+
+    Closing a socket with unread input resets the connection, and the client may never see the answer. So the answer is
+    sent whole, then what still arrives is thrown away until the client leaves or a short time is over.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.headers["connection"] = "close"
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        try:
+            async with asyncio.timeout(_LINGER_S):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                        break
+        except TimeoutError:
+            pass  # long enough: the connection closes now
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _retry_after(seconds: float | None) -> dict[str, str]:
+    return {"retry-after": str(max(1, math.ceil(RETRY_AFTER_S if seconds is None else seconds)))}

@@ -1,0 +1,123 @@
+"""From a replica's deltas to pieces of text: one request to the engine, or several at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+
+from kvarn.gateway.choice import Choice, Piece
+from kvarn.gateway.served import ReadyModel
+from kvarn.observe.metrics import GatewayMetrics
+from kvarn.replica.api import ReplicaLostError, RequestRefusedError
+from kvarn.wire.messages import FinishReason, RefusalReason, Submit
+from kvarn.wire.openai.usage import Usage, usage
+
+
+@dataclass(slots=True)
+class Tally:
+    """Tokens of one HTTP request, over all its prompts and choices."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    def usage(self) -> Usage:
+        """As OpenAI's usage object."""
+        return usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
+
+
+class Generation:
+    """One prompt's way through the engine.
+
+    Args:
+        model: Where it runs.
+        submit: What the engine is asked for.
+        choices: One for each of `submit.sampling.n`, in order.
+        tally: Where its tokens are counted.
+    """
+
+    def __init__(self, model: ReadyModel, submit: Submit, choices: Sequence[Choice], tally: Tally) -> None:
+        self._model = model
+        self._submit = submit
+        self._choices = choices
+        self._tally = tally
+
+    async def pieces(self, metrics: GatewayMetrics, received: float) -> AsyncGenerator[Piece, None]:
+        """Run it; yields what each delta adds to a choice.
+
+        A choice that met a stop string is over, whatever the engine still sends for it; when all are, the request is
+        aborted by closing the replica's generator.
+
+        Raises:
+            RequestRefusedError: The engine refused or gave up the request.
+            ReplicaLostError: The engine is not ready, died or fell silent.
+        """
+        observer = metrics.generation(self._model.name, received)
+        tally, choices = self._tally, self._choices
+        tally.prompt_tokens += len(self._submit.prompt_token_ids)
+        open_choices = len(choices)
+        try:
+            async with aclosing(self._model.replica.generate(self._submit)) as deltas:
+                async for delta in deltas:
+                    if delta.finish_reason is FinishReason.ABORT:
+                        raise RequestRefusedError(RefusalReason.INTERNAL, "the engine gave up the request")
+                    tally.cached_tokens += delta.cached_tokens
+                    choice = choices[delta.index]
+                    if choice.ended:
+                        continue
+                    if delta.token_ids:
+                        observer.delta(delta.index, len(delta.token_ids))
+                    before = choice.num_tokens
+                    piece = choice.add(delta)
+                    tally.completion_tokens += choice.num_tokens - before
+                    open_choices -= choice.ended
+                    if not open_choices:
+                        observer.finished()
+                    yield piece
+                    if not open_choices:
+                        return
+        except (RequestRefusedError, ReplicaLostError):
+            observer.failed()
+            raise
+
+
+async def interleave(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
+    """The pieces of several streams as they come; the first error ends all of them, as closing does.
+
+    Each stream runs at most one piece ahead, so a slow reader is felt by all of them.
+    """
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for piece in only:
+                yield piece
+        return
+    meeting: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(maxsize=1)
+    tasks = [asyncio.create_task(_forward(stream, meeting)) for stream in streams]
+    try:
+        running = len(tasks)
+        while running:
+            item = await meeting.get()
+            if item is None:
+                running -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _forward(stream: AsyncGenerator[Piece, None], meeting: asyncio.Queue[Piece | Exception | None]) -> None:
+    async with aclosing(stream):
+        try:
+            async for piece in stream:
+                await meeting.put(piece)
+        except Exception as error:
+            await meeting.put(error)
+        else:
+            await meeting.put(None)

@@ -1,0 +1,78 @@
+"""What happens around every request: its id, its metrics, its log line, and an answer whatever goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvarn.gateway.errors import error_response, to_api_error
+from kvarn.gateway.record import RequestRecord, new_record
+from kvarn.observe.metrics import UNKNOWN, GatewayMetrics
+
+CLIENT_LEFT = 499
+"""Status under which metrics count requests whose client left before an answer began."""
+
+_log = logging.getLogger("kvarn.gateway")
+
+
+class RequestMiddleware:
+    """Outermost layer: plain ASGI, since what wraps every chunk of every stream must cost next to nothing."""
+
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = new_record(scope)
+        id_header = (b"x-request-id", record.request_id.encode())
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                message["headers"] = [*message.get("headers", []), id_header]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except asyncio.CancelledError:
+            record.disconnected = True
+            raise
+        except Exception as error:
+            _log.exception("request %s failed", record.request_id)
+            if not record.status:
+                await error_response(to_api_error(error))(scope, receive, send_with_id)
+        finally:
+            self._count(scope, record)
+
+    def _count(self, scope: Scope, record: RequestRecord) -> None:
+        endpoint = endpoint_label(scope)
+        status = CLIENT_LEFT if record.disconnected and record.status in (0, CLIENT_LEFT) else record.status
+        seconds = time.monotonic() - record.received
+        self._metrics.requests.labels(record.model, endpoint, str(status)).inc()
+        self._metrics.request_seconds.labels(record.model, endpoint).observe(seconds)
+        if record.disconnected:
+            self._metrics.disconnects.labels(record.model, endpoint).inc()
+        _log.info(
+            "%s %s %d %.3fs model=%s id=%s%s",
+            scope["method"],
+            endpoint,
+            status,
+            seconds,
+            record.model,
+            record.request_id,
+            " client left" if record.disconnected else "",
+        )
+
+
+def endpoint_label(scope: Scope) -> str:
+    """The path template of the route that answered; one label for all the paths that do not exist."""
+    route = scope.get("route")
+    return route.path if isinstance(route, Route) else UNKNOWN

@@ -1,0 +1,61 @@
+"""What chat and text completions do alike on the way from a request to the engine."""
+
+from __future__ import annotations
+
+from kvarn.config.schema import GatewayConfig
+from kvarn.gateway.choice import Choice
+from kvarn.gateway.served import ReadyModel
+from kvarn.text.detokenizer import IncrementalDetokenizer
+from kvarn.text.sampling import stop_strings
+from kvarn.text.stop_strings import StopMatcher
+from kvarn.wire.messages import Submit
+from kvarn.wire.openai.chat import ChatCompletionRequest
+from kvarn.wire.openai.completions import CompletionRequest
+from kvarn.wire.openai.errors import invalid_request
+from kvarn.wire.sampling import SamplingParams
+
+
+def check_token_ids(token_ids: list[int], model: ReadyModel, param: str) -> None:
+    """Refuse token ids that the model has not.
+
+    Raises:
+        ApiError: 400 that names the field.
+    """
+    if token_ids and (min(token_ids) < 0 or max(token_ids) >= model.card.vocab_size):
+        raise invalid_request(f"{param!r} holds token ids outside 0 to {model.card.vocab_size - 1}.", param)
+
+
+def choices_of(
+    asked: ChatCompletionRequest | CompletionRequest,
+    sampling: SamplingParams,
+    model: ReadyModel,
+    limits: GatewayConfig,
+    first_index: int = 0,
+) -> list[Choice]:
+    """The `n` choices of one prompt; the first has number `first_index` in the answer."""
+    stops = stop_strings(asked, limits)
+    named = frozenset(asked.stop_token_ids or ())
+    return [
+        Choice(
+            first_index + index,
+            IncrementalDetokenizer(model.tokenizer, skip_special_tokens=asked.skip_special_tokens),
+            StopMatcher(stops, include_stop=asked.include_stop_str_in_output),
+            sampling.min_tokens,
+            named,
+            muted=isinstance(asked, CompletionRequest) and asked.max_tokens == 0,
+        )
+        for index in range(sampling.n)
+    ]
+
+
+def submit_of(
+    request_id: str, prompt: list[int], sampling: SamplingParams, asked: ChatCompletionRequest | CompletionRequest
+) -> Submit:
+    """What the engine is asked for; tenants come with a later change, so all share the nameless one."""
+    return Submit(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        sampling=sampling,
+        priority=asked.priority,
+        cache_salt=asked.cache_salt or "",
+    )

@@ -1,0 +1,49 @@
+"""What the gateway remembers of one HTTP request while it answers it."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from dataclasses import dataclass, field
+
+from starlette.types import Scope
+
+from kvarn.observe.metrics import UNKNOWN
+
+_SCOPE_KEY = "kvarn.record"
+_SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One HTTP request: set up by the middleware, filled in by the route."""
+
+    request_id: str
+    """Sent back as `x-request-id`; the client's own where it sent a sane one."""
+    received: float = field(default_factory=time.monotonic)
+    """Monotonic seconds at which the headers were read."""
+    model: str = UNKNOWN
+    """The configured model it asked for."""
+    body_bytes: int = 0
+    """Size of the body read."""
+    status: int = 0
+    """HTTP status sent; 0 before the answer starts."""
+    disconnected: bool = False
+    """The client left before the end of the answer."""
+
+
+def new_record(scope: Scope) -> RequestRecord:
+    """Make the record of a request and hang it on its ASGI scope."""
+    supplied = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    request_id = supplied.decode("ascii") if _SANE_ID.fullmatch(supplied) else f"req-{uuid.uuid4().hex}"
+    record = RequestRecord(request_id)
+    scope[_SCOPE_KEY] = record
+    return record
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    """The record of the request being answered."""
+    record = scope[_SCOPE_KEY]
+    assert isinstance(record, RequestRecord)
+    return record

@@ -1,0 +1,55 @@
+"""`/health`: the process lives. `/ready`: every model takes requests. `/`: what this is."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+import kvarn
+from kvarn.gateway.answer import json_response
+from kvarn.gateway.context import gateway_of
+from kvarn.gateway.served import ServedModel
+
+router = APIRouter(tags=["operation"])
+
+
+@router.get("/", summary="Name, version and links")
+async def root(request: Request) -> Response:
+    """Say what answers here and where to look next."""
+    links = {
+        "docs": "/docs",
+        "openapi": "/openapi.json",
+        "models": "/v1/models",
+        "metrics": "/metrics",
+        "ready": "/ready",
+    }
+    names = [model.name for model in gateway_of(request).models]
+    return json_response({"name": "kvarn", "version": kvarn.__version__, "models": names, "links": links})
+
+
+@router.get("/health", summary="Whether the gateway's process lives")
+async def health() -> Response:
+    """Answer 200 as long as the event loop turns, whatever the models do: restart the process when this fails."""
+    return json_response({"status": "ok"})
+
+
+@router.get("/ready", summary="Whether every model takes requests")
+async def ready(request: Request) -> Response:
+    """Answer 200 when all models are ready, else 503 with the progress of each: send traffic when this succeeds."""
+    models = list(gateway_of(request).models)
+    all_ready = all(model.ready for model in models)
+    answer = {
+        "status": "ready" if all_ready else "not_ready",
+        "models": {model.name: _state(model) for model in models},
+    }
+    return json_response(answer, 200 if all_ready else 503)
+
+
+def _state(model: ServedModel) -> dict[str, object]:
+    stage, fraction = model.replica.progress
+    state: dict[str, object] = {"ready": model.ready, "state": str(model.replica.state)}
+    if not model.ready:
+        state |= {"stage": stage, "progress": round(fraction, 3)}
+    if model.load_error is not None:
+        state["error"] = model.load_error
+    return state

@@ -1,0 +1,46 @@
+"""`/v1/models`: what is served, whether it is ready, and how busy it is."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from kvarn.gateway.answer import json_response
+from kvarn.gateway.context import gateway_of
+from kvarn.gateway.record import record_of
+from kvarn.gateway.served import ServedModel
+from kvarn.wire.openai.models import Capacity, Model, ModelList
+
+router = APIRouter(prefix="/v1/models", tags=["models"])
+
+
+@router.get("", summary="List the served models")
+async def list_models(request: Request) -> Response:
+    """Every model, with readiness and capacity."""
+    return json_response(ModelList(data=[_describe(model) for model in gateway_of(request).models]))
+
+
+@router.get("/{model:path}", summary="Describe one model")
+async def get_model(request: Request, model: str) -> Response:
+    """One model, with readiness and capacity; 404 `model_not_found` for a name that is not served."""
+    found = gateway_of(request).models.find(model)
+    record_of(request.scope).model = found.name
+    return json_response(_describe(found))
+
+
+def _describe(model: ServedModel) -> Model:
+    card, stats = model.replica.card, model.stats
+    return Model(
+        id=model.name,
+        created=model.created,
+        kind=card.kind if card else None,
+        state=str(model.replica.state),
+        ready=model.ready,
+        max_model_len=card.max_context_length if card else None,
+        capacity=Capacity(
+            kv_blocks_total=stats.kv_blocks_total,
+            kv_blocks_free=stats.kv_blocks_free,
+            running=stats.running,
+            waiting=stats.waiting,
+        ),
+    )

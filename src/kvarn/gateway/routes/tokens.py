@@ -1,0 +1,62 @@
+"""`/tokenize` and `/detokenize`: a model's tokenizer, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from kvarn.gateway.answer import json_response
+from kvarn.gateway.context import Gateway, gateway_of
+from kvarn.gateway.openapi import json_body
+from kvarn.gateway.served import ReadyModel
+from kvarn.wire.openai.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+
+router = APIRouter(tags=["tokens"])
+
+
+@router.post("/tokenize", summary="Text or messages to token ids", openapi_extra=json_body(TokenizeRequest))
+async def tokenize(request: Request) -> Response:
+    """Tokenize a prompt, or the messages of a chat as the model would see them."""
+    gateway = gateway_of(request)
+    asked = await gateway.read(request, TokenizeRequest)
+    model = gateway.ready_model(request, asked.model or _default(gateway))
+    tokens = await gateway.run(request, lambda: _tokenize(asked, model))
+    answer = TokenizeResponse(
+        count=len(tokens),
+        max_model_len=model.card.max_context_length,
+        tokens=tokens,
+        token_strs=[model.tokenizer.token_text(token) for token in tokens] if asked.return_token_strs else None,
+    )
+    return json_response(answer)
+
+
+@router.post("/detokenize", summary="Token ids to text", openapi_extra=json_body(DetokenizeRequest))
+async def detokenize(request: Request) -> Response:
+    """The text of token ids, special tokens included."""
+    gateway = gateway_of(request)
+    asked = await gateway.read(request, DetokenizeRequest)
+    model = gateway.ready_model(request, asked.model or _default(gateway))
+    text = await gateway.run(request, lambda: model.tokenizer.decode(asked.tokens, skip_special_tokens=False))
+    return json_response(DetokenizeResponse(prompt=text))
+
+
+def _default(gateway: Gateway) -> str:
+    return next(iter(gateway.models)).name
+
+
+def _tokenize(asked: TokenizeRequest, model: ReadyModel) -> list[int]:
+    if asked.prompt is not None:
+        return model.tokenizer.encode(asked.prompt, add_special_tokens=asked.add_special_tokens is not False)
+    text = model.chat_template.render(
+        asked.plain_messages,
+        tools=asked.active_tools,
+        add_generation_prompt=asked.add_generation_prompt,
+        continue_final_message=asked.continue_final_message,
+        **(asked.chat_template_kwargs or {}),
+    )
+    return model.tokenizer.encode(text, add_special_tokens=asked.add_special_tokens is True)

@@ -1,0 +1,142 @@
+"""The models behind the gateway: their replica, their tokenizer and their template."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from kvarn.config.schema import ModelConfig
+from kvarn.gateway.errors import unavailable
+from kvarn.replica.api import Replica, ReplicaState
+from kvarn.text.chat_template import ChatTemplate
+from kvarn.text.tokenizer import Tokenizer
+from kvarn.wire.messages import EngineStats, ModelCard
+from kvarn.wire.openai.errors import ApiError, model_not_found
+
+ResultT = TypeVar("ResultT")
+
+_INLINE_BYTES = 4096
+"""Requests up to this long are rendered and tokenized on the event loop: a thread would cost more than it saves."""
+
+_log = logging.getLogger("kvarn.gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyModel:
+    """A model whose parts are all there."""
+
+    name: str
+    replica: Replica
+    card: ModelCard
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    config: ModelConfig
+
+
+@dataclass(slots=True)
+class ServedModel:
+    """One model: what clients call it, the replica that runs it, and the directory of its checkpoint."""
+
+    name: str
+    config: ModelConfig
+    replica: Replica
+    directory: Path
+    created: int = field(default_factory=lambda: int(time.time()))
+    tokenizer: Tokenizer | None = None
+    """Loaded in the background when the gateway starts, as is the template."""
+    chat_template: ChatTemplate | None = None
+    load_error: str | None = None
+
+    @property
+    def up(self) -> bool:
+        """Whether the replica takes requests."""
+        return self.replica.state is ReplicaState.READY
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request can be answered now: the engine runs and the tokenizer is loaded."""
+        return self.up and self.tokenizer is not None and self.replica.card is not None
+
+    @property
+    def incarnation(self) -> object:
+        """Changes with each start of the engine process."""
+        return self.replica.card
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's latest statistics."""
+        return self.replica.stats
+
+    def when_ready(self) -> ReadyModel:
+        """This model with its parts.
+
+        Raises:
+            ApiError: 503 with Retry-After while it starts, restarts or drains; 500 when its tokenizer cannot be read.
+        """
+        card = self.replica.card
+        if self.load_error is not None:
+            raise ApiError(500, self.load_error, type="server_error", code="model_broken")
+        template = self.chat_template
+        if not self.up or self.tokenizer is None or template is None or card is None:
+            raise unavailable(f"The model {self.name!r} is not ready: {self.state_text}.", "model_not_ready")
+        return ReadyModel(self.name, self.replica, card, self.tokenizer, template, self.config)
+
+    @property
+    def state_text(self) -> str:
+        """The state in words for people, such as `starting (load weights, 40 %)`."""
+        state = self.replica.state
+        if state is ReplicaState.STARTING:
+            stage, fraction = self.replica.progress
+            return f"starting ({stage}, {fraction:.0%})"
+        return "loading its tokenizer" if state is ReplicaState.READY and self.tokenizer is None else str(state)
+
+    def load_text(self) -> None:
+        """Read tokenizer and template from the checkpoint; a failure is kept for `/ready` and for requests."""
+        try:
+            self.chat_template = ChatTemplate.load(self.directory)
+            self.tokenizer = Tokenizer.load(self.directory)
+        except Exception as error:
+            self.load_error = f"cannot load the tokenizer of {self.name!r}: {error}"
+            raise
+
+
+class ModelTable:
+    """Finds the model a request names, and runs its text work off the event loop where that is long."""
+
+    def __init__(self, models: Mapping[str, ServedModel], pool: Executor) -> None:
+        self._models = dict(models)
+        self._pool = pool
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models.values())
+
+    def find(self, name: str) -> ServedModel:
+        """The model of that name.
+
+        Raises:
+            ApiError: 404 `model_not_found`.
+        """
+        model = self._models.get(name)
+        if model is None:
+            raise model_not_found(name[:200], list(self._models))
+        return model
+
+    async def load_text(self) -> None:
+        """Load every model's tokenizer and template; one that fails leaves the others ready."""
+        loop = asyncio.get_running_loop()
+        loads = [loop.run_in_executor(self._pool, model.load_text) for model in self]
+        for model, result in zip(self, await asyncio.gather(*loads, return_exceptions=True), strict=True):
+            if isinstance(result, BaseException):
+                _log.error("model %s cannot serve text: %s", model.name, result)
+
+    async def run(self, size: int, work: Callable[[], ResultT]) -> ResultT:
+        """Run text work on `size` bytes of request: short ones here and now, long ones in the bounded pool."""
+        if size <= _INLINE_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -1,0 +1,33 @@
+"""Server-sent events that differ in one string."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+encode_json = msgspec.json.Encoder().encode
+DONE = b"data: [DONE]\n\n"
+_MARK = "\ue000"
+
+
+def event(data: object) -> bytes:
+    """One event that carries data as JSON."""
+    return b"data: " + encode_json(data) + b"\n\n"
+
+
+class TextEvents:
+    """Events that carry nothing new but text: nearly all of a stream. All but the text is encoded once.
+
+    Args:
+        make: Gives the event's data for a text; called once.
+    """
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, make: Callable[[str], object]) -> None:
+        self._before, _, self._after = event(make(_MARK)).rpartition(encode_json(_MARK))
+
+    def event(self, text: str) -> bytes:
+        """The event for a text."""
+        return self._before + encode_json(text) + self._after
