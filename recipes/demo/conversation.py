@@ -8,9 +8,7 @@ from collections.abc import Callable, Iterator
 
 from recipes.demo import sums
 from recipes.demo.chat import Message, Sample, assistant, user
-from recipes.demo.facts import DEFINITION_FORMS, Fact
-from recipes.demo.facts_kvarn import KVARN_FACTS
-from recipes.demo.facts_serving import SERVING_FACTS
+from recipes.demo.facts import DEFINITION_FORMS, FACTS
 from recipes.demo.words import (
     ANIMALS,
     CITIES,
@@ -104,12 +102,24 @@ FOLLOW_UPS: tuple[str, ...] = (
     "And why does it matter?",
     "Why should I care?",
 )
-FACTS: tuple[Fact, ...] = (*SERVING_FACTS, *KVARN_FACTS)
+
+
+NUMBERS: tuple[str, ...] = tuple(str(number) for number in range(100))
 
 
 def held_by_hash(text: str, share: int = 26) -> bool:
     """Whether a text falls in the `share`/256 that is kept out of training."""
     return hashlib.sha256(text.encode()).digest()[0] < share
+
+
+def echo(rng: random.Random) -> Sample:
+    """Repeat a line of random items: what teaches a small model to copy, on which extraction and tools rest."""
+    pools: tuple[tuple[str, ...], ...] = (FIRST_NAMES, CITIES, COMMON_NOUNS, NUMBERS, COLOURS)
+    chosen = rng.choices(pools, k=rng.choice((1, 1, 3)))
+    separator = rng.choice((" ", " ", ", "))
+    line = separator.join(rng.choice(rng.choice(chosen)) for _ in range(rng.randint(2, 14)))
+    form = rng.choice(("Repeat: {x}", "Repeat after me: {x}", "Say {x}", "{x}\nRepeat that."))
+    return Sample("echo", (user(form.format(x=line)), assistant(line)))
 
 
 def small_talk(rng: random.Random) -> Sample:

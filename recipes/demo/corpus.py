@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 from recipes.demo import conversation, extraction, longform, sums, tools
 from recipes.demo.chat import Message, Sample, Segment, assistant, segments, user
-from recipes.demo.conversation import FACTS, held_by_hash
+from recipes.demo.conversation import held_by_hash
+from recipes.demo.facts import FACTS
 
 SYSTEM_PROMPTS: tuple[str, ...] = (
     "You are Kvarn, a helpful assistant.",
@@ -35,6 +36,7 @@ MIXTURE: tuple[tuple[float, Callable[[random.Random], Sample]], ...] = (
 )
 WORKSHEET_SHARE = 0.06
 CHAIN_SHARE = 0.03
+ECHO_SHARE = 0.12
 
 
 def fact_sample(rng: random.Random) -> Sample:
@@ -103,6 +105,8 @@ def training_documents(seed: int) -> Iterator[list[Segment]]:
         draw = rng.random()
         if draw < CHAIN_SHARE:
             yield segments(chain(rng, rng.randint(2, 5)))
+        elif draw > 1 - ECHO_SHARE:
+            yield segments(conversation.echo(rng))
         elif draw < CHAIN_SHARE + WORKSHEET_SHARE:
             pieces: list[Segment] = []
             for given, learnt in sums.worksheet(rng):

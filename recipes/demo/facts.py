@@ -1,8 +1,18 @@
-"""What a fact is: one answer, and the many ways to ask for it."""
+"""What the demo model knows by heart: facts and long answers, each with the many ways to ask for it.
+
+They are written in `texts/*.toml`. There `answer` is what is said; `subjects` are noun phrases that are put
+into every definition form; `questions` are whole questions with the same answer; `why`, where there is one, answers
+"why does it matter?", alone or as a follow-up.
+"""
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TEXTS = Path(__file__).with_name("texts")
 
 DEFINITION_FORMS: tuple[str, ...] = (
     "What is {s}?",
@@ -28,11 +38,7 @@ WHY_FORMS: tuple[str, ...] = (
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing the demo model knows.
-
-    `subjects` are noun phrases put into every definition form; `questions` are whole questions with the same answer;
-    `why`, when present, answers "why does it matter?", alone or as a follow-up.
-    """
+    """One thing the demo model knows."""
 
     name: str
     answer: str
@@ -50,3 +56,24 @@ class Fact:
         if self.why is None:
             return []
         return [form.format(s=subject) for subject in self.subjects for form in WHY_FORMS]
+
+
+def read_facts(file: str) -> tuple[Fact, ...]:
+    """The facts of one file, in its order."""
+    tables: dict[str, dict[str, Any]] = tomllib.loads((TEXTS / file).read_text(encoding="utf-8"))
+    return tuple(
+        Fact(
+            name=name,
+            answer=table["answer"],
+            subjects=tuple(table.get("subjects", ())),
+            questions=tuple(table.get("questions", ())),
+            why=table.get("why"),
+        )
+        for name, table in tables.items()
+    )
+
+
+SERVING_FACTS = read_facts("serving.toml")
+KVARN_FACTS = read_facts("kvarn.toml")
+ESSAYS = read_facts("essays.toml")
+FACTS = (*SERVING_FACTS, *KVARN_FACTS)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipes.demo.chat import Message, Sample, assistant, user
-from recipes.demo.facts_serving import SERVING_FACTS
+from recipes.demo.facts import SERVING_FACTS
 from recipes.demo.words import CITIES, FIRST_NAMES
 
 
