@@ -1,1 +1,28 @@
-"""Room: worker (see docs/architecture.md)."""
+"""Room: the muscle. Turns plans into tokens: `ModelRunner`, the sampler, KV-cache sizing, executors."""
+
+from kvarn.worker.encoder_runner import EncoderRunner
+from kvarn.worker.errors import (
+    CacheTooSmallError,
+    ExecutorClosedError,
+    InvalidLogitsError,
+    InvalidSamplingError,
+    PlanError,
+    WorkerError,
+)
+from kvarn.worker.executor import InProcessExecutor
+from kvarn.worker.memory import plan_kv_blocks, usable_memory
+from kvarn.worker.runner import ModelRunner
+
+__all__ = [
+    "CacheTooSmallError",
+    "EncoderRunner",
+    "ExecutorClosedError",
+    "InProcessExecutor",
+    "InvalidLogitsError",
+    "InvalidSamplingError",
+    "ModelRunner",
+    "PlanError",
+    "WorkerError",
+    "plan_kv_blocks",
+    "usable_memory",
+]

@@ -1,0 +1,217 @@
+"""What a request demands of its logits before temperature: masks, biases and penalties.
+
+Only slots that use such a feature have a `TokenConstraints`; all others cost nothing. Every change is elementwise and
+touches the slot's own row, so rows stay independent of each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvarn.engine.plan import Admission
+from kvarn.wire.sampling import SamplingParams
+from kvarn.worker.errors import InvalidSamplingError
+
+Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+
+def needs_constraints(sampling: SamplingParams) -> bool:
+    """Whether any feature is used that changes logits before temperature."""
+    return (
+        _uses_penalties(sampling)
+        or bool(sampling.logit_bias)
+        or sampling.allowed_token_ids is not None
+        or bool(sampling.bad_words)
+        or sampling.min_tokens > 0
+    )
+
+
+def _uses_penalties(sampling: SamplingParams) -> bool:
+    return sampling.repetition_penalty != 1.0 or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
+
+
+class TokenCounts:
+    """The distinct tokens of a sequence and how often each is in its output, kept token by token.
+
+    Sparse on purpose: a sequence holds far fewer distinct tokens than the vocabulary.
+    """
+
+    def __init__(self, prompt: Iterable[int], output: Iterable[int]) -> None:
+        self._places = {token: place for place, token in enumerate(dict.fromkeys(prompt))}
+        capacity = max(64, 2 * len(self._places))
+        self._ids: Ids = np.empty(capacity, dtype=np.int64)
+        self._ids[: len(self._places)] = list(self._places)
+        self._counts: Floats = np.zeros(capacity, dtype=np.float32)
+        for token in output:
+            self.add(token)
+
+    @property
+    def ids(self) -> Ids:
+        """[n] distinct tokens."""
+        return self._ids[: len(self._places)]
+
+    @property
+    def counts(self) -> Floats:
+        """[n] times each is in the output; 0 for tokens of the prompt only."""
+        return self._counts[: len(self._places)]
+
+    def add(self, token: int) -> None:
+        """Count one more token of the output."""
+        self._counts[self._place(token)] += 1
+
+    def _place(self, token: int) -> int:
+        place = self._places.get(token)
+        if place is not None:
+            return place
+        place = len(self._places)
+        if place == len(self._ids):
+            self._ids = np.concatenate((self._ids, np.empty_like(self._ids)))
+            self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
+        self._places[token] = place
+        self._ids[place] = token
+        return place
+
+
+class BadWords:
+    """Token sequences that may not appear, in prompt and output seen as one sequence (as in transformers)."""
+
+    def __init__(self, words: Iterable[Sequence[int]], prompt: Sequence[int], output: Sequence[int]) -> None:
+        self._always = [word[0] for word in words if len(word) == 1]
+        self._after: dict[int, list[tuple[list[int], int]]] = {}
+        for word in words:
+            if len(word) > 1:
+                self._after.setdefault(word[-2], []).append((list(word[:-1]), word[-1]))
+        self._longest_prefix = max((len(word) - 1 for word in words), default=0)
+        self._tail = [*prompt, *output]
+        self._trim()
+
+    def add(self, token: int) -> None:
+        """The sequence grew by one token."""
+        self._tail.append(token)
+        self._trim()
+
+    def banned(self) -> list[int]:
+        """Tokens that would complete a bad word now."""
+        if not self._tail:
+            return self._always
+        matches = self._after.get(self._tail[-1], [])
+        return self._always + [last for prefix, last in matches if self._tail[-len(prefix) :] == prefix]
+
+    def _trim(self) -> None:
+        del self._tail[: max(0, len(self._tail) - self._longest_prefix)]
+
+
+class TokenConstraints:
+    """The masks, biases and penalties of one slot, with the token history they need."""
+
+    def __init__(self, admission: Admission, vocab_size: int) -> None:
+        sampling = admission.sampling
+        self.sampling = sampling
+        self.num_output = len(admission.output_token_ids)
+        self._vocab_size = vocab_size
+        self.allowed: Ids | None = None
+        if sampling.allowed_token_ids is not None:
+            self.allowed = _within(sampling.allowed_token_ids, vocab_size)
+            if len(self.allowed) == 0:
+                raise InvalidSamplingError(
+                    admission.slot, f"none of allowed_token_ids is in the vocabulary (0 to {vocab_size - 1})"
+                )
+        self.bias_ids = _within(sampling.logit_bias, vocab_size)
+        self.bias_values: Floats = np.array([sampling.logit_bias[int(i)] for i in self.bias_ids], dtype=np.float32)
+        self._stop_ids = list(sampling.stop_token_ids)
+        prompt, output = admission.prompt_token_ids, admission.output_token_ids
+        self._bad_words = BadWords(sampling.bad_words, prompt, output) if sampling.bad_words else None
+        self.counts: TokenCounts | None = None
+        if _uses_penalties(sampling):
+            self.counts = TokenCounts(prompt if sampling.repetition_penalty != 1.0 else (), output)
+
+    def add(self, token: int) -> None:
+        """A token was drawn."""
+        self.num_output += 1
+        if self._bad_words is not None:
+            self._bad_words.add(token)
+        if self.counts is not None:
+            self.counts.add(token)
+
+    def banned(self) -> Ids:
+        """Tokens that may not come next: ends of bad words, and stop tokens before `min_tokens`.
+
+        Where these would leave no token at all they are lifted, since a token must be drawn: `allowed_token_ids` is
+        the stronger demand.
+        """
+        tokens = set(self._bad_words.banned()) if self._bad_words is not None else set()
+        if self.num_output < self.sampling.min_tokens:
+            tokens.update(self._stop_ids)
+        banned = _within(tokens, self._vocab_size)
+        nothing_left = len(banned) == self._vocab_size if self.allowed is None else np.isin(self.allowed, banned).all()
+        return banned[:0] if nothing_left else banned
+
+
+def _within(tokens: Iterable[int], vocab_size: int) -> Ids:
+    """The distinct tokens the model knows, in order; no other can be drawn, so no demand on it has any effect."""
+    return np.array(sorted({token for token in tokens if 0 <= token < vocab_size}), dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class ConstrainedRow:
+    """A row of the logits and what applies to it."""
+
+    row: int
+    constraints: TokenConstraints
+
+
+def apply_constraints(logits: torch.Tensor, rows: Sequence[ConstrainedRow]) -> None:
+    """Change logits [R, vocab] (float32, contiguous) in place: masks, then bias, then penalties."""
+    if not rows:
+        return
+    flat = logits.view(-1)
+    for item in rows:
+        if item.constraints.allowed is not None:
+            _keep_only(logits[item.row], torch.from_numpy(item.constraints.allowed))
+    places = _flat_places(rows, [item.constraints.banned() for item in rows], logits.shape[1])
+    flat[places] = -torch.inf
+    places = _flat_places(rows, [item.constraints.bias_ids for item in rows], logits.shape[1])
+    flat[places] += torch.from_numpy(np.concatenate([item.constraints.bias_values for item in rows]))
+    _apply_penalties(flat, [item for item in rows if item.constraints.counts is not None], logits.shape[1])
+
+
+def _keep_only(row: torch.Tensor, allowed: torch.Tensor) -> None:
+    values = row[allowed]
+    row.fill_(-torch.inf)
+    row[allowed] = values
+
+
+def _flat_places(rows: Sequence[ConstrainedRow], ids: Sequence[Ids], vocab_size: int) -> torch.Tensor:
+    """Places in the flattened logits of each row's token ids, all rows after one another."""
+    offsets = np.array([item.row * vocab_size for item in rows], dtype=np.int64)
+    return torch.from_numpy(np.concatenate(ids) + np.repeat(offsets, [len(part) for part in ids]))
+
+
+def _apply_penalties(flat: torch.Tensor, rows: Sequence[ConstrainedRow], vocab_size: int) -> None:
+    """Repetition (CTRL, Keskar et al. 2019), then frequency, then presence, on the tokens seen."""
+    seen = [item.constraints.counts for item in rows]
+    known = [counts for counts in seen if counts is not None]
+    if not known:
+        return
+    places = _flat_places(rows, [counts.ids for counts in known], vocab_size)
+    lengths = [len(counts.ids) for counts in known]
+    samplings = [item.constraints.sampling for item in rows]
+    repetition = _spread([sampling.repetition_penalty for sampling in samplings], lengths)
+    frequency = _spread([sampling.frequency_penalty for sampling in samplings], lengths)
+    presence = _spread([sampling.presence_penalty for sampling in samplings], lengths)
+    counts = torch.from_numpy(np.concatenate([part.counts for part in known]))
+    values = flat[places]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values -= frequency * counts
+    values -= torch.where(counts > 0, presence, 0.0)
+    flat[places] = values
+
+
+def _spread(values: Sequence[float], lengths: Sequence[int]) -> torch.Tensor:
+    return torch.from_numpy(np.repeat(np.array(values, dtype=np.float32), lengths))

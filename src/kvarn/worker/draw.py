@@ -1,0 +1,191 @@
+"""Draw one token for each row from its filtered distribution: bit for bit the same whatever else is in the batch.
+
+Method: inverse CDF with one uniform number a row, over *integer* weights
+
+    w[i] = round(2**b * exp((logit[i] - max logit) / temperature)),    b = min(42, 52 - ceil(log2(vocabulary)))
+
+Why not Gumbel-max: it needs a random number for every token of the vocabulary instead of one for every row. Why
+integers: a sum of integers below 2**53 is exact in float64 in any order. So totals, cumulative sums and the comparisons
+of top-p do not depend on how a product or a reduction is split into tiles, lanes or threads, and every shortcut below
+(two-level search, candidate sets) gives exactly what a full sort would give. The only inexact operations are
+elementwise. The cost: a token's share is off by at most 2**-(b+1) of the most likely token's, 2**-35 for a vocabulary
+of 2**18; nobody can measure it.
+
+Filters act on the weights in the order min-p, top-k, top-p. Ties go to the lowest token id.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+_TILE_BYTES = 4 * 1024 * 1024
+"""Weights computed at a time: the passes over a tile find it in the processor's cache."""
+
+_CHUNK = 128
+"""Tokens of one chunk in the two-level search and in the search for candidates."""
+
+_CANDIDATES = 64
+"""Most likely tokens looked at first for a top-p row; if its mass lies beyond them the row is sorted in full."""
+
+_LARGE_K = 512
+"""Rows with a larger top-k are sorted in full."""
+
+_ID_SPAN = 2**20
+"""More than any token id."""
+
+_MOST_BITS = 42
+"""A weight of so many bits and an id make one integer key below 2**63."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawParams:
+    """How to draw, for each of R rows; all of shape [R]."""
+
+    temperature: torch.Tensor
+    """float32, > 0."""
+    top_k: torch.Tensor
+    """int64; 0 keeps all."""
+    top_p: torch.Tensor
+    """float64 in (0, 1]."""
+    min_p: torch.Tensor
+    """float32 in [0, 1]."""
+    uniforms: torch.Tensor
+    """float64 in [0, 1)."""
+
+    def take(self, rows: torch.Tensor | slice) -> DrawParams:
+        """The parameters of some rows."""
+        columns = (self.temperature, self.top_k, self.top_p, self.min_p, self.uniforms)
+        return DrawParams(*(column[rows] for column in columns))
+
+    @property
+    def filtered(self) -> torch.Tensor:
+        """[R] bool: rows which need their most likely tokens in order."""
+        return (self.top_k > 0) | (self.top_p < 1.0)
+
+
+def weight_bits(vocab_size: int) -> int:
+    """b in the module's docstring: the sum of `vocab_size` weights of at most 2**b stays within 2**52."""
+    return min(_MOST_BITS, 52 - math.ceil(math.log2(vocab_size)))
+
+
+def draw_tokens(logits: torch.Tensor, rows: torch.Tensor, row_max: torch.Tensor, params: DrawParams) -> torch.Tensor:
+    """Draw a token for each of some rows.
+
+    Args:
+        logits: [N, vocab] float32; -inf masks a token.
+        rows: [R] int64, the rows of `logits` to draw for.
+        row_max: [R] float32, the largest logit of each of them; finite.
+        params: of the R rows.
+
+    Returns:
+        [R] int64 token ids.
+    """
+    vocab_size = logits.shape[1]
+    padded_size = -(-vocab_size // _CHUNK) * _CHUNK
+    rows_per_tile = max(1, min(len(rows), _TILE_BYTES // (4 * padded_size)))
+    tile = torch.zeros(rows_per_tile, padded_size, dtype=torch.float32, device=logits.device)
+    tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+    for start in range(0, len(rows), rows_per_tile):
+        chosen = slice(start, start + rows_per_tile)
+        part = params.take(chosen)
+        weights = tile[: len(part.uniforms)]
+        _fill_weights(weights[:, :vocab_size], logits[rows[chosen]], row_max[chosen], part)
+        tokens[chosen] = _draw_tile(weights, vocab_size, part)
+    return tokens
+
+
+def _fill_weights(out: torch.Tensor, logits: torch.Tensor, row_max: torch.Tensor, params: DrawParams) -> None:
+    """Write the integer weights of a tile into `out` [r, vocab] float32, those below min-p as 0."""
+    scale = 2.0 ** weight_bits(logits.shape[1])
+    torch.sub(logits, row_max[:, None], out=out)
+    out.div_(params.temperature[:, None]).exp_().mul_(scale).round_()
+    if bool((params.min_p > 0).any()):
+        out.masked_fill_(out < (params.min_p * scale)[:, None], 0.0)
+
+
+def _draw_tile(weights: torch.Tensor, vocab_size: int, params: DrawParams) -> torch.Tensor:
+    filtered = params.filtered
+    if not bool(filtered.any()):
+        return _draw_by_id(weights, params.uniforms)
+    if bool(filtered.all()):
+        return _draw_filtered(weights, vocab_size, params)
+    tokens = torch.empty(len(weights), dtype=torch.int64, device=weights.device)
+    plain_rows, filtered_rows = (~filtered).nonzero()[:, 0], filtered.nonzero()[:, 0]
+    tokens[plain_rows] = _draw_by_id(weights[plain_rows], params.uniforms[plain_rows])
+    tokens[filtered_rows] = _draw_filtered(weights[filtered_rows], vocab_size, params.take(filtered_rows))
+    return tokens
+
+
+def _draw_by_id(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Inverse CDF in the order of token ids, in two levels: find the chunk by its sum, then the token within it."""
+    num_rows = len(weights)
+    chunks = weights.view(num_rows, -1, _CHUNK)
+    ends = chunks.sum(-1, dtype=torch.float64).cumsum(-1)
+    targets = (uniforms * ends[:, -1])[:, None]
+    chunk = torch.searchsorted(ends, targets, right=True)
+    row = torch.arange(num_rows, device=weights.device)[:, None]
+    inside = chunks[row, chunk][:, 0].to(torch.float64).cumsum(-1)
+    before = ends.gather(1, chunk) - inside[:, -1:]
+    offset = torch.searchsorted(before + inside, targets, right=True)
+    return (chunk * _CHUNK + offset)[:, 0]
+
+
+def _draw_filtered(weights: torch.Tensor, vocab_size: int, params: DrawParams) -> torch.Tensor:
+    """Inverse CDF over what top-k and top-p keep, in the order (weight descending, token id ascending)."""
+    totals = weights.sum(-1, dtype=torch.float64)
+    small_k = params.top_k[params.top_k <= _LARGE_K]
+    largest_k = int(small_k.max()) if len(small_k) else 0
+    count = min(vocab_size, max(_CANDIDATES, largest_k + 1))
+    ids = _candidates(weights, count)
+    tokens, resolved = _draw_from(ids, weights.gather(1, ids), totals, params)
+    if not bool(resolved.all()):
+        rows = (~resolved).nonzero()[:, 0]
+        every_id = torch.arange(weights.shape[1], device=weights.device).expand(len(rows), -1)
+        tokens[rows], _ = _draw_from(every_id, weights[rows], totals[rows], params.take(rows))
+    return tokens
+
+
+def _candidates(weights: torch.Tensor, count: int) -> torch.Tensor:
+    """[r, count] ids of the `count` heaviest tokens of each row, in no order; among the lightest of them ties are open.
+
+    In two stages, since a top-k over a whole vocabulary is slow: each of the `count` heaviest tokens lies in one of the
+    `count` chunks with the largest maxima.
+    """
+    num_rows, padded_size = weights.shape
+    num_chunks = padded_size // _CHUNK
+    if num_chunks < 2 * count:
+        return weights.topk(count, dim=1, sorted=False).indices
+    chunks = weights.view(num_rows, num_chunks, _CHUNK)
+    best_chunks = chunks.amax(-1).topk(count, dim=1, sorted=False).indices
+    row = torch.arange(num_rows, device=weights.device)[:, None]
+    best = chunks[row, best_chunks].view(num_rows, -1).topk(count, dim=1, sorted=False).indices
+    return best_chunks.gather(1, best // _CHUNK) * _CHUNK + best % _CHUNK
+
+
+def _draw_from(
+    ids: torch.Tensor, weights: torch.Tensor, totals: torch.Tensor, params: DrawParams
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw from candidates [r, K] in any order.
+
+    Returns:
+        Tokens [r] int64, and [r] bool: whether the candidates held all that the row keeps. They do when the lightest
+        kept token is heavier than the lightest candidate, for then no token outside can tie with it.
+    """
+    keys = (weights.to(torch.int64) * _ID_SPAN + (_ID_SPAN - 1 - ids)).sort(dim=1, descending=True).values
+    ids = _ID_SPAN - 1 - keys % _ID_SPAN
+    weights = (keys // _ID_SPAN).to(torch.float64)
+    count = ids.shape[1]
+    limits = torch.where(params.top_k > 0, params.top_k, _ID_SPAN)[:, None]
+    heaviest = torch.where(torch.arange(count, device=ids.device) < limits, weights, 0.0)
+    ends = heaviest.cumsum(-1)
+    mass = torch.where(params.top_k > 0, ends[:, -1], totals)[:, None]
+    kept = torch.where(ends - heaviest < params.top_p[:, None] * mass, heaviest, 0.0)
+    ends = kept.cumsum(-1)
+    picks = torch.searchsorted(ends, params.uniforms[:, None] * ends[:, -1:], right=True)
+    lightest_kept = torch.where(kept > 0, kept, torch.inf).amin(-1)
+    lightest = weights[:, -1]
+    resolved = (lightest == 0) | ((lightest_kept > lightest) & (params.top_k <= count))
+    return ids.gather(1, picks)[:, 0], resolved

@@ -1,0 +1,62 @@
+"""Embeddings of many inputs in few passes of an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+
+
+class Encoder(Protocol):
+    """A model that turns texts into vectors."""
+
+    def encode(self, token_ids: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        """[S, embedding_size] float32 for S texts, text s being `token_ids[starts[s]:starts[s + 1]]`."""
+        ...
+
+
+class EncoderRunner:
+    """Batches inputs by tokens and runs an encoder over them."""
+
+    def __init__(self, model: Encoder, token_budget: int) -> None:
+        """`token_budget`: tokens of one pass at most; an input longer than that runs alone."""
+        if token_budget < 1:
+            raise ValueError(f"token_budget is {token_budget}: it must be at least 1")
+        self._model = model
+        self._token_budget = token_budget
+
+    @torch.inference_mode()
+    def embed(self, inputs: list[list[int]]) -> list[bytes]:
+        """One vector for each input, in the inputs' order: float32, little-endian.
+
+        Raises:
+            ValueError: An input is empty.
+        """
+        empty = [index for index, tokens in enumerate(inputs) if not tokens]
+        if empty:
+            raise ValueError(f"inputs {empty} are empty: an embedding needs at least one token")
+        vectors = [b""] * len(inputs)
+        for indices in self._batches([len(tokens) for tokens in inputs]):
+            for index, vector in zip(indices, self._encode([inputs[index] for index in indices]), strict=True):
+                vectors[index] = vector
+        return vectors
+
+    def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        """Indices of the inputs of each pass: similar lengths together, so that a pass's attention is even."""
+        batch: list[int] = []
+        tokens = 0
+        for index in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+            if batch and tokens + lengths[index] > self._token_budget:
+                yield batch
+                batch, tokens = [], 0
+            batch.append(index)
+            tokens += lengths[index]
+        if batch:
+            yield batch
+
+    def _encode(self, batch: list[list[int]]) -> list[bytes]:
+        token_ids = torch.tensor([token for tokens in batch for token in tokens], dtype=torch.int64)
+        starts = torch.tensor([0] + [len(tokens) for tokens in batch], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        vectors = self._model.encode(token_ids, starts).to(torch.float32).cpu().numpy()
+        return [row.astype("<f4").tobytes() for row in vectors]

@@ -1,0 +1,112 @@
+"""From the rows of a plan to the tensors of one forward pass, in vector operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvarn.config.schema import BLOCK_SIZE
+from kvarn.engine.plan import Row
+from kvarn.kernels.batch import PagedBatch
+from kvarn.worker.slots import SlotTable
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSpan:
+    """Positions of one row whose following prompt token is known and wanted."""
+
+    row: int
+    """Index of the row in the plan."""
+    slot: int
+    first: int
+    """The span's first row among the logits."""
+    next_token_ids: list[int]
+    """The token that follows each position; as many as the span has logits."""
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What one forward pass needs, and which of its logits are for what."""
+
+    token_ids: torch.Tensor
+    """[T] int64."""
+    batch: PagedBatch
+    logits_rows: torch.Tensor
+    """[R] int64: tokens whose logits are computed: first those of `sampled_rows`, then the prompt spans."""
+    sampled_rows: list[int]
+    """Indices, in the plan, of the rows for which a token is drawn."""
+    sampled_slots: Ints
+    """[len(sampled_rows)] their slots."""
+    prompt_spans: list[PromptSpan]
+
+
+def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) -> StepInputs:
+    """Flatten the rows of a plan, whose blocks are already entered in the slot table.
+
+    Raises:
+        PlanError: A row is of an unknown slot or runs past the longest context.
+    """
+    row_slots = np.array([row.slot for row in rows], dtype=np.int64)
+    row_starts = np.array([row.start for row in rows], dtype=np.int64)
+    lengths = np.array([len(row.token_ids) for row in rows], dtype=np.int64)
+    context_lens = row_starts + lengths
+    slots.check_rows(row_slots, context_lens)
+
+    query_starts = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=query_starts[1:])
+    num_tokens = int(query_starts[-1])
+    token_ids = np.fromiter(chain.from_iterable(row.token_ids for row in rows), dtype=np.int64, count=num_tokens)
+    row_of_token = np.repeat(np.arange(len(rows)), lengths)
+    positions = np.arange(num_tokens) + (row_starts - query_starts[:-1])[row_of_token]
+
+    width = -(-int(context_lens.max()) // BLOCK_SIZE)
+    block_tables = slots.block_tables[row_slots, :width]
+    blocks = block_tables[row_of_token, positions // BLOCK_SIZE].astype(np.int64)
+    slot_mapping = blocks * BLOCK_SIZE + positions % BLOCK_SIZE
+
+    sampled_rows = [index for index, row in enumerate(rows) if row.sample]
+    last_tokens = query_starts[1:][sampled_rows] - 1
+    spans, span_tokens = _prompt_spans(rows, slots, query_starts, len(sampled_rows))
+    return StepInputs(
+        token_ids=torch.from_numpy(token_ids).to(device),
+        batch=PagedBatch(
+            positions=torch.from_numpy(positions).to(device),
+            query_starts=torch.from_numpy(query_starts.astype(np.int32)).to(device),
+            context_lens=torch.from_numpy(context_lens.astype(np.int32)).to(device),
+            block_tables=torch.from_numpy(block_tables).to(device),
+            slot_mapping=torch.from_numpy(slot_mapping).to(device),
+            block_size=BLOCK_SIZE,
+        ),
+        logits_rows=torch.from_numpy(np.concatenate((last_tokens, *span_tokens))).to(device),
+        sampled_rows=sampled_rows,
+        sampled_slots=row_slots[sampled_rows],
+        prompt_spans=spans,
+    )
+
+
+def _prompt_spans(
+    rows: Sequence[Row], slots: SlotTable, query_starts: Ints, first: int
+) -> tuple[list[PromptSpan], list[Ints]]:
+    """The spans of rows that report on their prompt, and the tokens of the batch which they cover.
+
+    The token after a chunk's last position is not in the chunk: it is taken from the admission's prompt.
+    """
+    spans: list[PromptSpan] = []
+    tokens: list[Ints] = []
+    for index, row in enumerate(rows):
+        if not row.prompt_logprobs:
+            continue
+        prompt, num_top = slots.prompts[row.slot]
+        following = prompt[row.start + 1 : row.start + len(row.token_ids) + 1]
+        spans.append(PromptSpan(index, row.slot, first, following, num_top))
+        tokens.append(query_starts[index] + np.arange(len(following)))
+        first += len(following)
+    return spans, tokens

@@ -1,0 +1,98 @@
+"""Per-slot state of the executor: block tables and sampling parameters in preallocated columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvarn.config.schema import BLOCK_SIZE
+from kvarn.engine.plan import Admission, Row
+from kvarn.worker.constraints import TokenConstraints, needs_constraints
+from kvarn.worker.errors import PlanError
+
+NO_LOGPROBS = -1
+_SMALLEST_TOP_P = 1e-9
+"""Stands for `top_p` = 0, which the OpenAI wire allows: the most likely token alone."""
+
+
+class SlotTable:
+    """What the executor remembers of each running sequence between steps.
+
+    Columns are arrays over slots, so that the parameters of a batch are one gather each. What only few sequences use
+    (constraints, the prompt for its log-probabilities) stands in dictionaries by slot.
+    """
+
+    def __init__(self, max_num_seqs: int, max_context_length: int, vocab_size: int) -> None:
+        self._max_context_length = max_context_length
+        self._vocab_size = vocab_size
+        max_blocks = -(-max_context_length // BLOCK_SIZE)
+        self.block_tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
+        self.occupied = np.zeros(max_num_seqs, dtype=np.bool_)
+        self.temperature = np.zeros(max_num_seqs, dtype=np.float32)
+        self.top_k = np.zeros(max_num_seqs, dtype=np.int64)
+        self.top_p = np.ones(max_num_seqs, dtype=np.float64)
+        self.min_p = np.zeros(max_num_seqs, dtype=np.float32)
+        self.seed = np.zeros(max_num_seqs, dtype=np.uint64)
+        self.num_output = np.zeros(max_num_seqs, dtype=np.int64)
+        """Tokens of output so far: the position of the next one drawn."""
+        self.num_logprobs = np.full(max_num_seqs, NO_LOGPROBS, dtype=np.int64)
+        """Most likely tokens to report with each drawn one; `NO_LOGPROBS` for no report."""
+        self.constraints: dict[int, TokenConstraints] = {}
+        self.prompts: dict[int, tuple[list[int], int]] = {}
+        """Prompt and number of most likely tokens to report, of slots that report on their prompt."""
+
+    def release(self, slot: int) -> None:
+        """Forget a sequence."""
+        self._check(slot, occupied=True)
+        self.occupied[slot] = False
+        self.constraints.pop(slot, None)
+        self.prompts.pop(slot, None)
+
+    def admit(self, admission: Admission) -> None:
+        """Take a sequence into a free slot; its block table is empty."""
+        slot, sampling = admission.slot, admission.sampling
+        self._check(slot, occupied=False)
+        if needs_constraints(sampling):
+            self.constraints[slot] = TokenConstraints(admission, self._vocab_size)
+        if sampling.prompt_logprobs is not None:
+            self.prompts[slot] = (admission.prompt_token_ids, sampling.prompt_logprobs)
+        self.occupied[slot] = True
+        self.block_tables[slot] = 0
+        self.temperature[slot] = sampling.temperature
+        self.top_k[slot] = sampling.top_k if sampling.top_k < self._vocab_size else 0
+        self.top_p[slot] = max(sampling.top_p, _SMALLEST_TOP_P)
+        self.min_p[slot] = sampling.min_p
+        self.seed[slot] = admission.seed
+        self.num_output[slot] = len(admission.output_token_ids)
+        self.num_logprobs[slot] = NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs
+
+    def update_blocks(self, rows: Sequence[Row]) -> None:
+        """Enter the new blocks of a step's rows."""
+        updates = [(row.slot, update.index, update.block) for row in rows for update in row.block_updates]
+        if updates:
+            slots, indices, blocks = np.array(updates, dtype=np.int64).T
+            self.block_tables[slots, indices] = blocks
+
+    def check_rows(self, slots: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> None:
+        """Refuse rows of unknown slots and tokens past the longest context."""
+        if not self.occupied[slots].all():
+            raise PlanError(f"slots {slots[~self.occupied[slots]].tolist()} have a row but no admitted sequence")
+        if ends.max(initial=0) > self._max_context_length:
+            raise PlanError(f"a row ends at position {ends.max()}, past the context of {self._max_context_length}")
+
+    def record(self, slots: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
+        """One token was drawn for each of these slots."""
+        self.num_output[slots] += 1
+        if self.constraints:
+            for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
+                constraints = self.constraints.get(slot)
+                if constraints is not None:
+                    constraints.add(token)
+
+    def _check(self, slot: int, *, occupied: bool) -> None:
+        if not 0 <= slot < len(self.occupied):
+            raise PlanError(f"slot {slot} is not one of the {len(self.occupied)} slots")
+        if bool(self.occupied[slot]) != occupied:
+            raise PlanError(f"slot {slot} is {'free' if occupied else 'taken already'}")
