@@ -8,16 +8,17 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from kvarn.config.schema import KvarnConfig, ModelConfig
+from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.app import create_app
 from kvarn.gateway.served import ServedModel
 from kvarn.gateway.server import bind, build_server
@@ -297,7 +298,7 @@ def make_house(directory: Path, **gateway: object) -> House:
 
 
 @contextmanager
-def running(house: House) -> Iterator[House]:
+def running(house: House, *, wait_ready: bool = True) -> Iterator[House]:
     """Serve a house in a thread until the block ends."""
     listener = bind(house.config.gateway)
     house.port = listener.getsockname()[1]
@@ -311,7 +312,9 @@ def running(house: House) -> Iterator[House]:
     thread.start()
     try:
         with house.client() as client:
-            wait_for(lambda: server.started and client.get("/ready").status_code == 200, "the gateway to be ready")
+            wait_for(lambda: server.started, "the gateway to listen")
+            if wait_ready:
+                wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         yield house
     finally:
         server.should_exit = True
@@ -336,18 +339,37 @@ def client(house: House) -> Iterator[httpx.Client]:
         yield made
 
 
-@asynccontextmanager
-async def in_process(house: House) -> AsyncIterator[httpx.AsyncClient]:
-    """The application without sockets, tokenizers loaded."""
-    app = create_app(house.config, house.served)
-    async with app.router.lifespan_context(app):
-        for model in house.served.values():
-            model.load_text()
-        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as made:
-            yield made
+@pytest.fixture
+def sdk(house: House) -> Iterator[openai.OpenAI]:
+    """The official client, which does not try again by itself."""
+    with openai.OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0, timeout=20) as made:
+        yield made
 
 
 @pytest.fixture
-def model_config() -> ModelConfig:
-    return ModelConfig(name="tiny", path="tiny")
+def answering(house: House) -> Callable[..., None]:
+    """Make the chat model answer these texts, one for each choice."""
+
+    def set_answers(*texts: str, end: bool = True) -> None:
+        house.chat.answer = lambda request, index: answer_text(texts[index % len(texts)], end=end)
+
+    return set_answers
+
+
+@pytest.fixture(name="wait_for")
+def wait_for_fixture() -> Callable[..., None]:
+    return wait_for
+
+
+@pytest.fixture
+def serve(checkpoint: Path) -> Callable[..., AbstractContextManager[House]]:
+    """Serve a house of one's own: `with serve(lambda house: ..., max_prompts=2) as house`."""
+
+    @contextmanager
+    def make(prepare: Callable[[House], None] = lambda house: None, **gateway: object) -> Iterator[House]:
+        house = make_house(checkpoint, **gateway)
+        prepare(house)
+        with running(house, wait_ready=False):
+            yield house
+
+    return make

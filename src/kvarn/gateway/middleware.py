@@ -61,14 +61,16 @@ class RequestMiddleware:
         if record.disconnected:
             self._metrics.disconnects.labels(record.model, endpoint).inc()
         _log.info(
-            "%s %s %d %.3fs model=%s id=%s%s",
-            scope["method"],
-            endpoint,
-            status,
-            seconds,
-            record.model,
-            record.request_id,
-            " client left" if record.disconnected else "",
+            "answered",
+            extra={
+                "request_id": record.request_id,
+                "method": scope["method"],
+                "endpoint": endpoint,
+                "model": record.model,
+                "status": status,
+                "seconds": round(seconds, 4),
+                "client_left": record.disconnected,
+            },
         )
 
 

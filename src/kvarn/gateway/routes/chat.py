@@ -22,7 +22,7 @@ from kvarn.gateway.openapi import json_body
 from kvarn.gateway.prompts import choices_of, submit_of
 from kvarn.gateway.record import record_of
 from kvarn.gateway.served import ReadyModel
-from kvarn.text.sampling import chat_sampling
+from kvarn.text.sampling import chat_sampling, check_sampling
 from kvarn.text.tools import make_tool_call_parser
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.wire.openai.chat import ChatCompletionRequest
@@ -37,6 +37,7 @@ async def create_chat_completion(request: Request) -> Response:
     gateway = gateway_of(request)
     asked = await gateway.read(request, ChatCompletionRequest)
     model = gateway.ready_model(request, asked.model, "generate")
+    check_sampling(asked, model.tokenizer, gateway.limits)
     prompt = await gateway.run(request, lambda: _render(asked, model))
     sampling = chat_sampling(
         asked,

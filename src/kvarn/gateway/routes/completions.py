@@ -22,7 +22,7 @@ from kvarn.gateway.prompts import check_token_ids, choices_of, submit_of
 from kvarn.gateway.record import record_of
 from kvarn.gateway.served import ReadyModel
 from kvarn.gateway.sse import TextEvents, event
-from kvarn.text.sampling import completion_sampling
+from kvarn.text.sampling import check_sampling, completion_sampling
 from kvarn.wire.openai.completions import Completion, CompletionChoice, CompletionRequest
 from kvarn.wire.openai.errors import invalid_request
 from kvarn.wire.openai.inputs import as_list
@@ -57,6 +57,7 @@ async def create_completion(request: Request) -> Response:
     gateway = gateway_of(request)
     asked = await gateway.read(request, CompletionRequest)
     model = gateway.ready_model(request, asked.model, "generate")
+    check_sampling(asked, model.tokenizer, gateway.limits)
     given = as_list(asked.prompt)
     most = gateway.limits.max_prompts
     if len(given) > most:
