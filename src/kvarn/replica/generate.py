@@ -1,0 +1,92 @@
+"""The service of a decoder: an `EngineCore` behind the loop's face."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from kvarn.config.schema import EngineConfig
+from kvarn.engine.core import EngineCore
+from kvarn.engine.errors import AdmissionError
+from kvarn.engine.plan import Executor
+from kvarn.replica.check import find_problem
+from kvarn.wire.messages import (
+    Embed,
+    EngineStats,
+    FromEngine,
+    ModelCard,
+    RefusalReason,
+    Refused,
+    StepOutput,
+    Submit,
+)
+
+
+class GenerateService:
+    """Generates text's tokens."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        config: EngineConfig,
+        card: ModelCard,
+        *,
+        namespace: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`namespace` names the model in the hashes of cached blocks."""
+        self._executor = executor
+        self._core = EngineCore(executor, config, clock, namespace=namespace)
+        self._card = card
+
+    @property
+    def card(self) -> ModelCard:
+        """What is served."""
+        return self._card
+
+    def accept(self, request: Submit | Embed) -> Refused | None:
+        """Queue a request, or say why not."""
+        if isinstance(request, Embed):
+            return _invalid(request, "this model generates text: it has no embeddings")
+        problem = find_problem(request, self._card.vocab_size)
+        if problem is not None:
+            return _invalid(request, problem)
+        try:
+            self._core.add(request)
+        except AdmissionError as error:
+            return Refused(
+                request_id=request.request_id,
+                reason=error.reason,
+                message=str(error),
+                retry_after_s=error.retry_after_s,
+            )
+        return None
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request; its blocks are free when this returns."""
+        self._core.abort(request_id)
+
+    def start_draining(self) -> None:
+        """Refuse every later request."""
+        self._core.start_draining()
+
+    def has_work(self) -> bool:
+        """Whether a request is here."""
+        return self._core.has_work()
+
+    def step(self) -> Sequence[FromEngine]:
+        """One step: what was given up, then all deltas in one message with the gauges after them."""
+        output = self._core.step()
+        return [*output.refused, StepOutput(deltas=output.deltas, stats=self._core.stats())]
+
+    def stats(self) -> EngineStats:
+        """Gauges and totals after the latest step."""
+        return self._core.stats()
+
+    def shutdown(self) -> None:
+        """Free the executor."""
+        self._executor.shutdown()
+
+
+def _invalid(request: Submit | Embed, message: str) -> Refused:
+    return Refused(request_id=request.request_id, reason=RefusalReason.INVALID, message=message)

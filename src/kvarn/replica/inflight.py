@@ -1,0 +1,74 @@
+"""The requests in flight on one replica, by id."""
+
+from __future__ import annotations
+
+import asyncio
+
+from kvarn.replica.api import ReplicaLostError, RequestRefusedError
+from kvarn.replica.stream import RequestStream
+from kvarn.wire.messages import Embedded, RefusalReason, Refused, TokenDelta
+
+
+class InFlight:
+    """Hands what comes from the engine to whoever waits for it. Messages about unknown ids are ignored: their
+    request was aborted while they were under way."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, RequestStream] = {}
+        self._answers: dict[str, asyncio.Future[list[bytes]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams) + len(self._answers)
+
+    def open_stream(self, request_id: str, choices: int) -> RequestStream:
+        """A stream for a request with so many choices.
+
+        Raises:
+            RequestRefusedError: A request of that id is in flight.
+        """
+        self._check_new(request_id)
+        stream = self._streams[request_id] = RequestStream(choices)
+        return stream
+
+    def open_answer(self, request_id: str) -> asyncio.Future[list[bytes]]:
+        """A future for the vectors of an embedding request. Raises as `open_stream` does."""
+        self._check_new(request_id)
+        answer = self._answers[request_id] = asyncio.get_running_loop().create_future()
+        return answer
+
+    def close(self, request_id: str) -> None:
+        """Forget a request."""
+        self._streams.pop(request_id, None)
+        self._answers.pop(request_id, None)
+
+    def deliver(self, delta: TokenDelta) -> None:
+        """Hand over what a step brought."""
+        stream = self._streams.get(delta.request_id)
+        if stream is not None:
+            stream.put(delta)
+
+    def answer(self, embedded: Embedded) -> None:
+        """Hand over the vectors of an embedding request."""
+        answer = self._answers.get(embedded.request_id)
+        if answer is not None and not answer.done():
+            answer.set_result(embedded.vectors)
+
+    def refuse(self, refused: Refused) -> None:
+        """Fail the request that the engine did not take or gave up."""
+        self._fail(refused.request_id, RequestRefusedError(refused.reason, refused.message, refused.retry_after_s))
+
+    def fail_all(self, reason: str) -> None:
+        """Fail every request: the engine is gone."""
+        for request_id in [*self._streams, *self._answers]:
+            self._fail(request_id, ReplicaLostError(reason))
+
+    def _fail(self, request_id: str, error: Exception) -> None:
+        stream, answer = self._streams.get(request_id), self._answers.get(request_id)
+        if stream is not None:
+            stream.fail(error)
+        if answer is not None and not answer.done():
+            answer.set_exception(error)
+
+    def _check_new(self, request_id: str) -> None:
+        if request_id in self._streams or request_id in self._answers:
+            raise RequestRefusedError(RefusalReason.DUPLICATE_ID, f"a request with the id {request_id!r} is running")

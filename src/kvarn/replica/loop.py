@@ -1,0 +1,96 @@
+"""The engine's loop: read what came, make one step, send what it brought; wait when there is nothing to do."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from kvarn.replica.link import EngineLink
+from kvarn.replica.service import Service
+from kvarn.wire.messages import Abort, Drain, Embed, Stop, Submit, ToEngine
+
+_IDLE_WAIT_S = 0.5
+"""Longest wait for a message when idle: how late a signal to drain may be seen."""
+_STALLED_WAIT_S = 0.005
+"""Wait after a step that computed nothing although work is queued, so that the loop never spins."""
+
+log = logging.getLogger(__name__)
+
+
+class StepMarks(Protocol):
+    """Told where the loop is; see `Pulse`."""
+
+    def step_began(self) -> None:
+        """The loop enters a step."""
+        ...
+
+    def step_ended(self) -> None:
+        """The loop left a step."""
+        ...
+
+
+class EngineLoop:
+    """Joins a service to its link until it is stopped or drained."""
+
+    def __init__(self, service: Service, link: EngineLink, marks: StepMarks) -> None:
+        self._service = service
+        self._link = link
+        self._marks = marks
+        self._stopped = False
+        self._draining = False
+        self._drain_asked = False
+        self._stalled = False
+
+    def ask_to_drain(self) -> None:
+        """Drain at the next turn of the loop. May be called from a signal handler."""
+        self._drain_asked = True
+
+    def run(self) -> None:
+        """Turn until told to stop, or until drained. What the service raises passes through."""
+        while not self._finished():
+            self._take_messages()
+            if self._service.has_work() and not self._stopped:
+                self._step()
+
+    def _finished(self) -> bool:
+        if self._drain_asked:
+            self._drain()
+        return self._stopped or (self._draining and not self._service.has_work())
+
+    def _take_messages(self) -> None:
+        wait_s = _IDLE_WAIT_S
+        if self._service.has_work():
+            wait_s = _STALLED_WAIT_S if self._stalled else 0.0
+        for message in self._link.receive(wait_s):
+            self._handle(message)
+
+    def _handle(self, message: ToEngine) -> None:
+        match message:
+            case Submit() | Embed():
+                refused = self._service.accept(message)
+                if refused is not None:
+                    self._link.send(refused)
+            case Abort():
+                self._service.abort(message.request_id)
+            case Drain():
+                self._drain()
+            case Stop():
+                self._stopped = True
+
+    def _step(self) -> None:
+        before = self._service.stats().step
+        self._marks.step_began()
+        try:
+            outputs = self._service.step()
+        finally:
+            self._marks.step_ended()
+        for output in outputs:
+            self._link.send(output)
+        self._stalled = self._service.stats().step == before
+
+    def _drain(self) -> None:
+        self._drain_asked = False
+        if not self._draining:
+            log.info("draining: new requests are refused, running ones finish")
+            self._draining = True
+            self._service.start_draining()
