@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from kvarn.text import IncrementalDetokenizer, Tokenizer
 def pieces(tokenizer: Tokenizer, ids: list[int], cuts: list[int], skip_special_tokens: bool = True) -> list[str]:
     detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
     bounds = sorted({0, *(cut % (len(ids) + 1) for cut in cuts), len(ids)})
-    pushed = [detokenizer.push(ids[start:end]) for start, end in zip(bounds, bounds[1:], strict=False)]
+    pushed = [detokenizer.push(ids[start:end]) for start, end in pairwise(bounds)]
     return [*pushed, detokenizer.flush()]
 
 

@@ -115,7 +115,7 @@ def test_end_tokens_come_from_every_file_that_knows_them(checkpoint: Callable[..
 
 def test_a_sentencepiece_only_checkpoint_says_how_to_convert_it(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"x")
-    with pytest.raises(TokenizerError, match="convert it to tokenizer.json"):
+    with pytest.raises(TokenizerError, match=r"convert it to tokenizer\.json"):
         Tokenizer.load(tmp_path)
 
 

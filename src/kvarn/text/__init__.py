@@ -7,7 +7,7 @@ from kvarn.text.chat_template import ChatTemplate
 from kvarn.text.checkpoint import read_architecture, resolve_checkpoint
 from kvarn.text.detokenizer import IncrementalDetokenizer
 from kvarn.text.errors import ChatTemplateError, CheckpointError, TextError, TokenizerError
-from kvarn.text.sampling import chat_sampling, check_sampling, completion_sampling, stop_strings
+from kvarn.text.sampling import chat_sampling, check_sampling, completion_sampling
 from kvarn.text.stop_strings import StopMatcher, StopResult
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.text.tools import (
@@ -40,5 +40,4 @@ __all__ = [
     "make_tool_call_parser",
     "read_architecture",
     "resolve_checkpoint",
-    "stop_strings",
 ]

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from kvarn.text import CheckpointError, read_architecture, resolve_checkpoint
+
+
+def checkpoint_at(directory: Path, **config: Any) -> Path:
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def test_an_existing_directory_is_taken_as_it_is(tmp_path: Path) -> None:
+    directory = checkpoint_at(tmp_path / "model")
+    assert resolve_checkpoint(str(directory)) == directory
+
+
+def test_a_directory_without_a_config_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        resolve_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize("path", ["/no/such/place", "./nowhere", "nowhere", "a/b/c"])
+def test_what_is_neither_directory_nor_hub_id_is_explained(path: str) -> None:
+    with pytest.raises(CheckpointError, match="kvarn-demo"):
+        resolve_checkpoint(path)
+
+
+def test_the_packaged_model_is_found_by_its_name_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    directory = resolve_checkpoint("kvarn-demo")
+    assert (directory.parent.name, directory.name) == ("assets", "kvarn-demo")
+    assert read_architecture(directory) == "generate"
+
+
+def test_a_hub_id_is_downloaded_without_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = checkpoint_at(tmp_path / "snapshot")
+    asked: dict[str, Any] = {}
+
+    def download(repository: str, **options: Any) -> str:
+        asked.update(options, repository=repository)
+        return str(directory)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    seen: list[tuple[str, float]] = []
+    assert resolve_checkpoint("owner/name@v1", progress=lambda *step: seen.append(step)) == directory
+    assert (asked["repository"], asked["revision"]) == ("owner/name", "v1")
+    assert set(asked["allow_patterns"]) == {"*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"}
+    assert [fraction for _, fraction in seen] == [0.0, 1.0]
+
+
+def test_without_a_network_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(repository: str, **options: Any) -> str:
+        raise LocalEntryNotFoundError("offline")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(CheckpointError, match="hf download owner/name"):
+        resolve_checkpoint("owner/name")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [
+        ("LlamaForCausalLM", "generate"),
+        ("Gemma3ForConditionalGeneration", "generate"),
+        ("BertModel", "embed"),
+        ("BertForMaskedLM", "embed"),
+    ],
+)
+def test_the_architecture_tells_what_a_model_does(tmp_path: Path, architecture: str, kind: str) -> None:
+    assert read_architecture(checkpoint_at(tmp_path / "m", architectures=[architecture])) == kind
+
+
+@pytest.mark.parametrize("config", [{}, {"architectures": []}, {"architectures": "x"}, {"architectures": ["Mystery"]}])
+def test_an_architecture_that_does_not_say_asks_for_the_setting(tmp_path: Path, config: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match="set `kind`"):
+        read_architecture(checkpoint_at(tmp_path / "m", **config))
+
+
+def test_importing_the_room_brings_no_heavy_library() -> None:
+    heavy = ["torch", "transformers", "huggingface_hub", "tokenizers", "jinja2", "pydantic"]
+    code = f"import sys, kvarn.text; sys.exit(str([name for name in {heavy} if name in sys.modules] or '') or 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
