@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvarn.bench.answer import AnswerStream
 from kvarn.bench.records import Chunk, Record, keep_chunks, spread_tokens
 from kvarn.bench.trace import Scaling, TraceEntry, TraceError, parse_trace, read_trace, scale_trace
 from kvarn.bench.workload import (
@@ -212,3 +213,22 @@ def test_a_request_knows_its_length_before_its_tokens_are_made():
     request = BenchRequest(index=0, segments=(Segment(1, 5), Segment(2, 6)), output_tokens=1)
     assert request.prompt_tokens == 11 == len(request.token_ids(VOCABULARY, 0))
     assert len(request.text(0).split()) == 11
+
+
+STREAM = (
+    'data: {"choices": [{"text": "å"}]}\r\n\r\n: a comment\n\ndata:{"choices": [{"text": "bc", "finish_reason": "length"}]}'
+    '\n\ndata: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}\n\ndata: [DONE]'
+).encode()
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=8))
+def test_a_stream_may_be_cut_anywhere_into_pieces(cuts):
+    stream = AnswerStream(0.0)
+    edges = [0, *sorted(cuts), len(STREAM)]
+    for at, (start, end) in enumerate(zip(edges, edges[1:], strict=False)):
+        stream.feed(float(at), 200, STREAM[start:end])
+    stream.close()
+    assert [chunk.characters for chunk in stream.chunks] == [1, 2]
+    assert (stream.usage.prompt_tokens, stream.usage.completion_tokens) == (3, 2)
+    assert stream.finished
+    assert stream.error is None

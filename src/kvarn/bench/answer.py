@@ -54,6 +54,7 @@ class AnswerStream:
         self._start = start
         self._decoder = msgspec.json.Decoder(_Event)
         self._rest = b""
+        self._latest = start
         self._refusal = b""
         self.chunks: list[Chunk] = []
         self.usage: _Usage | None = None
@@ -66,11 +67,17 @@ class AnswerStream:
         if status != 200:
             self._refusal = (self._refusal + body)[:MAX_ERROR_BODY]
             return
+        self._latest = now
         lines = (self._rest + body).split(b"\n")
         self._rest = lines.pop()
         for line in lines:
             if line.startswith(b"data:"):
                 self._event(now - self._start, line[5:].strip())
+
+    def close(self) -> None:
+        """The body has ended: take a last line that no newline closed."""
+        if self._rest:
+            self.feed(self._latest, 200, b"\n")
 
     def refusal(self) -> str:
         """What an error response says."""
@@ -144,6 +151,7 @@ def _judge(record: Record, stream: AnswerStream, status: int) -> None:
     if status != 200:
         record.error, record.message = f"http_{status}", stream.refusal()
         return
+    stream.close()
     if stream.usage is not None:
         record.prompt_tokens = stream.usage.prompt_tokens
         record.output_tokens = stream.usage.completion_tokens

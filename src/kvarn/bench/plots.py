@@ -91,7 +91,7 @@ def thin(points: Points, limit: int = MAX_POINTS) -> Points:
 
 
 def ticks(low: float, high: float, about: int = 6) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) from `low` to `high`."""
+    """Round numbers (1, 2 or 5 times a power of ten apart) from `low` to `high`, at most `about` + 1 of them."""
     if high <= low:
         return [low]
     rough = (high - low) / about
@@ -118,11 +118,11 @@ def _stairs(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def _figure(frame: Frame, drawn: str, series: Sequence[Series]) -> str:
     grid = []
-    for value in ticks(frame.x_low, frame.x_high):
+    for value in ticks(frame.x_low, frame.x_high, about=9):
         x = frame.x(value)
         grid.append(f'<line class="grid" x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{HEIGHT - BOTTOM}"/>')
         grid.append(f'<text class="tick" x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{value:,g}</text>')
-    for value in ticks(0.0, frame.y_high, about=4):
+    for value in ticks(0.0, frame.y_high):
         y = frame.y(value)
         grid.append(f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}"/>')
         grid.append(f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:,g}</text>')

@@ -105,9 +105,15 @@ def _distributions(good: Sequence[Record]) -> list[str]:
 
 
 def _cdf(title: str, named: Sequence[tuple[str, Sequence[float], int]]) -> str:
-    series = [Series(name, cumulative(values), tone) for name, values, tone in named if values]
-    high = max((each.points[-1][0] for each in series), default=1.0)
-    frame = Frame(title, "ms", "% of all at most this slow", x_high=high or 1.0, y_high=100.0)
+    """Drawn up to the 99th percentile: one straggler shall not press all others against the axis."""
+    told = [(name, values, tone) for name, values, tone in named if values]
+    high = max((float(np.percentile(values, 99)) for _, values, _ in told), default=1.0) * 1.05 or 1.0
+    series = []
+    for name, values, tone in told:
+        points = [point for point in cumulative(values) if point[0] <= high]
+        reached = points[-1][1] if points else 0.0
+        series.append(Series(name, [*points, (high, reached)], tone))
+    frame = Frame(title, "ms, up to the 99th percentile", "% of all at most this slow", x_high=high, y_high=100.0)
     return line_plot(frame, series, steps=True)
 
 
