@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -216,8 +217,8 @@ def test_a_request_knows_its_length_before_its_tokens_are_made():
 
 
 STREAM = (
-    'data: {"choices": [{"text": "å"}]}\r\n\r\n: a comment\n\ndata:{"choices": [{"text": "bc", "finish_reason": "length"}]}'
-    '\n\ndata: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}\n\ndata: [DONE]'
+    'data: {"choices": [{"text": "å"}]}\r\n\r\n: a comment\n\n'
+    'data:{"choices": [{"text": "bc", "finish_reason": "length"}]}\n\ndata: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}\n\ndata: [DONE]'
 ).encode()
 
 
@@ -225,7 +226,7 @@ STREAM = (
 def test_a_stream_may_be_cut_anywhere_into_pieces(cuts):
     stream = AnswerStream(0.0)
     edges = [0, *sorted(cuts), len(STREAM)]
-    for at, (start, end) in enumerate(zip(edges, edges[1:], strict=False)):
+    for at, (start, end) in enumerate(pairwise(edges)):
         stream.feed(float(at), 200, STREAM[start:end])
     stream.close()
     assert [chunk.characters for chunk in stream.chunks] == [1, 2]
