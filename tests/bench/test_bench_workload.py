@@ -218,7 +218,8 @@ def test_a_request_knows_its_length_before_its_tokens_are_made():
 
 STREAM = (
     'data: {"choices": [{"text": "å"}]}\r\n\r\n: a comment\n\n'
-    'data:{"choices": [{"text": "bc", "finish_reason": "length"}]}\n\ndata: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}\n\ndata: [DONE]'
+    'data:{"choices": [{"text": "bc", "finish_reason": "length"}]}\n\n'
+    'data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}\n\ndata: [DONE]'
 ).encode()
 
 
