@@ -110,6 +110,8 @@ def _path(detail: ErrorDetails, data: Any) -> list[str | int]:
             path.append(step)
         elif detail["type"] == "missing" and position == len(steps) - 1:
             path.append(step)
+    if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):  # the tag is at fault, not what it stands in
+        path.append(str(detail["ctx"]["discriminator"]).strip("'"))
     return path
 
 
