@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
+from kvarn.kernels.activation import Activation
 from kvarn.kernels.attention_plan import AttentionPlan
 from kvarn.kernels.batch import PagedBatch
 from kvarn.kernels.linear import PackedLinear
 from kvarn.kernels.torch_backend import TorchKernels
-
-Activation = Literal["silu", "gelu_tanh", "gelu"]
 
 
 class Kernels(Protocol):
@@ -41,12 +40,24 @@ class Kernels(Protocol):
         """
         ...
 
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        """Layer norm of the last dimension, in x's dtype."""
+        ...
+
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotate the first 2 R numbers of each head by the angles of its position: x [T, heads, D]; cos, sin [T, R]."""
         ...
 
     def gated_activation(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """activation(gate) * up, where gate_up [T, 2 I] is gate and up side by side: [T, I]."""
+        ...
+
+    def activation(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """The activation of each number."""
+        ...
+
+    def attention(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Dense attention without a mask, [N, H, L, D] each, scaled by the root of D."""
         ...
 
     def plan_attention(self, batch: PagedBatch, num_kv_heads: int, window: int | None = None) -> AttentionPlan:

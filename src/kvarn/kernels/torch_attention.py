@@ -22,7 +22,7 @@ def attend_decode(
     row's own pairs in order, so that no row depends on its neighbours.
     """
     num_rows, num_heads, dim = queries.shape
-    num_kv_heads, size = key_cache.shape[1], key_cache.shape[2]
+    num_kv_heads = key_cache.shape[1]
     group = num_heads // num_kv_heads
     grouped = queries.view(num_rows, num_kv_heads, group, dim)[plan.rows]
     keys = key_cache.index_select(0, plan.blocks)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 import torch.nn.functional as F
 
+from kvarn.kernels.activation import Activation
 from kvarn.kernels.attention_plan import AttentionPlan, plan_attention
 from kvarn.kernels.batch import PagedBatch
 from kvarn.kernels.linear import PackedLinear
@@ -33,6 +32,10 @@ class TorchKernels:
             mean_square = x32.square().mean(-1, keepdim=True)
         return (x32 * torch.rsqrt(mean_square + eps)).mul_(weight).to(x.dtype)
 
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        """Torch's own."""
+        return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
+
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """In float32; the first half of the rotated part is paired with the second (as in the Hugging Face layout)."""
         half = cos.shape[-1]
@@ -42,12 +45,24 @@ class TorchKernels:
         out = torch.cat(parts, -1).to(x.dtype)
         return out if 2 * half == x.shape[-1] else torch.cat([out, x[..., 2 * half :]], -1)
 
-    def gated_activation(self, gate_up: torch.Tensor, activation: Literal["silu", "gelu_tanh", "gelu"]) -> torch.Tensor:
+    def gated_activation(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """Two passes: the activation, then the product in place."""
         gate, up = gate_up.chunk(2, -1)
-        if activation == "silu":
-            return F.silu(gate).mul_(up)
-        return F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none").mul_(up)
+        return self.activation(gate, activation).mul_(up)
+
+    def activation(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """Torch's own; `gelu_tanh` is the approximation by a hyperbolic tangent."""
+        match activation:
+            case "silu":
+                return F.silu(x)
+            case "gelu":
+                return F.gelu(x)
+            case "gelu_tanh":
+                return F.gelu(x, approximate="tanh")
+
+    def attention(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Torch's fused attention."""
+        return F.scaled_dot_product_attention(queries, keys, values)
 
     def plan_attention(self, batch: PagedBatch, num_kv_heads: int, window: int | None = None) -> AttentionPlan:
         """See `kvarn.kernels.attention_plan`."""

@@ -24,7 +24,7 @@ class Checkpoint:
         self._files: dict[str, Any] = {}
         for file in _weight_files(path):
             try:
-                handle = safe_open(file, framework="pt")
+                handle: Any = safe_open(file, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
             self._files.update(dict.fromkeys(handle.keys(), handle))

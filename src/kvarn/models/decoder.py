@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from kvarn.config.schema import BLOCK_SIZE
 from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.kernels.dispatch import Kernels
 from kvarn.models.checkpoint import Checkpoint
@@ -13,8 +14,6 @@ from kvarn.models.layer import Heads, LayerStep, load_layer
 from kvarn.models.parallel import Parallel
 from kvarn.models.spec import DecoderSpec, LayerSpec
 from kvarn.models.weights import WeightLoader
-
-BLOCK_SIZE = 16
 
 
 class Decoder:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvarn.kernels.dispatch import Activation
+from kvarn.kernels.activation import Activation
 from kvarn.models.errors import CheckpointError, UnsupportedModelError
 from kvarn.models.rope import rope_spec
 from kvarn.models.spec import RopeSpec

@@ -86,12 +86,12 @@ class DecoderLayer:
         query_key = qkv[:, : (num_queries + num_kv) * dim]
         if self.spec.qk_norm == "full":
             query_key = self._full_query_key_norm(query_key, num_queries * dim)
-        query_key = query_key.unflatten(1, (num_queries + num_kv, dim))
+        query_key = query_key.view(-1, num_queries + num_kv, dim)
         if self.spec.qk_norm == "head":
             query_key = self._norm(query_key, self.query_key_norm)
         query_key = self.kernels.rope(query_key, step.cos, step.sin)
         queries, keys = query_key[:, :num_queries], query_key[:, num_queries:]
-        values = qkv[:, (num_queries + num_kv) * dim :].unflatten(1, (num_kv, dim))
+        values = qkv[:, (num_queries + num_kv) * dim :].view(-1, num_kv, dim)
         self.kernels.write_kv(keys, values, key_cache, value_cache, step.plan)
         mixed = self.kernels.paged_attention(
             queries, key_cache, value_cache, step.plan, self.spec.attention_scale, self.spec.attention_softcap

@@ -9,6 +9,8 @@ import torch
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.models.checkpoint import Checkpoint, Progress
 from kvarn.models.decoder import Decoder
+from kvarn.models.encoder import Encoder
+from kvarn.models.encoder_config import ENCODERS, encoder_spec
 from kvarn.models.errors import UnsupportedModelError
 from kvarn.models.families import FAMILIES, decoder_spec
 from kvarn.models.parallel import Parallel
@@ -23,7 +25,7 @@ def load_model(
     progress: Progress | None = None,
     max_context_length: int | None = None,
     parallel: Parallel | None = None,
-) -> Decoder:
+) -> Decoder | Encoder:
     """Load the checkpoint in directory `path`.
 
     `dtype`: `float32`, `bfloat16`, or `auto` for bfloat16 where the processor multiplies it natively. `progress` is
@@ -41,8 +43,18 @@ def load_model(
             num_parameters=checkpoint.num_parameters,
         )
         return Decoder(spec, checkpoint, torch_dtype, kernels_for("torch"), parallel or Parallel())
+    if architecture in ENCODERS:
+        encoder = encoder_spec(
+            architecture,
+            path,
+            checkpoint.config,
+            max_context_length=max_context_length,
+            num_parameters=checkpoint.num_parameters,
+        )
+        return Encoder(encoder, checkpoint, torch_dtype, kernels_for("torch"))
+    known = ", ".join([*FAMILIES, *ENCODERS])
     raise UnsupportedModelError(
-        f"architecture {architecture!r} in {path / 'config.json'} is not supported; known ones: {', '.join(FAMILIES)}"
+        f"architecture {architecture!r} in {path / 'config.json'} is not supported; known ones: {known}"
     )
 
 

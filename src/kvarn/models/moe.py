@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kvarn.kernels.dispatch import Activation, Kernels
+from kvarn.kernels.activation import Activation
+from kvarn.kernels.dispatch import Kernels
 from kvarn.kernels.linear import PackedLinear
 from kvarn.models.families import LayerNames
 from kvarn.models.parallel import Parallel
@@ -94,7 +95,7 @@ class MoeMlp:
         inputs, shares = x[tokens], shares.flatten()[order].unsqueeze(-1)
         outputs = [
             expert.forward(part, kernels)
-            for expert, part in zip(self.experts, inputs.split(counts), strict=True)
+            for expert, part in zip(self.experts, torch.split(inputs, counts), strict=True)
             if len(part)
         ]
         mixed = torch.cat(outputs).float().mul_(shares)

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from kvarn.kernels.dispatch import Activation
+from kvarn.kernels.activation import Activation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,13 @@ class EncoderSpec:
     num_layers: int
     num_heads: int
     max_context_length: int
+    """Tokens of one text at most, special ones included."""
+    max_positions: int
+    """Rows of the table of position embeddings."""
     norm_eps: float
+    position_offset: int = 0
+    """Row of the first token's position."""
+    num_token_types: int = 2
     activation: Activation = "gelu"
     pooling: Literal["mean", "cls"] = "mean"
     normalize: bool = True

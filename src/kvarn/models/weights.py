@@ -66,6 +66,11 @@ class WeightLoader:
         weight = self._checkpoint.tensor(f"{name}.weight", (size,)).float() + offset
         return weight if held is None else weight[held.start : held.stop]
 
+    def layer_norm(self, name: str, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weight and bias [size] of a layer norm, in the model's dtype."""
+        weight = self._checkpoint.tensor(f"{name}.weight", (size,)).to(self._dtype)
+        return weight, self._checkpoint.tensor(f"{name}.bias", (size,)).to(self._dtype)
+
     def embedding(self, name: str, vocab_size: int, hidden_size: int) -> torch.Tensor:
         """This rank's rows of an embedding [vocab_size, hidden_size]."""
         share = self._parallel.vocab_share(vocab_size)
@@ -79,6 +84,6 @@ class WeightLoader:
         else:
             sizes = [output.features for output in outputs]
             (name,) = names
-            tensors = list(self._checkpoint.tensor(name, (sum(sizes), *rest)).split(sizes))
+            tensors = list(torch.split(self._checkpoint.tensor(name, (sum(sizes), *rest)), sizes))
         parts = [t[o.held.start : o.held.stop] for t, o in zip(tensors, outputs, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,180 @@
+"""The encoder: token ids of many texts in, one vector for each out (BERT, Devlin et al. 2018; Sentence-BERT, 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from kvarn.kernels.dispatch import Kernels
+from kvarn.kernels.linear import PackedLinear
+from kvarn.models.checkpoint import Checkpoint
+from kvarn.models.encoder_config import PREFIXES
+from kvarn.models.errors import MissingWeightError
+from kvarn.models.parallel import Parallel
+from kvarn.models.spec import EncoderSpec
+from kvarn.models.weights import Output, Projection, WeightLoader
+
+TOKENS_AT_ONCE = 4096
+"""Texts are computed in groups of about so many tokens: enough for full speed, and memory stays bounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """Weight and bias [hidden] of one layer norm."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderLayer:
+    """Attention and MLP, each followed by its residual sum and norm."""
+
+    qkv: PackedLinear
+    output: PackedLinear
+    attention_norm: LayerNorm
+    up: PackedLinear
+    down: PackedLinear
+    mlp_norm: LayerNorm
+
+
+@dataclass(frozen=True, slots=True)
+class EqualLengths:
+    """Neighbouring texts of one length: their attention is one dense product without padding."""
+
+    first_token: int
+    last_token: int
+    length: int
+
+
+class Encoder:
+    """A bidirectional transformer with pooling."""
+
+    def __init__(self, spec: EncoderSpec, checkpoint: Checkpoint, dtype: torch.dtype, kernels: Kernels) -> None:
+        self.spec = spec
+        self.dtype = dtype
+        self._kernels = kernels
+        prefix = _prefix(checkpoint)
+        loader = WeightLoader(checkpoint, kernels, dtype, Parallel())
+        embeddings = f"{prefix}embeddings."
+        self._words = loader.embedding(f"{embeddings}word_embeddings", spec.vocab_size, spec.hidden_size)
+        positions = spec.max_positions
+        self._positions = loader.embedding(f"{embeddings}position_embeddings", positions, spec.hidden_size)
+        types = loader.embedding(f"{embeddings}token_type_embeddings", spec.num_token_types, spec.hidden_size)
+        self._first_type = types[0]  # every text here is a first segment
+        self._norm = LayerNorm(*loader.layer_norm(f"{embeddings}LayerNorm", spec.hidden_size))
+        self._layers = [
+            _load_layer(f"{prefix}encoder.layer.{index}.", spec, loader) for index in range(spec.num_layers)
+        ]
+
+    @torch.inference_mode()
+    def encode(self, token_ids: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+        """The vectors of S texts.
+
+        token_ids: [T] int64, the texts one after the other, with their special tokens. starts: [S + 1], text s being
+        token_ids[starts[s]:starts[s + 1]]; no text is empty or longer than `spec.max_context_length`. Returns
+        [S, embedding_size] float32. A text's vector does not depend on the texts beside it.
+        """
+        lengths = (starts[1:] - starts[:-1]).to(torch.int64)
+        _check_lengths(lengths, self.spec.max_context_length)
+        out = torch.empty((len(lengths), self.spec.embedding_size), dtype=torch.float32)
+        order = lengths.argsort(stable=True)
+        for texts in _groups(order, lengths):
+            spans = [token_ids[int(starts[s]) : int(starts[s + 1])] for s in texts]
+            out[texts] = self._encode_sorted(torch.cat(spans), lengths[texts])
+        return out
+
+    def _encode_sorted(self, token_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        text = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        ends = lengths.cumsum(0)
+        positions = torch.arange(len(token_ids)) - (ends - lengths)[text] + self.spec.position_offset
+        hidden = F.embedding(token_ids, self._words) + F.embedding(positions, self._positions) + self._first_type
+        hidden = self._normed(hidden, self._norm)
+        runs = _equal_lengths(lengths)
+        for layer in self._layers:
+            hidden = self._layer(hidden, layer, runs)
+        return self._pool(hidden.float(), text, ends, lengths)
+
+    def _layer(self, hidden: torch.Tensor, layer: EncoderLayer, runs: list[EqualLengths]) -> torch.Tensor:
+        kernels, heads = self._kernels, self.spec.num_heads
+        qkv = kernels.linear(hidden, layer.qkv).view(len(hidden), 3, heads, -1)
+        mixed = torch.empty_like(hidden)
+        for run in runs:
+            part = qkv[run.first_token : run.last_token].view(-1, run.length, *qkv.shape[1:]).permute(2, 0, 3, 1, 4)
+            attended = kernels.attention(part[0], part[1], part[2])
+            mixed[run.first_token : run.last_token] = attended.transpose(1, 2).flatten(2).flatten(0, 1)
+        hidden = self._normed(hidden + kernels.linear(mixed, layer.output), layer.attention_norm)
+        inner = kernels.activation(kernels.linear(hidden, layer.up), self.spec.activation)
+        return self._normed(hidden + kernels.linear(inner, layer.down), layer.mlp_norm)
+
+    def _pool(
+        self, hidden: torch.Tensor, text: torch.Tensor, ends: torch.Tensor, lengths: torch.Tensor
+    ) -> torch.Tensor:
+        if self.spec.pooling == "cls":
+            pooled = hidden[ends - lengths]
+        else:
+            pooled = hidden.new_zeros(len(lengths), hidden.shape[1]).index_add_(0, text, hidden) / lengths[:, None]
+        return F.normalize(pooled, dim=-1) if self.spec.normalize else pooled
+
+    def _normed(self, x: torch.Tensor, norm: LayerNorm) -> torch.Tensor:
+        return self._kernels.layer_norm(x, norm.weight, norm.bias, self.spec.norm_eps)
+
+
+def _prefix(checkpoint: Checkpoint) -> str:
+    """Tensors of a bare encoder have no prefix, those saved below a head have the family's name."""
+    for prefix in PREFIXES:
+        if f"{prefix}embeddings.word_embeddings.weight" in checkpoint:
+            return prefix
+    raise MissingWeightError("embeddings.word_embeddings.weight")
+
+
+def _load_layer(prefix: str, spec: EncoderSpec, loader: WeightLoader) -> EncoderLayer:
+    hidden = Output(spec.hidden_size, range(spec.hidden_size))
+    inner = Output(spec.intermediate_size, range(spec.intermediate_size))
+
+    def linear(names: tuple[str, ...], outputs: tuple[Output, ...], inputs: Output) -> PackedLinear:
+        full = tuple(prefix + name for name in names)
+        return loader.linear(Projection(names=full, outputs=outputs, inputs=inputs.features, bias=True))
+
+    attention = ("attention.self.query", "attention.self.key", "attention.self.value")
+    return EncoderLayer(
+        qkv=linear(attention, (hidden, hidden, hidden), hidden),
+        output=linear(("attention.output.dense",), (hidden,), hidden),
+        attention_norm=LayerNorm(*loader.layer_norm(f"{prefix}attention.output.LayerNorm", spec.hidden_size)),
+        up=linear(("intermediate.dense",), (inner,), hidden),
+        down=linear(("output.dense",), (hidden,), inner),
+        mlp_norm=LayerNorm(*loader.layer_norm(f"{prefix}output.LayerNorm", spec.hidden_size)),
+    )
+
+
+def _check_lengths(lengths: torch.Tensor, longest: int) -> None:
+    if len(lengths) and not (int(lengths.min()) > 0 and int(lengths.max()) <= longest):
+        raise ValueError(
+            f"texts must have 1 to {longest} tokens, these have {int(lengths.min())} to {int(lengths.max())}"
+        )
+
+
+def _groups(order: torch.Tensor, lengths: torch.Tensor) -> list[list[int]]:
+    """Texts in order of length, cut into groups of about TOKENS_AT_ONCE tokens."""
+    groups: list[list[int]] = []
+    room = 0
+    for text in order.tolist():
+        length = int(lengths[text])
+        if not groups or length > room:
+            groups.append([])
+            room = TOKENS_AT_ONCE
+        groups[-1].append(text)
+        room -= length
+    return groups
+
+
+def _equal_lengths(lengths: torch.Tensor) -> list[EqualLengths]:
+    values, counts = torch.unique_consecutive(lengths, return_counts=True)
+    runs: list[EqualLengths] = []
+    token = 0
+    for length, count in zip(values.tolist(), counts.tolist(), strict=True):
+        runs.append(EqualLengths(token, token + length * count, length))
+        token += length * count
+    return runs

