@@ -101,6 +101,12 @@ class FakeReplica:
     yields: int = 0
     embedded: list[list[list[int]]] = field(default_factory=list)
 
+    def reset(self) -> None:
+        """As new, for the next test."""
+        card = EMBED_CARD if self.card is not None and self.card.kind == "embed" else GENERATE_CARD
+        self.__dict__.pop("generate", None)  # a test may have put its own in the way
+        self.__init__(card)  # type: ignore[misc]
+
     async def generate(self, request: Submit) -> AsyncGenerator[TokenDelta, None]:
         self.submitted.append(request)
         if self.refusal is not None:
@@ -327,10 +333,19 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture
-def house(checkpoint: Path) -> Iterator[House]:
+@pytest.fixture(scope="session")
+def long_lived_house(checkpoint: Path) -> Iterator[House]:
     with running(make_house(checkpoint, drain_timeout_s=1, body_timeout_s=1, max_body_bytes=200_000)) as served:
         yield served
+
+
+@pytest.fixture
+def house(long_lived_house: House) -> House:
+    """The shared gateway with its replicas as new."""
+    for replica in (long_lived_house.chat, long_lived_house.embed):
+        wait_for(lambda replica=replica: not replica.running, "the requests of the test before to end")
+        replica.reset()
+    return long_lived_house
 
 
 @pytest.fixture

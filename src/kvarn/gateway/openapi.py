@@ -25,7 +25,10 @@ def describe(app: FastAPI, bodies: list[type[BaseModel]]) -> None:
         if app.openapi_schema is None:
             document = make()
             _, definitions = models_json_schema([(model, "validation") for model in bodies], ref_template=_REF)
-            document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+            document["components"] = {"schemas": definitions["$defs"]}
+            for operations in document["paths"].values():
+                for operation in operations.values():
+                    operation["responses"].pop("422", None)  # FastAPI's own; ours is a 400 in OpenAI's shape
         return make()
 
     app.openapi = openapi  # type: ignore[method-assign]

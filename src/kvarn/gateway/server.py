@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import socket
+from collections.abc import Generator
 
 import uvicorn
 from fastapi import FastAPI
@@ -11,6 +13,8 @@ from fastapi import FastAPI
 from kvarn.config.schema import GatewayConfig
 
 _BACKLOG = 2048
+_SEND_BUFFER_BYTES = 256 * 1024
+"""Of each connection, in the kernel: a client that does not read holds no more there. Left alone it grows to megabytes."""
 _KEEP_ALIVE_S = 75
 """Longer than the usual 60 s of load balancers, so that it is they who close idle connections."""
 
@@ -25,6 +29,7 @@ def bind(config: GatewayConfig) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         listener.bind((config.host, config.port))
         listener.set_inheritable(False)
     except OSError:
@@ -33,10 +38,20 @@ def bind(config: GatewayConfig) -> socket.socket:
     return listener
 
 
-def build_server(app: FastAPI, config: GatewayConfig) -> uvicorn.Server:
+class GatewayServer(uvicorn.Server):
+    """A server whose caller hears the signals: a process that serves also has engines to end."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leave the process's signal handlers as they are; the caller passes signals on to `handle_exit`."""
+        yield
+
+
+def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
     """A server for the application; run it with `await server.serve(sockets=[bind(config)])`.
 
-    On SIGINT or SIGTERM it stops taking requests, gives running ones `drain_timeout_s` to finish, then cancels them.
+    Told to stop (`handle_exit`), it takes no new requests, gives running ones `drain_timeout_s` to finish, then
+    cancels them.
     """
     settings = uvicorn.Config(
         app,
@@ -53,4 +68,4 @@ def build_server(app: FastAPI, config: GatewayConfig) -> uvicorn.Server:
         proxy_headers=False,
         server_header=False,
     )
-    return uvicorn.Server(settings)
+    return GatewayServer(settings)

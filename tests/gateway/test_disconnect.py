@@ -1,0 +1,197 @@
+"""Clients that leave, clients that stall, clients that read slowly: raw sockets against the listening gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+CHAT = "/v1/chat/completions"
+WaitFor = Callable[..., None]
+
+
+def request_bytes(body: dict[str, Any], path: str = CHAT) -> bytes:
+    content = json.dumps(body).encode()
+    return head_bytes(path, f"content-length: {len(content)}") + content
+
+
+def head_bytes(path: str, *headers: str) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "host: x", "content-type: application/json", *headers, "", ""]
+    return "\r\n".join(lines).encode()
+
+
+def chat_body(**fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": "x"}], **fields}
+
+
+def leave(raw: socket.socket, *, reset: bool) -> None:
+    """Close orderly, or with a reset as a crashed client's kernel does."""
+    if reset:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    raw.close()
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_before_the_first_token_is_aborted(
+    house: Any, wait_for: WaitFor, stream: bool, reset: bool
+) -> None:
+    house.chat.hold = asyncio.Event()  # never set: the request waits in the queue
+    raw = house.connect()
+    raw.sendall(request_bytes(chat_body(stream=stream)))
+    wait_for(lambda: house.chat.running, "the request to reach the engine")
+    leave(raw, reset=reset)
+    wait_for(lambda: house.chat.aborted and not house.chat.running, "the abort", seconds=2)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_client_that_leaves_in_mid_answer_is_aborted(
+    house: Any, wait_for: WaitFor, stream: bool, reset: bool, n: int
+) -> None:
+    house.chat.step_s = 0.01
+    house.chat.answer = lambda request, index: [120] * 400
+    raw = house.connect()
+    raw.sendall(request_bytes(chat_body(stream=stream, n=n)))
+    wait_for(lambda: house.chat.yields > 5, "tokens to flow")
+    leave(raw, reset=reset)
+    wait_for(lambda: house.chat.aborted and not house.chat.running, "the abort", seconds=2)
+    assert house.chat.finished == []
+
+
+def test_leaving_aborts_every_prompt_of_a_completion(house: Any, wait_for: WaitFor) -> None:
+    house.chat.hold = asyncio.Event()
+    raw = house.connect()
+    raw.sendall(request_bytes({"model": "tiny", "prompt": ["a", "b", "c"]}, "/v1/completions"))
+    wait_for(lambda: len(house.chat.running) == 3, "all prompts to reach the engine")
+    leave(raw, reset=False)
+    wait_for(lambda: len(house.chat.aborted) == 3, "all of them to be aborted", seconds=2)
+
+
+def test_a_client_that_leaves_is_counted(house: Any, wait_for: WaitFor, client: httpx.Client) -> None:
+    line = f'kvarn_disconnects_total{{endpoint="{CHAT}",model="tiny"}}'
+
+    def count() -> float:
+        found = [each for each in client.get("/metrics").text.splitlines() if each.startswith(line)]
+        return float(found[0].split()[-1]) if found else 0.0
+
+    before = count()
+    house.chat.hold = asyncio.Event()
+    raw = house.connect()
+    raw.sendall(request_bytes(chat_body()))
+    wait_for(lambda: house.chat.running, "the request to reach the engine")
+    raw.close()
+    wait_for(lambda: count() == before + 1, "the disconnect to be counted")
+
+
+def test_a_client_that_leaves_in_its_own_body_harms_nobody(house: Any, client: httpx.Client) -> None:
+    raw = house.connect()
+    raw.sendall(request_bytes(chat_body())[:-10])
+    raw.close()
+    assert client.post(CHAT, json=chat_body()).status_code == 200
+    assert len(house.chat.submitted) == 1
+
+
+def test_a_body_that_stalls_gets_408(house: Any) -> None:
+    raw = house.connect()
+    raw.sendall(request_bytes(chat_body())[:-10])
+    answer = b""
+    while part := raw.recv(65536):
+        answer += part
+    raw.close()
+    assert answer.startswith(b"HTTP/1.1 408") and b'"code":"request_timeout"' in answer
+
+
+def test_an_announced_large_body_is_refused_before_it_is_sent(house: Any) -> None:
+    raw = house.connect()
+    raw.sendall(head_bytes(CHAT, "content-length: 99999999", "expect: 100-continue"))
+    answer = raw.recv(65536)
+    raw.close()
+    assert answer.startswith(b"HTTP/1.1 413") and b"connection: close" in answer.lower()
+
+
+def test_an_endless_chunked_body_is_refused_while_it_still_comes(house: Any) -> None:
+    raw = house.connect()
+    raw.sendall(head_bytes(CHAT, "transfer-encoding: chunked"))
+    chunk = b"4000\r\n" + b" " * 0x4000 + b"\r\n"
+    answer, sent = b"", 0
+    raw.settimeout(0.002)
+    while b"request_too_large" not in answer:
+        assert sent < 4_000_000, "the gateway goes on reading"
+        raw.settimeout(5)
+        raw.sendall(chunk)
+        sent += len(chunk)
+        raw.settimeout(0.002)
+        try:
+            answer += raw.recv(65536)
+        except TimeoutError:
+            continue
+    raw.close()
+    assert answer.startswith(b"HTTP/1.1 413")
+
+
+def test_a_slow_reader_slows_nobody_and_loses_nothing(house: Any, client: httpx.Client, wait_for: WaitFor) -> None:
+    total = 20_000
+    house.served["tiny"].replica.card = _wide(house.chat.card)
+    house.chat.answer = lambda request, index: [120] * total
+    house.chat.tokens_per_step = 10
+    slow = house.connect(receive_buffer=4096)
+    slow.sendall(request_bytes(chat_body(stream=True, logprobs=True, ignore_eos=True)))
+    wait_for(lambda: house.chat.yields > 3, "the slow client's stream to begin")
+    stalled = _until_still(lambda: house.chat.yields)
+    assert stalled < total / 20, "the slow client was sent everything: nothing holds it back"
+
+    began = time.monotonic()
+    house.chat.answer = lambda request, index: [121] * 50
+    assert client.post(CHAT, json=chat_body(stream=True)).text.endswith("data: [DONE]\n\n")
+    assert time.monotonic() - began < 5
+    assert _until_still(lambda: house.chat.yields) < stalled + 60, "nothing more is taken for the slow client"
+
+    received = _read_all(slow)
+    events = [json.loads(line[6:]) for line in received.split("\n\n") if line.startswith("data: {")]
+    assert sum(len(event["choices"][0]["delta"].get("content") or "") for event in events) == total
+    merged = max(len(event["choices"][0]["delta"].get("content") or "") for event in events)
+    assert merged > 1000, "what came while the reader slept is one chunk"
+
+
+def _wide(card: Any) -> Any:
+    import msgspec
+
+    return msgspec.structs.replace(card, max_context_length=50_000)
+
+
+def _until_still(read: Callable[[], int]) -> int:
+    """Wait until a count stays the same for a while; returns it."""
+    last, since = read(), time.monotonic()
+    while time.monotonic() - since < 0.3:
+        time.sleep(0.02)
+        now = read()
+        if now != last:
+            last, since = now, time.monotonic()
+    return last
+
+
+def _read_all(raw: socket.socket) -> str:
+    """Read a chunked answer to its end and undo the chunking."""
+    data = b""
+    while not data.endswith(b"0\r\n\r\n"):
+        part = raw.recv(1 << 20)
+        assert part, "the connection closed before the end"
+        data += part
+    raw.close()
+    body = data.partition(b"\r\n\r\n")[2]
+    text = b""
+    while True:
+        size, _, body = body.partition(b"\r\n")
+        if int(size, 16) == 0:
+            return text.decode()
+        text += body[: int(size, 16)]
+        body = body[int(size, 16) + 2 :]

@@ -1,0 +1,203 @@
+"""Every refusal: its status, its OpenAI shape, the field it names, its headers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from kvarn.replica.api import ReplicaState, RequestRefusedError
+from kvarn.wire.messages import RefusalReason
+
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "Hej"}]
+JSON = {"content-type": "application/json"}
+
+
+def check(answer: httpx.Response, status: int, code: str | None, param: str | None = None) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json" and answer.headers["x-request-id"]
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["code"], error["param"]) == (code, param), error
+    assert ("retry-after" in answer.headers) == (status in (429, 503))
+    return error
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        (b"", "invalid_json", None),
+        (b"{", "invalid_json", None),
+        (b'{"model": "tiny", "messages": NaN}', "invalid_json", None),
+        (b'{"model": "\xff\xfe"}', "invalid_json", None),
+        (b'{"model": "tiny", "messages": [{"role": "user", "content": "\\ud800 lone"}]}', "invalid_json", None),
+        (b'{"model": "tiny", "messages": [{"role": "user", "content": "\\udc00"}]}', "invalid_json", None),
+        (b"[1, 2]", "invalid_json", None),
+        (b'{"a":' + b"[" * 50_000 + b"]" * 50_000 + b"}", "invalid_json", None),
+        (b'{"model": "tiny", "metadata": ' + b'{"a":' * 90 + b"1" + b"}" * 90 + b"}", "invalid_json", None),
+    ],
+)
+def test_a_body_that_is_not_sound_json_is_refused(
+    client: httpx.Client, body: bytes, code: str, param: str | None
+) -> None:
+    check(client.post(CHAT, content=body, headers=JSON), 400, code, param)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "param"),
+    [
+        ({"messages": None}, "invalid_value", "messages"),
+        ({"messages": []}, "invalid_value", "messages"),
+        ({"messages": [{"role": "user"}]}, "missing_required_parameter", "messages[0].content"),
+        ({"temperature": 3}, "invalid_value", "temperature"),
+        ({"temperature": "hot"}, "invalid_value", "temperature"),
+        ({"n": 1000}, "invalid_value", "n"),
+        ({"no_such_field": 1}, "unknown_parameter", "no_such_field"),
+        ({"audio": {"voice": "x"}}, "unsupported_parameter", "audio"),
+        ({"stop": ["x"] * 17}, "invalid_value", "stop"),
+        ({"stop": "x" * 5000}, "invalid_value", "stop"),
+        ({"max_tokens": 100_000}, "context_length_exceeded", "max_tokens"),
+        ({"logprobs": True, "top_logprobs": 21}, "invalid_value", "top_logprobs"),
+    ],
+)
+def test_a_wrong_field_is_named(
+    house: Any, client: httpx.Client, change: dict[str, Any], code: str, param: str
+) -> None:
+    body = {"model": "tiny", "messages": HELLO, **change}
+    check(client.post(CHAT, json=body), 400, code, param)
+    assert house.chat.submitted == []
+
+
+def test_a_hundred_thousand_stop_strings_are_refused(serve: Any, wait_for: Any) -> None:
+    with serve() as house, house.client() as client:
+        wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+        body = {"model": "tiny", "messages": HELLO, "stop": [f"stop {i}" for i in range(100_000)]}
+        check(client.post(CHAT, json=body), 400, "invalid_value", "stop")
+
+
+def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(house: Any, client: httpx.Client) -> None:
+    long = [{"role": "user", "content": "x" * 20_000}]  # long enough to be tokenized in the pool
+    error = check(
+        client.post(CHAT, json={"model": "tiny", "messages": long}), 400, "context_length_exceeded", "messages"
+    )
+    assert "512" in error["message"] and "20003" in error["message"]
+    answer = client.post("/v1/completions", json={"model": "tiny", "prompt": list(range(200)) * 3})
+    assert "600" in check(answer, 400, "context_length_exceeded", "prompt")["message"]
+    assert house.chat.submitted == []
+
+
+def test_completions_refuse_too_many_prompts_and_unknown_ids(client: httpx.Client) -> None:
+    post = lambda prompt: client.post("/v1/completions", json={"model": "tiny", "prompt": prompt})  # noqa: E731
+    check(post(["x"] * 129), 400, "invalid_value", "prompt")
+    check(post([5, 100_000]), 400, "invalid_value", "prompt")
+    check(post(""), 400, "invalid_value", "prompt")
+
+
+def test_an_unknown_model_is_not_found(client: httpx.Client, sdk: openai.OpenAI) -> None:
+    check(client.post(CHAT, json={"model": "nope", "messages": HELLO}), 404, "model_not_found", "model")
+    check(client.get("/v1/models/org/nope"), 404, "model_not_found", "model")
+    with pytest.raises(openai.NotFoundError):
+        sdk.models.retrieve("nope")
+
+
+def test_a_model_of_the_wrong_kind_is_refused(client: httpx.Client) -> None:
+    check(client.post(CHAT, json={"model": "vec", "messages": HELLO}), 400, "model_not_supported", "model")
+
+
+def test_a_model_that_is_not_ready_is_unavailable(house: Any, client: httpx.Client) -> None:
+    house.chat.state, house.chat.progress = ReplicaState.STARTING, ("load weights", 0.5)
+    error = check(client.post(CHAT, json={"model": "tiny", "messages": HELLO}), 503, "model_not_ready")
+    assert "load weights" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("reason", "status", "code"),
+    [
+        (RefusalReason.QUEUE_FULL, 429, "queue_full"),
+        (RefusalReason.QUEUE_TIMEOUT, 503, "queue_timeout"),
+        (RefusalReason.PROMPT_TOO_LONG, 400, "context_length_exceeded"),
+        (RefusalReason.NEVER_FITS, 400, "never_fits"),
+        (RefusalReason.DRAINING, 503, "draining"),
+        (RefusalReason.INVALID, 400, "invalid_value"),
+        (RefusalReason.DUPLICATE_ID, 500, "internal_error"),
+        (RefusalReason.INTERNAL, 500, "internal_error"),
+    ],
+)
+def test_each_refusal_of_the_engine_has_its_status(
+    house: Any, client: httpx.Client, reason: RefusalReason, status: int, code: str, stream: bool
+) -> None:
+    house.chat.refusal = RequestRefusedError(reason, "because", retry_after_s=2.2)
+    answer = client.post(CHAT, json={"model": "tiny", "messages": HELLO, "stream": stream})
+    check(answer, status, code)
+    if status in (429, 503):
+        assert answer.headers["retry-after"] == "3"
+
+
+def test_an_engine_lost_before_the_first_token_is_unavailable(house: Any, client: httpx.Client) -> None:
+    house.chat.lose_after = 0
+    for stream in (False, True):
+        answer = client.post(CHAT, json={"model": "tiny", "messages": HELLO, "stream": stream})
+        check(answer, 503, "replica_lost")
+
+
+def test_an_engine_lost_in_mid_stream_ends_it_with_an_error_event(house: Any, client: httpx.Client) -> None:
+    house.chat.lose_after = 5
+    answer = client.post(CHAT, json={"model": "tiny", "messages": HELLO, "stream": True})
+    assert answer.status_code == 200
+    events = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert "[DONE]" not in events
+    assert json.loads(events[-1])["error"]["code"] == "replica_lost"
+    check(client.post(CHAT, json={"model": "tiny", "messages": HELLO}), 503, "replica_lost")
+
+
+def test_the_official_client_raises_the_error_of_a_broken_stream(house: Any, sdk: openai.OpenAI) -> None:
+    house.chat.lose_after = 5
+    seen = ""
+    with pytest.raises(openai.APIError, match="engine was lost"):
+        for chunk in sdk.chat.completions.create(model="tiny", messages=HELLO, stream=True):  # type: ignore[arg-type]
+            seen += chunk.choices[0].delta.content or ""
+    assert seen == "Hello"
+
+
+def test_an_unforeseen_failure_is_a_500_without_its_details(house: Any, client: httpx.Client) -> None:
+    def fail(request: Any, index: int) -> list[int]:
+        raise AssertionError("not reached")
+
+    house.chat.generate = lambda request: fail(request, 0)
+    error = check(client.post(CHAT, json={"model": "tiny", "messages": HELLO}), 500, "internal_error")
+    assert "not reached" not in error["message"]
+
+
+def test_unknown_urls_and_methods_have_the_same_shape(client: httpx.Client) -> None:
+    check(client.get("/v1/nothing"), 404, "unknown_url")
+    check(client.post(CHAT + "/"), 404, "unknown_url")
+    answer = client.get(CHAT)
+    check(answer, 405, "method_not_allowed")
+    assert answer.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize("content_type", [None, "text/plain", "application/x-www-form-urlencoded"])
+def test_only_json_is_taken(client: httpx.Client, content_type: str | None) -> None:
+    headers = {} if content_type is None else {"content-type": content_type}
+    error = check(client.post(CHAT, content=b"{}", headers=headers), 415, "unsupported_media_type")
+    assert "application/json" in error["message"]
+
+
+def test_a_large_body_is_refused_by_its_announced_length_and_by_its_chunks(client: httpx.Client) -> None:
+    check(client.post(CHAT, content=b" " * 300_000, headers=JSON), 413, "request_too_large")
+    chunks = (b" " * 50_000 for _ in range(6))
+    check(client.post(CHAT, content=chunks, headers=JSON), 413, "request_too_large")
+
+
+def test_every_answer_carries_a_request_id(client: httpx.Client) -> None:
+    ids = {client.get("/health").headers["x-request-id"] for _ in range(3)}
+    assert len(ids) == 3
+    assert client.get("/health", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    assert client.get("/nope", headers={"x-request-id": "mine-2"}).headers["x-request-id"] == "mine-2"
+    for bad in ("x" * 200, 'a"b c', ""):
+        assert client.get("/health", headers={"x-request-id": bad}).headers["x-request-id"] != bad
