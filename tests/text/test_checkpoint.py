@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
@@ -64,6 +65,16 @@ def test_without_a_network_the_error_says_what_to_do(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(CheckpointError, match="hf download owner/name"):
+        resolve_checkpoint("owner/name")
+
+
+@pytest.mark.parametrize("failure", [httpx.ReadTimeout("slow"), OSError("disk full")])
+def test_a_download_that_breaks_off_says_so(monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
+    def download(repository: str, **options: Any) -> str:
+        raise failure
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(CheckpointError, match="Cannot download 'owner/name'"):
         resolve_checkpoint("owner/name")
 
 

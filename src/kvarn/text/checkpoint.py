@@ -80,6 +80,7 @@ def _complete(directory: Path) -> Path:
 
 def _download(path: str, progress: Progress | None) -> Path:
     # Imported here: a quarter of a second that a local checkpoint does not pay.
+    from httpx import HTTPError
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -104,7 +105,7 @@ def _download(path: str, progress: Progress | None) -> Path:
             f"{path!r} is not in the local cache and the Hugging Face hub cannot be reached. Download it on a machine "
             f"with a network (`hf download {repository}`) and give its directory as `path`."
         ) from error
-    except (HfHubHTTPError, OSError) as error:
+    except (HfHubHTTPError, HTTPError, OSError) as error:
         raise CheckpointError(f"Cannot download {path!r}: {error}. Try again; finished files are kept.") from error
     if progress is not None:
         progress(f"download {repository}", 1.0)

@@ -18,7 +18,7 @@ class IncrementalDetokenizer:
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         """Start an empty text."""
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
+        self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
         # Byte-level: the text is the tokens' bytes, and bytes that are not UTF-8 become U+FFFD as everywhere else.
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace") if tokenizer.is_byte_level else None
         # Else a token's text may depend on its neighbours: whether it is the first (whose space is dropped), and for
@@ -28,9 +28,10 @@ class IncrementalDetokenizer:
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Add tokens; returns the text that is now certain."""
-        shown = [token_id for token_id in token_ids if self._is_shown(token_id)]
+        shown = [token_id for token_id in token_ids if token_id not in self._hidden]
         if self._utf8 is not None:
             return self._utf8.decode(b"".join(map(self._tokenizer.token_bytes, shown)))
+        shown = [token_id for token_id in shown if self._tokenizer.has_token(token_id)]
         if not shown:
             return ""
         self._held += shown
@@ -49,11 +50,6 @@ class IncrementalDetokenizer:
             return self._utf8.decode(b"", final=True)
         settled, self._held = self._held, []
         return self._text_of(settled)
-
-    def _is_shown(self, token_id: int) -> bool:
-        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
-            return False
-        return self._tokenizer.has_token(token_id)
 
     def _text_of(self, token_ids: list[int]) -> str:
         """The text that these tokens add to what stands before them, seen through the last token before them."""

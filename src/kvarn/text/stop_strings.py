@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ class StopMatcher:
 
     For each stop string the matcher keeps how much of it the text's tail spells, and follows Knuth, Morris and Pratt:
     amortised O(1) a character and stop string, whatever their lengths. Where no stop string has begun, whole pieces
-    are skipped by `str.find`.
+    are skipped.
     """
 
     def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
@@ -30,6 +31,7 @@ class StopMatcher:
             raise ValueError("a stop string is empty")
         self._stops = sorted(set(stops), key=len, reverse=True)
         self._borders = [_borders(stop) for stop in self._stops]
+        self._begin = re.compile("|".join({re.escape(stop[0]) for stop in self._stops}) or "(?!)")
         self._matched = [0] * len(self._stops)
         self._held = ""
         self._include_stop = include_stop
@@ -44,7 +46,7 @@ class StopMatcher:
         """Add text; returns what is now known to come before any stop string."""
         if self._done or not text:
             return StopResult("", None)
-        if not self._stops:
+        if not self._held and self._begin.search(text) is None:
             return StopResult(text, None)
         found = self._advance(text)
         pending = self._held + text
@@ -61,6 +63,7 @@ class StopMatcher:
     def flush(self) -> str:
         """The text held back, when no more will come."""
         held, self._held = self._held, ""
+        self._begin = re.compile("|".join({re.escape(stop[0]) for stop in self._stops}) or "(?!)")
         self._matched = [0] * len(self._stops)
         return held
 

@@ -28,7 +28,8 @@ class Tokenizer:
         self._bytes_of = token_bytes_reader(decoder)
         self._bytes: dict[int, bytes] = {}  # filled as tokens are seen
         added = library.get_added_tokens_decoder()
-        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.special_ids: frozenset[int] = frozenset(token_id for token_id, token in added.items() if token.special)
+        """Tokens that steer the model and are not part of the text."""
         vocabulary = library.get_vocab(with_added_tokens=True)
         self.is_byte_level: bool = is_pure_byte_level(decoder)
         """Whether a text's bytes are just its tokens' bytes, one after another."""
@@ -103,7 +104,7 @@ class Tokenizer:
 
     def is_special(self, token_id: int) -> bool:
         """Whether the token steers the model and is not part of the text."""
-        return token_id in self._special
+        return token_id in self.special_ids
 
     def has_token(self, token_id: int) -> bool:
         """Whether the id lies in the vocabulary's range."""

@@ -54,6 +54,7 @@ def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
+_OPENING = re.compile(r"\s*<tool_call>")
 _OUTSIDE = re.compile(r'"|</tool_call>')
 _IN_STRING = re.compile(r'"|\\.', re.DOTALL)
 
@@ -98,8 +99,10 @@ class HermesToolCallParser:
 
     def _step(self, events: list[ToolEvent], *, final: bool) -> bool:
         """Take one text or one call off what is held; False when that cannot be decided yet."""
-        start = self._held.lstrip().startswith(self.OPEN)
-        return self._take_call(events, final=final) if start else self._take_text(events, final=final)
+        opening = _OPENING.match(self._held)
+        if opening is None:
+            return self._take_text(events, final=final)
+        return self._take_call(events, opening.end(), final=final)
 
     def _take_text(self, events: list[ToolEvent], *, final: bool) -> bool:
         start = self._held.find(self.OPEN)
@@ -113,8 +116,7 @@ class HermesToolCallParser:
         self._held = self._held[end:]
         return True
 
-    def _take_call(self, events: list[ToolEvent], *, final: bool) -> bool:
-        begin = self._held.index(self.OPEN) + len(self.OPEN)
+    def _take_call(self, events: list[ToolEvent], begin: int, *, final: bool) -> bool:
         end = self._scan.find(self._held, begin)
         if end is None and not final:
             return False
@@ -180,10 +182,10 @@ def make_tool_call_parser(format_name: str = "hermes") -> ToolCallParser:
 
 def _open_tail(text: str, tag: str) -> int:
     """Length of the tail that may belong to a call yet: white space, and a beginning of the tag."""
-    for length in range(min(len(tag) - 1, len(text)), -1, -1):
-        if tag.startswith(text[len(text) - length :]):
-            return len(text) - len(text[: len(text) - length].rstrip())
-    return 0
+    start = text.rfind(tag[0], max(0, len(text) - len(tag) + 1))
+    if start < 0 or not tag.startswith(text[start:]):
+        start = len(text)
+    return len(text) - len(text[:start].rstrip())
 
 
 def _parse_call(body: str) -> tuple[str, str] | None:
