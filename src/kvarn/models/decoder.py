@@ -11,6 +11,7 @@ from kvarn.kernels.dispatch import Kernels
 from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.families import FAMILIES
 from kvarn.models.layer import Heads, LayerStep, load_layer
+from kvarn.models.memory import zeros_on_demand
 from kvarn.models.parallel import Parallel
 from kvarn.models.spec import DecoderSpec, LayerSpec
 from kvarn.models.weights import WeightLoader
@@ -43,8 +44,8 @@ class Decoder:
     def new_kv_cache(self, num_blocks: int) -> KVCache:
         """An empty cache of `num_blocks` blocks for this rank's heads, in the model's dtype."""
         shape = (num_blocks, len(self._heads.kv), BLOCK_SIZE, self._heads.dim)
-        keys = tuple(torch.zeros(shape, dtype=self.dtype) for _ in self._layers)
-        return KVCache(keys, tuple(torch.zeros_like(layer) for layer in keys))
+        keys = tuple(zeros_on_demand(shape, self.dtype) for _ in self._layers)
+        return KVCache(keys, tuple(zeros_on_demand(shape, self.dtype) for _ in self._layers))
 
     @torch.inference_mode()
     def forward(

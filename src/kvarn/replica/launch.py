@@ -5,54 +5,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import subprocess
-import sys
-import tempfile
 import threading
-import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import msgspec
 import zmq
 import zmq.asyncio
 
-from kvarn.replica.spec import DEFAULT_FACTORY, Handover, ReplicaSpec, write_handover
+from kvarn.replica.spawn import INBOX, OUTBOX, SpawnedEngine
+from kvarn.replica.spec import Handover, ReplicaSpec, write_handover
 from kvarn.wire.messages import FromEngine, ToEngine
 
-_LONGEST_SOCKET_PATH = 100
-"""Bytes that every Unix takes as the path of a socket, with a little to spare."""
 _LAST_WORDS_S = 0.05
 """How long to listen for messages still under way after the process has ended."""
 
 
 class EngineProcess:
-    """One run of an engine, from `spawn` to its end. Neither needs an event loop before `connect`.
+    """One run of an engine, from its spawn to its end. Needs no event loop before `connect`."""
 
-    The sockets lie in a directory that only this user may enter, new for each run, so that nothing of an earlier run
-    is ever read. The process dies with the thread that calls `spawn` (Linux ties it to that thread), so spawn from one
-    that lives as long as the replica shall.
-    """
-
-    def __init__(self, process: subprocess.Popen[bytes], directory: Path, spawned_at: float) -> None:
-        self._process = process
-        self._directory = directory
-        self._spawned_at = spawned_at
+    def __init__(self, spawned: SpawnedEngine) -> None:
+        self._spawned = spawned
+        self._process = spawned.process
+        self._directory = spawned.directory
+        self._spawned_at = spawned.spawned_at
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._to_engine: zmq.Socket[bytes] | None = None
         self._from_engine: zmq.asyncio.Socket | None = None
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
-
-    @classmethod
-    def spawn(cls, factory: str = DEFAULT_FACTORY) -> EngineProcess:
-        """Start the process; it imports the factory's module while it waits for `hand_over`."""
-        directory = _private_directory()
-        spawned_at = time.monotonic()
-        command = [sys.executable, "-P", "-m", "kvarn.replica.process", factory.partition(":")[0]]
-        # A session of its own: Ctrl-C in the terminal reaches the gateway, which then lets requests finish.
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-        return cls(process, directory, spawned_at)
 
     @property
     def pid(self) -> int:
@@ -125,27 +105,20 @@ class EngineProcess:
     def close(self) -> None:
         """Kill the process if it still runs, close the sockets and remove their directory. Idempotent."""
         self._process.kill()
-        self._process.wait()
-        if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
         for socket in (self._from_engine, self._to_engine):
             if socket is not None:
                 socket.close(linger=0)
         if self._context is not None:
             self._context.term()
-        for name in ("in", "out"):
-            (self._directory / name).unlink(missing_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            self._directory.rmdir()
+        self._spawned.abandon()
 
     @property
     def _inbox(self) -> str:
-        return f"ipc://{self._directory / 'in'}"
+        return f"ipc://{self._directory / INBOX}"
 
     @property
     def _outbox(self) -> str:
-        return f"ipc://{self._directory / 'out'}"
+        return f"ipc://{self._directory / OUTBOX}"
 
 
 def describe_exit(status: int) -> str:
@@ -158,12 +131,3 @@ def describe_exit(status: int) -> str:
         name = f"signal {-status}"
     hint = " (out of memory?)" if name == "SIGKILL" else ""
     return f"the engine process was ended by {name}{hint}"
-
-
-def _private_directory() -> Path:
-    """A new directory of this user alone; under /tmp where the usual place is too deep for a socket's path."""
-    directory = Path(tempfile.mkdtemp(prefix="kvarn-"))
-    if len(str(directory / "out").encode()) > _LONGEST_SOCKET_PATH:
-        directory.rmdir()
-        directory = Path(tempfile.mkdtemp(prefix="kvarn-", dir="/tmp"))
-    return directory

@@ -11,6 +11,7 @@ from kvarn.config.schema import ReplicaConfig
 from kvarn.replica.api import ReplicaLostError, ReplicaState, RequestRefusedError
 from kvarn.replica.inflight import InFlight
 from kvarn.replica.launch import EngineProcess
+from kvarn.replica.spawn import spawn_engine
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.replica.watch import Watch
 from kvarn.wire.messages import (
@@ -89,7 +90,7 @@ class LocalReplica:
     def spawn(self) -> None:
         """Start the engine process, or tell the one given at construction what to become. Idempotent."""
         if self._process is None:
-            self._process = EngineProcess.spawn(self._spec.factory)
+            self._process = EngineProcess(spawn_engine(self._spec.factory))
             self._handed_over = False
         if not self._handed_over:
             self._process.hand_over(self._spec)

@@ -8,9 +8,7 @@ from typing import IO
 import msgspec
 
 from kvarn.config.schema import EngineConfig, ModelConfig, ReplicaConfig
-
-DEFAULT_FACTORY = "kvarn.replica.build:build_service"
-"""Builds a service from a spec: the real engine."""
+from kvarn.replica.spawn import DEFAULT_FACTORY
 
 _LENGTH_BYTES = 4
 _MAX_SPEC_BYTES = 1 << 24

@@ -1,0 +1,119 @@
+"""The command `kvarn`. Each sub-command's code is imported when it runs, so that `kvarn --help` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+import kvarn
+from kvarn.replica.spawn import SpawnedEngine, spawn_engine
+
+EXIT_USAGE = 2
+"""The command line, the configuration or the model it names cannot be used."""
+
+app = typer.Typer(
+    name="kvarn",
+    help="Serve large language models on your own machines.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigPath = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file; see docs/configuration.md.")]
+
+
+def main() -> None:
+    """Entry point of the `kvarn` script.
+
+    `kvarn serve` starts an engine process before anything else is imported or read: the engine's own imports are most
+    of the time to the first token, and they run beside the gateway's.
+    """
+    engine = spawn_engine() if _will_serve(sys.argv[1:]) else None
+    try:
+        app(obj=engine)
+    finally:
+        if engine is not None:
+            engine.abandon()
+
+
+def _will_serve(arguments: list[str]) -> bool:
+    return arguments[:1] == ["serve"] and "--help" not in arguments
+
+
+@app.command()
+def serve(
+    context: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Checkpoint directory, hub id (owner/name) or packaged model. [default: kvarn-demo]"),
+    ] = None,
+    config: ConfigPath = None,
+    named: Annotated[
+        list[str] | None, typer.Option("--model", "-m", metavar="NAME=PATH", help="A model and its name; repeatable.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one. [default: 8000]")] = None,
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float32"] | None, typer.Option(help="Type of the weights. [default: auto]")
+    ] = None,
+    max_context_length: Annotated[
+        int | None, typer.Option(help="Prompt and answer together, in tokens. [default: the checkpoint's]")
+    ] = None,
+    kv_cache_gib: Annotated[
+        float | None, typer.Option(help="Memory of the KV cache in GiB. [default: a tenth of the machine's]")
+    ] = None,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None, typer.Option(help="What is logged. [default: info]")
+    ] = None,
+) -> None:
+    """Serve models behind an OpenAI-compatible API. Without arguments: kvarn-demo at http://127.0.0.1:8000."""
+    from kvarn.cli.serve import ServeOptions, run_server
+
+    engine = context.obj if isinstance(context.obj, SpawnedEngine) else None
+    options = ServeOptions(
+        model=model,
+        named=tuple(named or ()),
+        config=config,
+        host=host,
+        port=port,
+        dtype=dtype,
+        max_context_length=max_context_length,
+        kv_cache_gib=kv_cache_gib,
+        log_level=log_level,
+    )
+    raise typer.Exit(run_server(options, engine))
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+def bench(context: typer.Context) -> None:
+    """Measure an OpenAI-compatible server: TTFT, TPOT, throughput, goodput. See `kvarn bench --help`."""
+    from kvarn.cli.bench import app as bench_app
+
+    bench_app(args=context.args, prog_name="kvarn bench")
+
+
+@app.command("config")
+def show_config(config: ConfigPath = None) -> None:
+    """Print the effective configuration: defaults, then the file, then KVARN_... variables."""
+    import yaml
+
+    from kvarn.config.load import ConfigError, load_config
+
+    try:
+        loaded = load_config(config)
+    except ConfigError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(EXIT_USAGE) from None
+    typer.echo(yaml.safe_dump(loaded.model_dump(mode="json"), sort_keys=False), nl=False)
+
+
+@app.command()
+def version() -> None:
+    """Print Kvarn's version."""
+    typer.echo(f"kvarn {kvarn.__version__}")
