@@ -16,6 +16,9 @@ from kvarn.observe.metrics import UNKNOWN, GatewayMetrics
 CLIENT_LEFT = 499
 """Status under which metrics count requests whose client left before an answer began."""
 
+_PROBES = frozenset({"/health", "/ready", "/metrics"})
+"""Asked every few seconds by machines: their log lines are for debugging only."""
+
 _log = logging.getLogger("kvarn.gateway")
 
 
@@ -40,6 +43,7 @@ class RequestMiddleware:
                 message["headers"] = [*message.get("headers", []), id_header]
             await send(message)
 
+        self._metrics.in_flight.inc()
         try:
             await self._app(scope, receive, send_with_id)
         except asyncio.CancelledError:
@@ -50,6 +54,7 @@ class RequestMiddleware:
             if not record.status:
                 await error_response(to_api_error(error))(scope, receive, send_with_id)
         finally:
+            self._metrics.in_flight.dec()
             self._count(scope, record)
 
     def _count(self, scope: Scope, record: RequestRecord) -> None:
@@ -60,7 +65,8 @@ class RequestMiddleware:
         self._metrics.request_seconds.labels(record.model, endpoint).observe(seconds)
         if record.disconnected:
             self._metrics.disconnects.labels(record.model, endpoint).inc()
-        _log.info(
+        _log.log(
+            logging.DEBUG if endpoint in _PROBES else logging.INFO,
             "answered",
             extra={
                 "request_id": record.request_id,

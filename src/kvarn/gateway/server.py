@@ -14,7 +14,7 @@ from kvarn.config.schema import GatewayConfig
 
 _BACKLOG = 2048
 _SEND_BUFFER_BYTES = 256 * 1024
-"""Of each connection, in the kernel: a client that does not read holds no more there. Left alone it grows to megabytes."""
+"""Of each connection, in the kernel: a client that does not read holds no more. Left alone it grows to megabytes."""
 _KEEP_ALIVE_S = 75
 """Longer than the usual 60 s of load balancers, so that it is they who close idle connections."""
 

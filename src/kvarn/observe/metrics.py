@@ -20,7 +20,7 @@ _REQUEST_BUCKETS = (0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 12
 
 
 class GenerationObserver:
-    """Observes one generation request: `delta` for each delta, then `finished` or `failed` (neither if the client left)."""
+    """Observes one generation request: `delta` for each delta, then `finished` or `failed`; neither if the client left."""
 
     __slots__ = ("_itl", "_model", "timer")
 
@@ -100,9 +100,7 @@ class GatewayMetrics:
             ("model", "endpoint", "status"),
             registry=registry,
         )
-        self.in_flight = Gauge(
-            "kvarn_requests_in_flight", "HTTP requests being answered.", ("endpoint",), registry=registry
-        )
+        self.in_flight = Gauge("kvarn_requests_in_flight", "HTTP requests being answered.", registry=registry)
         self.request_seconds = Histogram(
             "kvarn_request_seconds",
             "From a request's headers to the last byte of its answer.",
