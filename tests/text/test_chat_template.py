@@ -200,6 +200,8 @@ def test_variables_of_the_server_cannot_be_replaced(tmp_path: Path) -> None:
     assert chat.render([], enable_thinking=True) == "True<s>"
     with pytest.raises(ChatTemplateError, match="'bos_token'"):
         chat.render([], bos_token="x")
+    with pytest.raises(ChatTemplateError, match="'messages'"):
+        chat.render([], **{"messages": [], "self": 1})
 
 
 def test_the_date_can_be_asked_for(tmp_path: Path) -> None:

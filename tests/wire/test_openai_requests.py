@@ -291,6 +291,14 @@ def test_an_answer_of_ours_can_be_sent_back_as_a_message() -> None:
     assert parse(ChatCompletionRequest, messages=[*USER, message, *USER]).messages[1].content == "x"
 
 
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "continue_final_message"])
+def test_template_variables_cannot_replace_fields_of_the_request(name: str) -> None:
+    kwargs = {"enable_thinking": True, name: []}
+    assert refused(ChatCompletionRequest, chat_template_kwargs=kwargs).param == "chat_template_kwargs"
+    assert refused(TokenizeRequest, messages=USER, chat_template_kwargs=kwargs).param == "chat_template_kwargs"
+    assert parse(ChatCompletionRequest, chat_template_kwargs={"a": [1]}).chat_template_kwargs == {"a": [1]}
+
+
 def test_tokenize_takes_a_prompt_or_messages_and_not_both() -> None:
     assert parse(TokenizeRequest, prompt="x").prompt == "x"
     assert parse(TokenizeRequest, messages=USER).plain_messages == USER

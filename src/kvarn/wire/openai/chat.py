@@ -122,6 +122,20 @@ def _check_response_format(value: object) -> object:
     return value
 
 
+_TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message", "messages", "tools")
+
+
+def _check_template_kwargs(value: object) -> object:
+    taken = [name for name in _TEMPLATE_FIELDS if isinstance(value, dict) and name in value]
+    if taken:
+        why = f"'chat_template_kwargs' may not hold {taken[0]!r}: it is a field of the request."
+        raise PydanticCustomError("unsupported_value", "{why}", {"why": why})
+    return value
+
+
+TemplateKwargs = Annotated[dict[str, Any], BeforeValidator(_check_template_kwargs)]
+
+
 class ChatCompletionRequest(SamplingFields):
     """The body of a chat completion request."""
 
@@ -169,7 +183,7 @@ class ChatCompletionRequest(SamplingFields):
     # Extensions, with vLLM's names and meanings.
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
     echo: bool = False
     """Begin the answer with the last message, where that is continued."""
 

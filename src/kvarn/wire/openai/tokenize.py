@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import model_validator
 
-from kvarn.wire.openai.chat import Messages, Tools
+from kvarn.wire.openai.chat import Messages, TemplateKwargs, Tools
 from kvarn.wire.openai.common import RequestModel, TokenIds, disagreement
 
 
@@ -24,7 +24,7 @@ class TokenizeRequest(RequestModel):
     """Default: true for a prompt, false for messages (the template writes its own)."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
     return_token_strs: bool = False
 
     @model_validator(mode="after")
