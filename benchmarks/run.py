@@ -24,6 +24,7 @@ from kvarn.bench import Outcome, Summary, Target, Vocabulary, run_job, summarise
 from kvarn.bench.driver import Job
 from kvarn.bench.export import environment
 from kvarn.bench.session import BenchError
+from kvarn.bench.summary import Distribution
 from kvarn.bench.workload import warm_up_requests
 
 DEFAULT_CACHE = Path.home() / ".cache" / "kvarn-bench"
@@ -62,37 +63,26 @@ def measure(arguments: argparse.Namespace, url: str, model: str, console: Consol
 def table(results: list[dict[str, Any]], title: str) -> Table:
     """A row for each run, with the columns the peers were measured by."""
     shown = Table(title=title, title_justify="left")
-    headings = (
-        "",
-        "out tok/s",
-        "total tok/s",
-        "TTFT p50",
-        "TTFT p95",
-        "TPOT p50",
-        "TPOT p95",
-        "goodput",
-        "cached",
-        "failed",
-    )
+    headings = ("", "out tok/s", "total tok/s", "TTFT p50/p95", "TPOT p50/p95", "goodput", "cached", "failed")
     for heading in headings:
-        shown.add_column(heading, justify="left" if not heading else "right")
+        shown.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for result in results:
         summary: Summary = result["summary"]
-        latencies = [
-            "-" if each is None else f"{value:.0f}"
-            for each in (summary.ttft_ms, summary.tpot_ms)
-            for value in (() if each is None else (each.p50, each.p95))
-        ] or ["-"] * 4
         shown.add_row(
             result["workload"],
             f"{summary.output_tokens_per_s:.1f}",
             f"{summary.total_tokens_per_s:.0f}",
-            *latencies,
+            _percentiles(summary.ttft_ms),
+            _percentiles(summary.tpot_ms),
             "-" if summary.goodput is None else f"{summary.goodput.ratio:.0%}",
             "-" if summary.cached_ratio is None else f"{summary.cached_ratio:.0%}",
             str(summary.failed),
         )
     return shown
+
+
+def _percentiles(distribution: Distribution | None) -> str:
+    return "-" if distribution is None else f"{distribution.p50:.0f} / {distribution.p95:.0f}"
 
 
 def document(arguments: argparse.Namespace, results: list[dict[str, Any]], started: Started | None) -> dict[str, Any]:
@@ -131,6 +121,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--url", help="measure this running server instead of starting one (with --model)")
     parser.add_argument("--model", help="name of the model on that server")
     parser.add_argument("--kv-gib", type=float, help="KV cache of the started server, GiB")
+    parser.add_argument("--threads", type=int, help="kernel threads of the started server")
     parser.add_argument("--dtype", choices=["auto", "bfloat16", "float32"], default="auto")
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="folder that keeps made models")
     parser.add_argument("--json", type=Path, help="write the results here")
@@ -160,7 +151,8 @@ def main() -> int:
             results = measure(arguments, arguments.url, arguments.model, console)
         else:
             model, path = model_of(arguments.shape, arguments.cache, console)
-            settings = {"dtype": arguments.dtype} | ({"kv_cache_gib": arguments.kv_gib} if arguments.kv_gib else {})
+            asked = {"dtype": arguments.dtype, "kv_cache_gib": arguments.kv_gib, "threads": arguments.threads}
+            settings = {name: value for name, value in asked.items() if value is not None}
             with (
                 tempfile.TemporaryDirectory() as folder,
                 serving(model, path, Path(folder) / "serve.log", settings) as started,

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 STOP_TIMEOUT_S = 20.0
@@ -49,6 +50,7 @@ def serving(model: str, path: str, log: Path, settings: dict[str, Any] | None = 
     Raises:
         ServerError: It ended, or was not ready within ten minutes.
     """
+    signal.signal(signal.SIGTERM, _leave)
     port = free_port()
     config = log.with_suffix(".yaml")
     described = {"models": [{"name": model, "path": path, **(settings or {})}], "gateway": {"port": port}}
@@ -135,6 +137,11 @@ def stop(process: subprocess.Popen[bytes]) -> None:
             return
         except subprocess.TimeoutExpired:
             continue
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    """A runner that is told to end must pass through its `finally` and take the server with it."""
+    raise SystemExit(128 + signal.SIGTERM)
 
 
 def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path, limit_s: float = 600.0) -> None:

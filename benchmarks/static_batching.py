@@ -118,6 +118,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompt", type=lengths, default=(16, 128), help="lo:hi, log-uniform")
     parser.add_argument("--output", type=lengths, default=(8, 256), help="lo:hi, log-uniform")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, help="kernel threads of the server")
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="folder that keeps made models")
     parser.add_argument("--json", type=Path, help="write the results here")
     return parser.parse_args()
@@ -127,9 +128,13 @@ def main() -> int:
     """0 if everything ran."""
     arguments, console = parse(), Console(stderr=True)
     model, path = model_of(arguments.shape, arguments.cache, console)
+    settings = {"threads": arguments.threads} if arguments.threads else {}
     vocabulary = DEMO_IDS if arguments.shape == DEMO else SHAPE_IDS
     try:
-        with tempfile.TemporaryDirectory() as folder, serving(model, path, Path(folder) / "serve.log") as started:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            serving(model, path, Path(folder) / "serve.log", settings) as started,
+        ):
             target = Target(url=started.url, model=model, vocabulary=vocabulary)
             warm = mixed_requests(2 * arguments.batch, (16, 32), (4, 8), seed=0)
             tokens_per_second(warm, "continuous", arguments.batch, target)

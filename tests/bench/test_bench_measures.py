@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import numpy as np
 import pytest
@@ -207,3 +208,15 @@ def test_a_summary_is_plain_json(serve, behaviour):
     read = json.loads(json.dumps(document(outcome, summarise(outcome), {"seed": 0})))
     assert [row["index"] for row in read["requests"]] == [0, 1, 2, 3]
     assert read["summary"]["output_tokens"] == sum(row["output_tokens"] for row in read["requests"])
+
+
+def test_a_run_gives_the_stop_signals_back_to_whom_they_were(serve, behaviour):
+    def mine(*_):
+        raise AssertionError
+
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        run(serve(behaviour()))
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)

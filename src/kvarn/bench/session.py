@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import sys
+import threading
 from collections.abc import Callable
 
 import msgspec
@@ -18,6 +19,9 @@ from kvarn.bench.target import Target
 
 PLAIN_INTERVAL_S = 5.0
 """Seconds between progress lines where the output is no terminal."""
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""End a run cleanly, with what is known; the second of them ends the process."""
 
 
 class BenchError(Exception):
@@ -35,8 +39,8 @@ class _Models(msgspec.Struct):
 def run_job(job: Job, console: Console | None = None) -> Outcome:
     """Run a job to its end, or to Ctrl-C, and say what happened.
 
-    The first Ctrl-C stops sending, gives up what is in flight and returns what is known; a second one kills.
-    `console` shows progress; None is silent.
+    The first Ctrl-C (or SIGTERM) stops sending, gives up what is in flight and returns what is known; a second one is
+    met by the caller's own handler. `console` shows progress; None is silent.
 
     Raises:
         BenchError: The server cannot be reached or refuses the warm-up requests.
@@ -78,29 +82,35 @@ async def _session(job: Job, console: Console | None) -> Outcome:
         if record.error is not None:
             raise BenchError(f"a warm-up request failed ({record.error}): {record.message}")
     work = asyncio.create_task(run.measure())
+    watcher = asyncio.create_task(_watch(run.tally, console)) if console is not None else None
     interrupted = False
 
     def interrupt() -> None:
         nonlocal interrupted
         interrupted = True
         work.cancel()
-        loop.remove_signal_handler(signal.SIGINT)
+        listening.close()
 
-    loop = asyncio.get_running_loop()
-    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not in a thread, not on Windows
-        loop.add_signal_handler(signal.SIGINT, interrupt)
-    watcher = asyncio.create_task(_watch(run.tally, console)) if console is not None else None
-    try:
+    with contextlib.ExitStack() as listening:
+        _listen(listening, interrupt)
         with contextlib.suppress(asyncio.CancelledError):
             await work
-    finally:
-        if watcher is not None:
-            watcher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watcher
-        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-            loop.remove_signal_handler(signal.SIGINT)
+    if watcher is not None:
+        watcher.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watcher
     return run.outcome(interrupted=interrupted)
+
+
+def _listen(stack: contextlib.ExitStack, interrupt: Callable[[], None]) -> None:
+    """Have `interrupt` called at a stop signal until `stack` closes, which gives the signals back to whom they were."""
+    if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
+        return  # signals reach only the main thread; there Ctrl-C is a KeyboardInterrupt
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        stack.callback(signal.signal, number, signal.getsignal(number))
+        loop.add_signal_handler(number, interrupt)
+        stack.callback(loop.remove_signal_handler, number)
 
 
 async def _watch(tally: Tally, console: Console) -> None:
