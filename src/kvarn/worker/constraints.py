@@ -19,6 +19,7 @@ from kvarn.worker.errors import InvalidSamplingError
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+_NONE: Ids = np.empty(0, dtype=np.int64)
 
 
 def needs_constraints(sampling: SamplingParams) -> bool:
@@ -148,9 +149,11 @@ class TokenConstraints:
         tokens = set(self._bad_words.banned()) if self._bad_words is not None else set()
         if self.num_output < self.sampling.min_tokens:
             tokens.update(self._stop_ids)
+        if not tokens:
+            return _NONE
         banned = _within(tokens, self._vocab_size)
         nothing_left = len(banned) == self._vocab_size if self.allowed is None else np.isin(self.allowed, banned).all()
-        return banned[:0] if nothing_left else banned
+        return _NONE if nothing_left else banned
 
 
 def _within(tokens: Iterable[int], vocab_size: int) -> Ids:
@@ -170,15 +173,20 @@ def apply_constraints(logits: torch.Tensor, rows: Sequence[ConstrainedRow]) -> N
     """Change logits [R, vocab] (float32, contiguous) in place: masks, then bias, then penalties."""
     if not rows:
         return
-    flat = logits.view(-1)
+    flat, vocab_size = logits.view(-1), logits.shape[1]
     for item in rows:
         if item.constraints.allowed is not None:
             _keep_only(logits[item.row], torch.from_numpy(item.constraints.allowed))
-    places = _flat_places(rows, [item.constraints.banned() for item in rows], logits.shape[1])
-    flat[places] = -torch.inf
-    places = _flat_places(rows, [item.constraints.bias_ids for item in rows], logits.shape[1])
-    flat[places] += torch.from_numpy(np.concatenate([item.constraints.bias_values for item in rows]))
-    _apply_penalties(flat, [item for item in rows if item.constraints.counts is not None], logits.shape[1])
+    banned = [(item.row, ids) for item in rows if len(ids := item.constraints.banned())]
+    if banned:
+        flat[_flat_places(banned, vocab_size)] = -torch.inf
+    biased = [item for item in rows if len(item.constraints.bias_ids)]
+    if biased:
+        places = _flat_places([(item.row, item.constraints.bias_ids) for item in biased], vocab_size)
+        flat[places] += torch.from_numpy(np.concatenate([item.constraints.bias_values for item in biased]))
+    penalised = [(item, counts) for item in rows if (counts := item.constraints.counts) is not None]
+    if penalised:
+        _apply_penalties(flat, penalised, vocab_size)
 
 
 def _keep_only(row: torch.Tensor, allowed: torch.Tensor) -> None:
@@ -187,25 +195,24 @@ def _keep_only(row: torch.Tensor, allowed: torch.Tensor) -> None:
     row[allowed] = values
 
 
-def _flat_places(rows: Sequence[ConstrainedRow], ids: Sequence[Ids], vocab_size: int) -> torch.Tensor:
+def _flat_places(ids_of_rows: Sequence[tuple[int, Ids]], vocab_size: int) -> torch.Tensor:
     """Places in the flattened logits of each row's token ids, all rows after one another."""
-    offsets = np.array([item.row * vocab_size for item in rows], dtype=np.int64)
+    offsets = np.array([row * vocab_size for row, _ in ids_of_rows], dtype=np.int64)
+    ids = [part for _, part in ids_of_rows]
     return torch.from_numpy(np.concatenate(ids) + np.repeat(offsets, [len(part) for part in ids]))
 
 
-def _apply_penalties(flat: torch.Tensor, rows: Sequence[ConstrainedRow], vocab_size: int) -> None:
+def _apply_penalties(
+    flat: torch.Tensor, penalised: Sequence[tuple[ConstrainedRow, TokenCounts]], vocab_size: int
+) -> None:
     """Repetition (CTRL, Keskar et al. 2019), then frequency, then presence, on the tokens seen."""
-    seen = [item.constraints.counts for item in rows]
-    known = [counts for counts in seen if counts is not None]
-    if not known:
-        return
-    places = _flat_places(rows, [counts.ids for counts in known], vocab_size)
-    lengths = [len(counts.ids) for counts in known]
-    samplings = [item.constraints.sampling for item in rows]
+    places = _flat_places([(item.row, counts.ids) for item, counts in penalised], vocab_size)
+    lengths = [len(counts.ids) for _, counts in penalised]
+    samplings = [item.constraints.sampling for item, _ in penalised]
     repetition = _spread([sampling.repetition_penalty for sampling in samplings], lengths)
     frequency = _spread([sampling.frequency_penalty for sampling in samplings], lengths)
     presence = _spread([sampling.presence_penalty for sampling in samplings], lengths)
-    counts = torch.from_numpy(np.concatenate([part.counts for part in known]))
+    counts = torch.from_numpy(np.concatenate([part.counts for _, part in penalised]))
     values = flat[places]
     values = torch.where(values > 0, values / repetition, values * repetition)
     values -= frequency * counts

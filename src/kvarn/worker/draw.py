@@ -27,11 +27,12 @@ _TILE_BYTES = 4 * 1024 * 1024
 _CHUNK = 128
 """Tokens of one chunk in the two-level search and in the search for candidates."""
 
-_CANDIDATES = 64
-"""Most likely tokens looked at first for a top-p row; if its mass lies beyond them the row is sorted in full."""
+_FEW_CANDIDATES = 64
+_MANY_CANDIDATES = 1024
+"""Most likely tokens looked at for a top-p row, before all of them are sorted."""
 
 _LARGE_K = 512
-"""Rows with a larger top-k are sorted in full."""
+"""A larger top-k does not make its neighbours look at so many candidates: its own row tries again."""
 
 _ID_SPAN = 2**20
 """More than any token id."""
@@ -93,7 +94,7 @@ def draw_tokens(logits: torch.Tensor, rows: torch.Tensor, row_max: torch.Tensor,
         part = params.take(chosen)
         weights = tile[: len(part.uniforms)]
         _fill_weights(weights[:, :vocab_size], logits[rows[chosen]], row_max[chosen], part)
-        tokens[chosen] = _draw_tile(weights, vocab_size, part)
+        tokens[chosen] = _draw_tile(weights, part)
     return tokens
 
 
@@ -106,16 +107,16 @@ def _fill_weights(out: torch.Tensor, logits: torch.Tensor, row_max: torch.Tensor
         out.masked_fill_(out < (params.min_p * scale)[:, None], 0.0)
 
 
-def _draw_tile(weights: torch.Tensor, vocab_size: int, params: DrawParams) -> torch.Tensor:
+def _draw_tile(weights: torch.Tensor, params: DrawParams) -> torch.Tensor:
     filtered = params.filtered
     if not bool(filtered.any()):
         return _draw_by_id(weights, params.uniforms)
     if bool(filtered.all()):
-        return _draw_filtered(weights, vocab_size, params)
+        return _draw_filtered(weights, params)
     tokens = torch.empty(len(weights), dtype=torch.int64, device=weights.device)
     plain_rows, filtered_rows = (~filtered).nonzero()[:, 0], filtered.nonzero()[:, 0]
     tokens[plain_rows] = _draw_by_id(weights[plain_rows], params.uniforms[plain_rows])
-    tokens[filtered_rows] = _draw_filtered(weights[filtered_rows], vocab_size, params.take(filtered_rows))
+    tokens[filtered_rows] = _draw_filtered(weights[filtered_rows], params.take(filtered_rows))
     return tokens
 
 
@@ -133,18 +134,25 @@ def _draw_by_id(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     return (chunk * _CHUNK + offset)[:, 0]
 
 
-def _draw_filtered(weights: torch.Tensor, vocab_size: int, params: DrawParams) -> torch.Tensor:
-    """Inverse CDF over what top-k and top-p keep, in the order (weight descending, token id ascending)."""
-    totals = weights.sum(-1, dtype=torch.float64)
+def _draw_filtered(weights: torch.Tensor, params: DrawParams) -> torch.Tensor:
+    """Inverse CDF over what top-k and top-p keep, in the order (weight descending, token id ascending).
+
+    Few candidates first; rows that may keep more than those try again with more, at last with the whole vocabulary.
+    """
+    num_rows, padded_size = weights.shape
     small_k = params.top_k[params.top_k <= _LARGE_K]
     largest_k = int(small_k.max()) if len(small_k) else 0
-    count = min(vocab_size, max(_CANDIDATES, largest_k + 1))
-    ids = _candidates(weights, count)
-    tokens, resolved = _draw_from(ids, weights.gather(1, ids), totals, params)
-    if not bool(resolved.all()):
-        rows = (~resolved).nonzero()[:, 0]
-        every_id = torch.arange(weights.shape[1], device=weights.device).expand(len(rows), -1)
-        tokens[rows], _ = _draw_from(every_id, weights[rows], totals[rows], params.take(rows))
+    totals = weights.sum(-1, dtype=torch.float64)
+    tokens = torch.empty(num_rows, dtype=torch.int64, device=weights.device)
+    open_rows = torch.arange(num_rows, device=weights.device)
+    for count in (max(_FEW_CANDIDATES, largest_k + 1), _MANY_CANDIDATES, padded_size):
+        part = weights[open_rows] if len(open_rows) < num_rows else weights
+        ids = _candidates(part, min(count, padded_size))
+        drawn, resolved = _draw_from(ids, part.gather(1, ids), totals[open_rows], params.take(open_rows))
+        tokens[open_rows] = drawn
+        open_rows = open_rows[~resolved]
+        if len(open_rows) == 0:
+            break
     return tokens
 
 
@@ -155,6 +163,8 @@ def _candidates(weights: torch.Tensor, count: int) -> torch.Tensor:
     `count` chunks with the largest maxima.
     """
     num_rows, padded_size = weights.shape
+    if count == padded_size:
+        return torch.arange(count, device=weights.device).expand(num_rows, -1)
     num_chunks = padded_size // _CHUNK
     if num_chunks < 2 * count:
         return weights.topk(count, dim=1, sorted=False).indices

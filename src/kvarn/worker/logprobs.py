@@ -12,7 +12,8 @@ from kvarn.wire.messages import PositionLogprobs, TokenLogprob
 def position_logprobs(logits: torch.Tensor, chosen: torch.Tensor, num_top: Sequence[int]) -> list[PositionLogprobs]:
     """Log-probability and rank of one token, and of the most likely ones, at each of R positions.
 
-    Ranks count from 1; of equally likely tokens the lowest id comes first. Sums are taken in float64.
+    Ranks count from 1; of equally likely tokens the lowest id comes first. Sums are taken in float64, over one position
+    at a time, so that an entry does not depend on the others.
 
     Args:
         logits: [R, vocab] float32, as the model gave them.
@@ -21,27 +22,36 @@ def position_logprobs(logits: torch.Tensor, chosen: torch.Tensor, num_top: Seque
     """
     if len(num_top) == 0:
         return []
-    row_max = logits.amax(-1, keepdim=True)
-    log_mass = (logits - row_max).to(torch.float64).exp().sum(-1).log() + row_max[:, 0]
+    log_mass = _log_mass(logits)
     chosen_logits = logits.gather(1, chosen[:, None])
-    ids = torch.arange(logits.shape[1], device=logits.device)
-    ahead = (logits > chosen_logits) | ((logits == chosen_logits) & (ids < chosen[:, None]))
-    ranks = (ahead.sum(-1) + 1).tolist()
     chosen_logprobs = (chosen_logits[:, 0] - log_mass).tolist()
     top_ids = _most_likely(logits, min(max(num_top), logits.shape[1]))
     top_logprobs = (logits.gather(1, top_ids) - log_mass[:, None]).tolist()
+    columns = (chosen.tolist(), chosen_logprobs, _ranks(logits, chosen, chosen_logits), top_ids.tolist(), top_logprobs)
     return [
-        PositionLogprobs(
-            TokenLogprob(token, logprob, rank),
-            [
-                TokenLogprob(*entry)
-                for entry in zip(row_ids[:count], row_logprobs[:count], range(1, count + 1), strict=False)
-            ],
-        )
-        for token, logprob, rank, row_ids, row_logprobs, count in zip(
-            chosen.tolist(), chosen_logprobs, ranks, top_ids.tolist(), top_logprobs, num_top, strict=True
-        )
+        PositionLogprobs(TokenLogprob(token, logprob, rank), _ranked(ids[:count], values[:count]))
+        for token, logprob, rank, ids, values, count in zip(*columns, num_top, strict=True)
     ]
+
+
+def _ranked(token_ids: list[int], logprobs: list[float]) -> list[TokenLogprob]:
+    return [TokenLogprob(*entry, rank) for rank, entry in enumerate(zip(token_ids, logprobs, strict=True), start=1)]
+
+
+def _log_mass(logits: torch.Tensor) -> torch.Tensor:
+    """[R] float64: logarithm of the sum of each row's exponentials."""
+    row_max = logits.amax(-1)
+    sums = [(row - top).exp_().sum(dtype=torch.float64) for row, top in zip(logits, row_max, strict=True)]
+    return torch.stack(sums).log_() + row_max
+
+
+def _ranks(logits: torch.Tensor, chosen: torch.Tensor, chosen_logits: torch.Tensor) -> list[int]:
+    """Place of each chosen token in the order (logit descending, id ascending)."""
+    ranks = (logits > chosen_logits).sum(-1).add_(1).tolist()
+    equal = (logits == chosen_logits).sum(-1)
+    for row in (equal > 1).nonzero()[:, 0].tolist():
+        ranks[row] += int((logits[row, : chosen[row]] == chosen_logits[row]).sum())
+    return [int(rank) for rank in ranks]
 
 
 def _most_likely(logits: torch.Tensor, count: int) -> torch.Tensor:
