@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kvarn.text.errors import ChatTemplateError
 
-MAX_STEPS = 1_000_000
+MAX_STEPS = 200_000
 """Loop rounds and macro calls of one rendering at most."""
 
 MAX_CHARACTERS = 32 * 1024 * 1024
