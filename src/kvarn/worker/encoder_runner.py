@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import torch
 
-
-class Encoder(Protocol):
-    """A model that turns texts into vectors."""
-
-    def encode(self, token_ids: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
-        """[S, embedding_size] float32 for S texts, text s being `token_ids[starts[s]:starts[s + 1]]`."""
-        ...
+from kvarn.models import Encoder
 
 
 class EncoderRunner:

@@ -1,0 +1,73 @@
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvarn.models import Decoder, DecoderSpec
+from kvarn.worker import CacheTooSmallError, plan_kv_blocks, usable_memory
+
+GIB = 1024**3
+
+
+@pytest.fixture
+def spec(tiny_model: Callable[[str], Decoder]) -> DecoderSpec:
+    """3 layers, 2 key-value heads of 16: 384 bytes a token in bfloat16, 6 KiB a block."""
+    return dataclasses.replace(tiny_model("llama").spec, max_context_length=4096)
+
+
+def test_a_given_size_is_used_in_full(spec: DecoderSpec) -> None:
+    for gib, dtype, expected in ((1, torch.bfloat16, GIB // 6144), (0.5, torch.float32, GIB // 2 // 12288)):
+        blocks = plan_kv_blocks(spec, dtype, kv_cache_gib=gib, max_num_seqs=1, max_context_length=512)
+        assert blocks == expected
+
+
+def test_the_default_is_a_tenth_of_the_memory_or_what_full_contexts_need(spec: DecoderSpec) -> None:
+    def blocks(max_num_seqs: int) -> int:
+        return plan_kv_blocks(
+            spec,
+            torch.bfloat16,
+            kv_cache_gib=None,
+            max_num_seqs=max_num_seqs,
+            max_context_length=1000,
+            memory_bytes=10 * GIB,
+        )
+
+    assert blocks(10_000) == GIB // 6144
+    assert blocks(4) == 4 * 63
+
+
+def test_a_cache_below_one_context_is_an_error_whose_advice_works(spec: DecoderSpec) -> None:
+    size = {"max_num_seqs": 8, "memory_bytes": 50_000_000}
+    with pytest.raises(CacheTooSmallError) as caught:
+        plan_kv_blocks(spec, torch.bfloat16, kv_cache_gib=None, max_context_length=100_000, **size)
+    words = str(caught.value).rstrip(".").split()
+    least_gib = float(words[words.index("kv_cache_gib") + 4].rstrip(","))
+    most_tokens = int(words[-1])
+    blocks = plan_kv_blocks(spec, torch.bfloat16, kv_cache_gib=least_gib, max_context_length=100_000, **size)
+    assert blocks >= 100_000 / 16
+    assert plan_kv_blocks(spec, torch.bfloat16, kv_cache_gib=None, max_context_length=most_tokens, **size) > 0
+
+
+@pytest.mark.parametrize(
+    ("files", "membership"),
+    [
+        ({"memory.max": "123456789\n"}, "0::/\n"),
+        ({"memory.max": "max\n", "a/memory.max": "123456789\n", "a/b/memory.max": "999999999\n"}, "0::/a/b\n"),
+        ({"memory/memory.limit_in_bytes": "123456789\n"}, "5:cpu:/\n4:memory:/docker/x\n"),
+        ({"memory/a/memory.limit_in_bytes": "123456789\n"}, "4:cpuset,memory:/a\n"),
+    ],
+)
+def test_the_tightest_cgroup_limit_counts(tmp_path: Path, files: dict[str, str], membership: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    process = tmp_path / "self"
+    process.write_text(membership)
+    assert usable_memory(tmp_path, process) == 123456789
+
+
+def test_without_limits_all_of_the_machine_counts(tmp_path: Path) -> None:
+    assert usable_memory(tmp_path, tmp_path / "absent") > 100_000_000
+    assert usable_memory() <= usable_memory(tmp_path, tmp_path / "absent")
