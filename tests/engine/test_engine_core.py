@@ -190,7 +190,11 @@ def test_several_tokens_from_one_row_are_taken_up_to_the_end_of_the_answer(make_
     ("fields", "reason"),
     [
         ({"prompt": []}, "invalid"),
+        ({"prompt": [1, -1]}, "invalid"),
+        ({"prompt": [1, 2**63]}, "invalid"),
         ({"prompt": 5, "n": 0}, "invalid"),
+        ({"prompt": 5, "weight": float("inf")}, "invalid"),
+        ({"prompt": 5, "weight": float("nan")}, "invalid"),
         ({"prompt": 5, "weight": 0.0}, "invalid"),
         ({"prompt": 5, "max_tokens": -1}, "invalid"),
         ({"prompt": 200}, "prompt_too_long"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -10,6 +11,10 @@ from kvarn.engine.errors import AdmissionError
 from kvarn.engine.kv_memory import blocks_for
 from kvarn.engine.request import Request
 from kvarn.wire.messages import RefusalReason, Submit
+
+
+MAX_TOKEN_ID = 2**31
+"""Token ids are below this in every vocabulary; the model's own size is the gateway's to check."""
 
 
 class AdmissionControl:
@@ -56,12 +61,13 @@ class AdmissionControl:
         return late
 
     def _check_values(self, message: Submit) -> None:
-        sampling = message.sampling
+        sampling, prompt = message.sampling, message.prompt_token_ids
         problems = (
-            (not message.prompt_token_ids, "the prompt is empty: send at least one token"),
+            (not prompt, "the prompt is empty: send at least one token"),
+            (bool(prompt) and not 0 <= min(prompt) <= max(prompt) < MAX_TOKEN_ID, "a token id is out of range"),
             (sampling.n < 1, "`n` must be at least 1"),
             (sampling.max_tokens < 0, "`max_tokens` must not be negative"),
-            (not message.weight > 0, "`weight` must be greater than 0"),
+            (not 0 < message.weight < math.inf, "`weight` must be a finite number greater than 0"),
         )
         for wrong, text in problems:
             if wrong:

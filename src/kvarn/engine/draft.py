@@ -61,26 +61,18 @@ class StepDraft:
         return row
 
     def plan(self, step: int, releases: list[int]) -> StepPlan:
-        """The finished plan. Block-table changes pass from the sequences to it."""
+        """The finished plan. Block-table changes pass from the sequences to it.
+
+        A shared block is copied by the sibling forked from it, in the step in which that starts. So no copy's source
+        is another's target, and an executor may carry the copies out in any order.
+        """
         return StepPlan(
             step=step,
             releases=releases,
             admissions=[_admission(sequence) for sequence in self.admitted],
-            copies=self._copies(),
+            copies=[copy for row in self.rows.values() for copy in row.copies],
             rows=[_row(sequence, row) for sequence, row in self.rows.items()],
         )
-
-    def _copies(self) -> list[BlockCopy]:
-        """All copies, each from where the contents stand before the step.
-
-        A sibling may be forked from a block that is itself only being copied in this step. Naming the original makes
-        the copies independent of the order in which an executor carries them out.
-        """
-        origin: dict[int, int] = {}
-        for row in self.rows.values():
-            for source, target in ((copy.source, copy.target) for copy in row.copies):
-                origin[target] = origin.get(source, source)
-        return [BlockCopy(source, target) for target, source in origin.items()]
 
 
 def _admission(sequence: Sequence) -> Admission:

@@ -85,6 +85,8 @@ class WaitingQueue:
     def tier(self, sequence: Sequence, now: float) -> int:
         """Priority after ageing, never better than the best among all that wait."""
         request = sequence.request
+        if len(self._by_priority) == 1 and request.priority in self._by_priority:
+            return request.priority
         lifted = request.priority - int(max(0.0, now - request.arrival_s) / self._ageing_s)
         return max(lifted, min(self._by_priority, default=request.priority))
 

@@ -91,7 +91,7 @@ class Scheduler:
         draft = StepDraft(self._config, self.step_time)
         self._preempt_for_priority(now)
         self._continue_running(draft)
-        if not draft.preempted and len(self.queue):
+        if not draft.preempted and self._can_start_some():
             self._admit_waiting(draft, now)
         self._in_flight = draft
         if not draft.rows:
@@ -126,12 +126,13 @@ class Scheduler:
         partial: list[Sequence] = []
         for sequence in self.running:
             (singles if len(sequence.tokens) - sequence.num_computed == 1 else partial).append(sequence)
-        if len(singles) > draft.tokens_left:
+        kept_for_prompts = self._kept_for_prompts() if partial or self._can_start_some() else 0
+        if len(singles) > draft.tokens_left - kept_for_prompts:
             singles.sort(key=_least_served_first)
         partial.sort(key=_least_served_first)
         for sequence in singles:
-            if not draft.tokens_left:
-                return
+            if draft.tokens_left <= kept_for_prompts:
+                break
             if sequence.slot is not None:
                 self._compute(draft, sequence, 1)
         for sequence in partial:
@@ -140,6 +141,13 @@ class Scheduler:
             share = draft.share(sequence.num_computed, sequence.num_tokens - sequence.num_computed)
             if share:
                 self._compute(draft, sequence, share)
+
+    def _can_start_some(self) -> bool:
+        return len(self.queue) > 0 and self._slots.num_free > 0
+
+    def _kept_for_prompts(self) -> int:
+        """Tokens that decodes leave to prompts, should there ever be as many decodes as the budget has tokens."""
+        return min(self._config.min_prefill_chunk, self._config.token_budget // 4)
 
     def _compute(self, draft: StepDraft, sequence: Sequence, num_tokens: int) -> None:
         """Add a row, preempting others, and in the end the sequence itself, where memory runs out."""

@@ -30,7 +30,7 @@ class TenantLedger:
     OTHERS = "(others)"
     """Name under which the totals of forgotten tenants are reported."""
 
-    def __init__(self, input_token_weight: float, output_token_weight: float, max_idle: int = 10_000) -> None:
+    def __init__(self, input_token_weight: float, output_token_weight: float, max_idle: int = 1_000) -> None:
         self._input_cost = input_token_weight
         self._output_cost = output_token_weight
         self._max_idle = max_idle

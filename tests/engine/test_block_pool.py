@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvarn.engine import IntegrityError, OutOfBlocksError
+from kvarn.engine.block_pool import BlockPool
+
+
+def test_each_block_is_handed_out_once():
+    pool = BlockPool(5)
+    assert sorted(pool.allocate() for _ in range(5)) == [0, 1, 2, 3, 4]
+    with pytest.raises(OutOfBlocksError):
+        pool.allocate()
+
+
+def test_a_shared_block_is_free_after_its_last_release_only():
+    pool = BlockPool(1)
+    block = pool.allocate()
+    pool.acquire(block)
+    assert not pool.is_writable(block)
+    pool.release(block)
+    assert pool.num_free == 0
+    assert pool.is_writable(block)
+    pool.release(block)
+    assert pool.num_free == 1
+
+
+def test_a_block_that_the_cache_names_is_not_writable_even_by_a_single_holder():
+    pool = BlockPool(1)
+    block = pool.allocate()
+    pool.name(block)
+    assert not pool.is_writable(block)
+
+
+def test_a_named_block_is_idle_when_released_and_available():
+    pool = BlockPool(2)
+    block = pool.allocate()
+    pool.name(block)
+    pool.release(block)
+    assert (pool.num_free, pool.num_idle, pool.num_available, pool.num_held) == (1, 1, 2, 0)
+    pool.acquire(block)
+    assert (pool.num_idle, pool.num_held) == (0, 1)
+
+
+def test_the_idle_block_released_first_is_the_oldest():
+    pool = BlockPool(3)
+    blocks = [pool.allocate() for _ in range(3)]
+    for block in blocks:
+        pool.name(block)
+    pool.release_all([blocks[1], blocks[0], blocks[2]])
+    assert pool.oldest_idle() == blocks[1]
+    pool.acquire(blocks[1])
+    pool.release(blocks[1])
+    assert pool.oldest_idle() == blocks[0]
+
+
+def test_releasing_twice_is_an_integrity_error():
+    pool = BlockPool(1)
+    block = pool.allocate()
+    pool.release(block)
+    with pytest.raises(IntegrityError):
+        pool.release(block)
+
+
+def test_a_lost_reference_is_found():
+    pool = BlockPool(2)
+    block = pool.allocate()
+    pool.check_integrity({block: 1})
+    with pytest.raises(IntegrityError, match="counts 1 references, 2 exist"):
+        pool.check_integrity({block: 2})
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.sampled_from(["allocate", "acquire", "release", "name", "uncache"]), st.integers(0, 7))))
+def test_the_pool_agrees_with_a_naive_one(operations):
+    """The naive pool: a list of counts and a list of idle blocks, searched from the front."""
+    pool, counts, named, idle = BlockPool(8), [0] * 8, [False] * 8, []
+    for operation, block in operations:
+        held = counts[block] > 0
+        if operation == "allocate" and any(not counts[b] and not named[b] for b in range(8)):
+            got = pool.allocate()
+            assert not counts[got] and not named[got]
+            counts[got] = 1
+        elif operation == "acquire" and (held or block in idle):
+            pool.acquire(block)
+            counts[block] += 1
+            idle = [b for b in idle if b != block]
+        elif operation == "release" and held:
+            pool.release(block)
+            counts[block] -= 1
+            if not counts[block] and named[block]:
+                idle.append(block)
+        elif operation == "name" and held:
+            pool.name(block)
+            named[block] = True
+        elif operation == "uncache" and idle:
+            assert pool.oldest_idle() == idle[0]
+            named[idle[0]] = False
+            pool.uncache(idle.pop(0))
+        pool.check_integrity({b: count for b, count in enumerate(counts) if count})
+        assert pool.num_idle == len(idle)
+        assert pool.num_held == sum(1 for count in counts if count)

@@ -1,0 +1,175 @@
+"""Random traffic against the whole engine.
+
+After every step the books are recounted (`World.step`), and the executor checks every KV slot that is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+PROPERTY = settings(
+    max_examples=250,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+configs = st.fixed_dictionaries(
+    {
+        "num_blocks": st.integers(6, 24),
+        "max_num_seqs": st.integers(1, 6),
+        "token_budget": st.sampled_from([1, 3, 8, 17, 64, 256]),
+        "prefix_cache": st.sampled_from([True, True, True, False]),
+        "priority_ageing_s": st.sampled_from([0.05, 1.0, 30.0]),
+        "tpot_target_ms": st.sampled_from([1.0, 15.0, 200.0]),
+        "min_prefill_chunk": st.sampled_from([1, 5, 16]),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    stem: int
+    shared: int
+    own: int
+    max_tokens: int
+    n: int
+    tenant: str
+    weight: float
+    priority: int
+    salt: str
+    adapter: str
+    stops: bool
+    prompt_logprobs: bool
+
+    def prompt(self) -> list[int]:
+        """Prompts of one stem begin alike."""
+        stem = [(self.stem * 7 + i * i) % 50 for i in range(self.shared)]
+        return stem + [(self.own * 11 + i) % 50 for i in range(self.own)]
+
+
+arrivals = st.builds(
+    Arrival,
+    stem=st.integers(0, 1),
+    shared=st.integers(0, 50),
+    own=st.integers(1, 20),
+    max_tokens=st.integers(0, 40),
+    n=st.sampled_from([1, 1, 1, 2, 4]),
+    tenant=st.sampled_from(["x", "y", "z"]),
+    weight=st.sampled_from([1.0, 3.0]),
+    priority=st.sampled_from([0, 0, 1, 10]),
+    salt=st.sampled_from(["", "", "s"]),
+    adapter=st.sampled_from(["", "", "lora"]),
+    stops=st.booleans(),
+    prompt_logprobs=st.sampled_from([False, False, False, True]),
+)
+events = st.lists(
+    st.one_of(
+        arrivals,
+        st.integers(1, 12),
+        st.tuples(st.just("abort"), st.integers(0, 30)),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+def play(world, script) -> dict[str, Arrival]:
+    """Carries the script out: an arrival, a number of steps, or an abort. Returns what was taken and not aborted."""
+    taken: dict[str, Arrival] = {}
+    for event in script:
+        if isinstance(event, Arrival):
+            request_id = f"r{len(world.messages)}"
+            if world.submit(
+                request_id,
+                event.prompt(),
+                max_tokens=event.max_tokens,
+                n=event.n,
+                tenant=event.tenant,
+                weight=event.weight,
+                priority=event.priority,
+                cache_salt=event.salt,
+                adapter=event.adapter,
+                stop_token_ids=[3, 4, 5] if event.stops else [],
+                prompt_logprobs=0 if event.prompt_logprobs else None,
+                seed=event.stem + event.own,
+            ):
+                taken[request_id] = event
+        elif isinstance(event, tuple):
+            world.engine.abort(f"r{event[1]}")
+            taken.pop(f"r{event[1]}", None)
+        else:
+            for _ in range(event):
+                checked_step(world)
+    for _ in range(20_000):
+        if not world.engine.has_work():
+            return taken
+        checked_step(world)
+    raise AssertionError("some request never ends")
+
+
+def checked_step(world) -> None:
+    """A step, and what must hold after each: budgets, slots, scopes."""
+    before = len(world.executor.plans)
+    world.step()
+    engine = world.engine
+    running = list(engine.scheduler.running)
+    assert len(running) <= world.config.max_num_seqs
+    owner: dict[int, object] = {}
+    for sequence in running:
+        for block in sequence.blocks:
+            scope = owner.setdefault(block, sequence.request.scope)
+            assert scope == sequence.request.scope, "a block is shared across salts or adapters"
+    if len(world.executor.plans) > before:
+        plan = world.executor.plans[-1]
+        assert 0 < plan.num_tokens <= world.config.token_budget
+        assert len({row.slot for row in plan.rows}) == len(plan.rows) <= world.config.max_num_seqs
+        assert engine.stats().batch_tokens == plan.num_tokens
+    else:
+        assert not engine.has_work() or engine.stats().refused_total, "there is work, but nothing was done"
+
+
+@PROPERTY
+@given(config=configs, script=events)
+def test_every_request_ends_with_the_tokens_it_would_draw_alone(make_world: Callable, config, script):
+    world = make_world(max_context_length=90, **config)
+    taken = play(world, script)
+    for request_id, event in taken.items():
+        world.assert_answered(request_id)
+        if event.prompt_logprobs:
+            first = next(delta for delta in world.deltas[request_id] if delta.index == 0)
+            assert len(first.prompt_logprobs) == len(event.prompt())
+            tokens = [entry.chosen.token_id for entry in first.prompt_logprobs[1:]]
+            assert tokens == event.prompt()[1:]
+
+
+@PROPERTY
+@given(config=configs, script=events)
+def test_the_totals_add_up_once_all_is_quiet(make_world: Callable, config, script):
+    world = make_world(max_context_length=90, **config)
+    script = [event for event in script if not isinstance(event, tuple)]
+    taken = play(world, script)
+    stats = world.engine.stats()
+    prompts = sum(len(event.prompt()) for event in taken.values())
+    outputs = sum(len(delta.token_ids) for deltas in world.deltas.values() for delta in deltas)
+    assert stats.prompt_tokens_total + stats.cached_tokens_total == prompts
+    assert stats.output_tokens_total == outputs
+    assert sum(stats.tenant_tokens_total.values()) == stats.prompt_tokens_total + outputs
+    assert stats.finished_total == len(taken)
+    assert stats.kv_blocks_free == stats.kv_blocks_total
+    assert stats.running == stats.waiting == 0
+
+
+@settings(PROPERTY, max_examples=60)
+@given(config=configs, script=events)
+def test_the_same_messages_at_the_same_times_give_the_same_plans(make_world: Callable, config, script):
+    worlds = [make_world(max_context_length=90, **config) for _ in range(2)]
+    for world in worlds:
+        play(world, script)
+    first, second = (msgspec.msgpack.encode(world.executor.plans) for world in worlds)
+    assert first == second

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kvarn.engine.step_time import StepShape, StepTimeModel
+
+
+def shape_of(prefill: int, start: int, decodes: int, context: int) -> StepShape:
+    shape = StepShape()
+    if prefill:
+        shape.add(start, prefill)
+    for _ in range(decodes):
+        shape.add(context - 1, 1)
+    return shape
+
+
+def law(shape: StepShape, speed: float = 1.0) -> float:
+    """The machine to be learned."""
+    return speed * (
+        0.004
+        + 40e-6 * shape.prefill_tokens
+        + 10e-9 * shape.prefill_pairs
+        + 200e-6 * shape.decode_rows
+        + 0.3e-6 * shape.decode_context
+    )
+
+
+def random_shape(chance: random.Random) -> StepShape:
+    return shape_of(
+        chance.choice([0, 0, 16, 100, 512]),
+        chance.choice([0, 500, 3000]),
+        chance.randint(1, 60),
+        chance.randint(50, 3000),
+    )
+
+
+def taught(steps: int, speed: float = 1.0, model: StepTimeModel | None = None) -> StepTimeModel:
+    chance, model = random.Random(1), model or StepTimeModel()
+    for _ in range(steps):
+        shape = random_shape(chance)
+        model.observe(shape, law(shape, speed) * chance.uniform(0.97, 1.03))
+    return model
+
+
+def test_a_linear_machine_is_learned():
+    model, chance = taught(300), random.Random(2)
+    for _ in range(50):
+        shape = random_shape(chance)
+        assert model.predict(shape) == pytest.approx(law(shape), rel=0.1)
+
+
+def test_a_machine_that_becomes_slower_is_learned_again():
+    model = taught(300)
+    taught(600, speed=2.5, model=model)
+    shape = shape_of(100, 500, 20, 1000)
+    assert model.predict(shape) == pytest.approx(law(shape, 2.5), rel=0.1)
+
+
+def test_one_outlier_does_not_spoil_the_model():
+    model = taught(300)
+    shape = shape_of(100, 500, 20, 1000)
+    model.observe(shape, 30.0)
+    assert model.predict(shape) < 4 * law(shape)
+    taught(100, model=model)
+    assert model.predict(shape) == pytest.approx(law(shape), rel=0.15)
+
+
+def test_predictions_are_never_negative():
+    chance, model = random.Random(3), StepTimeModel()
+    for _ in range(200):
+        model.observe(random_shape(chance), chance.uniform(0.0, 0.1))
+        assert model.predict(random_shape(chance)) >= 0
+
+
+def test_identical_steps_for_a_long_time_keep_the_model_stable():
+    model = taught(100)
+    steady = shape_of(0, 0, 20, 1000)
+    for _ in range(20_000):
+        model.observe(steady, law(steady))
+    assert model.predict(steady) == pytest.approx(law(steady), rel=0.02)
+    assert model.predict(shape_of(200, 0, 20, 1000)) < 100 * law(shape_of(200, 0, 20, 1000))
+
+
+@pytest.mark.parametrize("start", [0, 3000])
+@pytest.mark.parametrize("target", [0.02, 0.03])
+def test_the_room_for_prompt_tokens_fills_the_step_up_to_its_target(start, target):
+    model, decodes = taught(300), shape_of(0, 0, 20, 1000)
+    room = model.prefill_room(decodes, start, target)
+    decodes.add(start, room)
+    assert law(decodes) == pytest.approx(target, rel=0.1)
+
+
+def test_there_is_no_room_when_the_decodes_alone_take_too_long():
+    assert taught(300).prefill_room(shape_of(0, 0, 50, 3000), 0, 0.005) == 0
+
+
+def test_before_anything_is_known_it_explores_by_doubling():
+    model, decodes = StepTimeModel(), shape_of(0, 0, 4, 100)
+    assert model.prefill_room(decodes, 0, 10.0) == StepTimeModel.FIRST_GUESS
+    tried = shape_of(StepTimeModel.FIRST_GUESS, 0, 4, 100)
+    model.observe(tried, law(tried))
+    assert model.prefill_room(decodes, 0, 10.0) == 2 * StepTimeModel.FIRST_GUESS
+
+
+def test_a_row_taken_out_leaves_the_shape_as_it_was():
+    shape = shape_of(100, 50, 3, 200)
+    before = (shape.prefill_tokens, shape.prefill_pairs, shape.decode_rows, shape.decode_context)
+    shape.add(77, 33)
+    shape.add(77, 33, sign=-1)
+    assert (shape.prefill_tokens, shape.prefill_pairs, shape.decode_rows, shape.decode_context) == before
