@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -62,8 +63,8 @@ def measure(arguments: argparse.Namespace, url: str, model: str, console: Consol
 
 def table(results: list[dict[str, Any]], title: str) -> Table:
     """A row for each run, with the columns the peers were measured by."""
-    shown = Table(title=title, title_justify="left")
-    headings = ("", "out tok/s", "total tok/s", "TTFT p50/p95", "TPOT p50/p95", "goodput", "cached", "failed")
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
+    headings = ("", "out/s", "total/s", "TTFT p50 / p95", "TPOT p50 / p95", "goodput", "cached", "failed")
     for heading in headings:
         shown.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for result in results:
@@ -162,7 +163,9 @@ def main() -> int:
     except (BenchError, ServerError) as error:
         print(error, file=sys.stderr)
         return 1
-    Console().print(table(results, f"{arguments.shape} at {arguments.url or 'kvarn serve'} (latencies in ms)"))
+    Console().print(
+        table(results, f"{arguments.shape} at {arguments.url or 'kvarn serve'} (tokens/s, latencies in ms)")
+    )
     if started is not None:
         print(f"start {started.first_answer_s:.2f} s, peak memory {started.memory.peak_bytes / 1e6:,.0f} MB (PSS)")
     if arguments.json:
