@@ -73,8 +73,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture(autouse=True, scope="session")
-def two_threads() -> None:
-    torch.set_num_threads(2)
+def one_thread() -> None:
+    torch.set_num_threads(1)
 
 
 def make_oracle(name: str, path: Path, **changes: Any) -> Any:

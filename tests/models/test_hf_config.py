@@ -1,0 +1,93 @@
+"""Old and new spellings of config.json mean the same; rotary embeddings equal the oracle's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvarn.models import load_model
+from kvarn.models.hf_config import HfConfig
+
+Factory = Callable[..., tuple[Any, Path]]
+LONG = [1.0 + 0.7 * i for i in range(4)]
+SHORT = [1.0 + 0.1 * i for i in range(4)]
+ROPES: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn-mscale": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 32,
+        "mscale": 0.7,
+        "mscale_all_dim": 0.4,
+        "beta_fast": 16.0,
+        "beta_slow": 2.0,
+        "truncate": False,
+    },
+}
+
+
+def prompt(length: int) -> list[int]:
+    return torch.randint(3, 199, (length,), generator=torch.Generator().manual_seed(length)).tolist()
+
+
+def check(oracle: Any, path: Path, run_paged: Any, length: int, **options: Any) -> None:
+    ids = prompt(length)
+    logits = run_paged(load_model(path, dtype="float32", **options)).step({"a": ids})["a"]
+    with torch.no_grad():
+        want = oracle(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(logits, want, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", list(ROPES))
+def test_stretched_ropes_equal_the_oracles(kind: str, oracle_factory: Factory, run_paged: Any) -> None:
+    oracle, path = oracle_factory("llama-tied-mha", rope_parameters={"rope_theta": 300.0, **ROPES[kind]})
+    check(oracle, path, run_paged, 90)
+
+
+def test_longrope_takes_short_or_long_factors_by_the_models_context(oracle_factory: Factory, run_paged: Any) -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 300.0, "short_factor": SHORT, "long_factor": LONG}
+    rope["partial_rotary_factor"] = 1.0
+    changes = {"head_dim": None, "partial_rotary_factor": 1.0, "original_max_position_embeddings": 64}
+    oracle, path = oracle_factory("phi3", rope_parameters=rope, **changes)
+    check(oracle, path, run_paged, 80)
+    check(oracle, path, run_paged, 50, max_context_length=64)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "gemma2", "gemma3"])
+def test_configurations_as_the_hub_has_them_give_the_oracles_logits(
+    name: str, oracle_factory: Factory, tmp_path: Path, run_paged: Any
+) -> None:
+    oracle, path = oracle_factory(name)
+    shutil.copytree(path, tmp_path, dirs_exist_ok=True)
+    config = json.loads((path / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    config.pop("layer_types", None)
+    config["torch_dtype"] = config.pop("dtype")
+    if "full_attention" in rope:
+        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        config["sliding_window_pattern"] = config.pop("_sliding_window_pattern", 6)
+        rope = rope["full_attention"]
+    config["rope_theta"] = rope.pop("rope_theta")
+    if rope["rope_type"] != "default":
+        config["rope_scaling"] = {**rope, "type": rope.pop("rope_type")}
+    if name == "qwen2":
+        # The hub's meaning; transformers 5 writes the result as `layer_types`.
+        assert [kind == "sliding_attention" for kind in oracle.config.layer_types] == [False, True, True]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    check(oracle, tmp_path, run_paged, 60)
+
+
+def test_windows_follow_each_familys_rule() -> None:
+    assert HfConfig({"sliding_window": 8}).windows("all", 2) == [8, 8]
+    assert HfConfig({"sliding_window": None}).windows("all", 2) == [None, None]
+    assert HfConfig({"sliding_window": 8}).windows("qwen", 2) == [None, None]
+    assert HfConfig({"sliding_window": 8}).windows("alternating", 3) == [8, None, 8]
+    pattern = HfConfig({"sliding_window": 8, "sliding_window_pattern": 3})
+    assert pattern.windows("pattern", 4) == [8, 8, None, 8]

@@ -1,0 +1,172 @@
+"""Loading: shards, types, progress, and every way in which a checkpoint can be wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from kvarn.models import Decoder, UnsupportedModelError, kv_bytes_per_token, load_model
+from kvarn.models.errors import CheckpointError, MissingWeightError, WeightShapeError
+from kvarn.models.load import native_dtype
+
+Factory = Callable[..., tuple[Any, Path]]
+PROMPT = list(range(5, 30))
+
+
+@pytest.fixture
+def checkpoint(oracle_factory: Factory, tmp_path: Path) -> Path:
+    """A copy of a small Qwen3 that a test may damage."""
+    _, path = oracle_factory("qwen3")
+    return Path(shutil.copytree(path, tmp_path / "model"))
+
+
+def change_config(path: Path, **changes: Any) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def change_weights(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    weights = {name: tensor.clone() for name, tensor in load_file(path / "model.safetensors").items()}
+    change(weights)
+    save_file(weights, path / "model.safetensors")
+
+
+def load(path: Path, **options: Any) -> Decoder:
+    model = load_model(path, **{"dtype": "float32", **options})
+    assert isinstance(model, Decoder)
+    return model
+
+
+def test_the_spec_says_what_was_loaded(checkpoint: Path) -> None:
+    model = load(checkpoint)
+    spec = model.spec
+    assert (spec.architecture, spec.num_layers, spec.num_kv_heads, spec.head_dim) == ("Qwen3ForCausalLM", 3, 2, 16)
+    assert (spec.vocab_size, spec.hidden_size, spec.max_context_length) == (199, 32, 256)
+    assert spec.num_parameters == sum(t.numel() for t in load_file(checkpoint / "model.safetensors").values())
+    assert kv_bytes_per_token(spec, torch.bfloat16) == 3 * 2 * 2 * 16 * 2
+    cache = model.new_kv_cache(5)
+    tensors = (*cache.keys, *cache.values)
+    assert sum(t.nbytes for t in tensors) == 5 * 16 * kv_bytes_per_token(spec, model.dtype)
+
+
+def test_a_checkpoint_in_shards_gives_the_same_logits(oracle_factory: Factory, tmp_path: Path, run_paged: Any) -> None:
+    oracle, path = oracle_factory("qwen3")
+    oracle.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    sharded, single = (run_paged(load(p)).step({"a": PROMPT})["a"] for p in (tmp_path, path))
+    assert torch.equal(sharded, single)
+
+
+def test_bfloat16_weights_give_nearly_the_same_logits(checkpoint: Path, run_paged: Any) -> None:
+    model = load(checkpoint, dtype="bfloat16")
+    assert model.dtype == model.new_kv_cache(1).keys[0].dtype == torch.bfloat16
+    logits = run_paged(model).step({"a": PROMPT})["a"]
+    want = run_paged(load(checkpoint)).step({"a": PROMPT})["a"]
+    assert logits.dtype == torch.float32
+    assert torch.nn.functional.cosine_similarity(logits, want, dim=-1).min() > 0.995
+
+
+def test_a_bfloat16_checkpoint_loads_as_float32(oracle_factory: Factory, tmp_path: Path, run_paged: Any) -> None:
+    _, path = oracle_factory("gemma2")
+    shutil.copytree(path, tmp_path, dirs_exist_ok=True)
+    change_weights(tmp_path, lambda w: w.update({name: tensor.bfloat16() for name, tensor in w.items()}))
+    logits = run_paged(load(tmp_path)).step({"a": PROMPT})["a"]
+    want = run_paged(load(path)).step({"a": PROMPT})["a"]
+    assert torch.nn.functional.cosine_similarity(logits, want, dim=-1).min() > 0.99
+
+
+def test_dtype_auto_follows_the_processor(checkpoint: Path) -> None:
+    assert load(checkpoint, dtype="auto").dtype == native_dtype()
+
+
+def test_a_lower_context_length_can_be_asked_for(checkpoint: Path) -> None:
+    assert load(checkpoint, max_context_length=100).spec.max_context_length == 100
+    assert load(checkpoint, max_context_length=1000).spec.max_context_length == 256
+
+
+def test_progress_rises_to_one(checkpoint: Path) -> None:
+    seen: list[tuple[str, float]] = []
+    load(checkpoint, progress=lambda stage, fraction: seen.append((stage, fraction)))
+    fractions = [fraction for _, fraction in seen]
+    assert fractions == sorted(fractions)
+    assert len(fractions) > 10
+    assert fractions[-1] == 1.0
+
+
+def test_an_unknown_architecture_is_refused_with_the_known_ones(checkpoint: Path) -> None:
+    change_config(checkpoint, architectures=["MambaForCausalLM"])
+    with pytest.raises(UnsupportedModelError, match=r"MambaForCausalLM.*LlamaForCausalLM.*BertModel"):
+        load(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2}}, "dynamic"),
+        ({"hidden_act": "relu6"}, "relu6"),
+        ({"mlp_bias": True}, "mlp_bias"),
+    ],
+)
+def test_a_feature_that_is_not_known_is_refused_by_name(
+    checkpoint: Path, changes: dict[str, Any], message: str
+) -> None:
+    change_config(checkpoint, **changes)
+    with pytest.raises(UnsupportedModelError, match=message):
+        load(checkpoint)
+
+
+def test_a_missing_tensor_is_named(checkpoint: Path) -> None:
+    def remove(weights: dict[str, torch.Tensor]) -> None:
+        del weights["model.layers.1.mlp.up_proj.weight"]
+
+    change_weights(checkpoint, remove)
+    with pytest.raises(MissingWeightError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
+        load(checkpoint)
+
+
+def test_a_tensor_of_another_shape_is_named_with_both_shapes(checkpoint: Path) -> None:
+    change_config(checkpoint, intermediate_size=56)
+    with pytest.raises(WeightShapeError, match=r"mlp\.gate_proj\.weight.*\[48, 32\].*\[56, 32\]"):
+        load(checkpoint)
+
+
+def test_a_missing_number_in_the_configuration_is_named(checkpoint: Path) -> None:
+    change_config(checkpoint, num_hidden_layers=None)
+    with pytest.raises(CheckpointError, match="num_hidden_layers"):
+        load(checkpoint)
+
+
+def test_pickled_weights_are_refused(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="safetensors only"):
+        load(checkpoint)
+
+
+def test_a_missing_shard_and_a_broken_file_are_named(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0 not safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is not a readable"):
+        load(checkpoint)
+    (checkpoint / "model.safetensors").unlink()
+    index = {"weight_map": {"a": "model-00002-of-00002.safetensors"}}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="model-00002-of-00002"):
+        load(checkpoint)
+
+
+def test_a_directory_without_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        load(tmp_path)
+
+
+def test_transformers_is_not_imported() -> None:
+    code = "import sys, kvarn.models; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
