@@ -20,7 +20,10 @@ _REQUEST_BUCKETS = (0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 12
 
 
 class GenerationObserver:
-    """Observes one generation request: `delta` for each delta, then `finished` or `failed`; neither if the client left."""
+    """Observes one generation request.
+
+    Call `delta` for each delta, then `finished` or `failed`; neither when the client left.
+    """
 
     __slots__ = ("_itl", "_model", "timer")
 

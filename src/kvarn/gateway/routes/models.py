@@ -30,6 +30,8 @@ async def get_model(request: Request, model: str) -> Response:
 
 def _describe(model: ServedModel) -> Model:
     card, stats = model.replica.card, model.stats
+    # Before its first step an engine has sent no gauges: all its blocks are free.
+    total = stats.kv_blocks_total or (card.kv_blocks if card else 0)
     return Model(
         id=model.name,
         created=model.created,
@@ -38,8 +40,8 @@ def _describe(model: ServedModel) -> Model:
         ready=model.ready,
         max_model_len=card.max_context_length if card else None,
         capacity=Capacity(
-            kv_blocks_total=stats.kv_blocks_total,
-            kv_blocks_free=stats.kv_blocks_free,
+            kv_blocks_total=total,
+            kv_blocks_free=stats.kv_blocks_free if stats.kv_blocks_total else total,
             running=stats.running,
             waiting=stats.waiting,
         ),
