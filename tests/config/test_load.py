@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvarn.config import ConfigError, load_config
+from kvarn.config.load import ConfigError, load_config
 
 
 def write(tmp_path: Path, text: str) -> Path:

@@ -62,6 +62,7 @@ def run_server(options: ServeOptions, engine: SpawnedEngine | None) -> int:
     try:
         config = configure(options)
         configure_logging(config.log_level)
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its news at start and end are told better here
         launched = _launch(config, engine)
         return _run_gateway(config, launched, began)
     except (ConfigError, TextError) as error:
