@@ -7,7 +7,7 @@ from typing import Protocol
 
 from kvarn.replica.link import EngineLink
 from kvarn.replica.service import Service
-from kvarn.wire.messages import Abort, Drain, Embed, Stop, Submit, ToEngine
+from kvarn.wire.messages import Abort, Drain, Embed, StepOutput, Stop, Submit, ToEngine
 
 _IDLE_WAIT_S = 0.5
 """Longest wait for a message when idle: how late a signal to drain may be seen."""
@@ -47,22 +47,28 @@ class EngineLoop:
 
     def run(self) -> None:
         """Turn until told to stop, or until drained. What the service raises passes through."""
+        self._send_gauges()
         while not self._finished():
-            self._take_messages()
+            changed = self._take_messages()
             if self._service.has_work() and not self._stopped:
                 self._step()
+            elif changed:  # an abort or a refusal with no step after it: the gauges would stay as they were
+                self._link.send(StepOutput(deltas=[], stats=self._service.stats()))
 
     def _finished(self) -> bool:
         if self._drain_asked:
             self._drain()
         return self._stopped or (self._draining and not self._service.has_work())
 
-    def _take_messages(self) -> None:
+    def _take_messages(self) -> bool:
+        """Handle what came; returns whether anything did."""
         wait_s = _IDLE_WAIT_S
         if self._service.has_work():
             wait_s = _STALLED_WAIT_S if self._stalled else 0.0
-        for message in self._link.receive(wait_s):
+        messages = list(self._link.receive(wait_s))
+        for message in messages:
             self._handle(message)
+        return bool(messages)
 
     def _handle(self, message: ToEngine) -> None:
         match message:
