@@ -54,7 +54,8 @@ def to_api_error(error: Exception) -> ApiError:
     if isinstance(error, TokenizerError | ChatTemplateError):
         return invalid_request(str(error))
     if isinstance(error, ReplicaLostError):
-        return unavailable(f"The model's engine was lost: {error}. Try again.", "replica_lost")
+        # The replica has logged why; what an engine died of is not for its clients to read.
+        return unavailable("The model's engine was lost before the answer's end. Try again.", "replica_lost")
     return ApiError(
         500, "The server failed to answer; its log names the cause.", type="server_error", code="internal_error"
     )
