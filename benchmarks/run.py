@@ -32,6 +32,7 @@ DEFAULT_CACHE = Path.home() / ".cache" / "kvarn-bench"
 DEMO = "demo"
 DEMO_IDS, SHAPE_IDS = Vocabulary(300, 4000), Vocabulary(300, 31_000)
 WARM_UP_SEED = 1_000_000
+INTERRUPTED = 130
 
 
 def run_workload(workload: Workload, target: Target, console: Console | None = None) -> Outcome:
@@ -143,7 +144,7 @@ def model_of(shape: str, cache: Path, console: Console) -> tuple[str, str]:
 
 
 def main() -> int:
-    """0 if every request succeeded."""
+    """0 if every request succeeded, 1 if some failed, 130 if the run was interrupted."""
     arguments, console = parse(), Console(stderr=True)
     started = None
     results: list[dict[str, Any]] = []
@@ -170,6 +171,8 @@ def main() -> int:
         print(f"start {started.first_answer_s:.2f} s, peak memory {started.memory.peak_bytes / 1e6:,.0f} MB (PSS)")
     if arguments.json:
         arguments.json.write_text(json.dumps(document(arguments, results, started), indent=1) + "\n", encoding="utf-8")
+    if any(result["summary"].interrupted for result in results):
+        return INTERRUPTED
     return int(any(result["summary"].failed for result in results))
 
 
