@@ -53,7 +53,10 @@ class EngineLoop:
             if self._service.has_work() and not self._stopped:
                 self._step()
             elif changed:  # an abort or a refusal with no step after it: the gauges would stay as they were
-                self._link.send(StepOutput(deltas=[], stats=self._service.stats()))
+                self._send_gauges()
+
+    def _send_gauges(self) -> None:
+        self._link.send(StepOutput(deltas=[], stats=self._service.stats()))
 
     def _finished(self) -> bool:
         if self._drain_asked:
