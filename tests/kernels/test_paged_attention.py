@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from kvarn.kernels.attention_plan import PAIRS_AT_ONCE, QUERIES_AT_ONCE
 from kvarn.kernels.batch import PagedBatch
 from kvarn.kernels.dispatch import kernels_for
 
@@ -96,6 +97,16 @@ def test_mixed_steps_equal_the_definition(
     lengths = [(1, 1), (1, 16), (7, 7), (1, 17), (16, 48), (1, 33), (2, 50), (19, 19), (1, 61), (33, 70)]
     case = make_case(lengths, heads, kv_heads, dim, seed=heads)
     torch.testing.assert_close(run(case, 0.4, window, softcap), naive(case, 0.4, window, softcap), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 150])
+def test_steps_larger_than_one_piece_equal_the_definition(window: int | None) -> None:
+    """More pairs and more queries than are gathered or multiplied at once."""
+    lengths = [(1, 1000), (300, 500), (1, 700), (129, 129), (1, 31)]
+    case = make_case(lengths, heads=2, kv_heads=1, dim=4, seed=9)
+    assert sum(context // SIZE for count, context in lengths if count == 1) > PAIRS_AT_ONCE
+    assert max(count for count, _ in lengths) > 2 * QUERIES_AT_ONCE
+    torch.testing.assert_close(run(case, 0.4, window), naive(case, 0.4, window, None), atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -54,7 +54,7 @@ def test_stretched_ropes_equal_the_oracles(kind: str, oracle_factory: Factory, r
 def test_longrope_takes_short_or_long_factors_by_the_models_context(oracle_factory: Factory, run_paged: Any) -> None:
     rope = {"rope_type": "longrope", "rope_theta": 300.0, "short_factor": SHORT, "long_factor": LONG}
     rope["partial_rotary_factor"] = 1.0
-    changes = {"head_dim": None, "partial_rotary_factor": 1.0, "original_max_position_embeddings": 64}
+    changes = {"head_dim": 8, "partial_rotary_factor": 1.0, "original_max_position_embeddings": 64}
     oracle, path = oracle_factory("phi3", rope_parameters=rope, **changes)
     check(oracle, path, run_paged, 80)
     check(oracle, path, run_paged, 50, max_context_length=64)

@@ -13,6 +13,25 @@ import torch
 
 from kvarn.kernels.batch import PagedBatch
 
+PAIRS_AT_ONCE = 64
+"""(sequence, block) pairs gathered at a time: a copy of so many blocks stays in the processor's cache."""
+
+QUERIES_AT_ONCE = 128
+"""Queries of a prefill chunk multiplied at a time: each tile reads no keys after its last query or left of its first
+one's window."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairSlice:
+    """Pairs first:last of a decode plan, gathered together."""
+
+    first: int
+    last: int
+    ragged: torch.Tensor
+    """[E] int64: those of the slice, counted from `first`, with at least one hidden slot."""
+    ragged_hidden: torch.Tensor
+    """[E, 1, block_size, 1] bool: their hidden slots."""
+
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
@@ -26,8 +45,21 @@ class DecodePlan:
     """[P] int64: row of each pair."""
     hidden: torch.Tensor
     """[P, block_size] bool: slots outside the context or left of the window."""
-    ragged: torch.Tensor
-    """[E] int64: pairs with at least one hidden slot."""
+    slices: tuple[PairSlice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryTile:
+    """Neighbouring queries of one chunk."""
+
+    first_query: int
+    last_query: int
+    """Counted from the chunk's first query."""
+    first_key: int
+    last_key: int
+    """Keys that at least one of the queries sees, counted from the chunk's first key."""
+    visible: torch.Tensor
+    """[queries, keys] bool: causal and inside the window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +76,7 @@ class ChunkPlan:
     """Slots of the first block that lie left of the first query's window."""
     num_keys: int
     """L, counted from `offset`."""
-    visible: torch.Tensor
-    """[N, L] bool: causal and inside the window."""
+    tiles: tuple[QueryTile, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +127,20 @@ def _plan_decode(batch: PagedBatch, starts: torch.Tensor, rows: torch.Tensor, wi
         blocks=batch.block_tables[rows[pair_rows], pair_index].to(torch.int64),
         rows=pair_rows,
         hidden=hidden,
-        ragged=hidden.any(1).nonzero().flatten(),
+        slices=_slice_pairs(hidden),
     )
+
+
+def _slice_pairs(hidden: torch.Tensor) -> tuple[PairSlice, ...]:
+    ragged = hidden.any(1).nonzero().flatten()
+    firsts = range(0, len(hidden), PAIRS_AT_ONCE)
+    cuts = torch.searchsorted(ragged, torch.arange(0, len(hidden) + PAIRS_AT_ONCE, PAIRS_AT_ONCE).to(ragged.device))
+    slices = []
+    for index, first in enumerate(firsts):
+        own = ragged[int(cuts[index]) : int(cuts[index + 1])]
+        last = min(first + PAIRS_AT_ONCE, len(hidden))
+        slices.append(PairSlice(first, last, own - first, hidden[own][:, None, :, None]))
+    return tuple(slices)
 
 
 def _plan_chunk(batch: PagedBatch, starts: torch.Tensor, row: int, num_kv_heads: int, window: int | None) -> ChunkPlan:
@@ -109,16 +152,34 @@ def _plan_chunk(batch: PagedBatch, starts: torch.Tensor, row: int, num_kv_heads:
     first_block = begin // size
     blocks = batch.block_tables[row, first_block : (context + size - 1) // size].to(torch.int64)
     heads = torch.arange(num_kv_heads, device=blocks.device)
-    queries = torch.arange(first_position, context, device=blocks.device)[:, None]
-    keys = torch.arange(begin, context, device=blocks.device)
-    visible = keys <= queries
-    if window is not None:
-        visible &= keys > queries - window
     return ChunkPlan(
         first_token=first_token,
         last_token=last_token,
         block_heads=(blocks * num_kv_heads + heads[:, None]).flatten(),
         offset=begin - first_block * size,
         num_keys=context - begin,
-        visible=visible,
+        tiles=_tiles(range(first_position, context), begin, window, blocks.device),
     )
+
+
+def _tiles(positions: range, begin: int, window: int | None, device: torch.device) -> tuple[QueryTile, ...]:
+    """Cut queries at `positions` into tiles; `begin` is the position of the chunk's first key."""
+    tiles = []
+    for first in range(positions.start, positions.stop, QUERIES_AT_ONCE):
+        last = min(first + QUERIES_AT_ONCE, positions.stop)
+        first_key = begin if window is None else max(begin, first + 1 - window)
+        queries = torch.arange(first, last, device=device)[:, None]
+        keys = torch.arange(first_key, last, device=device)
+        visible = keys <= queries
+        if window is not None:
+            visible &= keys > queries - window
+        tiles.append(
+            QueryTile(
+                first_query=first - positions.start,
+                last_query=last - positions.start,
+                first_key=first_key - begin,
+                last_key=last - begin,
+                visible=visible,
+            )
+        )
+    return tuple(tiles)

@@ -1,11 +1,11 @@
-"""Paged attention in torch: gathers only the blocks in use, accumulates in float32."""
+"""Paged attention in torch: gathers only the blocks in use, a piece at a time, and accumulates in float32."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 
-from kvarn.kernels.attention_plan import ChunkPlan, DecodePlan
+from kvarn.kernels.attention_plan import ChunkPlan, DecodePlan, QueryTile
 
 
 def attend_decode(
@@ -18,17 +18,16 @@ def attend_decode(
 ) -> torch.Tensor:
     """Attention of B single queries [B, H, D] over their blocks: [B, H, D].
 
-    Each (row, block) pair is multiplied on its own; a softmax over the segments of one row joins them. Sums run over a
-    row's own pairs in order, so that no row depends on its neighbours.
+    Each (row, block) pair is multiplied on its own; a softmax over the pairs of one row joins them (as in
+    Flash-Decoding, Dao et al. 2023). Sums run over a row's own pairs in order, so that no row depends on its
+    neighbours.
     """
     num_rows, num_heads, dim = queries.shape
     num_kv_heads = key_cache.shape[1]
     group = num_heads // num_kv_heads
-    grouped = queries.view(num_rows, num_kv_heads, group, dim)[plan.rows]
-    keys = key_cache.index_select(0, plan.blocks)
-    scores = torch.matmul(grouped, keys.transpose(2, 3)).float().mul_(scale)
+    scores = _pair_scores(queries.view(num_rows, num_kv_heads, group, dim), key_cache, plan).mul_(scale)
     if softcap is not None:
-        scores = torch.tanh(scores / softcap).mul_(softcap)
+        scores.div_(softcap).tanh_().mul_(softcap)
     scores.masked_fill_(plan.hidden[:, None, None, :], float("-inf"))
 
     index = plan.rows[:, None, None].expand(-1, num_kv_heads, group)
@@ -36,13 +35,38 @@ def attend_decode(
     peak.scatter_reduce_(0, index, scores.amax(-1), "amax")
     weights = scores.sub_(peak[plan.rows].unsqueeze(-1)).exp_()
     total = torch.zeros_like(peak).index_add_(0, plan.rows, weights.sum(-1))
+    mixed = _mix_values(weights, value_cache, plan, num_rows)
+    return mixed.div_(total.unsqueeze(-1)).view(num_rows, num_heads, dim).to(queries.dtype)
 
-    values = value_cache.index_select(0, plan.blocks)
-    hidden = plan.hidden[plan.ragged][:, None, :, None]
-    values[plan.ragged] = values[plan.ragged].masked_fill_(hidden, 0)
-    mixed = torch.matmul(weights.to(values.dtype), values).float()
-    out = mixed.new_zeros(num_rows, num_kv_heads, group, dim).index_add_(0, plan.rows, mixed)
-    return out.div_(total.unsqueeze(-1)).view(num_rows, num_heads, dim).to(queries.dtype)
+
+def _pair_scores(queries: torch.Tensor, key_cache: torch.Tensor, plan: DecodePlan) -> torch.Tensor:
+    """Products of each pair's query heads [B, G, H / G, D] with its block's keys: [P, G, H / G, block_size] float32."""
+    size, dim = key_cache.shape[2:]
+    num_kv_heads, group = queries.shape[1:3]
+    scores = torch.empty((len(plan.rows), num_kv_heads, group, size), dtype=torch.float32, device=queries.device)
+    for part in plan.slices:
+        keys = key_cache.index_select(0, plan.blocks[part.first : part.last]).view(-1, size, dim)
+        pair_queries = queries.index_select(0, plan.rows[part.first : part.last]).view(-1, group, dim)
+        products = torch.bmm(pair_queries, keys.transpose(1, 2))
+        scores[part.first : part.last] = products.view(-1, num_kv_heads, group, size)
+    return scores
+
+
+def _mix_values(weights: torch.Tensor, value_cache: torch.Tensor, plan: DecodePlan, num_rows: int) -> torch.Tensor:
+    """Values of each row's blocks, weighted and summed: [B, G, H / G, D] float32.
+
+    Hidden slots may hold anything, and zero times NaN is NaN: they are cleared in the copy.
+    """
+    num_kv_heads, size, dim = value_cache.shape[1:]
+    group = weights.shape[2]
+    out = weights.new_zeros((num_rows, num_kv_heads, group, dim))
+    for part in plan.slices:
+        values = value_cache.index_select(0, plan.blocks[part.first : part.last])
+        values[part.ragged] = values[part.ragged].masked_fill_(part.ragged_hidden, 0)
+        pair_weights = weights[part.first : part.last].to(values.dtype).view(-1, group, size)
+        mixed = torch.bmm(pair_weights, values.view(-1, size, dim)).float()
+        out.index_add_(0, plan.rows[part.first : part.last], mixed.view(-1, num_kv_heads, group, dim))
+    return out
 
 
 def attend_chunk(
@@ -53,22 +77,39 @@ def attend_chunk(
     scale: float,
     softcap: float | None,
 ) -> torch.Tensor:
-    """Attention of one sequence's N queries [N, H, D] over its L visible keys: [N, H, D]."""
+    """Attention of one sequence's N queries [N, H, D] over the L keys they see: [N, H, D]."""
     keys = _gather(key_cache, plan)
     values = _gather(value_cache, plan)
-    num_kv_heads, group = keys.shape[0], queries.shape[1] // keys.shape[0]
-    grouped = queries.transpose(0, 1)
-    if softcap is None:
-        out = F.scaled_dot_product_attention(
-            grouped[None], keys[None], values[None], attn_mask=plan.visible, scale=scale, enable_gqa=group > 1
-        )[0]
-        return out.transpose(0, 1)
-    grouped = grouped.reshape(num_kv_heads, -1, queries.shape[-1])
-    scores = torch.matmul(grouped, keys.transpose(1, 2)).float().mul_(scale / softcap).tanh_().mul_(softcap)
-    scores = scores.view(num_kv_heads, group, -1, plan.num_keys).masked_fill_(~plan.visible, float("-inf"))
+    out = torch.empty_like(queries)
+    for tile in plan.tiles:
+        part = queries[tile.first_query : tile.last_query].transpose(0, 1)
+        tile_keys = keys[:, tile.first_key : tile.last_key]
+        tile_values = values[:, tile.first_key : tile.last_key]
+        if softcap is None:
+            mixed = F.scaled_dot_product_attention(
+                part[None],
+                tile_keys[None],
+                tile_values[None],
+                attn_mask=tile.visible,
+                scale=scale,
+                enable_gqa=part.shape[0] > keys.shape[0],
+            )[0]
+        else:
+            mixed = _capped_attention(part, tile_keys, tile_values, tile, scale, softcap)
+        out[tile.first_query : tile.last_query] = mixed.transpose(0, 1)
+    return out
+
+
+def _capped_attention(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tile: QueryTile, scale: float, softcap: float
+) -> torch.Tensor:
+    """Attention of queries [H, n, D] whose scores are squeezed by softcap * tanh(score / softcap): [H, n, D]."""
+    num_kv_heads, num_keys, dim = keys.shape
+    grouped = queries.reshape(num_kv_heads, -1, dim)
+    scores = torch.bmm(grouped, keys.transpose(1, 2)).float().mul_(scale / softcap).tanh_().mul_(softcap)
+    scores = scores.view(-1, queries.shape[1], num_keys).masked_fill_(~tile.visible, float("-inf"))
     weights = torch.softmax(scores, -1).to(values.dtype)
-    out = torch.matmul(weights.view(num_kv_heads, -1, plan.num_keys), values)
-    return out.view(queries.shape[1], -1, queries.shape[-1]).transpose(0, 1)
+    return torch.bmm(weights.view(num_kv_heads, -1, num_keys), values).view(queries.shape)
 
 
 def _gather(cache: torch.Tensor, plan: ChunkPlan) -> torch.Tensor:
