@@ -12,7 +12,6 @@ from kvarn.engine.kv_memory import blocks_for
 from kvarn.engine.request import Request
 from kvarn.wire.messages import RefusalReason, Submit
 
-
 MAX_TOKEN_ID = 2**31
 """Token ids are below this in every vocabulary; the model's own size is the gateway's to check."""
 

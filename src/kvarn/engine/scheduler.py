@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from kvarn.config.schema import EngineConfig
 from kvarn.engine.draft import DraftRow, StepDraft
 from kvarn.engine.errors import IntegrityError, OutOfBlocksError, ProtocolError
+from kvarn.engine.growth import GrowthReserve
 from kvarn.engine.kv_memory import KVMemory, Placement, blocks_for
 from kvarn.engine.outcome import absorb_row
 from kvarn.engine.plan import RowResult, StepPlan, StepResult
@@ -64,6 +65,7 @@ class Scheduler:
         self._slots = SlotAllocator(config.max_num_seqs)
         self._in_flight: StepDraft | None = None
         self._started: list[Request] = []
+        self._growth = GrowthReserve()
 
     # What waits ------------------------------------------------------------------------------------------------------
 
@@ -97,6 +99,7 @@ class Scheduler:
         if not draft.rows:
             return StepPlan(self.totals.steps, [], [], [], [])
         self.totals.steps += 1
+        self._growth.observe(draft.preempted)
         return draft.plan(self.totals.steps, self._slots.drain_released())
 
     def update(self, plan: StepPlan, result: StepResult) -> StepUpdate:
@@ -215,17 +218,19 @@ class Scheduler:
         worse = sorted((other for other in self.running if other.tier > tier), key=lambda other: other.rank)
         if not worse:
             return
-        placement = self.memory.placement(sequence)
-        reclaimable = sum(self._blocks_only_of(other) for other in worse)
-        missing = placement.blocks_needed - self._spare_blocks()
-        if missing > reclaimable:
+        if self._missing_blocks(sequence) > sum(self._reclaimable(other) for other in worse):
             return
-        while worse and (not self._slots.num_free or missing > 0):
+        while worse and (not self._slots.num_free or self._missing_blocks(sequence) > 0):
             self._preempt(worse.pop())
-            missing = self.memory.placement(sequence).blocks_needed - self._spare_blocks()
 
-    def _blocks_only_of(self, sequence: Sequence) -> int:
-        return sum(1 for block in sequence.blocks if self.memory.pool.references(block) == 1)
+    def _missing_blocks(self, sequence: Sequence) -> float:
+        """Blocks by which a waiting sequence does not fit."""
+        return self._wanted_blocks(sequence, self.memory.placement(sequence)) - self._spare_blocks()
+
+    def _reclaimable(self, sequence: Sequence) -> float:
+        """Blocks that are spare once this running sequence is gone."""
+        alone = sum(1 for block in sequence.blocks if self.memory.pool.references(block) == 1)
+        return alone + self._promised_blocks(sequence)
 
     # Letting in ------------------------------------------------------------------------------------------------------
 
@@ -254,26 +259,31 @@ class Scheduler:
             self._start(sequence, placement, now)
             draft.admitted.append(sequence)
             self._compute(draft, sequence, share)
-            spare -= placement.blocks_needed + 1
+            spare -= self._wanted_blocks(sequence, placement)
 
-    def _spare_blocks(self) -> int:
+    def _spare_blocks(self) -> float:
         """Available blocks that nobody is about to need.
 
-        Set aside are those that partly computed sequences still take to their last known token, and one for the
-        growth of each running answer (a sixteenth of the memory at most).
+        Set aside are those that running sequences still take to their last known token, and some for the growth of
+        their answers.
         """
-        if not self.running:
-            return self.memory.pool.num_available
-        promised = sum(blocks_for(sequence.num_tokens) - len(sequence.blocks) for sequence in self.running)
-        growth = min(len(self.running), self.memory.pool.num_blocks // 16)
-        return self.memory.pool.num_available - max(0, promised) - growth
+        return self.memory.pool.num_available - sum(self._promised_blocks(sequence) for sequence in self.running)
 
-    def _fitting_placement(self, sequence: Sequence, spare: int) -> Placement | None:
+    def _promised_blocks(self, sequence: Sequence) -> float:
+        known = blocks_for(sequence.num_tokens) - len(sequence.blocks)
+        return known + self._growth.blocks(sequence)
+
+    def _wanted_blocks(self, sequence: Sequence, placement: Placement) -> float:
+        """Spare blocks without which a waiting sequence does not start. Alone, it needs none to grow into."""
+        growth = self._growth.blocks(sequence) if self.running else 0.0
+        return placement.blocks_needed + growth
+
+    def _fitting_placement(self, sequence: Sequence, spare: float) -> Placement | None:
         """Where the sequence would start if it fits now, without asking the prefix cache again in vain."""
         if sequence.blocks_wanted > spare:
             return None
         placement = self.memory.placement(sequence)
-        if placement.blocks_needed > spare:
+        if self._wanted_blocks(sequence, placement) > spare:
             sequence.blocks_wanted = placement.blocks_needed
             return None
         return placement
