@@ -118,6 +118,16 @@ async def test_closing_the_stream_aborts_in_the_engine(make_replica, submit):
     assert (replica.stats.aborts_total, replica.stats.running) == (1, 0)
 
 
+async def test_the_gauges_tell_of_an_abort_that_leaves_the_engine_idle(make_replica, submit):
+    replica = make_replica(step_s=0.01)
+    await replica.wait_until_ready()
+    stream = replica.generate(submit(max_tokens=60_000))
+    await first_delta(stream)
+    await stream.aclose()
+    await until(lambda: replica.stats.running == 0 and replica.stats.aborts_total == 1)
+    assert replica.stats.kv_blocks_free == replica.stats.kv_blocks_total
+
+
 async def test_cancelling_the_consumer_aborts_in_the_engine(make_replica, submit):
     replica = make_replica(step_s=0.01)
     await replica.wait_until_ready()

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from kvarn.config.schema import EngineConfig
 from kvarn.replica.check import find_embed_problem
 from kvarn.wire.messages import (
@@ -63,7 +65,7 @@ class EmbedService:
         self._waiting_tokens = 0
         self._draining = False
         self._refused: Counter[str] = Counter()
-        self._stats = EngineStats()
+        self._latest = EngineStats()
         self._steps = self._finished = self._aborts = self._tokens = 0
 
     @property
@@ -114,8 +116,15 @@ class EmbedService:
         return [*answers, StepOutput(deltas=[], stats=self.stats())]
 
     def stats(self) -> EngineStats:
-        """Gauges and totals after the latest step."""
-        return self._stats
+        """Gauges and totals now."""
+        return msgspec.structs.replace(
+            self._latest,
+            waiting=len(self._jobs),
+            prompt_tokens_total=self._tokens,
+            aborts_total=self._aborts,
+            finished_total=self._finished,
+            refused_total=dict(self._refused),
+        )
 
     def shutdown(self) -> None:
         """Nothing is held that outlives the process."""
@@ -174,14 +183,4 @@ class EmbedService:
         self._steps += 1
         self._finished += finished
         self._tokens += tokens
-        self._stats = EngineStats(
-            step=self._steps,
-            waiting=len(self._jobs),
-            batch_tokens=tokens,
-            batch_seqs=len(inputs),
-            step_s=elapsed_s,
-            prompt_tokens_total=self._tokens,
-            aborts_total=self._aborts,
-            finished_total=self._finished,
-            refused_total=dict(self._refused),
-        )
+        self._latest = EngineStats(step=self._steps, batch_tokens=tokens, batch_seqs=len(inputs), step_s=elapsed_s)

@@ -40,6 +40,7 @@ class EngineLoop:
         self._draining = False
         self._drain_asked = False
         self._stalled = False
+        self._steps = 0
 
     def ask_to_drain(self) -> None:
         """Drain at the next turn of the loop. May be called from a signal handler."""
@@ -87,7 +88,6 @@ class EngineLoop:
                 self._stopped = True
 
     def _step(self) -> None:
-        before = self._service.stats().step
         self._marks.step_began()
         try:
             outputs = self._service.step()
@@ -95,7 +95,9 @@ class EngineLoop:
             self._marks.step_ended()
         for output in outputs:
             self._link.send(output)
-        self._stalled = self._service.stats().step == before
+            if isinstance(output, StepOutput):
+                self._stalled = output.stats.step == self._steps
+                self._steps = output.stats.step
 
     def _drain(self) -> None:
         self._drain_asked = False

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+ENTRY = "from kvarn.cli.main import main; main()"
+READY = re.compile(r"Kvarn serves (.+) at (http://\S+) ")
+
+
+@dataclass
+class Served:
+    """A running `kvarn serve`."""
+
+    process: subprocess.Popen[str]
+    url: str
+    log: list[str] = field(default_factory=list)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(timeout=60)
+
+    def engines(self) -> list[int]:
+        children = subprocess.run(
+            ["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False
+        ).stdout
+        return [int(pid) for pid in children.split()]
+
+
+@pytest.fixture
+def kvarn() -> Callable[..., subprocess.CompletedProcess[str]]:
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", ENTRY, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env={**os.environ, "COLUMNS": "120", **environment},
+        )
+
+    return run
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Served]]:
+    """Start `kvarn serve` on a free port and wait until it says that it is ready."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> Served:
+        process = subprocess.Popen(
+            [sys.executable, "-c", ENTRY, "serve", "--port", "0", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        served = Served(process, "")
+        threading.Thread(target=lambda: served.log.extend(process.stderr or ()), daemon=True).start()
+        for line in process.stdout or ():
+            found = READY.search(line)
+            if found:
+                served.url = found[2]
+                return served
+        raise AssertionError(f"kvarn serve ended with {process.wait()}: {''.join(served.log)}")
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from kvarn.observe.logging import configure_logging
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    stream = io.StringIO()
+    configure_logging("info", stream)
+    yield stream
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_an_event_is_one_line_of_keys_and_values(stream):
+    logging.getLogger("kvarn.x").info("engine is %s", "ready", extra={"model": "demo", "seconds": 1.23456789, "n": 3})
+    line = stream.getvalue()
+    assert line.startswith("time=20") and line.count("\n") == 1
+    assert 'level=info logger=kvarn.x msg="engine is ready" model=demo seconds=1.23457 n=3' in line
+
+
+def test_values_cannot_break_out_of_their_line(stream):
+    logging.getLogger("kvarn.x").warning("a\nlevel=error", extra={"path": 'C:\\"x"\x1b[31m', "empty": ""})
+    line = stream.getvalue()
+    assert line.count("\n") == 1 and "\x1b" not in line
+    assert 'msg="a\\nlevel=error"' in line and 'empty=""' in line
+
+
+def test_a_traceback_stays_in_its_event(stream):
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logging.getLogger("kvarn.x").exception("failed")
+    assert stream.getvalue().count("\n") == 1 and "ValueError: broken" in stream.getvalue()
+
+
+def test_the_level_is_kept_and_must_be_known(stream):
+    logging.getLogger("kvarn.x").debug("unseen")
+    assert stream.getvalue() == ""
+    with pytest.raises(ValueError, match="loud"):
+        configure_logging("loud")
