@@ -23,6 +23,8 @@ from kvarn.wire.openai.completions import CompletionRequest
 from kvarn.wire.openai.embeddings import EmbeddingRequest
 from kvarn.wire.openai.tokenize import DetokenizeRequest, TokenizeRequest
 
+_OBSERVE_EVERY_S = 1.0
+
 
 def create_app(config: KvarnConfig, models_by_name: Mapping[str, ServedModel]) -> FastAPI:
     """Build the gateway's application. It answers at once; models become ready as their replicas and tokenizers do.
@@ -37,11 +39,12 @@ def create_app(config: KvarnConfig, models_by_name: Mapping[str, ServedModel]) -
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
-        loading = asyncio.create_task(table.load_text())
+        tasks = [asyncio.create_task(table.load_text()), asyncio.create_task(_watch_engines(gateway.metrics))]
         try:
             yield
         finally:
-            loading.cancel()
+            for task in tasks:
+                task.cancel()
             pool.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(
@@ -60,3 +63,9 @@ def create_app(config: KvarnConfig, models_by_name: Mapping[str, ServedModel]) -
         app.include_router(resource.router)
     describe(app, [ChatCompletionRequest, CompletionRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest])
     return app
+
+
+async def _watch_engines(metrics: GatewayMetrics) -> None:
+    while True:
+        metrics.observe_engines()
+        await asyncio.sleep(_OBSERVE_EVERY_S)

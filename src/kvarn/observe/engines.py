@@ -100,7 +100,7 @@ class MonotonicTotals:
     """Totals of one engine that keep growing when its process restarts and counts from zero again.
 
     A restart shows as a total (steps among them) that shrank. What an engine counted between the last reading and its
-    death is not seen again; readings are a scrape apart.
+    death is not seen again; readings are at most a second apart.
     """
 
     def __init__(self) -> None:
@@ -134,6 +134,11 @@ class EngineCollector(Collector):
     def __init__(self, engines: Iterable[EngineSource]) -> None:
         self._engines = list(engines)
         self._totals = {engine.name: MonotonicTotals() for engine in self._engines}
+
+    def observe(self) -> None:
+        """Read the totals now: what an engine counts after the latest reading is lost if it dies."""
+        for engine in self._engines:
+            self._read_totals(engine, engine.stats)
 
     def collect(self) -> Iterator[Metric]:
         """Read every engine once and yield its metrics."""

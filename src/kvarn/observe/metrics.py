@@ -92,7 +92,8 @@ class GatewayMetrics:
         self.registry = CollectorRegistry()
         self._define(self.registry)
         self._models = {engine.name: _ModelMetrics(self, engine.name) for engine in engines}
-        self.registry.register(EngineCollector(engines))
+        self._engines = EngineCollector(engines)
+        self.registry.register(self._engines)
         ProcessCollector(registry=self.registry)
 
     def _define(self, registry: CollectorRegistry) -> None:
@@ -150,6 +151,10 @@ class GatewayMetrics:
     def generation(self, model: str, started: float) -> GenerationObserver:
         """Observe a generation request for a configured model that arrived at `started` of the clock."""
         return GenerationObserver(self._models[model], started)
+
+    def observe_engines(self) -> None:
+        """Read what the engines report; called every second, so that little is lost when one dies between scrapes."""
+        self._engines.observe()
 
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""
