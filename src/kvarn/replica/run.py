@@ -41,7 +41,10 @@ def run_engine(handover: Handover, phases: dict[str, float]) -> int:
     try:
         _serve(handover, phases, link, pulse)
     except Exception as error:
-        log.exception("the engine cannot go on", extra={"model": spec.model_config.name})
+        # What we raise on purpose says all there is to say; the way to anything else is needed to understand it.
+        traceback = not _is_ours(error) or log.isEnabledFor(logging.DEBUG)
+        names = {"model": spec.model_config.name, "reason": str(error)}
+        log.error("the engine cannot go on", exc_info=traceback, extra=names)
         link.send(Failed(message=_explain(error)))
         return EXIT_FAILED
     finally:
@@ -76,5 +79,8 @@ def _build(spec: ReplicaSpec, link: EngineLink) -> Service:
 
 def _explain(error: Exception) -> str:
     """The error's own words where it has a typed class of ours, else with the class in front."""
-    ours = type(error).__module__.startswith("kvarn.")
-    return str(error) if ours and str(error) else f"{type(error).__name__}: {error}"
+    return str(error) if _is_ours(error) and str(error) else f"{type(error).__name__}: {error}"
+
+
+def _is_ours(error: Exception) -> bool:
+    return type(error).__module__.startswith("kvarn.")
