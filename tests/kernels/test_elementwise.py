@@ -61,7 +61,7 @@ def test_gated_activations_equal_their_definitions() -> None:
     torch.testing.assert_close(KERNELS.gated_activation(gate_up, "gelu"), erf)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 8, 33])
+@pytest.mark.parametrize("rows", [0, 1, 3, 8, 33])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_packed_products_equal_the_plain_one(rows: int, dtype: torch.dtype, with_bias: bool) -> None:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.attention_plan import AttentionPlan, plan_attention
 from kvarn.kernels.batch import PagedBatch
-from kvarn.kernels.linear import PackedLinear
+from kvarn.kernels.linear import PackedLinear, multiply, pack
 from kvarn.kernels.torch_attention import attend_chunk, attend_decode
 
 
@@ -16,12 +16,12 @@ class TorchKernels:
     """See `kvarn.kernels.dispatch.Kernels` for what each operation means."""
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
-        """Keep the weight as it is."""
-        return PackedLinear(weight.contiguous(), bias, weight.shape[0], weight.shape[1])
+        """See `kvarn.kernels.linear`."""
+        return pack(weight, bias)
 
     def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         """One product."""
-        return F.linear(x, packed.weight, packed.bias)
+        return multiply(x, packed)
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, mean_square: torch.Tensor | None = None
