@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -31,12 +32,16 @@ def main() -> None:
     `kvarn serve` starts an engine process before anything else is imported or read: the engine's own imports are most
     of the time to the first token, and they run beside the gateway's.
     """
-    engine = spawn_engine() if _will_serve(sys.argv[1:]) else None
+    if not _will_serve(sys.argv[1:]):
+        app()
+        return
+    # Until the server listens to signals itself, a signal shall still end the engine and remove its sockets.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    engine = spawn_engine()
     try:
         app(obj=engine)
     finally:
-        if engine is not None:
-            engine.abandon()
+        engine.abandon()
 
 
 def _will_serve(arguments: list[str]) -> bool:

@@ -64,7 +64,11 @@ def run_server(options: ServeOptions, engine: SpawnedEngine | None) -> int:
         configure_logging(config.log_level)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its news at start and end are told better here
         launched = _launch(config, engine)
-        return _run_gateway(config, launched, began)
+        try:
+            return _run_gateway(config, launched, began)
+        finally:
+            for entry in launched:
+                entry.replica.abandon()
     except (ConfigError, TextError) as error:
         typer.echo(f"error: {error}", err=True)
         return EXIT_USAGE

@@ -168,6 +168,12 @@ class LocalReplica:
                 await supervisor
         self._end(self._failure)
 
+    def abandon(self) -> None:
+        """Kill the engine where no event loop supervises it: before `start` or after its end. Idempotent."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
+
     def _check_open(self) -> None:
         if self._state is ReplicaState.DRAINING:
             raise RequestRefusedError(RefusalReason.DRAINING, f"{self._name} is shutting down")
