@@ -166,6 +166,24 @@ def test_a_better_priority_arriving_all_the_time_does_not_starve_the_others(make
     assert 40 <= world.deltas["batch"][0].queue_s <= 60
 
 
+def test_a_running_request_ages_on_so_that_two_never_push_each_other_out_in_turn(make_world):
+    world = make_world(max_num_seqs=1, priority_ageing_s=5.0)
+    world.submit("first", 5, priority=6, max_tokens=200)
+    world.step()
+    world.submit("second", 5, priority=6, max_tokens=200)
+    heard: list[str] = []
+    for index in range(800):
+        if index % 8 == 0:
+            world.submit(f"chat{index}", 5, priority=0, max_tokens=1)
+        heard += [delta.request_id for delta in world.step(seconds=0.1)]
+    batch = [name for name in heard if not name.startswith("chat")]
+    assert batch == ["first"] * 200 + ["second"] * 200
+    resumed = [a.prompt_token_ids for plan in world.executor.plans for a in plan.admissions if a.output_token_ids]
+    assert world.messages["first"].prompt_token_ids in resumed, "interactive requests go first while it is young"
+    world.assert_answered("first")
+    world.assert_answered("second")
+
+
 def submit_to(ledger: TenantLedger, name: str) -> None:
     account = ledger.open(name, 1.0)
     ledger.charge_output(account, 3)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from kvarn.config.schema import EngineConfig
 from kvarn.engine.draft import DraftRow, StepDraft
 from kvarn.engine.errors import IntegrityError, OutOfBlocksError, ProtocolError
-from kvarn.engine.growth import GrowthReserve
-from kvarn.engine.kv_memory import KVMemory, Placement, blocks_for
+from kvarn.engine.headroom import Headroom
+from kvarn.engine.kv_memory import KVMemory, Placement
 from kvarn.engine.outcome import absorb_row
 from kvarn.engine.plan import RowResult, StepPlan, StepResult
 from kvarn.engine.preemption import Preemption, RecomputePreemption
@@ -65,7 +65,7 @@ class Scheduler:
         self._slots = SlotAllocator(config.max_num_seqs)
         self._in_flight: StepDraft | None = None
         self._started: list[Request] = []
-        self._growth = GrowthReserve()
+        self._headroom = Headroom(memory, self.running)
 
     # What waits ------------------------------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class Scheduler:
         if not draft.rows:
             return StepPlan(self.totals.steps, [], [], [], [])
         self.totals.steps += 1
-        self._growth.observe(draft.preempted)
+        self._headroom.growth.observe(draft.preempted)
         return draft.plan(self.totals.steps, self._slots.drain_released())
 
     def update(self, plan: StepPlan, result: StepResult) -> StepUpdate:
@@ -206,8 +206,8 @@ class Scheduler:
     def _preempt_for_priority(self, now: float) -> None:
         """Where the first in the queue is of a better tier than running ones and does not fit, make room for it.
 
-        Tiers are compared after ageing, on both sides: what was lifted in the queue keeps its tier while it runs, so
-        two sequences never push each other out in turn.
+        Tiers are compared as of now on both sides, a running sequence ageing on. Which of two is better then never
+        turns round, so they cannot push each other out in turn.
         """
         best = self.queue.best_priority
         if best is None or all(other.tier <= best for other in self.running):
@@ -215,22 +215,14 @@ class Scheduler:
         sequence = self.queue.first(now)
         assert sequence is not None, "a queue with a best priority is not empty"
         tier = self.queue.tier(sequence, now)
-        worse = sorted((other for other in self.running if other.tier > tier), key=lambda other: other.rank)
+        worse = [other for other in self.running if self.queue.tier(other, now) > tier]
+        worse.sort(key=lambda other: other.rank)
         if not worse:
             return
-        if self._missing_blocks(sequence) > sum(self._reclaimable(other) for other in worse):
+        if self._headroom.missing_blocks(sequence) > sum(self._headroom.reclaimable_blocks(other) for other in worse):
             return
-        while worse and (not self._slots.num_free or self._missing_blocks(sequence) > 0):
+        while worse and (not self._slots.num_free or self._headroom.missing_blocks(sequence) > 0):
             self._preempt(worse.pop())
-
-    def _missing_blocks(self, sequence: Sequence) -> float:
-        """Blocks by which a waiting sequence does not fit."""
-        return self._wanted_blocks(sequence, self.memory.placement(sequence)) - self._spare_blocks()
-
-    def _reclaimable(self, sequence: Sequence) -> float:
-        """Blocks that are spare once this running sequence is gone."""
-        alone = sum(1 for block in sequence.blocks if self.memory.pool.references(block) == 1)
-        return alone + self._promised_blocks(sequence)
 
     # Letting in ------------------------------------------------------------------------------------------------------
 
@@ -240,12 +232,12 @@ class Scheduler:
         One that does not fit is passed over, but not for ever: when the first of those has been passed over for as
         long as ageing lifts by a tier, nobody passes it any more until it fits.
         """
-        spare = self._spare_blocks()
+        spare = self._headroom.spare_blocks()
         passed = 0
         for sequence in self.queue.candidates(now):
             if not draft.tokens_left or not self._slots.num_free or passed == self.LOOK_AHEAD:
                 return
-            placement = self._fitting_placement(sequence, spare)
+            placement = self._headroom.fitting_placement(sequence, spare)
             if placement is None:
                 passed += 1
                 if sequence.blocked_since_s is None:
@@ -259,34 +251,7 @@ class Scheduler:
             self._start(sequence, placement, now)
             draft.admitted.append(sequence)
             self._compute(draft, sequence, share)
-            spare -= self._wanted_blocks(sequence, placement)
-
-    def _spare_blocks(self) -> float:
-        """Available blocks that nobody is about to need.
-
-        Set aside are those that running sequences still take to their last known token, and some for the growth of
-        their answers.
-        """
-        return self.memory.pool.num_available - sum(self._promised_blocks(sequence) for sequence in self.running)
-
-    def _promised_blocks(self, sequence: Sequence) -> float:
-        known = blocks_for(sequence.num_tokens) - len(sequence.blocks)
-        return known + self._growth.blocks(sequence)
-
-    def _wanted_blocks(self, sequence: Sequence, placement: Placement) -> float:
-        """Spare blocks without which a waiting sequence does not start. Alone, it needs none to grow into."""
-        growth = self._growth.blocks(sequence) if self.running else 0.0
-        return placement.blocks_needed + growth
-
-    def _fitting_placement(self, sequence: Sequence, spare: float) -> Placement | None:
-        """Where the sequence would start if it fits now, without asking the prefix cache again in vain."""
-        if sequence.blocks_wanted > spare:
-            return None
-        placement = self.memory.placement(sequence)
-        if self._wanted_blocks(sequence, placement) > spare:
-            sequence.blocks_wanted = placement.blocks_needed
-            return None
-        return placement
+            spare -= self._headroom.wanted_blocks(sequence, placement)
 
     def _start(self, sequence: Sequence, placement: Placement, now: float) -> None:
         """Give a waiting sequence its slot and the blocks it shares."""
