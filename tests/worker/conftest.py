@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib import resources
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -140,11 +141,12 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
 
 @pytest.fixture(scope="session")
 def tiny_model(tiny_checkpoint: Callable[[str], Path]) -> Callable[[str], Decoder]:
-    """The same checkpoint, loaded."""
+    """The same checkpoint loaded in float32; `kvarn-demo` is the packaged model."""
 
     @cache
     def load(family: str) -> Decoder:
-        model = load_model(tiny_checkpoint(family), dtype="float32")
+        packaged = Path(str(resources.files("kvarn"))) / "assets" / family
+        model = load_model(packaged if packaged.is_dir() else tiny_checkpoint(family), dtype="float32")
         assert isinstance(model, Decoder)
         return model
 
