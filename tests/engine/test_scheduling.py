@@ -243,6 +243,14 @@ def test_two_salts_never_share_and_one_salt_does(make_world):
     assert [world.cached_tokens(name) for name in "abcd"] == [0, 0, 0, 32]
 
 
+def test_two_tenants_never_share_even_with_the_same_salt(make_world):
+    world = make_world()
+    for name, tenant in (("a", "x"), ("b", "y"), ("c", ""), ("d", "x")):
+        world.submit(name, list(range(40)), tenant=tenant, cache_salt="s")
+        world.run()
+    assert [world.cached_tokens(name) for name in "abcd"] == [0, 0, 0, 32]
+
+
 def test_prompts_computed_side_by_side_end_up_in_the_same_blocks(make_world):
     world = make_world()
     prompt = list(range(48))

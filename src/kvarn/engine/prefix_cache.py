@@ -1,8 +1,9 @@
 """Reuse of computed blocks: a radix tree whose edges are the 16 tokens of a block.
 
 A node is one full, computed block; its path from the root spells every token before it. There is a root for each
-(cache salt, adapter), so a prompt of one salt can never meet a block of another. Lookup follows the tokens
-themselves; the chained hash is only the block's *name* in other processes, so a collision could never leak a block.
+(tenant, cache salt, adapter), so a prompt of one tenant or salt can never meet a block of another. Lookup follows the
+tokens themselves; the chained hash is only the block's *name* in other processes, so a collision could never leak a
+block.
 
 Whoever holds a block of the tree holds the whole path to it. Sequences release their blocks last to first, so among
 idle blocks a child always comes before its parent: the block released longest ago is always a leaf, and eviction in
@@ -27,17 +28,18 @@ _pack_tokens = struct.Struct(f"<{BLOCK_SIZE}q").pack
 class PrefixScope(NamedTuple):
     """What must be equal, besides the tokens, for two sequences to share a block."""
 
+    tenant: str = ""
     salt: str = ""
     adapter: str = ""
 
 
 def root_hash(scope: PrefixScope, namespace: str = "") -> bytes:
-    """The hash that the first block's is chained to: 16 bytes of BLAKE2b over model, salt and adapter.
+    """The hash that the first block's is chained to: 16 bytes of BLAKE2b over model, tenant, salt and adapter.
 
     Each part goes in with its length, so no choice of one can imitate another.
     """
     digest = hashlib.blake2b(digest_size=16)
-    for part in (namespace, scope.salt, scope.adapter):
+    for part in (namespace, *scope):
         raw = part.encode()
         digest.update(struct.pack("<q", len(raw)) + raw)
     return digest.digest()

@@ -38,7 +38,7 @@ class Request:
         self.prompt = message.prompt_token_ids
         self.sampling: SamplingParams = message.sampling
         self.stop_token_ids = frozenset(message.sampling.stop_token_ids)
-        self.scope = PrefixScope(message.cache_salt, message.adapter)
+        self.scope = PrefixScope(message.tenant, message.cache_salt, message.adapter)
         self.priority = message.priority
         self.account = account
         self.arrival_s = arrival_s

@@ -52,7 +52,7 @@ class Submit(Message, frozen=True, kw_only=True):
     priority: int = 0
     """Tier: lower runs first (vLLM's meaning). 0 is interactive; batch work uses 10."""
     cache_salt: str = ""
-    """Prompts share cached blocks only with prompts of the same salt."""
+    """Prompts share cached blocks only with prompts of the same tenant and salt."""
     adapter: str = ""
 
 
