@@ -63,8 +63,9 @@ def spawn_engine(factory: str = DEFAULT_FACTORY) -> SpawnedEngine:
 def _environment() -> dict[str, str]:
     """This process's environment, with kernel threads that sleep while they wait for each other.
 
-    OpenMP's threads spin by default. Where another process takes a core for a moment, the spinning thread burns its time
-    slice while the one it waits for has no core: a step of the demo model then took 391 to 1,221 ms instead of 22 to 31.
+    OpenMP's threads spin by default. Where another process takes a core for a moment, the spinning thread burns its
+    time slice while the one it waits for has no core: on a busy machine a step of the demo model then took 391 to
+    1,221 ms instead of 22 to 31.
     Only the environment reaches the OpenMP runtime; whoever sets a policy keeps it.
     """
     return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
