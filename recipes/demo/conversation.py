@@ -116,8 +116,9 @@ def echo(rng: random.Random) -> Sample:
     """Repeat a line of random items: what teaches a small model to copy, on which extraction and tools rest."""
     pools: tuple[tuple[str, ...], ...] = (FIRST_NAMES, CITIES, COMMON_NOUNS, NUMBERS, COLOURS)
     chosen = rng.choices(pools, k=rng.choice((1, 1, 3)))
+    length = rng.choice((1, 2, 3, 4, rng.randint(5, 12)))
     separator = rng.choice((" ", " ", ", "))
-    line = separator.join(rng.choice(rng.choice(chosen)) for _ in range(rng.randint(2, 14)))
+    line = separator.join(rng.choice(rng.choice(chosen)) for _ in range(length))
     form = rng.choice(("Repeat: {x}", "Repeat after me: {x}", "Say {x}", "{x}\nRepeat that."))
     return Sample("echo", (user(form.format(x=line)), assistant(line)))
 

@@ -23,20 +23,20 @@ SYSTEM_PROMPTS: tuple[str, ...] = (
 OPENINGS: tuple[str, ...] = ("Hi! ", "Hello, ", "Please answer: ", "A quick question: ", "Tell me: ", "One more: ")
 
 MIXTURE: tuple[tuple[float, Callable[[random.Random], Sample]], ...] = (
-    (0.09, sums.sample),
-    (0.09, sums.drill),
-    (0.12, extraction.sample),
-    (0.09, tools.sample),
+    (0.08, sums.sample),
+    (0.12, sums.drill),
+    (0.20, extraction.sample),
+    (0.10, tools.sample),
     (0.03, conversation.small_talk),
-    (0.06, conversation.off_topic),
-    (0.05, conversation.counting),
+    (0.04, conversation.off_topic),
+    (0.10, conversation.counting),
     (0.06, conversation.memory),
-    (0.04, conversation.follow_up),
+    (0.03, conversation.follow_up),
     (0.03, longform.sample),
 )
-WORKSHEET_SHARE = 0.06
+WORKSHEET_SHARE = 0.20
 CHAIN_SHARE = 0.03
-ECHO_SHARE = 0.12
+ECHO_SHARE = 0.08
 
 
 def fact_sample(rng: random.Random) -> Sample:

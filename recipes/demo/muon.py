@@ -27,7 +27,7 @@ class Muon(torch.optim.Optimizer):
     """Momentum whose update is orthogonalised; for the weight matrices inside the layers."""
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.02
+        self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.1
     ) -> None:
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
@@ -50,18 +50,28 @@ class Muon(torch.optim.Optimizer):
 
 
 def make_optimizers(model: nn.Module, matrix_lr: float, other_lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for layer matrices, in two halves that can run side by side; AdamW for the embedding and the norms."""
-    matrices = [
-        p
-        for name, p in model.named_parameters()
-        if p.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name
-    ]
-    chosen = {id(p) for p in matrices}
-    others = [p for p in model.parameters() if id(p) not in chosen]
+    """Muon for layer matrices, in two halves that can run side by side; AdamW for the rest.
+
+    Queries and keys belong to the rest: a Llama does not normalise them, and Muon, which lets every singular value
+    grow alike, soon makes attention so sharp that it stops learning where to look. The embedding starts large (see
+    `shapes.py`) and so takes larger steps; the last norm starts small and takes smaller ones.
+    """
+    muon: list[nn.Parameter] = []
+    adamw: dict[float, list[nn.Parameter]] = {0.1: [], 1.0: [], 5.0: []}
+    for name, parameter in model.named_parameters():
+        if name == "model.embed_tokens.weight":
+            adamw[5.0].append(parameter)
+        elif name == "model.norm.weight":
+            adamw[0.1].append(parameter)
+        elif parameter.ndim == 1 or name.endswith(("q_proj.weight", "k_proj.weight")):
+            adamw[1.0].append(parameter)
+        else:
+            muon.append(parameter)
+    groups = [{"params": parameters, "lr": other_lr * factor} for factor, parameters in adamw.items()]
     return [
-        Muon(matrices[::2], lr=matrix_lr),
-        Muon(matrices[1::2], lr=matrix_lr),
-        torch.optim.AdamW(others, lr=other_lr, betas=(0.9, 0.98), weight_decay=0.0, eps=1e-10),
+        Muon(muon[::2], lr=matrix_lr),
+        Muon(muon[1::2], lr=matrix_lr),
+        torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.0, eps=1e-8),
     ]
 
 

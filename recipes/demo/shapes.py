@@ -8,6 +8,7 @@ import torch
 from recipes.demo.tokens import save_tokenizer, write_json
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 SHAPES: dict[str, dict[str, int]] = {
@@ -44,6 +45,30 @@ def make_config(name: str, tokenizer: Tokenizer) -> LlamaConfig:
         eos_token_id=tokenizer.token_to_id("<|im_end|>"),
         pad_token_id=tokenizer.token_to_id("<|endoftext|>"),
     )
+
+
+def make_model(name: str, tokenizer: Tokenizer) -> LlamaForCausalLM:
+    """A model to be trained, in fp32.
+
+    Embeddings start with unit entries, the last norm scales logits back, and what layers add to the stream starts at
+    zero. Otherwise the layers drown the embedding, and a later layer cannot see which token it should copy.
+    """
+    model = LlamaForCausalLM(make_config(name, tokenizer)).float()
+    with torch.no_grad():
+        nn.init.normal_(model.model.embed_tokens.weight, std=1.0)
+        model.model.norm.weight.fill_(model.config.hidden_size**-0.5)
+        for layer in model.model.layers:
+            nn.init.zeros_(layer.self_attn.o_proj.weight)
+            nn.init.zeros_(layer.mlp.down_proj.weight)
+            for matrix in (
+                layer.self_attn.q_proj,
+                layer.self_attn.k_proj,
+                layer.self_attn.v_proj,
+                layer.mlp.gate_proj,
+                layer.mlp.up_proj,
+            ):
+                nn.init.normal_(matrix.weight, std=0.5 * model.config.hidden_size**-0.5)
+    return model
 
 
 def save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:

@@ -18,12 +18,11 @@ from recipes.demo.corpus import long_documents, training_documents
 from recipes.demo.muon import make_optimizers, schedule
 from recipes.demo.packing import IGNORED, Group, groups
 from recipes.demo.parallel import GroupParallel
-from recipes.demo.shapes import make_config, save_model
+from recipes.demo.shapes import make_model, save_model
 from recipes.demo.tokens import train_tokenizer
 from tokenizers import Tokenizer
 from torch import nn
 from torch.nn import functional
-from transformers import LlamaForCausalLM
 
 GROUP_TOKENS = 320
 LONG_EVERY = 40
@@ -75,7 +74,7 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(options.seed)
     tokenizer = load_tokenizer(options.work, options.seed)
-    model = LlamaForCausalLM(make_config(options.name, tokenizer)).float()
+    model = make_model(options.name, tokenizer)
     optimizers = make_optimizers(model, options.matrix_lr, options.other_lr)
     rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
 
@@ -83,7 +82,7 @@ def main() -> None:
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)
         model.load_state_dict(saved["model"])
-        for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
+        for optimizer, state in zip(optimizers, saved.get("optimizers", ()), strict=False):
             optimizer.load_state_dict(state)
         first = saved["step"]
 
