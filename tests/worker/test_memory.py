@@ -38,6 +38,16 @@ def test_the_default_is_a_tenth_of_the_memory_or_what_full_contexts_need(spec: D
     assert blocks(4) == 4 * 63
 
 
+def test_the_default_grows_to_one_full_context_but_not_past_a_third_of_the_memory(spec: DecoderSpec) -> None:
+    block_bytes = 6144
+    context = 16_000
+    needed = context // 16 * block_bytes
+    size = {"kv_cache_gib": None, "max_num_seqs": 8, "max_context_length": context}
+    assert plan_kv_blocks(spec, torch.bfloat16, memory_bytes=4 * needed, **size) == context // 16
+    with pytest.raises(CacheTooSmallError):
+        plan_kv_blocks(spec, torch.bfloat16, memory_bytes=2 * needed, **size)
+
+
 def test_a_cache_below_one_context_is_an_error_whose_advice_works(spec: DecoderSpec) -> None:
     size = {"max_num_seqs": 8, "memory_bytes": 50_000_000}
     with pytest.raises(CacheTooSmallError) as caught:

@@ -76,8 +76,8 @@ class ModelConfig(Section):
     """Prompt and answer together, in tokens. Default: what the checkpoint was trained for."""
 
     kv_cache_gib: float | None = Field(None, gt=0)
-    """Memory of the KV cache in GiB. Default: a tenth of the machine's memory, at most what `max_num_seqs`
-    full contexts need."""
+    """Memory of the KV cache in GiB. Default: a tenth of the machine's memory (a third where one full context needs
+    it), at most what `max_num_seqs` full contexts need."""
 
     threads: int | None = Field(None, ge=1)
     """Threads of the engine's kernels. Default: one for each core this process may use."""

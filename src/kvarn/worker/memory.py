@@ -14,6 +14,8 @@ from kvarn.worker.errors import CacheTooSmallError
 GIB = 1024**3
 _DEFAULT_SHARE = 10
 """By default the cache takes one part in this many of the machine's memory."""
+_LARGEST_DEFAULT_SHARE = 3
+"""It may take up to one part in this many where a single long context needs it."""
 
 
 def plan_kv_blocks(
@@ -30,8 +32,8 @@ def plan_kv_blocks(
     Args:
         spec: Of the decoder.
         dtype: Of keys and values.
-        kv_cache_gib: Memory to use in GiB, all of it. Default: a tenth of the machine's, but no more than
-            `max_num_seqs` full contexts need.
+        kv_cache_gib: Memory to use in GiB, all of it. Default: a tenth of the machine's, or what one full context
+            needs, up to a third of the machine's; but no more than `max_num_seqs` full contexts need.
         max_num_seqs: Sequences that may run at once.
         max_context_length: Tokens of the longest sequence.
         memory_bytes: The machine's memory, where it is known already; default: `usable_memory()`.
@@ -42,7 +44,9 @@ def plan_kv_blocks(
     block_bytes = kv_bytes_per_token(spec, dtype) * BLOCK_SIZE
     blocks_of_context = -(-max_context_length // BLOCK_SIZE)
     if kv_cache_gib is None:
-        budget = (usable_memory() if memory_bytes is None else memory_bytes) // _DEFAULT_SHARE
+        memory = usable_memory() if memory_bytes is None else memory_bytes
+        one_context = min(blocks_of_context * block_bytes, memory // _LARGEST_DEFAULT_SHARE)
+        budget = max(memory // _DEFAULT_SHARE, one_context)
         num_blocks = min(budget // block_bytes, max_num_seqs * blocks_of_context)
     else:
         budget = int(kv_cache_gib * GIB)
