@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvarn.config.schema import EngineConfig
-from kvarn.replica.cores import usable_cores
+from kvarn.replica.cores import kernel_threads, usable_cores
 from kvarn.replica.embed import EmbedService
 from kvarn.replica.launch import describe_exit
 from kvarn.replica.stream import RequestStream
@@ -137,3 +137,8 @@ def test_an_exit_is_described_by_its_signal():
     assert describe_exit(3) == "the engine process ended with status 3"
     assert "SIGSEGV" in describe_exit(-11)
     assert "out of memory" in describe_exit(-9)
+
+
+def test_a_tiny_model_gets_one_thread_and_a_larger_one_every_core() -> None:
+    assert kernel_threads(10 * 1024**2) == 1
+    assert kernel_threads(1024**3) == usable_cores()

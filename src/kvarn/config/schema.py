@@ -80,7 +80,8 @@ class ModelConfig(Section):
     it), at most what `max_num_seqs` full contexts need."""
 
     threads: int | None = Field(None, ge=1)
-    """Threads of the engine's kernels. Default: one for each core this process may use."""
+    """Threads of the engine's kernels. Default: one for each core this process may use; one in all for a model
+    of less than 64 MiB."""
 
     engine: EngineConfig = EngineConfig()
     """How this model's replica schedules."""

@@ -12,7 +12,7 @@ import torch
 from kvarn.config.schema import BLOCK_SIZE, ModelConfig
 from kvarn.engine.plan import Admission, BlockUpdate, Executor, Row, StepPlan
 from kvarn.models import Decoder, Encoder, load_model
-from kvarn.replica.cores import usable_cores
+from kvarn.replica.cores import kernel_threads, usable_cores
 from kvarn.replica.embed import EmbedService
 from kvarn.replica.generate import GenerateService
 from kvarn.replica.service import ReportProgress, Service
@@ -49,13 +49,15 @@ def build_service(spec: ReplicaSpec, report: ReportProgress) -> Service:
         Exception: What loading raises; the message says what is wrong with the checkpoint or the configuration.
     """
     config = spec.model_config
-    torch.set_num_threads(config.threads or usable_cores())
+    torch.set_num_threads(config.threads or usable_cores())  # for loading; see below for serving
     stopwatch = Stopwatch()
     report("load weights", 0.0)
     with stopwatch("load weights"):
         model = load_model(
             Path(spec.directory), dtype=config.dtype, progress=report, max_context_length=config.max_context_length
         )
+    weight_bytes = model.spec.num_parameters * model.dtype.itemsize
+    torch.set_num_threads(config.threads or kernel_threads(weight_bytes))
     kind = "generate" if isinstance(model, Decoder) else "embed"
     if config.kind not in ("auto", kind):
         raise KindMismatchError(

@@ -1,4 +1,4 @@
-"""How many processor cores this process may use."""
+"""How many processor cores this process may use, and how many a model can use well."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from pathlib import Path
 
 _CGROUP_V2_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _CGROUP_V1 = Path("/sys/fs/cgroup/cpu")
+
+
+_WORTH_SHARING_BYTES = 64 * 1024**2
+"""Weights below this stay in the caches: waking a second thread for each operation costs more than it saves (measured
+with the demo model, docs/benchmarks.md)."""
+
+
+def kernel_threads(weight_bytes: int) -> int:
+    """Threads for a model's kernels where the configuration names none: every usable core, or one for a tiny model."""
+    return 1 if weight_bytes < _WORTH_SHARING_BYTES else usable_cores()
 
 
 def usable_cores(cgroup_v2: Path = _CGROUP_V2_QUOTA, cgroup_v1: Path = _CGROUP_V1) -> int:
