@@ -312,3 +312,13 @@ def test_an_error_has_openais_shape() -> None:
     body = msgspec.json.decode(msgspec.json.encode(refused(ChatCompletionRequest, n="x").body()))
     assert set(body) == {"error"}
     assert set(body["error"]) == {"message", "type", "param", "code"}
+
+
+def test_an_object_of_very_many_wrong_entries_gets_one_short_answer() -> None:
+    many = range(20_000)
+    error = refused(ChatCompletionRequest, logit_bias={str(i): "x" for i in many})
+    assert (error.param, error.code) == ("logit_bias.0", "invalid_value") and len(error.message) < 200
+    error = refused(ChatCompletionRequest, metadata={str(i): i for i in many})
+    assert error.param == "metadata" and "at most 16" in error.message
+    error = refused(ChatCompletionRequest, messages=[{**USER[0], **{f"x{i}": i for i in many}}])
+    assert (error.param, error.code) == ("messages[0].x0", "unknown_parameter") and len(error.message) < 200

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+_MAX_METADATA = 16
+
+
+def _check_metadata_size(value: object) -> object:
+    # Asked first: pydantic would look at every entry and gather a complaint about each.
+    if isinstance(value, dict) and len(value) > _MAX_METADATA:
+        why = f"may have at most {_MAX_METADATA} entries, not {len(value)}"
+        raise PydanticCustomError("too_long", "{why}", {"why": why})
+    return value
+
+
 Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    BeforeValidator(_check_metadata_size),
 ]
 
 
@@ -44,6 +57,32 @@ def disagreement(message: str, param: str) -> PydanticCustomError:
     return PydanticCustomError("disagreement", "{message}", {"message": message, "param": param})
 
 
+def _check_biases(value: object) -> object:
+    # By hand, since a dictionary of 100,000 wrong values would be as many complaints.
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise disagreement("'logit_bias' must map token ids to numbers.", "logit_bias")
+    checked: dict[str, float] = {}
+    for token, bias in value.items():
+        try:
+            checked[token] = float(bias) if type(bias) in (int, float) else float("nan")
+        except OverflowError:
+            checked[token] = float("inf")
+        if not isfinite(checked[token]):
+            where = f"logit_bias.{token[:80]}"
+            raise disagreement(f"Invalid value for {where!r}: it must be a number.", where)
+    return checked
+
+
+Biases = Annotated[
+    dict[str, float] | None,
+    PlainValidator(_check_biases),
+    WithJsonSchema({"anyOf": [{"type": "object", "additionalProperties": {"type": "number"}}, {"type": "null"}]}),
+]
+"""Token ids as text, and what is added to their logits."""
+
+
 Strings = Annotated[list[str], Field(fail_fast=True)]
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 
@@ -69,7 +108,7 @@ class SamplingFields(RequestModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     seed: int | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Biases = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     max_tokens: int | None = None

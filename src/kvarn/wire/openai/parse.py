@@ -14,6 +14,9 @@ from kvarn.wire.openai.errors import ApiError, invalid_request
 MAX_DEPTH = 64
 """Levels of objects and arrays that a body may nest."""
 
+_MOST_COMPLAINTS = 100
+"""Of pydantic's complaints about one body that are looked at: an object of 100,000 unknown fields has as many."""
+
 _CODES = {
     "extra_forbidden": "unknown_parameter",
     "missing": "missing_required_parameter",
@@ -83,7 +86,7 @@ def _too_deep() -> ApiError:
 
 def _to_api_error(error: ValidationError, data: dict[str, Any]) -> ApiError:
     """The most telling of pydantic's complaints: of a union's branches, the one that came furthest into the data."""
-    details = error.errors(include_url=False, include_input=False)
+    details = error.errors(include_url=False, include_input=False)[:_MOST_COMPLAINTS]
     path, worst = max(((_path(detail, data), detail) for detail in details), key=lambda pair: len(pair[0]))
     param = _format_path(path)
     kind = worst["type"]
