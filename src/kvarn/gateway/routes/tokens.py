@@ -25,14 +25,7 @@ async def tokenize(request: Request) -> Response:
     gateway = gateway_of(request)
     asked = await gateway.read(request, TokenizeRequest)
     model = gateway.ready_model(request, asked.model or _default(gateway))
-    tokens = await gateway.run(request, lambda: _tokenize(asked, model))
-    answer = TokenizeResponse(
-        count=len(tokens),
-        max_model_len=model.card.max_context_length,
-        tokens=tokens,
-        token_strs=[model.tokenizer.token_text(token) for token in tokens] if asked.return_token_strs else None,
-    )
-    return json_response(answer)
+    return json_response(await gateway.run(request, lambda: _tokenized(asked, model)))
 
 
 @router.post("/detokenize", summary="Token ids to text", openapi_extra=json_body(DetokenizeRequest))
@@ -47,6 +40,16 @@ async def detokenize(request: Request) -> Response:
 
 def _default(gateway: Gateway) -> str:
     return next(iter(gateway.models)).name
+
+
+def _tokenized(asked: TokenizeRequest, model: ReadyModel) -> TokenizeResponse:
+    tokens = _tokenize(asked, model)
+    return TokenizeResponse(
+        count=len(tokens),
+        max_model_len=model.card.max_context_length,
+        tokens=tokens,
+        token_strs=[model.tokenizer.token_text(token) for token in tokens] if asked.return_token_strs else None,
+    )
 
 
 def _tokenize(asked: TokenizeRequest, model: ReadyModel) -> list[int]:
