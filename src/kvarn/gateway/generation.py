@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from kvarn.gateway.choice import Choice, Piece
@@ -108,8 +108,7 @@ async def interleave(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGen
     finally:
         for task in tasks:
             task.cancel()
-        with suppress(asyncio.CancelledError):
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _forward(stream: AsyncGenerator[Piece, None], meeting: asyncio.Queue[Piece | Exception | None]) -> None:
