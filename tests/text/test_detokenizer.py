@@ -98,3 +98,22 @@ def test_work_per_token_does_not_grow_with_the_text(load: Callable[[str], Tokeni
             detokenizer.push([token_id])
         detokenizer.flush()
         assert decoded <= 4 * len(ids)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "llama_like", "gemma_like", "metaspace"])
+def test_a_continuation_keeps_the_space_before_its_first_word(load: Callable[[str], Tokenizer], kind: str) -> None:
+    tokenizer = load(kind)
+    ids = tokenizer.encode("Hello world! The mill turns.", add_special_tokens=True)
+    rests = {n: tokenizer.decode(ids)[len(tokenizer.decode(ids[:n])) :] for n in range(2, len(ids))}
+    assert any(rest.startswith(" ") for rest in rests.values())
+    for cut, rest in rests.items():
+        detokenizer = IncrementalDetokenizer(tokenizer, after=ids[:cut])
+        assert detokenizer.push(ids[cut:]) + detokenizer.flush() == rest
+
+
+def test_the_first_words_of_an_answer_have_no_space_before_them(load: Callable[[str], Tokenizer]) -> None:
+    tokenizer = load("llama_like")
+    bos, *ids = tokenizer.encode("The mill", add_special_tokens=True)
+    assert tokenizer.is_special(bos)
+    detokenizer = IncrementalDetokenizer(tokenizer, after=[bos])
+    assert detokenizer.push(ids) + detokenizer.flush() == "The mill"

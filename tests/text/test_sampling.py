@@ -29,12 +29,15 @@ def chat_request(**fields: Any) -> ChatCompletionRequest:
 
 
 def chat(model: Tokenizer, prompt_tokens: int = 10, **fields: Any) -> SamplingParams:
-    return chat_sampling(chat_request(**fields), model, LIMITS, prompt_tokens=prompt_tokens, context_length=100)
+    request = chat_request(**fields)
+    checked = check_sampling(request, model, LIMITS)
+    return chat_sampling(request, checked, LIMITS, prompt_tokens=prompt_tokens, context_length=100)
 
 
 def completion(model: Tokenizer, prompt_tokens: int = 10, **fields: Any) -> SamplingParams:
     request = CompletionRequest.model_validate({"model": "m", "prompt": "hi", **fields})
-    return completion_sampling(request, model, LIMITS, prompt_tokens=prompt_tokens, context_length=100)
+    checked = check_sampling(request, model, LIMITS)
+    return completion_sampling(request, checked, LIMITS, prompt_tokens=prompt_tokens, context_length=100)
 
 
 def refused(make: Callable[[], object]) -> ApiError:
@@ -196,3 +199,11 @@ def test_stop_strings_come_as_a_list() -> None:
     assert stop_strings(chat_request(), LIMITS) == []
     assert stop_strings(chat_request(stop="a"), LIMITS) == ["a"]
     assert stop_strings(chat_request(stop=["a", "b"]), LIMITS) == ["a", "b"]
+
+
+def test_prompts_of_one_request_draw_different_seeds_unless_the_client_gave_one(model: Tokenizer) -> None:
+    for seed, different in ((None, 3), (7, 1)):
+        request = CompletionRequest.model_validate({"model": "m", "prompt": ["a", "b", "c"], "seed": seed})
+        checked = check_sampling(request, model, LIMITS)
+        fitted = [completion_sampling(request, checked, LIMITS, prompt_tokens=1, context_length=9) for _ in range(3)]
+        assert len({params.seed for params in fitted}) == different

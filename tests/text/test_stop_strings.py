@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.text import StopMatcher
+from kvarn.text import StopMatcher, StopStrings
 
 WORDS = st.text(alphabet="ab", min_size=1, max_size=5)
 
@@ -19,7 +19,7 @@ def oracle(text: str, stops: list[str], include_stop: bool) -> tuple[str, str | 
 
 
 def run(parts: list[str], stops: list[str], include_stop: bool) -> tuple[str, str | None]:
-    matcher = StopMatcher(stops, include_stop=include_stop)
+    matcher = StopMatcher(StopStrings(stops), include_stop=include_stop)
     shown, matched = "", None
     for part in parts:
         result = matcher.push(part)
@@ -42,7 +42,7 @@ def test_every_split_point_gives_what_a_naive_search_finds(text: str, stops: lis
 @settings(max_examples=150, deadline=None)
 @given(text=st.text(alphabet="ab", max_size=30), stops=st.lists(WORDS, min_size=1, max_size=4))
 def test_just_what_may_begin_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
-    matcher, pushed, shown = StopMatcher(stops), "", ""
+    matcher, pushed, shown = StopMatcher(StopStrings(stops)), "", ""
     for character in text:
         pushed += character
         result = matcher.push(character)
@@ -54,7 +54,7 @@ def test_just_what_may_begin_a_stop_string_is_held_back(text: str, stops: list[s
 
 
 def test_a_stop_string_across_many_pieces_is_found_and_never_shown() -> None:
-    matcher = StopMatcher(["\n\nUser:"])
+    matcher = StopMatcher(StopStrings(["\n\nUser:"]))
     assert [matcher.push(piece) for piece in ("Hi.", "\n", "\nUs", "er: x")] == [
         ("Hi.", None),
         ("", None),
@@ -66,21 +66,21 @@ def test_a_stop_string_across_many_pieces_is_found_and_never_shown() -> None:
 
 
 def test_the_match_that_ends_first_wins_and_of_equal_ends_the_longest() -> None:
-    assert StopMatcher(["abcd", "bc"]).push("xabcd") == ("xa", "bc")
-    assert StopMatcher(["cd", "bcd"]).push("abcd") == ("a", "bcd")
+    assert StopMatcher(StopStrings(["abcd", "bc"])).push("xabcd") == ("xa", "bc")
+    assert StopMatcher(StopStrings(["cd", "bcd"])).push("abcd") == ("a", "bcd")
 
 
 def test_no_stop_strings_let_everything_through_at_once() -> None:
-    assert StopMatcher([]).push("abc") == ("abc", None)
+    assert StopMatcher(StopStrings([])).push("abc") == ("abc", None)
 
 
 def test_an_empty_stop_string_is_an_error() -> None:
     with pytest.raises(ValueError, match="empty"):
-        StopMatcher(["a", ""])
+        StopMatcher(StopStrings(["a", ""]))
 
 
 def test_sixteen_long_repetitive_stop_strings_are_found_in_a_long_text() -> None:
     stops = ["a" * (1008 + index) + "b" for index in range(16)]
-    matcher = StopMatcher(stops)
+    matcher = StopMatcher(StopStrings(stops))
     assert "".join(matcher.push("a" * 500).text for _ in range(20)) == "a" * (10_000 - 1023)
     assert matcher.push("b") == ("", stops[-1])

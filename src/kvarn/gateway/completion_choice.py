@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec import UNSET
 
 from kvarn.gateway.choice import Piece
 from kvarn.gateway.logprobs import completion_logprobs, prompt_logprobs
+from kvarn.text.detokenizer import IncrementalDetokenizer
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.wire.openai.completions import CompletionChoice, CompletionLogprobs
@@ -32,6 +34,7 @@ class CompletionFields:
     logprobs: int | None = None
     prompt_logprobs: bool = False
     token_ids: bool = False
+    skip_special_tokens: bool = True
 
 
 class CompletionReader:
@@ -42,7 +45,7 @@ class CompletionReader:
         self._fields = fields
         self._tokenizer = tokenizer
         self._started = False
-        self._offset = 0
+        self._offsets = _Offsets(prompt, fields, tokenizer)
 
     def read(self, piece: Piece) -> CompletionChoice:
         """The piece as a chunk of a stream; the first carries what is said of the prompt."""
@@ -64,11 +67,12 @@ class CompletionReader:
     def _logprobs(self, piece: Piece, first: bool, top: int) -> CompletionLogprobs:
         positions: list[PositionLogprobs | None] = list(piece.logprobs)
         token_ids = piece.token_ids[: len(positions)]
+        offsets = self._offsets.of_answer(token_ids)
         if first and self._fields.echo and self._prompt.positions is not None:
             positions = [*self._prompt.positions, *positions]
             token_ids = [*self._prompt.token_ids, *token_ids]
-        lists, self._offset = completion_logprobs(positions, token_ids, self._offset, top, self._tokenizer)
-        return lists
+            offsets = [*self._offsets.of_prompt(), *offsets]
+        return completion_logprobs(positions, token_ids, offsets, top, self._tokenizer)
 
     def joined(self, chunks: list[CompletionChoice]) -> CompletionChoice:
         """The whole choice from all its chunks."""
@@ -84,6 +88,38 @@ class CompletionReader:
             prompt_token_ids=chunks[0].prompt_token_ids,
             prompt_logprobs=UNSET if positions is None else prompt_logprobs(positions, self._tokenizer),
         )
+
+
+class _Offsets:
+    """Where tokens stand in a choice's text: special tokens are not in it, and a character may take several tokens."""
+
+    def __init__(self, prompt: Prompt, fields: CompletionFields, tokenizer: Tokenizer) -> None:
+        self._prompt = prompt
+        self._skip = fields.skip_special_tokens
+        self._tokenizer = tokenizer
+        self._answer = IncrementalDetokenizer(tokenizer, skip_special_tokens=self._skip, after=prompt.token_ids)
+        self._offset = len(prompt.text)
+
+    def of_prompt(self) -> list[int]:
+        """Of the echoed prompt's tokens."""
+        offsets, _ = _walk(
+            IncrementalDetokenizer(self._tokenizer, skip_special_tokens=self._skip), self._prompt.token_ids, 0
+        )
+        return offsets
+
+    def of_answer(self, token_ids: Sequence[int]) -> list[int]:
+        """Of the answer's next tokens."""
+        offsets, self._offset = _walk(self._answer, token_ids, self._offset)
+        return offsets
+
+
+def _walk(detokenizer: IncrementalDetokenizer, token_ids: Sequence[int], offset: int) -> tuple[list[int], int]:
+    """The offset before each token, and after the last."""
+    offsets = []
+    for token_id in token_ids:
+        offsets.append(offset)
+        offset += len(detokenizer.push((token_id,)))
+    return offsets, offset
 
 
 def _join_logprobs(parts: list[CompletionLogprobs]) -> CompletionLogprobs | None:

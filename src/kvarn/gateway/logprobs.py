@@ -35,35 +35,25 @@ def _top(entry: TokenLogprob, tokenizer: Tokenizer) -> TopLogprob:
 def completion_logprobs(
     positions: Sequence[PositionLogprobs | None],
     token_ids: Sequence[int],
-    offset: int,
+    offsets: Sequence[int],
     top: int,
     tokenizer: Tokenizer,
-) -> tuple[CompletionLogprobs, int]:
+) -> CompletionLogprobs:
     """The older shape of text completions: parallel lists.
 
     Args:
         positions: One for each token; None where nothing is known (a prompt's first token).
         token_ids: The tokens themselves.
-        offset: Characters of the choice's text before the first of them.
+        offsets: For each token the characters of the choice's text before it.
         top: Alternatives at each position; 0 gives null.
         tokenizer: Of the model.
-
-    Returns:
-        The lists, and the offset after the last token.
     """
-    tokens, offsets = [], []
-    for token_id in token_ids:
-        text = tokenizer.token_text(token_id)
-        tokens.append(text)
-        offsets.append(offset)
-        offset += len(text)
-    lists = CompletionLogprobs(
-        tokens=tokens,
+    return CompletionLogprobs(
+        tokens=[tokenizer.token_text(token_id) for token_id in token_ids],
         token_logprobs=[None if position is None else position.chosen.logprob for position in positions],
         top_logprobs=[_top_by_text(position, top, tokenizer) for position in positions] if top else None,
-        text_offset=offsets,
+        text_offset=list(offsets),
     )
-    return lists, offset
 
 
 def _top_by_text(position: PositionLogprobs | None, top: int, tokenizer: Tokenizer) -> dict[str, float] | None:

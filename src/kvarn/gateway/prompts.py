@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kvarn.config.schema import GatewayConfig
+from collections.abc import Sequence
+
 from kvarn.gateway.choice import Choice
 from kvarn.gateway.served import ReadyModel
 from kvarn.text.detokenizer import IncrementalDetokenizer
-from kvarn.text.sampling import stop_strings
-from kvarn.text.stop_strings import StopMatcher
+from kvarn.text.stop_strings import StopMatcher, StopStrings
 from kvarn.wire.messages import Submit
 from kvarn.wire.openai.chat import ChatCompletionRequest
 from kvarn.wire.openai.completions import CompletionRequest
@@ -29,16 +29,19 @@ def choices_of(
     asked: ChatCompletionRequest | CompletionRequest,
     sampling: SamplingParams,
     model: ReadyModel,
-    limits: GatewayConfig,
+    stops: StopStrings,
     first_index: int = 0,
+    continued: Sequence[int] = (),
 ) -> list[Choice]:
-    """The `n` choices of one prompt; the first has number `first_index` in the answer."""
-    stops = stop_strings(asked, limits)
+    """The `n` choices of one prompt; the first has number `first_index` in the answer.
+
+    `continued` are the prompt's tokens where the answer's text goes on from the prompt's.
+    """
     named = frozenset(asked.stop_token_ids or ())
     return [
         Choice(
             first_index + index,
-            IncrementalDetokenizer(model.tokenizer, skip_special_tokens=asked.skip_special_tokens),
+            IncrementalDetokenizer(model.tokenizer, skip_special_tokens=asked.skip_special_tokens, after=continued),
             StopMatcher(stops, include_stop=asked.include_stop_str_in_output),
             sampling.min_tokens,
             named,

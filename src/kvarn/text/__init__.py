@@ -8,7 +8,7 @@ from kvarn.text.checkpoint import read_architecture, resolve_checkpoint
 from kvarn.text.detokenizer import IncrementalDetokenizer
 from kvarn.text.errors import ChatTemplateError, CheckpointError, TextError, TokenizerError
 from kvarn.text.sampling import chat_sampling, check_sampling, completion_sampling
-from kvarn.text.stop_strings import StopMatcher, StopResult
+from kvarn.text.stop_strings import StopMatcher, StopResult, StopStrings
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.text.tools import (
     TextDelta,
@@ -26,6 +26,7 @@ __all__ = [
     "IncrementalDetokenizer",
     "StopMatcher",
     "StopResult",
+    "StopStrings",
     "TextDelta",
     "TextError",
     "Tokenizer",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kvarn.text.tokenizer import Tokenizer
 
@@ -15,15 +15,15 @@ class IncrementalDetokenizer:
     character: bytes that may yet become one are held back.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
-        """Start an empty text."""
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> None:
+        """Start an empty text; `after` are the tokens it goes on from, so that its first word keeps its space."""
         self._tokenizer = tokenizer
         self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
         # Byte-level: the text is the tokens' bytes, and bytes that are not UTF-8 become U+FFFD as everywhere else.
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace") if tokenizer.is_byte_level else None
         # Else a token's text may depend on its neighbours: whether it is the first (whose space is dropped), and for
         # byte-fallback tokens on the whole run of them, which is text only if all of it is valid UTF-8.
-        self._anchor: list[int] = []
+        self._anchor: list[int] = self._last_shown(after)
         self._held: list[int] = []
 
     def push(self, token_ids: Iterable[int]) -> str:
@@ -50,6 +50,12 @@ class IncrementalDetokenizer:
             return self._utf8.decode(b"", final=True)
         settled, self._held = self._held, []
         return self._text_of(settled)
+
+    def _last_shown(self, token_ids: Sequence[int]) -> list[int]:
+        """The last token that has text of its own; none where that is one byte of a character."""
+        shown = (token for token in reversed(token_ids) if token not in self._tokenizer.special_ids)
+        last = next((token for token in shown if self._tokenizer.has_token(token)), None)
+        return [] if last is None or last in self._tokenizer.byte_fallback_ids else [last]
 
     def _text_of(self, token_ids: list[int]) -> str:
         """The text that these tokens add to what stands before them, seen through the last token before them."""

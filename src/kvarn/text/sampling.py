@@ -31,9 +31,46 @@ MAX_PRIORITY = 1000
 """Priorities lie between minus and plus this."""
 
 
+def check_sampling(request: SamplingFields, tokenizer: Tokenizer, limits: GatewayConfig) -> SamplingParams:
+    """All that needs no prompt, done once however many prompts the request has, and before any is tokenized.
+
+    `bad_words` are tokenized and lists of token ids may be long: run it off the event loop where the body is large.
+
+    Returns:
+        What `chat_sampling` and `completion_sampling` fit to a prompt; its `max_tokens` is not yet that of an answer.
+
+    Raises:
+        ApiError: 400 that names the field.
+    """
+    _whole("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    stop_strings(request, limits)
+    own_ends = () if request.ignore_eos else tokenizer.eos_token_ids
+    asked_ends = _token_ids("stop_token_ids", request.stop_token_ids or [], tokenizer)
+    return SamplingParams(
+        seed=_seed(request.seed),
+        temperature=_number("temperature", request.temperature, 1.0, 0, 2),
+        top_k=max(0, _whole("top_k", request.top_k or 0, -1, 2**31 - 1)),
+        top_p=_number("top_p", request.top_p, 1.0, 0, 1, open_below=True),
+        min_p=_number("min_p", request.min_p, 0.0, 0, 1),
+        repetition_penalty=_number("repetition_penalty", request.repetition_penalty, 1.0, 0, 100, open_below=True),
+        presence_penalty=_number("presence_penalty", request.presence_penalty, 0.0, -2, 2),
+        frequency_penalty=_number("frequency_penalty", request.frequency_penalty, 0.0, -2, 2),
+        logit_bias=_logit_bias(request.logit_bias or {}, tokenizer),
+        allowed_token_ids=_allowed_token_ids(request.allowed_token_ids, tokenizer),
+        bad_words=_bad_words(request.bad_words or [], tokenizer, limits),
+        stop_token_ids=sorted({*own_ends, *asked_ends}),
+        min_tokens=_min_tokens(request.min_tokens, _MOST_TOKENS),
+        max_tokens=_MOST_TOKENS,
+        prompt_logprobs=None
+        if request.prompt_logprobs is None
+        else _whole("prompt_logprobs", request.prompt_logprobs, 0, limits.max_logprobs),
+        n=_whole("n", 1 if request.n is None else request.n, 1, limits.max_n),
+    )
+
+
 def chat_sampling(
     request: ChatCompletionRequest,
-    tokenizer: Tokenizer,
+    checked: SamplingParams,
     limits: GatewayConfig,
     *,
     prompt_tokens: int,
@@ -41,7 +78,7 @@ def chat_sampling(
 ) -> SamplingParams:
     """Sampling of a chat request whose prompt has `prompt_tokens`, on a model that holds `context_length` tokens.
 
-    Without `max_tokens` the answer may fill the context.
+    `checked` is what `check_sampling` made of it. Without `max_tokens` the answer may fill the context.
 
     Raises:
         ApiError: 400 that names the field.
@@ -51,12 +88,12 @@ def chat_sampling(
     room = _room(prompt_tokens, context_length, "messages")
     max_tokens = room if asked is None else _max_tokens(asked, name, room, lowest=1)
     top = _whole("top_logprobs", request.top_logprobs or 0, 0, limits.max_logprobs)
-    return _sampling(request, tokenizer, limits, max_tokens, logprobs=top if request.logprobs else None)
+    return _fit(request, checked, max_tokens, top if request.logprobs else None)
 
 
 def completion_sampling(
     request: CompletionRequest,
-    tokenizer: Tokenizer,
+    checked: SamplingParams,
     limits: GatewayConfig,
     *,
     prompt_tokens: int,
@@ -73,19 +110,10 @@ def completion_sampling(
         min(DEFAULT_COMPLETION_TOKENS, room) if asked is None else _max_tokens(asked, "max_tokens", room, lowest=0)
     )
     logprobs = None if request.logprobs is None else _whole("logprobs", request.logprobs, 0, limits.max_logprobs)
-    params = _sampling(request, tokenizer, limits, max(max_tokens, 1), logprobs=logprobs)
+    params = _fit(request, checked, max(max_tokens, 1), logprobs)
     if request.echo and logprobs is not None:
         return msgspec.structs.replace(params, prompt_logprobs=max(logprobs, params.prompt_logprobs or 0))
     return params
-
-
-def check_sampling(request: SamplingFields, tokenizer: Tokenizer, limits: GatewayConfig) -> None:
-    """All checks that need no prompt, so that a bad request is refused before its prompt is tokenized.
-
-    Raises:
-        ApiError: 400 that names the field.
-    """
-    _sampling(request, tokenizer, limits, None, logprobs=None)
 
 
 def stop_strings(request: SamplingFields, limits: GatewayConfig) -> list[str]:
@@ -110,40 +138,19 @@ def stop_strings(request: SamplingFields, limits: GatewayConfig) -> list[str]:
     return stops
 
 
-def _sampling(
-    request: SamplingFields,
-    tokenizer: Tokenizer,
-    limits: GatewayConfig,
-    max_tokens: int | None,
-    *,
-    logprobs: int | None,
-) -> SamplingParams:
-    _whole("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
-    stop_strings(request, limits)
-    own_ends = () if request.ignore_eos else tokenizer.eos_token_ids
-    asked_ends = _token_ids("stop_token_ids", request.stop_token_ids or [], tokenizer)
-    most = _MOST_TOKENS if max_tokens is None else max_tokens
-    return SamplingParams(
-        seed=_seed(request.seed),
-        temperature=_number("temperature", request.temperature, 1.0, 0, 2),
-        top_k=max(0, _whole("top_k", request.top_k or 0, -1, 2**31 - 1)),
-        top_p=_number("top_p", request.top_p, 1.0, 0, 1, open_below=True),
-        min_p=_number("min_p", request.min_p, 0.0, 0, 1),
-        repetition_penalty=_number("repetition_penalty", request.repetition_penalty, 1.0, 0, 100, open_below=True),
-        presence_penalty=_number("presence_penalty", request.presence_penalty, 0.0, -2, 2),
-        frequency_penalty=_number("frequency_penalty", request.frequency_penalty, 0.0, -2, 2),
-        logit_bias=_logit_bias(request.logit_bias or {}, tokenizer),
-        allowed_token_ids=_allowed_token_ids(request.allowed_token_ids, tokenizer),
-        bad_words=_bad_words(request.bad_words or [], tokenizer, limits),
-        stop_token_ids=sorted({*own_ends, *asked_ends}),
-        min_tokens=_whole("min_tokens", request.min_tokens, 0, most, why=" ('max_tokens' or the room in the context)"),
-        max_tokens=most,
+def _fit(request: SamplingFields, checked: SamplingParams, max_tokens: int, logprobs: int | None) -> SamplingParams:
+    """What was checked, for one prompt. Where the client gave no seed, each prompt draws its own."""
+    return msgspec.structs.replace(
+        checked,
+        seed=checked.seed if request.seed is not None else _seed(None),
+        min_tokens=_min_tokens(checked.min_tokens, max_tokens),
+        max_tokens=max_tokens,
         logprobs=logprobs,
-        prompt_logprobs=None
-        if request.prompt_logprobs is None
-        else _whole("prompt_logprobs", request.prompt_logprobs, 0, limits.max_logprobs),
-        n=_whole("n", 1 if request.n is None else request.n, 1, limits.max_n),
     )
+
+
+def _min_tokens(asked: int, most: int) -> int:
+    return _whole("min_tokens", asked, 0, most, why=" ('max_tokens' or the room in the context)")
 
 
 def _room(prompt_tokens: int, context_length: int, param: str) -> int:
@@ -196,13 +203,14 @@ def _seed(seed: int | None) -> int:
 
 
 def _token_ids(name: str, ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
-    for token_id in ids:
-        if not tokenizer.has_token(token_id):
-            raise invalid_request(
-                f"{name!r} holds {_shown(token_id)}: token ids of this model go from 0 to {tokenizer.vocab_size - 1}.",
-                name,
-            )
-    return list(ids)
+    """The ids, each once, in order."""
+    unique = sorted(set(ids))
+    wrong = next((token_id for token_id in unique[:1] + unique[-1:] if not tokenizer.has_token(token_id)), None)
+    if wrong is not None:
+        raise invalid_request(
+            f"{name!r} holds {_shown(wrong)}: token ids of this model go from 0 to {tokenizer.vocab_size - 1}.", name
+        )
+    return unique
 
 
 def _allowed_token_ids(ids: Sequence[int] | None, tokenizer: Tokenizer) -> list[int] | None:
@@ -210,7 +218,7 @@ def _allowed_token_ids(ids: Sequence[int] | None, tokenizer: Tokenizer) -> list[
         return None
     if not ids:
         raise invalid_request("'allowed_token_ids' is empty: nothing could be answered.", "allowed_token_ids")
-    return sorted(set(_token_ids("allowed_token_ids", ids, tokenizer)))
+    return _token_ids("allowed_token_ids", ids, tokenizer)
 
 
 def _logit_bias(bias: dict[str, float], tokenizer: Tokenizer) -> dict[int, float]:

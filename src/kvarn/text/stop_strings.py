@@ -14,6 +14,19 @@ class StopResult(NamedTuple):
     matched: str | None
 
 
+class StopStrings:
+    """Stop strings made ready once for all the choices that watch for them."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """Raises ValueError where one of `stops` is empty."""
+        if any(not stop for stop in stops):
+            raise ValueError("a stop string is empty")
+        self.stops = sorted(set(stops), key=len, reverse=True)
+        self.borders = [_borders(stop) for stop in self.stops]
+        self.begin = re.compile("|".join({re.escape(stop[0]) for stop in self.stops}) or "(?!)")
+        """Matches where a stop string may begin."""
+
+
 class StopMatcher:
     """Cuts a stream of text at the first stop string.
 
@@ -25,13 +38,11 @@ class StopMatcher:
     are skipped.
     """
 
-    def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
-        """Watch for `stops`, none of them empty; `include_stop` leaves the matched one at the text's end."""
-        if any(not stop for stop in stops):
-            raise ValueError("a stop string is empty")
-        self._stops = sorted(set(stops), key=len, reverse=True)
-        self._borders = [_borders(stop) for stop in self._stops]
-        self._begin = re.compile("|".join({re.escape(stop[0]) for stop in self._stops}) or "(?!)")
+    def __init__(self, stops: StopStrings, *, include_stop: bool = False) -> None:
+        """Watch for `stops`; `include_stop` leaves the matched one at the text's end."""
+        self._stops = stops.stops
+        self._borders = stops.borders
+        self._begin = stops.begin
         self._matched = [0] * len(self._stops)
         self._held = ""
         self._include_stop = include_stop
@@ -63,7 +74,6 @@ class StopMatcher:
     def flush(self) -> str:
         """The text held back, when no more will come."""
         held, self._held = self._held, ""
-        self._begin = re.compile("|".join({re.escape(stop[0]) for stop in self._stops}) or "(?!)")
         self._matched = [0] * len(self._stops)
         return held
 

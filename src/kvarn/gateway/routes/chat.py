@@ -22,7 +22,8 @@ from kvarn.gateway.openapi import json_body
 from kvarn.gateway.prompts import choices_of, submit_of
 from kvarn.gateway.record import record_of
 from kvarn.gateway.served import ReadyModel
-from kvarn.text.sampling import chat_sampling, check_sampling
+from kvarn.text.sampling import chat_sampling, check_sampling, stop_strings
+from kvarn.text.stop_strings import StopStrings
 from kvarn.text.tools import make_tool_call_parser
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.wire.openai.chat import ChatCompletionRequest
@@ -37,17 +38,14 @@ async def create_chat_completion(request: Request) -> Response:
     gateway = gateway_of(request)
     asked = await gateway.read(request, ChatCompletionRequest)
     model = gateway.ready_model(request, asked.model, "generate")
-    check_sampling(asked, model.tokenizer, gateway.limits)
+    checked = await gateway.run(request, lambda: check_sampling(asked, model.tokenizer, gateway.limits))
     prompt = await gateway.run(request, lambda: _render(asked, model))
     sampling = chat_sampling(
-        asked,
-        model.tokenizer,
-        gateway.limits,
-        prompt_tokens=len(prompt),
-        context_length=model.card.max_context_length,
+        asked, checked, gateway.limits, prompt_tokens=len(prompt), context_length=model.card.max_context_length
     )
     answer_id, tally = f"chatcmpl-{uuid.uuid4().hex}", Tally()
-    choices = choices_of(asked, sampling, model, gateway.limits)
+    stops = StopStrings(stop_strings(asked, gateway.limits))
+    choices = choices_of(asked, sampling, model, stops, continued=prompt if asked.continue_final_message else ())
     generation = Generation(model, submit_of(answer_id, prompt, sampling, asked), choices, tally)
     pieces = generation.pieces(gateway.metrics, record_of(request.scope).received)
     readers = [_reader(asked, model) for _ in choices]

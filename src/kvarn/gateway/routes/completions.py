@@ -22,11 +22,13 @@ from kvarn.gateway.prompts import check_token_ids, choices_of, submit_of
 from kvarn.gateway.record import record_of
 from kvarn.gateway.served import ReadyModel
 from kvarn.gateway.sse import TextEvents, event
-from kvarn.text.sampling import check_sampling, completion_sampling
+from kvarn.text.sampling import check_sampling, completion_sampling, stop_strings
+from kvarn.text.stop_strings import StopStrings
 from kvarn.wire.openai.completions import Completion, CompletionChoice, CompletionRequest
 from kvarn.wire.openai.errors import invalid_request
 from kvarn.wire.openai.inputs import as_list
 from kvarn.wire.openai.usage import Usage
+from kvarn.wire.sampling import SamplingParams
 
 router = APIRouter(prefix="/v1", tags=["completions"])
 
@@ -57,13 +59,13 @@ async def create_completion(request: Request) -> Response:
     gateway = gateway_of(request)
     asked = await gateway.read(request, CompletionRequest)
     model = gateway.ready_model(request, asked.model, "generate")
-    check_sampling(asked, model.tokenizer, gateway.limits)
+    checked = await gateway.run(request, lambda: check_sampling(asked, model.tokenizer, gateway.limits))
     given = as_list(asked.prompt)
     most = gateway.limits.max_prompts
     if len(given) > most:
         raise invalid_request(f"'prompt' has {len(given)} prompts; this server takes at most {most}.", "prompt")
     prompts = await gateway.run(request, lambda: [_prompt(each, asked, model) for each in given])
-    answer = _answer(asked, prompts, model, gateway, record_of(request.scope).received)
+    answer = _answer(asked, checked, prompts, model, gateway, record_of(request.scope).received)
     return event_stream(_stream(answer)) if asked.stream else json_when_done(_collect(answer))
 
 
@@ -77,7 +79,12 @@ def _prompt(given: str | list[int], asked: CompletionRequest, model: ReadyModel)
 
 
 def _answer(
-    asked: CompletionRequest, prompts: list[Prompt], model: ReadyModel, gateway: Gateway, received: float
+    asked: CompletionRequest,
+    checked: SamplingParams,
+    prompts: list[Prompt],
+    model: ReadyModel,
+    gateway: Gateway,
+    received: float,
 ) -> _Answer:
     answer_id, tally = f"cmpl-{uuid.uuid4().hex}", Tally()
     fields = CompletionFields(
@@ -85,18 +92,20 @@ def _answer(
         logprobs=asked.logprobs,
         prompt_logprobs=asked.prompt_logprobs is not None,
         token_ids=asked.return_token_ids,
+        skip_special_tokens=asked.skip_special_tokens,
     )
+    stops = StopStrings(stop_strings(asked, gateway.limits))
     generations: list[Generation] = []
     readers: list[CompletionReader] = []
     for number, prompt in enumerate(prompts):
         sampling = completion_sampling(
             asked,
-            model.tokenizer,
+            checked,
             gateway.limits,
             prompt_tokens=len(prompt.token_ids),
             context_length=model.card.max_context_length,
         )
-        choices = choices_of(asked, sampling, model, gateway.limits, number * sampling.n)
+        choices = choices_of(asked, sampling, model, stops, number * sampling.n, prompt.token_ids)
         submit = submit_of(f"{answer_id}-{number}", prompt.token_ids, sampling, asked)
         generations.append(Generation(model, submit, choices, tally))
         readers += [CompletionReader(prompt, fields, model.tokenizer) for _ in choices]
