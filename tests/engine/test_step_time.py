@@ -83,6 +83,19 @@ def test_identical_steps_for_a_long_time_keep_the_model_stable():
     assert model.predict(shape_of(200, 0, 20, 1000)) < 100 * law(shape_of(200, 0, 20, 1000))
 
 
+def test_a_long_life_of_decodes_with_a_prompt_now_and_then_keeps_the_model_accurate():
+    """As a server lives: rounding errors have ten thousand steps to grow, and features rest for many of them."""
+    chance, model, errors = random.Random(4), StepTimeModel(), []
+    for step in range(10_000):
+        prefill = chance.choice([16, 64, 200, 500, 1500]) if chance.random() < 0.05 else 0
+        shape = shape_of(prefill, chance.choice([0, 1000]), chance.randint(1, 32), chance.randint(10, 4000))
+        if step > 1_000:
+            errors.append(abs(model.predict(shape) / law(shape) - 1))
+        model.observe(shape, law(shape) * chance.lognormvariate(0, 0.1))
+    assert max(errors) < 1
+    assert sorted(errors)[len(errors) // 2] < 0.05
+
+
 @pytest.mark.parametrize("start", [0, 3000])
 @pytest.mark.parametrize("target", [0.02, 0.03])
 def test_the_room_for_prompt_tokens_fills_the_step_up_to_its_target(start, target):

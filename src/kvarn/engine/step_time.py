@@ -3,8 +3,10 @@
     seconds = fixed + a * prefill tokens + b * prefill pairs + c * decode rows + d * decode context
 
 where *pairs* are (query, key) pairs of prompt chunks, the part of attention that grows with the square of the length.
-Fitted by recursive least squares with exponential forgetting (Haykin, "Adaptive Filter Theory", ch. 9), coefficients
-kept non-negative: no part of a step takes less than no time.
+Fitted by least squares with exponential forgetting, coefficients kept non-negative: no part of a step takes less than
+no time. The sums of the normal equations are kept and solved anew after each step. The recursive form, which updates
+their inverse, costs little less and is not stable: its rounding errors grow with the forgetting (Haykin, "Adaptive
+Filter Theory", on finite precision) and took over after 3,000 steps.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ from dataclasses import dataclass
 
 _SCALES = (1.0, 512.0, 512.0 * 1024.0, 32.0, 32.0 * 1024.0)
 """Typical sizes of the features, so that all coefficients are seconds of about the same size."""
+
+_RIDGE = 1e-3
+"""Pulls each coefficient towards its present value: what recent steps say nothing about stays as it is."""
 
 
 @dataclass(slots=True)
@@ -45,9 +50,17 @@ class StepTimeModel:
         size = len(_SCALES)
         self._forgetting = forgetting
         self._weights = [0.0] * size
-        self._covariance = [[100.0 if row == column else 0.0 for column in range(size)] for row in range(size)]
+        self._products = [[0.0] * size for _ in range(size)]
+        """Faded sums of feature times feature."""
+        self._answers = [0.0] * size
+        """Faded sums of feature times seconds."""
         self._samples = 0
         self._largest_prefill = 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether enough steps were seen to tell the parts of a step's time from each other."""
+        return self._samples >= 16
 
     def predict(self, shape: StepShape) -> float:
         """Seconds that a step of this shape will take; 0 before anything was observed."""
@@ -57,11 +70,10 @@ class StepTimeModel:
         """Learn from a step. One held up by the machine counts as at most thrice what was expected."""
         features = _features(shape)
         expected = self.predict(shape)
-        if self._samples >= 16 and expected > 0:
+        if self.is_settled and expected > 0:
             elapsed_s = min(elapsed_s, 3 * expected)
-        gain = self._update_covariance(features)
-        error = elapsed_s - expected
-        self._weights = [max(0.0, weight + k * error) for weight, k in zip(self._weights, gain, strict=True)]
+        self._remember(features, elapsed_s)
+        self._fit()
         self._samples += 1
         self._largest_prefill = max(self._largest_prefill, shape.prefill_tokens)
 
@@ -86,19 +98,46 @@ class StepTimeModel:
             return explored
         return min(explored, int(min(chunk, 1e9)))
 
-    def _update_covariance(self, features: tuple[float, ...]) -> list[float]:
-        """One step of recursive least squares; returns the gain. Growth by forgetting stops at the initial size."""
-        covariance, forgetting = self._covariance, self._forgetting
-        projected = [sum(p * x for p, x in zip(row, features, strict=True)) for row in covariance]
-        scale = forgetting + sum(x * p for x, p in zip(features, projected, strict=True))
-        gain = [p / scale for p in projected]
-        largest = max(covariance[i][i] - gain[i] * projected[i] for i in range(len(gain)))
-        divisor = forgetting if largest < 100.0 * forgetting else 1.0
-        self._covariance = [
-            [(p - k * q) / divisor for p, q in zip(row, projected, strict=True)]
-            for row, k in zip(covariance, gain, strict=True)
-        ]
-        return gain
+    def _remember(self, features: tuple[float, ...], elapsed_s: float) -> None:
+        keep = self._forgetting
+        for i, feature in enumerate(features):
+            self._products[i] = [keep * p + feature * x for p, x in zip(self._products[i], features, strict=True)]
+            self._answers[i] = keep * self._answers[i] + feature * elapsed_s
+
+    def _fit(self) -> None:
+        """Solve for the coefficients' change. One that would become negative is set to 0, the rest fitted anew."""
+        free, weights = list(range(len(self._weights))), list(self._weights)
+        while free:
+            matrix, residuals = [], []
+            for i in free:
+                row = self._products[i]
+                matrix.append([row[j] + (_RIDGE if i == j else 0.0) for j in free])
+                residuals.append(self._answers[i] - sum(p * w for p, w in zip(row, weights, strict=True)))
+            for i, change in zip(free, _solve(matrix, residuals), strict=True):
+                weights[i] += change
+            negative = [i for i in free if weights[i] < 0]
+            if not negative:
+                break
+            for i in negative:
+                weights[i] = 0.0
+            free = [i for i in free if i not in negative]
+        self._weights = weights
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Gaussian elimination in place; needs no pivots, the matrix being symmetric and positive definite."""
+    size = len(right)
+    for column in range(size):
+        pivot = matrix[column]
+        for i in range(column + 1, size):
+            row, factor = matrix[i], matrix[i][column] / pivot[column]
+            for j in range(column + 1, size):
+                row[j] -= factor * pivot[j]
+            right[i] -= factor * right[column]
+    for i in reversed(range(size)):
+        row = matrix[i]
+        right[i] = (right[i] - sum(row[j] * right[j] for j in range(i + 1, size))) / row[i]
+    return right
 
 
 def _features(shape: StepShape) -> tuple[float, ...]:
