@@ -66,6 +66,22 @@ def test_a_target_that_cannot_be_met_still_lets_prompts_through(make_world):
     world.assert_answered("long")
 
 
+def test_prompts_stretch_a_step_that_misses_its_target_anyway_by_the_configured_factor(make_world):
+    world = make_world(num_blocks=400, seconds=seconds_of, tpot_target_ms=10.0, max_prefill_stretch=2.0)
+    for index in range(20):
+        world.submit(f"chat{index}", 10, max_tokens=100)
+    for _ in range(20):
+        world.step()
+    world.submit("long", 1000, max_tokens=1)
+    world.run()
+    beside = [plan for plan in world.executor.plans if len(plan.rows) == 21]
+    chunks = [len(plan.rows[-1].token_ids) for plan in beside]
+    late = chunks[5:-1]  # before that the model of step times explores
+    decodes_alone_ms = 5 + 20 * 2
+    assert 0.8 * decodes_alone_ms < sum(late) / len(late) < 1.1 * decodes_alone_ms
+    world.assert_answered("long")
+
+
 def test_without_running_decodes_the_token_budget_alone_counts(make_world):
     world = make_world(num_blocks=200, seconds=seconds_of, tpot_target_ms=1.0, token_budget=2048)
     world.submit("a", 2000, max_tokens=1)

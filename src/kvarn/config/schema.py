@@ -34,6 +34,10 @@ class EngineConfig(Section):
     min_prefill_chunk: int = Field(16, ge=1)
     """Prefill tokens a step may always carry, even when the TPOT target is already missed: prompts never starve."""
 
+    max_prefill_stretch: float = Field(2.0, ge=1)
+    """Where running requests miss the TPOT target even alone, prompts beside them may stretch a step by this factor:
+    a target out of reach protects nobody, and shall not hold the prompts up."""
+
     prefix_cache: bool = True
     """Keep computed blocks in a radix tree and reuse them for prompts that begin with the same tokens."""
 

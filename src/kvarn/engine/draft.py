@@ -31,6 +31,7 @@ class StepDraft:
         self.preempted = False
         """Whether memory ran out: then nobody new starts in this step."""
         self._target_s = config.tpot_target_ms / 1000
+        self._max_stretch = config.max_prefill_stretch
         self._min_prefill_chunk = config.min_prefill_chunk
         self._step_time = step_time
 
@@ -38,13 +39,21 @@ class StepDraft:
         """Tokens that a sequence with `wanted` tokens to compute from `start` on gets in this step.
 
         A single token is a decode and needs only budget. A longer part is cut so that the step keeps the TPOT target
-        of the decodes beside it, but the step always carries `min_prefill_chunk` prompt tokens.
+        of the decodes beside it; where they miss it even alone, so that they are stretched by no more than the
+        configured factor. The step always carries `min_prefill_chunk` prompt tokens.
         """
         granted = min(wanted, self.tokens_left)
         if wanted == 1 or not self.shape.decode_rows:
             return granted
-        in_time = self._step_time.prefill_room(self.shape, start, self._target_s)
+        in_time = self._step_time.prefill_room(self.shape, start, self._longest_s())
         return min(granted, max(in_time, self._min_prefill_chunk - self.shape.prefill_tokens))
+
+    def _longest_s(self) -> float:
+        """How long the step may take, in seconds."""
+        if not self._step_time.is_settled:
+            return self._target_s
+        decodes = StepShape(decode_rows=self.shape.decode_rows, decode_context=self.shape.decode_context)
+        return max(self._target_s, self._max_stretch * self._step_time.predict(decodes))
 
     def add(self, sequence: Sequence, row: DraftRow) -> None:
         """Put a row into the step."""
