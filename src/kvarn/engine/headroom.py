@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 
 from kvarn.engine.growth import GrowthReserve
@@ -14,6 +15,8 @@ class Headroom:
 
     def __init__(self, memory: KVMemory, running: Collection[Sequence]) -> None:
         self.growth = GrowthReserve()
+        self.prompts_computed = 0
+        """Prompts that the prefix cache holds in full by now: each may be what a waiting sequence begins with."""
         self._memory = memory
         self._running = running
 
@@ -34,18 +37,25 @@ class Headroom:
         """Blocks by which a waiting sequence does not fit; zero or less where it does."""
         return self.wanted_blocks(sequence, self._memory.placement(sequence)) - self.spare_blocks()
 
-    def reclaimable_blocks(self, sequence: Sequence) -> float:
-        """Blocks that are spare once this running sequence is gone."""
-        alone = sum(1 for block in sequence.blocks if self._memory.pool.references(block) == 1)
-        return alone + self._promised(sequence)
+    def fits_without(self, sequence: Sequence, others: Collection[Sequence]) -> bool:
+        """Whether a waiting sequence fits once these running ones are gone.
+
+        Blocks that it shares with them are not freed by that: it would hold them itself.
+        """
+        placement = self._memory.placement(sequence)
+        shared = set(placement.blocks)
+        leaving = Counter(block for other in others for block in other.blocks if block not in shared)
+        freed = sum(1 for block, count in leaving.items() if count == self._memory.pool.references(block))
+        promised = sum(self._promised(other) for other in others)
+        return self.wanted_blocks(sequence, placement) <= self.spare_blocks() + freed + promised
 
     def fitting_placement(self, sequence: Sequence, spare: float) -> Placement | None:
         """Where the sequence would start if it fits now, without asking the prefix cache again in vain."""
-        if sequence.blocks_wanted > spare:
+        if sequence.last_look == self.prompts_computed and sequence.blocks_wanted > spare:
             return None
         placement = self._memory.placement(sequence)
         if self.wanted_blocks(sequence, placement) > spare:
-            sequence.blocks_wanted = placement.blocks_needed
+            sequence.blocks_wanted, sequence.last_look = placement.blocks_needed, self.prompts_computed
             return None
         return placement
 

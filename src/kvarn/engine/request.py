@@ -76,6 +76,7 @@ class Sequence:
         "blocks_wanted",
         "finish_reason",
         "index",
+        "last_look",
         "last_step",
         "nodes",
         "num_charged",
@@ -113,7 +114,9 @@ class Sequence:
         self.blocked_since_s: float | None = None
         """When it first had to let others pass because it did not fit."""
         self.blocks_wanted = 0
-        """Available blocks without which another look at the prefix cache is pointless."""
+        """Blocks it needed at its last look at the prefix cache, in vain."""
+        self.last_look = 0
+        """Prompts that had been computed by then. Until there is another, another look is pointless."""
         self.finish_reason: FinishReason | None = None
 
     @property

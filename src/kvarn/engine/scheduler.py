@@ -219,7 +219,7 @@ class Scheduler:
         worse.sort(key=lambda other: other.rank)
         if not worse:
             return
-        if self._headroom.missing_blocks(sequence) > sum(self._headroom.reclaimable_blocks(other) for other in worse):
+        if not self._headroom.fits_without(sequence, worse):
             return
         while worse and (not self._slots.num_free or self._headroom.missing_blocks(sequence) > 0):
             self._preempt(worse.pop())
@@ -283,10 +283,11 @@ class Scheduler:
             self.totals.output_tokens += drawn
             self.tenants.charge_output(request.account, drawn)
             update.deltas.append(delta)
-        prompt_is_done = prompt_was_open and sequence.num_computed >= sequence.num_prompt
-        if prompt_is_done and len(request.sequences) < request.sampling.n:
-            for sibling in request.fork():
-                self.queue.push(sibling)
+        if prompt_was_open and sequence.num_computed >= sequence.num_prompt:
+            self._headroom.prompts_computed += 1
+            if len(request.sequences) < request.sampling.n:
+                for sibling in request.fork():
+                    self.queue.push(sibling)
         if sequence.finish_reason is not None:
             self._stop(sequence)
             request.num_unfinished -= 1
