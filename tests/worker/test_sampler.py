@@ -192,6 +192,25 @@ def test_logits_that_are_no_numbers_are_an_error_that_names_the_slot(
     assert caught.value.slot == 2
 
 
+@pytest.mark.parametrize(
+    "demand",
+    [
+        {"repetition_penalty": 1e-300, "bad_words": [[3]]},
+        {"repetition_penalty": 1e300, "prompt": list(range(VOCAB))},
+        {"presence_penalty": 1e300, "output": list(range(VOCAB))},
+        {"frequency_penalty": -1e300, "output": [1, 1]},
+        {"logit_bias": dict.fromkeys(range(VOCAB), -1e300), "repetition_penalty": 1e300},
+        {"logit_bias": {1: 1e300}},
+        {"temperature": 1e300, "allowed_token_ids": [1, 2]},
+    ],
+)
+def test_no_finite_demand_makes_logits_infinite_which_would_end_everybodys_engine(
+    slot_table: BuildSlots, demand: dict[str, Any]
+) -> None:
+    result = run(random_logits(1), slot_table(VOCAB, [{"prompt": [0, 1, 3], **demand}]))
+    assert 0 <= int(result.token_ids[0]) < VOCAB
+
+
 def test_top_p_zero_and_top_k_one_are_greedy(slot_table: BuildSlots) -> None:
     logits = random_logits(2)
     requests = [{"top_p": 0.0}, {"top_k": 1}]

@@ -21,6 +21,10 @@ Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 _NONE: Ids = np.empty(0, dtype=np.int64)
 
+_STRONGEST = 1e15
+"""Stands for any bias or penalty beyond it (and its inverse for any repetition penalty below that): so far from all
+logits that nothing changes, and so far from float32's limits that logits stay finite whatever a request demands."""
+
 
 def needs_constraints(sampling: SamplingParams) -> bool:
     """Whether any feature is used that changes logits before temperature."""
@@ -124,7 +128,7 @@ class TokenConstraints:
                     admission.slot, f"none of allowed_token_ids is in the vocabulary (0 to {vocab_size - 1})"
                 )
         self.bias_ids = _within(sampling.logit_bias, vocab_size)
-        self.bias_values: Floats = np.array([sampling.logit_bias[int(i)] for i in self.bias_ids], dtype=np.float32)
+        self.bias_values: Floats = _bounded([sampling.logit_bias[int(i)] for i in self.bias_ids])
         self._stop_ids = list(sampling.stop_token_ids)
         prompt, output = admission.prompt_token_ids, admission.output_token_ids
         self._bad_words = BadWords(sampling.bad_words, prompt, output) if sampling.bad_words else None
@@ -154,6 +158,10 @@ class TokenConstraints:
         banned = _within(tokens, self._vocab_size)
         nothing_left = len(banned) == self._vocab_size if self.allowed is None else np.isin(self.allowed, banned).all()
         return _NONE if nothing_left else banned
+
+
+def _bounded(values: Sequence[float]) -> Floats:
+    return np.clip(np.array(values, dtype=np.float64), -_STRONGEST, _STRONGEST).astype(np.float32)
 
 
 def _within(tokens: Iterable[int], vocab_size: int) -> Ids:
@@ -209,7 +217,7 @@ def _apply_penalties(
     places = _flat_places([(item.row, counts.ids) for item, counts in penalised], vocab_size)
     lengths = [len(counts.ids) for _, counts in penalised]
     samplings = [item.constraints.sampling for item, _ in penalised]
-    repetition = _spread([sampling.repetition_penalty for sampling in samplings], lengths)
+    repetition = _spread([max(sampling.repetition_penalty, 1 / _STRONGEST) for sampling in samplings], lengths)
     frequency = _spread([sampling.frequency_penalty for sampling in samplings], lengths)
     presence = _spread([sampling.presence_penalty for sampling in samplings], lengths)
     counts = torch.from_numpy(np.concatenate([part.counts for _, part in penalised]))
@@ -221,4 +229,4 @@ def _apply_penalties(
 
 
 def _spread(values: Sequence[float], lengths: Sequence[int]) -> torch.Tensor:
-    return torch.from_numpy(np.repeat(np.array(values, dtype=np.float32), lengths))
+    return torch.from_numpy(np.repeat(_bounded(values), lengths))

@@ -15,6 +15,8 @@ from kvarn.worker.errors import PlanError
 NO_LOGPROBS = -1
 _SMALLEST_TOP_P = 1e-9
 """Stands for `top_p` = 0, which the OpenAI wire allows: the most likely token alone."""
+_LARGEST_TEMPERATURE = 1e15
+"""Stands for any larger one, which float32 may not hold: all tokens are equally likely."""
 
 
 class SlotTable:
@@ -60,7 +62,7 @@ class SlotTable:
             self.prompts[slot] = (admission.prompt_token_ids, sampling.prompt_logprobs)
         self.occupied[slot] = True
         self.block_tables[slot] = 0
-        self.temperature[slot] = sampling.temperature
+        self.temperature[slot] = min(sampling.temperature, _LARGEST_TEMPERATURE)
         self.top_k[slot] = sampling.top_k if sampling.top_k < self._vocab_size else 0
         self.top_p[slot] = max(sampling.top_p, _SMALLEST_TOP_P)
         self.min_p[slot] = sampling.min_p
