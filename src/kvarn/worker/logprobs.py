@@ -9,6 +9,10 @@ import torch
 from kvarn.wire.messages import PositionLogprobs, TokenLogprob
 
 
+_POSITIONS_AT_ONCE = 64
+"""Positions looked at together: masks and copies of so many rows of a large vocabulary take tens of megabytes."""
+
+
 def position_logprobs(logits: torch.Tensor, chosen: torch.Tensor, num_top: Sequence[int]) -> list[PositionLogprobs]:
     """Log-probability and rank of one token, and of the most likely ones, at each of R positions.
 
@@ -20,8 +24,14 @@ def position_logprobs(logits: torch.Tensor, chosen: torch.Tensor, num_top: Seque
         chosen: [R] int64, the token that stands at each position.
         num_top: R numbers of most likely tokens to report; 0 for none.
     """
-    if len(num_top) == 0:
-        return []
+    entries: list[PositionLogprobs] = []
+    for first in range(0, len(num_top), _POSITIONS_AT_ONCE):
+        piece = slice(first, first + _POSITIONS_AT_ONCE)
+        entries += _entries(logits[piece], chosen[piece], num_top[piece])
+    return entries
+
+
+def _entries(logits: torch.Tensor, chosen: torch.Tensor, num_top: Sequence[int]) -> list[PositionLogprobs]:
     log_mass = _log_mass(logits)
     chosen_logits = logits.gather(1, chosen[:, None])
     chosen_logprobs = (chosen_logits[:, 0] - log_mass).tolist()
