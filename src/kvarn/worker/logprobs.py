@@ -8,7 +8,6 @@ import torch
 
 from kvarn.wire.messages import PositionLogprobs, TokenLogprob
 
-
 _POSITIONS_AT_ONCE = 64
 """Positions looked at together: masks and copies of so many rows of a large vocabulary take tens of megabytes."""
 
