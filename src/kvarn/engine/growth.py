@@ -21,6 +21,9 @@ class GrowthReserve:
     """Factor of each step without a preemption: half in about 350 steps."""
     RISE = 0.02
     """Added for each preemption."""
+    LONGEST = 2048
+    """Output tokens counted for one answer at most. Who gives no limit gets the whole context as one, and hardly ever
+    uses it (SGLang clips its estimate in the same way)."""
 
     def __init__(self) -> None:
         self.share = self.START
@@ -35,4 +38,4 @@ class GrowthReserve:
     def blocks(self, sequence: Sequence) -> float:
         """Blocks to keep for the rest of this sequence's answer."""
         outstanding = sequence.num_prompt + sequence.request.sampling.max_tokens - sequence.num_tokens
-        return self.share * outstanding / BLOCK_SIZE
+        return self.share * min(outstanding, self.LONGEST) / BLOCK_SIZE
