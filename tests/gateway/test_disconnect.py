@@ -195,3 +195,37 @@ def _read_all(raw: socket.socket) -> str:
             return text.decode()
         text += body[: int(size, 16)]
         body = body[int(size, 16) + 2 :]
+
+
+def test_what_cannot_finish_before_the_server_stops_gets_a_typed_error(serve: Any, wait_for: WaitFor) -> None:
+    def prepare(house: Any) -> None:
+        house.chat.step_s = 0.01
+        house.chat.answer = lambda request, index: [120] * 400
+        normal = house.chat.generate
+        house.chat.generate = lambda request: normal(request) if request.priority == 0 else _never(house, request)
+
+    with serve(prepare, drain_timeout_s=0.1) as house:
+        with house.client() as client:
+            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+        streaming, waiting = house.connect(), house.connect()
+        streaming.sendall(request_bytes(chat_body(stream=True)))
+        waiting.sendall(request_bytes(chat_body(priority=1)))
+        wait_for(lambda: house.chat.yields > 5 and "waits" in house.chat.finished, "both to be under way")
+    streamed, refused = read_all(streaming), read_all(waiting)
+    assert b'"code":"draining"' in streamed and b"[DONE]" not in streamed and streamed.endswith(b"0\r\n\r\n")
+    assert refused.startswith(b"HTTP/1.1 503 ") and b"retry-after: " in refused and b'"code":"draining"' in refused
+
+
+async def _never(house: Any, request: Any) -> Any:
+    """A request that waits in the queue for ever."""
+    house.chat.finished.append("waits")
+    await asyncio.Event().wait()
+    yield request
+
+
+def read_all(raw: socket.socket) -> bytes:
+    parts = []
+    while part := raw.recv(65536):
+        parts.append(part)
+    raw.close()
+    return b"".join(parts)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from kvarn.gateway.errors import to_api_error
+from kvarn.gateway.errors import shutting_down, to_api_error
 from kvarn.gateway.record import record_of
 from kvarn.gateway.sse import DONE, event
 
 _log = logging.getLogger("kvarn.gateway")
+
+_LEAVE_S = 0.2
 
 _JSON_HEADERS = [(b"content-type", b"application/json")]
 _SSE_HEADERS = [
@@ -84,19 +86,33 @@ def event_stream(events: AsyncGenerator[bytes, None]) -> WatchedResponse:
     """
 
     async def answer(send: Send) -> None:
-        async with aclosing(events):
-            first = await anext(events)
-            await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
-            await send({"type": "http.response.body", "body": first, "more_body": True})
-            last = DONE
-            try:
-                async for item in events:
-                    await send({"type": "http.response.body", "body": item, "more_body": True})
-            except Exception as error:
-                last = error_event(error)
-            await send({"type": "http.response.body", "body": last, "more_body": False})
+        started = False
+        try:
+            async with aclosing(events):
+                first = await anext(events)
+                started = True
+                await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
+                await send({"type": "http.response.body", "body": first, "more_body": True})
+                last = DONE
+                try:
+                    async for item in events:
+                        await send({"type": "http.response.body", "body": item, "more_body": True})
+                except Exception as error:
+                    last = error_event(error)
+                await send({"type": "http.response.body", "body": last, "more_body": False})
+        except asyncio.CancelledError:
+            if started:
+                await _take_leave(send)
+            raise
 
     return WatchedResponse(answer)
+
+
+async def _take_leave(send: Send) -> None:
+    """Say why a stream ends unfinished. Where it is the client that left, nobody hears it."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LEAVE_S):  # the socket of a slow reader may be full
+            await send({"type": "http.response.body", "body": error_event(shutting_down()), "more_body": False})
 
 
 def error_event(error: Exception) -> bytes:

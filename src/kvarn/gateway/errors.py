@@ -43,6 +43,11 @@ def unavailable(message: str, code: str, retry_after_s: float | None = None) -> 
     return ApiError(503, message, type="server_error", code=code, headers=_retry_after(retry_after_s))
 
 
+def shutting_down() -> ApiError:
+    """The 503 for a request that the server did not finish in the time it had to stop."""
+    return unavailable("The server is shutting down and could not finish the answer. Try again.", "draining")
+
+
 def to_api_error(error: Exception) -> ApiError:
     """What a client is told about an exception from the replica or of its own making."""
     if isinstance(error, ApiError):

@@ -9,7 +9,7 @@ import time
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvarn.gateway.errors import error_response, to_api_error
+from kvarn.gateway.errors import error_response, shutting_down, to_api_error
 from kvarn.gateway.record import RequestRecord, new_record
 from kvarn.observe.metrics import UNKNOWN, GatewayMetrics
 
@@ -47,8 +47,10 @@ class RequestMiddleware:
         try:
             await self._app(scope, receive, send_with_id)
         except asyncio.CancelledError:
-            record.disconnected = True
-            raise
+            # Only the server's own end cancels a request here: its time to drain is over. Passed on, it would be a
+            # traceback in the log and a 500 in the HTTP server's own shape.
+            if not record.status:
+                await error_response(shutting_down())(scope, receive, send_with_id)
         except Exception as error:
             _log.exception("request %s failed", record.request_id)
             if not record.status:
