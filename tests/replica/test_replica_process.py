@@ -107,6 +107,16 @@ async def test_a_long_step_is_no_silence(make_replica, submit):
     assert replica.failure is None
 
 
+async def test_a_step_without_end_is_noticed_though_the_heart_beats(make_replica, submit):
+    replica = make_replica(step_s=600.0, config={"step_timeout_s": 0.5})
+    await replica.wait_until_ready()
+    first_pid = replica.pid
+    with pytest.raises(ReplicaLostError, match=r"in one step for more than 0\.5 s"):
+        await collect(replica, submit(max_tokens=1))
+    await until(lambda: replica.state is ReplicaState.READY)
+    assert replica.pid != first_pid
+
+
 async def test_closing_the_stream_aborts_in_the_engine(make_replica, submit):
     replica = make_replica(step_s=0.01)
     await replica.wait_until_ready()

@@ -140,6 +140,9 @@ class ReplicaConfig(Section):
     heartbeat_timeout_s: float = Field(5.0, gt=0)
     """Seconds of silence after which an engine is taken for dead and restarted."""
 
+    step_timeout_s: float = Field(300.0, gt=0)
+    """Seconds one step may take. An engine that is in one for longer hangs: it is killed and restarted."""
+
     start_timeout_s: float = Field(600.0, gt=0)
     """Seconds a model may take to load."""
 

@@ -38,6 +38,7 @@ class Watch:
         self.stats = EngineStats()
         self._ready = False
         self._heard = False
+        self._busy_s = 0.0
         self._last_words: str | None = None
         self._change = asyncio.Event()
 
@@ -47,6 +48,7 @@ class Watch:
         self.stats = EngineStats()
         self._ready = False
         self._heard = False
+        self._busy_s = 0.0
         self._last_words = None
 
     def notify(self) -> None:
@@ -63,7 +65,8 @@ class Watch:
     ) -> str | None:
         """Listen until the process is over; returns why it ended, None for a clean exit.
 
-        A process that breaks its promises (silence, no start in time, messages that cannot be read) is killed.
+        A process that breaks its promises (silence, a step without end, no start in time, messages that cannot be read)
+        is killed.
         """
         process.connect()
         ended = process.ended()
@@ -98,7 +101,7 @@ class Watch:
                 for delta in message.deltas:
                     inflight.deliver(delta)
             case Heartbeat():
-                pass  # having heard it is all there is to it
+                self._busy_s = message.busy_s
             case Refused():
                 inflight.refuse(message)
             case Embedded():
@@ -129,6 +132,8 @@ class Watch:
             await asyncio.sleep(tick_s)
             if not self._ready and loop.time() > start_deadline:
                 return f"the engine was not ready after {config.start_timeout_s:g} s"
+            if self._busy_s > config.step_timeout_s:
+                return f"the engine has been in one step for more than {config.step_timeout_s:g} s"
             silent = 0 if self._heard or not self._ready else silent + 1
             self._heard = False
         return f"the engine was silent for {config.heartbeat_timeout_s:g} s"
