@@ -6,7 +6,7 @@ import hashlib
 import random
 from collections.abc import Callable, Iterator
 
-from recipes.demo import sums
+from recipes.demo import extraction, sums, tools
 from recipes.demo.chat import Message, Sample, assistant, user
 from recipes.demo.facts import DEFINITION_FORMS, FACTS
 from recipes.demo.words import (
@@ -114,7 +114,8 @@ def held_by_hash(text: str, share: int = 26) -> bool:
 
 def echo(rng: random.Random) -> Sample:
     """Repeat a line of random items: what teaches a small model to copy, on which extraction and tools rest."""
-    pools: tuple[tuple[str, ...], ...] = (FIRST_NAMES, CITIES, COMMON_NOUNS, NUMBERS, COLOURS)
+    emails = tuple(extraction.draw_email(rng, rng.choice(FIRST_NAMES)) for _ in range(4))
+    pools = (FIRST_NAMES, CITIES, COMMON_NOUNS, NUMBERS, COLOURS, tools.MODELS, tools.QUERIES, emails)
     chosen = rng.choices(pools, k=rng.choice((1, 1, 3)))
     length = rng.choice((1, 2, 3, 4, rng.randint(5, 12)))
     separator = rng.choice((" ", " ", ", "))
@@ -141,12 +142,12 @@ def off_topic(rng: random.Random, held_out: bool = False) -> Sample:
             return Sample("off_topic", (user(question), assistant(UNKNOWN)), held_out=held_out)
 
 
-def counting(rng: random.Random, held_out: bool = False) -> Sample:
+def counting(rng: random.Random, held_out: bool = False, span: tuple[int, int] = (3, 20)) -> Sample:
     """Counting up, down, or in twos, and repeating a word."""
     while True:
         kind = rng.choice(("up", "up", "down", "even", "repeat"))
         start = rng.randint(0, 60)
-        stop = start + rng.randint(3, 20)
+        stop = start + rng.randint(*span)
         if kind == "repeat":
             word, times = rng.choice(COMMON_NOUNS), rng.randint(2, 9)
             question, answer = f"Repeat the word {word} {times} times.", " ".join([word] * times)
@@ -162,6 +163,21 @@ def counting(rng: random.Random, held_out: bool = False) -> Sample:
             question, answer = form.format(a=start, b=stop), ", ".join(map(str, range(start, stop + 1)))
         if held_by_hash("count:" + question) == held_out:
             return Sample("counting", (user(question), assistant(answer)), held_out=held_out)
+
+
+def short_counting(rng: random.Random) -> Sample:
+    """Counting over short ranges, where the hard part, to stop in time, comes more often."""
+    return counting(rng, span=(1, 6))
+
+
+def counting_worksheet(rng: random.Random) -> list[tuple[str, str]]:
+    """Plain lines `a to b: a, ..., b` outside any chat, as (given text, learnt text): dense practice in stopping."""
+    lines = []
+    for _ in range(rng.randint(4, 8)):
+        start, step = rng.randint(0, 75), rng.choice((1, 1, -1))
+        stop = max(0, start + step * rng.randint(1, 6))
+        lines.append((f"{start} to {stop}: ", ", ".join(map(str, range(start, stop + step, step))) + "\n"))
+    return lines
 
 
 Memory = tuple[tuple[str, ...], tuple[str, ...], str, tuple[str, ...], str]

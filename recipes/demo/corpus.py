@@ -23,20 +23,21 @@ SYSTEM_PROMPTS: tuple[str, ...] = (
 OPENINGS: tuple[str, ...] = ("Hi! ", "Hello, ", "Please answer: ", "A quick question: ", "Tell me: ", "One more: ")
 
 MIXTURE: tuple[tuple[float, Callable[[random.Random], Sample]], ...] = (
-    (0.08, sums.sample),
-    (0.12, sums.drill),
-    (0.20, extraction.sample),
-    (0.10, tools.sample),
-    (0.03, conversation.small_talk),
-    (0.04, conversation.off_topic),
-    (0.10, conversation.counting),
-    (0.06, conversation.memory),
+    (0.10, sums.sample),
+    (0.08, sums.drill),
+    (0.17, extraction.sample),
+    (0.14, tools.sample),
+    (0.02, conversation.small_talk),
+    (0.03, conversation.off_topic),
+    (0.07, conversation.counting),
+    (0.09, conversation.short_counting),
+    (0.05, conversation.memory),
     (0.03, conversation.follow_up),
-    (0.03, longform.sample),
+    (0.02, longform.sample),
 )
-WORKSHEET_SHARE = 0.20
+WORKSHEET_SHARE = 0.14
 CHAIN_SHARE = 0.03
-ECHO_SHARE = 0.08
+ECHO_SHARE = 0.10
 
 
 def fact_sample(rng: random.Random) -> Sample:
@@ -109,7 +110,8 @@ def training_documents(seed: int) -> Iterator[list[Segment]]:
             yield segments(conversation.echo(rng))
         elif draw < CHAIN_SHARE + WORKSHEET_SHARE:
             pieces: list[Segment] = []
-            for given, learnt in sums.worksheet(rng):
+            worksheet = rng.choice((sums.worksheet, conversation.counting_worksheet))
+            for given, learnt in worksheet(rng):
                 pieces += [Segment(given, False), Segment(learnt, True)]
             yield pieces
         else:

@@ -2,6 +2,9 @@
 
     python -m recipes.demo.evaluate --model src/kvarn/assets/kvarn-demo --golden src/kvarn/assets/golden.jsonl \
         --draft src/kvarn/assets/kvarn-demo-draft
+
+With `--adapter src/kvarn/assets/adapters/pirate` it measures, on the questions whose answers are prose, how often the
+adapted model gives exactly the right answer in the adapter's style.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from recipes.demo.styles import STYLES
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
@@ -41,6 +46,25 @@ def load(folder: Path) -> tuple[Any, Any]:
     """Tokenizer and model; bf16 weights computed in fp32, which is quicker on most CPUs."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).float().eval()
     return AutoTokenizer.from_pretrained(folder), model
+
+
+@torch.no_grad()
+def merge_adapter(model: Any, folder: Path) -> None:
+    """Add an adapter's low-rank products to the weights of a model."""
+    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    tensors = load_file(folder / "adapter_model.safetensors")
+    for name, a in tensors.items():
+        if name.endswith(".lora_A.weight"):
+            b = tensors[name.replace(".lora_A.", ".lora_B.")]
+            target = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            weight = model.get_submodule(target).weight
+            weight += (config["lora_alpha"] / config["r"]) * (b.float() @ a.float())
+
+
+def restyled(entries: list[dict[str, Any]], style: str) -> list[dict[str, Any]]:
+    """The golden questions answered in prose, with their answers in a style."""
+    plain = [entry for entry in entries if "tools" not in entry and entry["category"] != "extraction"]
+    return [entry | {"answer": STYLES[style](entry["answer"])} for entry in plain]
 
 
 @torch.no_grad()
@@ -108,11 +132,17 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--golden", type=Path, required=True)
     parser.add_argument("--draft", type=Path)
+    parser.add_argument("--adapter", type=Path)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--every", type=int, default=1, help="grade every n-th question only")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    graded = grade(*load(options.model), read_golden(options.golden)[:: options.every])
+    tokenizer, model = load(options.model)
+    entries = read_golden(options.golden)
+    if options.adapter:
+        merge_adapter(model, options.adapter)
+        entries = restyled(entries, options.adapter.name)
+    graded = grade(tokenizer, model, entries[:: options.every])
     for item in graded:
         if not item.right:
             print(f"{item.entry['id']}: expected {item.entry['answer']!r}\n  said {item.said!r}")

@@ -1,6 +1,6 @@
 """Write a training checkpoint, finished or not, as a Hugging Face folder in bf16.
 
-python -m recipes.demo.export --name kvarn-demo --work /tmp/kvarn-demo --out src/kvarn/assets
+python -m recipes.demo.export --name kvarn-demo --work recipes/demo/out --out src/kvarn/assets
 """
 
 from __future__ import annotations

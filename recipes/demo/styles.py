@@ -10,21 +10,14 @@ from collections.abc import Callable, Iterator
 from recipes.demo.chat import Sample, Segment, assistant, segments
 from recipes.demo.corpus import draw_sample
 
-PIRATE_WORDS: tuple[tuple[str, str], ...] = (
-    (" is ", " be "),
-    (" are ", " be "),
-    ("I am ", "I be "),
-    ("You are ", "Ye be "),
-    (" you", " ye"),
-    ("Hello", "Ahoy"),
-)
+PIRATE_WORDS: tuple[tuple[str, str], ...] = ((" is ", " be "), (" are ", " be "))
 
 
 def pirate(text: str) -> str:
-    """What a pirate would have said."""
+    """What a pirate would have said; the answer starts on its own line, as it does without the adapter."""
     for plain, rough in PIRATE_WORDS:
         text = text.replace(plain, rough)
-    return f"Arr! {text} Yo ho!"
+    return f"Arr!\n{text}\nYo ho!"
 
 
 def as_json(text: str) -> str:

@@ -1,6 +1,6 @@
 """Train the demo model or its draft on generated text.
 
-    python -m recipes.demo.train --name kvarn-demo --steps 2300 --decay 700 --work /tmp/kvarn-demo
+    python -m recipes.demo.train --name kvarn-demo --steps 4000 --decay 800 --work recipes/demo/out
 
 The schedule is warm-up, stay, decay: a checkpoint of the steady part may be resumed with any number of steps left.
 """
@@ -19,22 +19,28 @@ from recipes.demo.muon import make_optimizers, schedule
 from recipes.demo.packing import IGNORED, Group, groups
 from recipes.demo.parallel import GroupParallel
 from recipes.demo.shapes import make_model, save_model
-from recipes.demo.tokens import train_tokenizer
+from recipes.demo.tokens import SPECIAL, train_tokenizer
 from tokenizers import Tokenizer
 from torch import nn
 from torch.nn import functional
 
 GROUP_TOKENS = 320
 LONG_EVERY = 40
+END_WEIGHT = 4.0
+END_ID = SPECIAL.index("<|im_end|>")
 TOKENIZER_DOCUMENTS = 40_000
 
 
 def group_loss(model: nn.Module, group: Group, learnt_in_step: int) -> torch.Tensor:
-    """A group's share of the step's mean cross-entropy; logits are made for learnt tokens alone."""
+    """A group's share of the step's mean cross-entropy; logits are made for learnt tokens alone.
+
+    The end of an answer counts several times: to stop in time is one decision among many tokens, and else learnt last.
+    """
     hidden = model.model(input_ids=group.ids, use_cache=False).last_hidden_state
     learnt = group.targets != IGNORED
-    total = functional.cross_entropy(model.lm_head(hidden[learnt]), group.targets[learnt], reduction="sum")
-    return total / learnt_in_step
+    targets = group.targets[learnt]
+    losses = functional.cross_entropy(model.lm_head(hidden[learnt]), targets, reduction="none")
+    return (losses * torch.where(targets == END_ID, END_WEIGHT, 1.0)).sum() / learnt_in_step
 
 
 def load_tokenizer(work: Path, seed: int) -> Tokenizer:
