@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 STOP_TIMEOUT_S = 20.0
-MEMORY_INTERVAL_S = 1.0
+MEMORY_INTERVAL_S = 5.0
 
 
 class ServerError(Exception):
