@@ -86,7 +86,12 @@ def test_an_aborted_request_frees_its_blocks_at_once_and_is_never_heard_of_again
 
 
 def test_aborting_an_unknown_request_is_ignored(make_world):
-    make_world().engine.abort("nobody")
+    world = make_world()
+    world.submit("a", 10)
+    world.engine.abort("nobody")
+    world.run()
+    world.assert_answered("a")
+    assert world.engine.stats().aborts_total == 0
 
 
 def test_a_waiting_request_can_be_aborted(make_world):
