@@ -61,14 +61,15 @@ def spawn_engine(factory: str = DEFAULT_FACTORY) -> SpawnedEngine:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment, with kernel threads that sleep while they wait for each other.
+    """This process's environment, with kernel threads that spin for a moment, then sleep, while they wait.
 
-    OpenMP's threads spin by default. Where another process takes a core for a moment, the spinning thread burns its
-    time slice while the one it waits for has no core: on a busy machine a step of the demo model then took 391 to
-    1,221 ms instead of 22 to 31.
-    Only the environment reaches the OpenMP runtime; whoever sets a policy keeps it.
+    By default OpenMP's threads spin long: where another process takes a core, they burn the time slice that the thread
+    they wait for needs. Sleeping at once costs a wake-up at each operation. A short spin keeps the speed of the one on
+    an idle machine and most of the patience of the other on a busy one (figures in docs/benchmarks.md). Only the
+    environment reaches the OpenMP runtime; whoever sets a policy keeps it.
     """
-    return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    chosen = "OMP_WAIT_POLICY" in os.environ or "GOMP_SPINCOUNT" in os.environ
+    return dict(os.environ) if chosen else {"GOMP_SPINCOUNT": "20000", **os.environ}
 
 
 def remove_sockets(directory: Path) -> None:
