@@ -5,7 +5,9 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS   ?=
 
-.PHONY: install serve test lint bench docs clean
+NATIVE := CMakeLists.txt $(shell find csrc -type f)
+
+.PHONY: install serve test lint bench docs native clean
 
 install: $(VENV)/.serve
 
@@ -14,8 +16,8 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV) || { echo "Python's venv module is missing: apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
 
 # torch first and alone: the pinned CPU build, never the newest CUDA one.
-$(VENV)/.serve: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@command -v g++ >/dev/null || echo "note: g++ not found. Nothing to compile yet: the torch kernels serve; compiled CPU kernels will need it."
+$(VENV)/.serve: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/bin/python
+	@command -v g++ >/dev/null || echo "note: g++ not found: Kvarn will serve with its slower torch kernels; install g++ and run make again for the compiled ones."
 	@echo "installing Kvarn into $(VENV) (once; a few minutes) ..."
 	$(PIP) "torch==2.13.0"
 	$(PIP) --editable .
@@ -47,6 +49,13 @@ bench: $(VENV)/.serve
 
 docs: $(VENV)/.serve
 	$(BIN)/python docs/generate.py
+
+# Compiles the kernels again where they changed, in seconds: for whoever works on csrc/. `make install` does it too.
+native: $(VENV)/.serve
+	@$(BIN)/python -m nanobind --cmake_dir >/dev/null 2>&1 || $(PIP) nanobind
+	cmake -S . -B build/dev -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir) \
+	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python >/dev/null
+	cmake --build build/dev --parallel
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

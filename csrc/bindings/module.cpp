@@ -1,0 +1,21 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/backend.h"
+#include "bindings/topics.h"
+
+namespace nb = nanobind;
+
+NB_MODULE(_native, m) {
+    using namespace kvarn;
+    m.doc() = "Compiled CPU kernels. Use kvarn.kernels.cpu, which checks what it passes.";
+    m.def("usable_instruction_sets", &usable_instruction_sets,
+          "Instruction sets in this build that this processor has, best first.");
+    BackendClass backend(m, "Backend");
+    backend.def(
+        "__init__", [](Backend* self, std::string_view isa) { new (self) Backend{isa_named(isa), {}}; },
+        nb::arg("isa"), "Kernels of one instruction set. Raises ValueError where this processor lacks it.");
+    bind_elementwise(backend);
+}

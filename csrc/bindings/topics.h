@@ -1,0 +1,10 @@
+// The methods of Backend, a file for each topic.
+#pragma once
+
+#include "bindings/backend.h"
+
+namespace kvarn {
+
+void bind_elementwise(BackendClass& backend);
+
+}  // namespace kvarn
