@@ -1,0 +1,49 @@
+// Weights brought once, at load, into the layouts of linear.h, and rows read back out of them.
+//
+// What is packed lies row by row without gaps; its [out] is gate above up where the weight is gated. All of a blob is
+// written, its padding with zeros. `blob` has sections(weight).size bytes and begins on a 64-byte boundary.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "linear/linear.h"
+
+namespace kvarn {
+
+// `rows` [out, in], float or bfloat16 as weight.format says.
+void pack_float(const PackedWeight& weight, const void* rows, std::byte* blob);
+
+// `values` [out, in]; `scales` [out].
+void pack_int8(const PackedWeight& weight, const std::int8_t* values, const float* scales, std::byte* blob);
+
+// `values` [out, in], 0 to 15; `scales` [out, groups] half precision; `zeros` [out, groups], null unless has_zeros.
+// Here groups = in / group, rounded up.
+void pack_int4(const PackedWeight& weight, const std::uint8_t* values, const std::uint16_t* scales,
+               const std::uint8_t* zeros, std::byte* blob);
+
+// Rows `ids` [count] of the weight that was packed, 0 <= id < out, as floats: out [count, in].
+void unpack_float(const PackedWeight& weight, const std::int64_t* ids, std::int64_t count, float* out);
+void unpack_integer(const PackedWeight& weight, const std::int64_t* ids, std::int64_t count, float* out);
+
+// Where a row of the unpacked weight stands: which panel, and which of its sixteen outputs.
+struct Place {
+    std::int64_t panel, lane;
+};
+inline Place place_of(const PackedWeight& weight, std::int64_t row) {
+    if (!weight.gated) return {row / kPanel, row % kPanel};
+    const std::int64_t half = weight.out / 2, of_half = row < half ? row : row - half;
+    return {2 * (of_half / kPanel) + (row < half ? 0 : 1), of_half % kPanel};
+}
+// The row at lane 0 of a panel, and how many of the panel's lanes are rows.
+struct PanelRows {
+    std::int64_t first, count;
+};
+inline PanelRows rows_of(const PackedWeight& weight, std::int64_t panel) {
+    const std::int64_t of_half = weight.gated ? panel / 2 * kPanel : panel * kPanel;
+    const std::int64_t end = weight.gated ? weight.out / 2 : weight.out;
+    const std::int64_t first = of_half + (weight.gated && panel % 2 ? weight.out / 2 : 0);
+    return {first, end - of_half < kPanel ? end - of_half : kPanel};
+}
+
+}  // namespace kvarn
