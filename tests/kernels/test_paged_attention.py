@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from kvarn.kernels.attention_plan import PAIRS_AT_ONCE, QUERIES_AT_ONCE
+from kvarn.kernels.attention_plan import PAIRS_AT_ONCE, QUERIES_AT_ONCE, plan_attention
 from kvarn.kernels.batch import PagedBatch
-from kvarn.kernels.dispatch import kernels_for
+from kvarn.kernels.torch_attention import paged_attention, write_kv
 
 SIZE = 16
 
@@ -82,10 +82,9 @@ def naive(case: Case, scale: float, window: int | None, softcap: float | None) -
 
 
 def run(case: Case, scale: float, window: int | None = None, softcap: float | None = None) -> torch.Tensor:
-    kernels = kernels_for("torch")
-    plan = kernels.plan_attention(case.batch, case.key_cache.shape[1], window)
-    kernels.write_kv(case.keys, case.values, case.key_cache, case.value_cache, plan)
-    return kernels.paged_attention(case.queries, case.key_cache, case.value_cache, plan, scale, softcap)
+    plan = plan_attention(case.batch, case.key_cache.shape[1], window)
+    write_kv(case.keys, case.values, case.key_cache, case.value_cache, plan)
+    return paged_attention(case.queries, case.key_cache, case.value_cache, plan, scale, softcap)
 
 
 @pytest.mark.parametrize("softcap", [None, 3.0])
@@ -138,12 +137,11 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
             block_tables=together.batch.block_tables[row : row + 1],
             slot_mapping=together.batch.slot_mapping[token : token + 1],
         )
-        kernels = kernels_for("torch")
-        alone = kernels.paged_attention(
+        alone = paged_attention(
             together.queries[token : token + 1],
             together.key_cache,
             together.value_cache,
-            kernels.plan_attention(batch, 2),
+            plan_attention(batch, 2),
             0.3,
         )
         assert torch.equal(alone[0], all_rows[token])
@@ -162,8 +160,7 @@ def test_blocks_left_of_the_window_are_not_read() -> None:
 def test_writing_keys_and_values_touches_only_the_steps_slots() -> None:
     case = make_case([(1, 20), (3, 35)], heads=2, kv_heads=2, dim=4, seed=3)
     before = case.key_cache.clone()
-    kernels = kernels_for("torch")
-    kernels.write_kv(case.keys, case.values, case.key_cache, case.value_cache, kernels.plan_attention(case.batch, 2))
+    write_kv(case.keys, case.values, case.key_cache, case.value_cache, plan_attention(case.batch, 2))
     changed = (before.nan_to_num(7.0) != case.key_cache.nan_to_num(7.0)).any(-1).any(1)
     slots = {(slot // SIZE, slot % SIZE) for slot in case.batch.slot_mapping.tolist()}
     assert {tuple(place) for place in changed.nonzero().tolist()} == slots

@@ -3,8 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
+
+KvDtype = Literal["float32", "bfloat16", "int8"]
+"""Type of cached keys and values. int8 has a float32 scale for each token and head."""
+
+
+class HeadShape(NamedTuple):
+    """The attention heads of one layer on one rank."""
+
+    query: int
+    kv: int
+    dim: int
+    """Numbers in a head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """The rotary embedding of one step's tokens: the first 2 R numbers of each head turn by their position's angles."""
+
+    cos: torch.Tensor
+    """[T, R] float32."""
+    sin: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +55,7 @@ class PagedBatch:
 class KVCache:
     """Keys and values of all layers, in blocks.
 
-    keys[l], values[l]: [num_blocks, kv_heads, block_size, head_dim] in the model's dtype.
+    keys[l], values[l]: the first dimension counts blocks; what a block looks like is its backend's affair.
     """
 
     keys: tuple[torch.Tensor, ...]

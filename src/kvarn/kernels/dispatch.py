@@ -1,42 +1,61 @@
 """The one place where a model meets a backend of kernels.
 
-A model calls operations through `Kernels` and never learns which backend runs them. Backends are tried by name; the
-reference one (torch) is complete, and every other is tested against it.
+A model calls operations through `Kernels` and never learns which backend runs them. The reference one (torch) is
+complete, and every other is tested against it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from kvarn.kernels.activation import Activation
-from kvarn.kernels.attention_plan import AttentionPlan
-from kvarn.kernels.batch import PagedBatch
-from kvarn.kernels.linear import PackedLinear
+from kvarn.kernels.batch import HeadShape, KVCache, KvDtype, PagedBatch, Rotation
+from kvarn.kernels.errors import UnknownBackendError
+from kvarn.kernels.linear import Linear, Norm
 from kvarn.kernels.torch_backend import TorchKernels
+from kvarn.kernels.weights import Weight
+
+AttentionPlan = Any
+"""What a backend worked out for the attention of one step; only the backend that made it reads it."""
 
 
 class Kernels(Protocol):
-    """What every backend offers. T tokens, H query heads, G key/value heads, D numbers in a head."""
+    """What every backend offers. T tokens of one step; other letters as said where they stand."""
 
-    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
-        """Bring a weight [out, in] (and bias [out]) once, at load, into the form this backend multiplies fastest."""
+    @property
+    def name(self) -> str:
+        """The backend's name, for logs and metrics."""
         ...
 
-    def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-        """x [T, in] times the packed weight, plus its bias: [T, out] in x's dtype."""
+    def activation_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Type of the numbers between two operations of a model whose weights are of type `dtype`."""
+        ...
+
+    def pack_linear(
+        self, weight: Weight, bias: torch.Tensor | None = None, activation: Activation | None = None
+    ) -> Linear:
+        """Bring a weight [out, in] (and bias [out]) once, at load, into the form this backend multiplies fastest.
+
+        With `activation` the weight is gated: gate above up, and the layer gives activation(gate) * up.
+        """
         ...
 
     def rms_norm(
-        self, x: torch.Tensor, weight: torch.Tensor, eps: float, mean_square: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        norm: Norm,
+        *,
+        mean_square: torch.Tensor | None = None,
+        add_to: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Root-mean-square norm of the last dimension, computed in float32, in x's dtype.
 
-        `weight` broadcasts against x. `mean_square` [..., 1] replaces the mean of squares where x is only one shard
-        of the vector to be normalised.
+        `mean_square` [..., 1] replaces the mean of squares where x is only one shard of the vector to be normalised.
+        `add_to`: the result is added to it in place, and it is returned.
         """
         ...
 
@@ -44,56 +63,51 @@ class Kernels(Protocol):
         """Layer norm of the last dimension, in x's dtype."""
         ...
 
-    def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Rotate the first 2 R numbers of each head by the angles of its position: x [T, heads, D]; cos, sin [T, R]."""
-        ...
-
-    def gated_activation(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """activation(gate) * up, where gate_up [T, 2 I] is gate and up side by side: [T, I]."""
-        ...
-
     def activation(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
         """The activation of each number."""
         ...
 
-    def attention(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Dense attention without a mask, [N, H, L, D] each, scaled by the root of D."""
+    def dense_attention(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Attention without a mask or a cache, [N, H, L, D] each, scaled by the root of D."""
+        ...
+
+    def new_kv_cache(self, num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:
+        """An empty cache whose memory is supplied as it is first used.
+
+        Raises UnsupportedByBackendError where the backend has no cache of that type.
+        """
         ...
 
     def plan_attention(self, batch: PagedBatch, num_kv_heads: int, window: int | None = None) -> AttentionPlan:
-        """Work out, once per step and window, which blocks each query reads. Shared by all layers of that window."""
-        ...
+        """Work out, once per step and window, which blocks each query reads. Shared by all layers of that window.
 
-    def write_kv(
-        self,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        plan: AttentionPlan,
-    ) -> None:
-        """Put keys and values [T, G, D] of this step into their slots of one layer's cache."""
+        `window`: tokens a query sees, itself included; None sees all before it.
+        """
         ...
 
     def paged_attention(
         self,
-        queries: torch.Tensor,
+        qkv: torch.Tensor,
+        heads: HeadShape,
+        rotation: Rotation,
+        norm: Norm | None,
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
         plan: AttentionPlan,
         scale: float,
         softcap: float | None = None,
     ) -> torch.Tensor:
-        """Causal attention of queries [T, H, D] over the cached blocks of their own sequences: [T, H, D]."""
+        """All of a layer's attention between its two products.
+
+        Queries, keys and values of the step [T, (H + 2 G) D]: `norm` (weight [H + G, D]) of each query and key head
+        where there is one, rotation, keys and values into the cache, then causal attention of each query over the
+        cached blocks of its own sequence. Returns [T, H D]. `softcap` squeezes scores to softcap * tanh(s / softcap).
+        """
         ...
 
 
 BACKENDS: Mapping[str, Callable[[], Kernels]] = MappingProxyType({"torch": TorchKernels})
 """Every backend by name. The reference is `torch`."""
-
-
-class UnknownBackendError(ValueError):
-    """No backend of that name."""
 
 
 def kernels_for(backend: str = "torch") -> Kernels:

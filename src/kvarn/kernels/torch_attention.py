@@ -5,7 +5,42 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from kvarn.kernels.attention_plan import ChunkPlan, DecodePlan, QueryTile
+from kvarn.kernels.attention_plan import AttentionPlan, ChunkPlan, DecodePlan, QueryTile
+
+
+def write_kv(
+    keys: torch.Tensor, values: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, plan: AttentionPlan
+) -> None:
+    """Put keys and values [T, G, D] of this step into their slots: a row copy per token and head, nothing else."""
+    slots = plan.slots.flatten()
+    dim = key_cache.shape[-1]
+    key_cache.view(-1, dim).index_copy_(0, slots, keys.reshape(-1, dim).to(key_cache.dtype))
+    value_cache.view(-1, dim).index_copy_(0, slots, values.reshape(-1, dim).to(value_cache.dtype))
+
+
+def paged_attention(
+    queries: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Causal attention of queries [T, H, D] over the cached blocks of their own sequences: [T, H, D].
+
+    Decode rows together, then each prefill chunk.
+    """
+    own_type = queries.to(key_cache.dtype)
+    out = torch.empty_like(queries)
+    if plan.decode is not None:
+        decode = plan.decode
+        mixed = attend_decode(own_type[decode.tokens], key_cache, value_cache, decode, scale, softcap)
+        out[decode.tokens] = mixed.to(out.dtype)
+    for chunk in plan.chunks:
+        part = own_type[chunk.first_token : chunk.last_token]
+        mixed = attend_chunk(part, key_cache, value_cache, chunk, scale, softcap)
+        out[chunk.first_token : chunk.last_token] = mixed.to(out.dtype)
+    return out
 
 
 def attend_decode(

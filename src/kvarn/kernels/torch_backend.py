@@ -5,100 +5,102 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from kvarn.kernels.activation import Activation
+from kvarn.kernels.activation import Activation, activate
 from kvarn.kernels.attention_plan import AttentionPlan, plan_attention
-from kvarn.kernels.batch import PagedBatch
-from kvarn.kernels.linear import PackedLinear, multiply, pack
-from kvarn.kernels.torch_attention import attend_chunk, attend_decode
+from kvarn.kernels.batch import HeadShape, KVCache, KvDtype, PagedBatch, Rotation
+from kvarn.kernels.errors import UnsupportedByBackendError
+from kvarn.kernels.linear import Norm
+from kvarn.kernels.memory import zeros_on_demand
+from kvarn.kernels.torch_attention import paged_attention, write_kv
+from kvarn.kernels.torch_linear import TorchLinear, pack_linear, rms_norm
+from kvarn.kernels.weights import Weight
 
 
 class TorchKernels:
     """See `kvarn.kernels.dispatch.Kernels` for what each operation means."""
 
-    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
-        """See `kvarn.kernels.linear`."""
-        return pack(weight, bias)
+    name = "torch"
 
-    def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-        """One product."""
-        return multiply(x, packed)
+    def activation_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The weights' own."""
+        return dtype
+
+    def pack_linear(
+        self, weight: Weight, bias: torch.Tensor | None = None, activation: Activation | None = None
+    ) -> TorchLinear:
+        """See `kvarn.kernels.torch_linear`."""
+        return pack_linear(weight, bias, activation)
 
     def rms_norm(
-        self, x: torch.Tensor, weight: torch.Tensor, eps: float, mean_square: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        norm: Norm,
+        *,
+        mean_square: torch.Tensor | None = None,
+        add_to: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """In float32 throughout; rounded once at the end."""
-        x32 = x.float()
-        if mean_square is None:
-            mean_square = x32.square().mean(-1, keepdim=True)
-        return (x32 * torch.rsqrt(mean_square + eps)).mul_(weight).to(x.dtype)
+        out = rms_norm(x, norm, mean_square)
+        return out if add_to is None else add_to.add_(out)
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
         """Torch's own."""
         return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
 
-    def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """In float32; the first half of the rotated part is paired with the second (as in the Hugging Face layout)."""
-        half = cos.shape[-1]
-        cos, sin = cos[:, None], sin[:, None]
-        x1, x2 = x[..., :half], x[..., half : 2 * half]
-        parts = [x1 * cos - x2 * sin, x2 * cos + x1 * sin]
-        out = torch.cat(parts, -1).to(x.dtype)
-        return out if 2 * half == x.shape[-1] else torch.cat([out, x[..., 2 * half :]], -1)
-
-    def gated_activation(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """Two passes: the activation, then the product in place."""
-        gate, up = gate_up.chunk(2, -1)
-        return self.activation(gate, activation).mul_(up)
-
     def activation(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """Torch's own; `gelu_tanh` is the approximation by a hyperbolic tangent."""
-        match activation:
-            case "silu":
-                return F.silu(x)
-            case "gelu":
-                return F.gelu(x)
-            case "gelu_tanh":
-                return F.gelu(x, approximate="tanh")
+        """Torch's own."""
+        return activate(x, activation)
 
-    def attention(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    def dense_attention(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Torch's fused attention."""
         return F.scaled_dot_product_attention(queries, keys, values)
+
+    def new_kv_cache(self, num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:
+        """Tensors [num_blocks, kv_heads, block_size, head_dim]."""
+        if dtype == "int8":
+            raise UnsupportedByBackendError(
+                "an int8 KV cache needs the compiled kernels: install g++ and reinstall Kvarn, or set "
+                "kv_cache_dtype to bfloat16"
+            )
+        shape = (num_blocks, heads.kv, 16, heads.dim)
+        torch_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
+        keys = tuple(zeros_on_demand(shape, torch_dtype) for _ in range(num_layers))
+        return KVCache(keys, tuple(zeros_on_demand(shape, torch_dtype) for _ in range(num_layers)))
 
     def plan_attention(self, batch: PagedBatch, num_kv_heads: int, window: int | None = None) -> AttentionPlan:
         """See `kvarn.kernels.attention_plan`."""
         return plan_attention(batch, num_kv_heads, window)
 
-    def write_kv(
-        self,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        plan: AttentionPlan,
-    ) -> None:
-        """One row copy per token and head; nothing else of the cache is touched."""
-        slots = plan.slots.flatten()
-        dim = key_cache.shape[-1]
-        key_cache.view(-1, dim).index_copy_(0, slots, keys.reshape(-1, dim))
-        value_cache.view(-1, dim).index_copy_(0, slots, values.reshape(-1, dim))
-
     def paged_attention(
         self,
-        queries: torch.Tensor,
+        qkv: torch.Tensor,
+        heads: HeadShape,
+        rotation: Rotation,
+        norm: Norm | None,
         key_cache: torch.Tensor,
         value_cache: torch.Tensor,
         plan: AttentionPlan,
         scale: float,
         softcap: float | None = None,
     ) -> torch.Tensor:
-        """Decode rows together, then each prefill chunk."""
-        out = torch.empty_like(queries)
-        if plan.decode is not None:
-            decode = plan.decode
-            out[decode.tokens] = attend_decode(queries[decode.tokens], key_cache, value_cache, decode, scale, softcap)
-        for chunk in plan.chunks:
-            part = queries[chunk.first_token : chunk.last_token]
-            out[chunk.first_token : chunk.last_token] = attend_chunk(
-                part, key_cache, value_cache, chunk, scale, softcap
-            )
-        return out
+        """Norm, rotation, writing and attention one after the other."""
+        query_key = qkv[:, : (heads.query + heads.kv) * heads.dim].view(-1, heads.query + heads.kv, heads.dim)
+        if norm is not None:
+            query_key = rms_norm(query_key, norm)
+        query_key = rotate(query_key, rotation)
+        queries, keys = query_key[:, : heads.query], query_key[:, heads.query :]
+        values = qkv[:, (heads.query + heads.kv) * heads.dim :].view(-1, heads.kv, heads.dim)
+        write_kv(keys, values, key_cache, value_cache, plan)
+        return paged_attention(queries, key_cache, value_cache, plan, scale, softcap).flatten(1)
+
+
+def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """x [T, heads, D] turned; the first half of the turned part is paired with the second (the Hugging Face layout).
+
+    Computed in float32.
+    """
+    half = rotation.cos.shape[-1]
+    cos, sin = rotation.cos[:, None], rotation.sin[:, None]
+    x1, x2 = x[..., :half], x[..., half : 2 * half]
+    out = torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1).to(x.dtype)
+    return out if 2 * half == x.shape[-1] else torch.cat([out, x[..., 2 * half :]], -1)

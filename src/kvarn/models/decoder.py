@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 
-from kvarn.config.schema import BLOCK_SIZE
-from kvarn.kernels.batch import KVCache, PagedBatch
+from kvarn.kernels.batch import KVCache, KvDtype, PagedBatch, Rotation
 from kvarn.kernels.dispatch import Kernels
+from kvarn.kernels.linear import Linear, Norm
 from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.families import FAMILIES
 from kvarn.models.layer import Heads, LayerStep, load_layer
-from kvarn.models.memory import zeros_on_demand
 from kvarn.models.parallel import Parallel
 from kvarn.models.spec import DecoderSpec, LayerSpec
 from kvarn.models.weights import WeightLoader
@@ -25,27 +27,30 @@ class Decoder:
     ) -> None:
         self.spec = spec
         self.dtype = dtype
-        self._kernels = kernels
+        self.kernels = kernels
         self._parallel = parallel
         self._heads = Heads.of(spec, parallel)
         loader = WeightLoader(checkpoint, kernels, dtype, parallel)
         names = FAMILIES[spec.architecture].names
-        self._embedding = loader.embedding("model.embed_tokens", spec.vocab_size, spec.hidden_size)
         self._layers = [load_layer(i, spec, names, loader, kernels, parallel) for i in range(spec.num_layers)]
-        self._norm = loader.norm("model.norm", spec.hidden_size, spec.norm_offset)
-        head = (
-            self._embedding if spec.tied_embeddings else loader.embedding("lm_head", spec.vocab_size, spec.hidden_size)
-        )
-        self._head = kernels.pack_linear(head)
+        self._norm = Norm(loader.norm("model.norm", spec.hidden_size, spec.norm_offset), spec.norm_eps)
+        embedding = loader.embedding("model.embed_tokens", spec.vocab_size, spec.hidden_size)
+        head = embedding if spec.tied_embeddings else loader.embedding("lm_head", spec.vocab_size, spec.hidden_size)
+        self._head: Linear = kernels.pack_linear(head)
+        # Where both are one weight, it is held once, packed.
+        self._embedding = None if spec.tied_embeddings else embedding
         self._frequencies = {
             layer.rope: torch.tensor(layer.rope.inverse_frequencies, dtype=torch.float32) for layer in spec.layers
         }
 
-    def new_kv_cache(self, num_blocks: int) -> KVCache:
-        """An empty cache of `num_blocks` blocks for this rank's heads, in the model's dtype."""
-        shape = (num_blocks, len(self._heads.kv), BLOCK_SIZE, self._heads.dim)
-        keys = tuple(zeros_on_demand(shape, self.dtype) for _ in self._layers)
-        return KVCache(keys, tuple(zeros_on_demand(shape, self.dtype) for _ in self._layers))
+    def new_kv_cache(self, num_blocks: int, dtype: KvDtype | None = None) -> KVCache:
+        """An empty cache of `num_blocks` blocks for this rank's heads; by default of the weights' type."""
+        kv_dtype = cast(KvDtype, str(self.dtype).removeprefix("torch.")) if dtype is None else dtype
+        return self.kernels.new_kv_cache(self.spec.num_layers, num_blocks, self._heads.shape, kv_dtype)
+
+    @cached_property
+    def _activation_dtype(self) -> torch.dtype:
+        return self.kernels.activation_dtype(self.dtype)
 
     @torch.inference_mode()
     def forward(
@@ -62,8 +67,7 @@ class Decoder:
             if layer.layer not in steps:
                 steps[layer.layer] = self._step(batch, layer.layer)
             hidden = layer.forward(hidden, cache.keys[index], cache.values[index], steps[layer.layer])
-        hidden = self._kernels.rms_norm(hidden[logits_rows], self._norm, self.spec.norm_eps)
-        logits = self._parallel.all_gather(self._kernels.linear(hidden, self._head)).float()
+        logits = self._parallel.all_gather(self._head(hidden[logits_rows], norm=self._norm)).float()
         if self.spec.logits_softcap is not None:
             logits = torch.tanh(logits / self.spec.logits_softcap) * self.spec.logits_softcap
         return logits
@@ -71,21 +75,25 @@ class Decoder:
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         share = self._parallel.vocab_share(self.spec.vocab_size)
         if len(share) == self.spec.vocab_size:
-            hidden = F.embedding(token_ids, self._embedding)
+            hidden = self._look_up(token_ids)
         else:
             local = token_ids - share.start
             elsewhere = (local < 0) | (local >= len(share))
-            hidden = F.embedding(local.masked_fill(elsewhere, 0), self._embedding)
+            hidden = self._look_up(local.masked_fill(elsewhere, 0))
             hidden = self._parallel.all_reduce(hidden.masked_fill_(elsewhere[:, None], 0))
         if self.spec.embedding_scale != 1.0:
-            hidden = hidden * torch.tensor(self.spec.embedding_scale, dtype=self.dtype)
+            # The factor as the weights' type holds it, which is what the model was trained with.
+            hidden = hidden * torch.tensor(self.spec.embedding_scale, dtype=self.dtype).to(hidden.dtype)
         return hidden
+
+    def _look_up(self, ids: torch.Tensor) -> torch.Tensor:
+        rows = self._head.rows(ids) if self._embedding is None else F.embedding(ids, self._embedding)
+        return rows.to(self._activation_dtype)
 
     def _step(self, batch: PagedBatch, layer: LayerSpec) -> LayerStep:
         angles = batch.positions[:, None].float() * self._frequencies[layer.rope]
         factor = layer.rope.attention_factor
         return LayerStep(
-            plan=self._kernels.plan_attention(batch, len(self._heads.kv), layer.window),
-            cos=angles.cos() * factor,
-            sin=angles.sin() * factor,
+            plan=self.kernels.plan_attention(batch, len(self._heads.kv), layer.window),
+            rotation=Rotation(cos=angles.cos() * factor, sin=angles.sin() * factor),
         )

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from kvarn.kernels.dispatch import Kernels
-from kvarn.kernels.linear import PackedLinear
+from kvarn.kernels.linear import Linear
 from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.encoder_config import PREFIXES
 from kvarn.models.errors import MissingWeightError
@@ -32,11 +32,11 @@ class LayerNorm:
 class EncoderLayer:
     """Attention and MLP, each followed by its residual sum and norm."""
 
-    qkv: PackedLinear
-    output: PackedLinear
+    qkv: Linear
+    output: Linear
     attention_norm: LayerNorm
-    up: PackedLinear
-    down: PackedLinear
+    up: Linear
+    down: Linear
     mlp_norm: LayerNorm
 
 
@@ -99,15 +99,15 @@ class Encoder:
 
     def _layer(self, hidden: torch.Tensor, layer: EncoderLayer, runs: list[EqualLengths]) -> torch.Tensor:
         kernels, heads = self._kernels, self.spec.num_heads
-        qkv = kernels.linear(hidden, layer.qkv).view(len(hidden), 3, heads, -1)
+        qkv = layer.qkv(hidden).view(len(hidden), 3, heads, -1)
         mixed = torch.empty_like(hidden)
         for run in runs:
             part = qkv[run.first_token : run.last_token].view(-1, run.length, *qkv.shape[1:]).permute(2, 0, 3, 1, 4)
-            attended = kernels.attention(part[0], part[1], part[2])
+            attended = kernels.dense_attention(part[0], part[1], part[2])
             mixed[run.first_token : run.last_token] = attended.transpose(1, 2).flatten(2).flatten(0, 1)
-        hidden = self._normed(hidden + kernels.linear(mixed, layer.output), layer.attention_norm)
-        inner = kernels.activation(kernels.linear(hidden, layer.up), self.spec.activation)
-        return self._normed(hidden + kernels.linear(inner, layer.down), layer.mlp_norm)
+        hidden = self._normed(hidden + layer.output(mixed), layer.attention_norm)
+        inner = kernels.activation(layer.up(hidden), self.spec.activation)
+        return self._normed(hidden + layer.down(inner), layer.mlp_norm)
 
     def _pool(
         self, hidden: torch.Tensor, text: torch.Tensor, ends: torch.Tensor, lengths: torch.Tensor
@@ -134,7 +134,7 @@ def _load_layer(prefix: str, spec: EncoderSpec, loader: WeightLoader) -> Encoder
     hidden = Output(spec.hidden_size, range(spec.hidden_size))
     inner = Output(spec.intermediate_size, range(spec.intermediate_size))
 
-    def linear(names: tuple[str, ...], outputs: tuple[Output, ...], inputs: Output) -> PackedLinear:
+    def linear(names: tuple[str, ...], outputs: tuple[Output, ...], inputs: Output) -> Linear:
         full = tuple(prefix + name for name in names)
         return loader.linear(Projection(names=full, outputs=outputs, inputs=inputs.features, bias=True))
 

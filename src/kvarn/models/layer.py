@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kvarn.kernels.attention_plan import AttentionPlan
-from kvarn.kernels.dispatch import Kernels
-from kvarn.kernels.linear import PackedLinear
+from kvarn.kernels.batch import HeadShape, Rotation
+from kvarn.kernels.dispatch import AttentionPlan, Kernels
+from kvarn.kernels.linear import Linear, Norm
 from kvarn.models.families import LayerNames
 from kvarn.models.moe import DenseMlp, MoeMlp
 from kvarn.models.parallel import Parallel
@@ -21,9 +21,7 @@ class LayerStep:
     """What all layers of one kind share in one step."""
 
     plan: AttentionPlan
-    cos: torch.Tensor
-    """[T, R] float32."""
-    sin: torch.Tensor
+    rotation: Rotation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +41,11 @@ class Heads:
             dim=spec.head_dim,
         )
 
+    @property
+    def shape(self) -> HeadShape:
+        """How many there are, and their size."""
+        return HeadShape(len(self.query), len(self.kv), self.dim)
+
     def features(self, heads: range) -> range:
         """The features of these heads."""
         return range(heads.start * self.dim, heads.stop * self.dim)
@@ -57,65 +60,70 @@ class DecoderLayer:
     heads: Heads
     kernels: Kernels
     parallel: Parallel
-    attention_input_norm: torch.Tensor | None
-    attention_output_norm: torch.Tensor | None
-    mlp_input_norm: torch.Tensor | None
-    mlp_output_norm: torch.Tensor | None
-    query_key_norm: torch.Tensor | None
-    """Per head: [query heads + key heads, D]. Full: [features of both]."""
-    qkv: PackedLinear
-    output: PackedLinear
+    attention_input_norm: Norm | None
+    attention_output_norm: Norm | None
+    mlp_input_norm: Norm | None
+    mlp_output_norm: Norm | None
+    query_key_norm: Norm | None
+    """Weight per head: [query heads + key heads, D]. Full: [features of both]."""
+    qkv: Linear
+    output: Linear
     mlp: DenseMlp | MoeMlp
 
     def forward(
         self, hidden: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, step: LayerStep
     ) -> torch.Tensor:
-        """The residual stream [T, hidden] after this layer."""
-        x = self._norm(hidden, self.attention_input_norm)
-        x = self.parallel.all_reduce(self._attention(x, key_cache, value_cache, step))
-        hidden = hidden + self._norm(x, self.attention_output_norm)
-        x = self._norm(hidden, self.mlp_input_norm)
-        x = self.parallel.all_reduce(self.mlp.forward(x, self.kernels))
-        return hidden + self._norm(x, self.mlp_output_norm)
+        """The residual stream [T, hidden] after this layer; it is changed in place."""
+        mixed = self._attention(hidden, key_cache, value_cache, step)
+        add_to = self._sum_target(hidden, self.attention_output_norm)
+        hidden = self._add(hidden, self.output(mixed, add_to=add_to), self.attention_output_norm)
+        add_to = self._sum_target(hidden, self.mlp_output_norm)
+        x = self.mlp.forward(hidden, self.kernels, self.mlp_input_norm, add_to)
+        return self._add(hidden, x, self.mlp_output_norm)
+
+    def _sum_target(self, hidden: torch.Tensor, output_norm: Norm | None) -> torch.Tensor | None:
+        """The residual stream, where the last product of a half may add to it at once."""
+        return hidden if output_norm is None and self.parallel.world_size == 1 else None
+
+    def _add(self, hidden: torch.Tensor, x: torch.Tensor, output_norm: Norm | None) -> torch.Tensor:
+        """The stream with a half's output x added, unless it was added already."""
+        if x is hidden:
+            return hidden
+        x = self.parallel.all_reduce(x)
+        return hidden.add_(x) if output_norm is None else self.kernels.rms_norm(x, output_norm, add_to=hidden)
 
     def _attention(
-        self, x: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, step: LayerStep
+        self, hidden: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, step: LayerStep
     ) -> torch.Tensor:
-        num_queries, num_kv, dim = len(self.heads.query), len(self.heads.kv), self.heads.dim
-        qkv = self.kernels.linear(x, self.qkv)
-        query_key = qkv[:, : (num_queries + num_kv) * dim]
+        qkv = self.qkv(hidden, norm=self.attention_input_norm)
+        norm = self.query_key_norm
         if self.spec.qk_norm == "full":
-            query_key = self._full_query_key_norm(query_key, num_queries * dim)
-        query_key = query_key.view(-1, num_queries + num_kv, dim)
-        if self.spec.qk_norm == "head":
-            query_key = self._norm(query_key, self.query_key_norm)
-        query_key = self.kernels.rope(query_key, step.cos, step.sin)
-        queries, keys = query_key[:, :num_queries], query_key[:, num_queries:]
-        values = qkv[:, (num_queries + num_kv) * dim :].view(-1, num_kv, dim)
-        self.kernels.write_kv(keys, values, key_cache, value_cache, step.plan)
-        mixed = self.kernels.paged_attention(
-            queries, key_cache, value_cache, step.plan, self.spec.attention_scale, self.spec.attention_softcap
+            self._norm_all_heads(qkv)
+            norm = None
+        return self.kernels.paged_attention(
+            qkv,
+            self.heads.shape,
+            step.rotation,
+            norm,
+            key_cache,
+            value_cache,
+            step.plan,
+            self.spec.attention_scale,
+            self.spec.attention_softcap,
         )
-        return self.kernels.linear(mixed.flatten(1), self.output)
 
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        return x if weight is None else self.kernels.rms_norm(x, weight, self.spec.norm_eps)
-
-    def _full_query_key_norm(self, query_key: torch.Tensor, split: int) -> torch.Tensor:
-        """A norm over all heads of a token, of which a rank sees only its own: their squares are summed over ranks."""
+    def _norm_all_heads(self, qkv: torch.Tensor) -> None:
+        """Norm, in place, over all heads of a token. A rank sees only its own heads: squares are summed over ranks."""
         assert self.query_key_norm is not None
-        query, key = query_key[:, :split], query_key[:, split:]
+        weight, eps = self.query_key_norm.weight, self.query_key_norm.eps
+        split, end = len(self.heads.query) * self.heads.dim, len(weight)
+        query, key = qkv[:, :split], qkv[:, split:end]
         squares = torch.stack([query.float().square().sum(-1), key.float().square().sum(-1)])
         repeats = len(self.heads.kv) * self.parallel.world_size / self.spec.num_kv_heads
         totals = torch.tensor([self.spec.num_heads, self.spec.num_kv_heads * repeats], device=squares.device)
         means = (self.parallel.all_reduce(squares) / (totals[:, None] * self.spec.head_dim)).unsqueeze(-1)
-        return torch.cat(
-            [
-                self.kernels.rms_norm(query, self.query_key_norm[:split], self.spec.norm_eps, means[0]),
-                self.kernels.rms_norm(key, self.query_key_norm[split:], self.spec.norm_eps, means[1]),
-            ],
-            -1,
-        )
+        query.copy_(self.kernels.rms_norm(query, Norm(weight[:split], eps), mean_square=means[0]))
+        key.copy_(self.kernels.rms_norm(key, Norm(weight[split:], eps), mean_square=means[1]))
 
 
 def load_layer(
@@ -125,8 +133,10 @@ def load_layer(
     prefix = f"model.layers.{index}."
     heads = Heads.of(spec, parallel)
 
-    def norm(name: str | None) -> torch.Tensor | None:
-        return None if name is None else loader.norm(prefix + name, spec.hidden_size, spec.norm_offset)
+    def norm(name: str | None) -> Norm | None:
+        if name is None:
+            return None
+        return Norm(loader.norm(prefix + name, spec.hidden_size, spec.norm_offset), spec.norm_eps)
 
     query = Output(spec.num_heads * spec.head_dim, heads.features(heads.query))
     key_value = Output(spec.num_kv_heads * spec.head_dim, heads.features(heads.kv))
@@ -166,14 +176,14 @@ def load_layer(
 
 def _load_query_key_norm(
     prefix: str, spec: DecoderSpec, names: LayerNames, loader: WeightLoader, heads: Heads
-) -> torch.Tensor | None:
+) -> Norm | None:
     query, key = prefix + names.query_norm, prefix + names.key_norm
     if spec.qk_norm == "head":
         query_norm = loader.norm(query, spec.head_dim, spec.norm_offset).expand(len(heads.query), -1)
         key_norm = loader.norm(key, spec.head_dim, spec.norm_offset).expand(len(heads.kv), -1)
-        return torch.cat([query_norm, key_norm])
+        return Norm(torch.cat([query_norm, key_norm]), spec.norm_eps)
     if spec.qk_norm == "full":
         query_norm = loader.norm(query, spec.num_heads * spec.head_dim, spec.norm_offset, heads.features(heads.query))
         key_norm = loader.norm(key, spec.num_kv_heads * spec.head_dim, spec.norm_offset, heads.features(heads.kv))
-        return torch.cat([query_norm, key_norm])
+        return Norm(torch.cat([query_norm, key_norm]), spec.norm_eps)
     return None

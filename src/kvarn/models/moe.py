@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kvarn.kernels.activation import Activation
 from kvarn.kernels.dispatch import Kernels
-from kvarn.kernels.linear import PackedLinear
+from kvarn.kernels.linear import Linear, Norm
 from kvarn.models.families import LayerNames
 from kvarn.models.parallel import Parallel
 from kvarn.models.spec import DecoderSpec, MoeSpec
@@ -19,9 +18,8 @@ from kvarn.models.weights import Output, Projection, WeightLoader
 class DenseMlp:
     """down(activation(gate(x)) * up(x)); under tensor parallelism a rank's part of the sum."""
 
-    gate_up: PackedLinear
-    down: PackedLinear
-    activation: Activation
+    gate_up: Linear
+    down: Linear
 
     @staticmethod
     def load(
@@ -35,7 +33,10 @@ class DenseMlp:
         """The MLP whose tensors' names begin with `prefix`."""
         inner = Output(intermediate_size, parallel.share(intermediate_size, "intermediate features"))
         gate_up = Projection(
-            names=tuple(f"{prefix}.{name}" for name in names.gate_up), outputs=(inner, inner), inputs=spec.hidden_size
+            names=tuple(f"{prefix}.{name}" for name in names.gate_up),
+            outputs=(inner, inner),
+            inputs=spec.hidden_size,
+            activation=spec.activation,
         )
         down = Projection(
             names=(f"{prefix}.{names.down}",),
@@ -43,11 +44,13 @@ class DenseMlp:
             inputs=intermediate_size,
             held_inputs=inner.held,
         )
-        return DenseMlp(loader.linear(gate_up), loader.linear(down), spec.activation)
+        return DenseMlp(loader.linear(gate_up), loader.linear(down))
 
-    def forward(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-        """x [T, hidden] to [T, hidden]."""
-        return kernels.linear(kernels.gated_activation(kernels.linear(x, self.gate_up), self.activation), self.down)
+    def forward(
+        self, x: torch.Tensor, kernels: Kernels, norm: Norm | None = None, add_to: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [T, hidden], `norm` applied to it, to [T, hidden]; added in place to `add_to` where given."""
+        return self.down(self.gate_up(x, norm=norm), add_to=add_to)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +58,10 @@ class MoeMlp:
     """A router that sends each token to a few experts (Shazeer et al. 2017), and perhaps one that all visit."""
 
     moe: MoeSpec
-    router: PackedLinear
+    router: Linear
     experts: tuple[DenseMlp, ...]
     shared: DenseMlp | None
-    shared_gate: PackedLinear | None
+    shared_gate: Linear | None
     """Scales the shared expert's answer by a sigmoid of its own."""
 
     @staticmethod
@@ -67,7 +70,7 @@ class MoeMlp:
     ) -> MoeMlp:
         """The mixture of the layer whose tensors' names begin with `prefix`."""
 
-        def gate(name: str, outputs: int) -> PackedLinear:
+        def gate(name: str, outputs: int) -> Linear:
             output = Output(outputs, range(outputs))
             return loader.linear(Projection(names=(prefix + name,), outputs=(output,), inputs=spec.hidden_size))
 
@@ -83,9 +86,13 @@ class MoeMlp:
             shared_gate=gate(names.shared_expert_gate, 1) if shared_size else None,
         )
 
-    def forward(self, x: torch.Tensor, kernels: Kernels) -> torch.Tensor:
-        """x [T, hidden] to [T, hidden]. Each expert that is hit runs once, over all of its tokens."""
-        probabilities = torch.softmax(kernels.linear(x, self.router).float(), -1)
+    def forward(
+        self, x: torch.Tensor, kernels: Kernels, norm: Norm | None = None, add_to: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """As `DenseMlp.forward`. Each expert that is hit runs once, over all of its tokens."""
+        if norm is not None:
+            x = kernels.rms_norm(x, norm)
+        probabilities = torch.softmax(self.router(x).float(), -1)
         shares, chosen = probabilities.topk(self.moe.experts_per_token, -1)
         if self.moe.renormalize:
             shares = shares / shares.sum(-1, keepdim=True)
@@ -101,6 +108,6 @@ class MoeMlp:
         mixed = torch.cat(outputs).float().mul_(shares)
         out = mixed.new_zeros(x.shape).index_add_(0, tokens, mixed)
         if self.shared is not None and self.shared_gate is not None:
-            gate = torch.sigmoid(kernels.linear(x, self.shared_gate).float())
+            gate = torch.sigmoid(self.shared_gate(x).float())
             out += gate * self.shared.forward(x, kernels).float()
-        return out.to(x.dtype)
+        return out.to(x.dtype) if add_to is None else add_to.add_(out)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from kvarn.kernels.activation import Activation
 from kvarn.kernels.dispatch import Kernels
-from kvarn.kernels.linear import PackedLinear
+from kvarn.kernels.linear import Linear
 from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.parallel import Parallel, Shard
 
@@ -32,6 +33,8 @@ class Projection:
     held_inputs: range | None = None
     """Input features this rank multiplies; None: all."""
     bias: bool = False
+    activation: Activation | None = None
+    """The two outputs are gate and up: the layer gives activation(gate) * up."""
 
     @property
     def shard(self) -> Shard:
@@ -51,7 +54,7 @@ class WeightLoader:
         self._dtype = dtype
         self._parallel = parallel
 
-    def linear(self, projection: Projection) -> PackedLinear:
+    def linear(self, projection: Projection) -> Linear:
         """All outputs of a projection as one product. A bias after a sum over ranks is added by rank 0 alone."""
         weight = self._rows([f"{name}.weight" for name in projection.names], projection, (projection.inputs,))
         if projection.held_inputs is not None:
@@ -59,7 +62,7 @@ class WeightLoader:
         bias = None
         if projection.bias and (projection.shard is not Shard.ROW or self._parallel.rank == 0):
             bias = self._rows([f"{name}.bias" for name in projection.names], projection, ()).to(self._dtype)
-        return self._kernels.pack_linear(weight.to(self._dtype), bias)
+        return self._kernels.pack_linear(weight.to(self._dtype), bias, projection.activation)
 
     def norm(self, name: str, size: int, offset: float = 0.0, held: range | None = None) -> torch.Tensor:
         """A norm's weight [size] in float32, `offset` added; only the numbers `held` where a rank has a part."""

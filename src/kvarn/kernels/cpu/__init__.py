@@ -1,0 +1,1 @@
+"""The compiled CPU kernels (`csrc/`) and what Python needs to call them."""

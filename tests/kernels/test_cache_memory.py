@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvarn.models.memory import zeros_on_demand
+from kvarn.kernels.memory import zeros_on_demand
 
 
 def resident_bytes() -> int:
