@@ -52,10 +52,8 @@ docs: $(VENV)/.serve
 
 # Compiles the kernels again where they changed, in seconds: for whoever works on csrc/. `make install` does it too.
 native: $(VENV)/.serve
-	@$(BIN)/python -m nanobind --cmake_dir >/dev/null 2>&1 || $(PIP) nanobind
-	cmake -S . -B build/dev -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir) \
-	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python >/dev/null
-	cmake --build build/dev --parallel
+	$(PIP) scikit-build-core nanobind ninja
+	$(PIP) --no-deps --no-build-isolation --editable .
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
