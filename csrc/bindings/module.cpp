@@ -13,6 +13,8 @@ NB_MODULE(_native, m) {
     m.doc() = "Compiled CPU kernels. Use kvarn.kernels.cpu, which checks what it passes.";
     m.def("usable_instruction_sets", &usable_instruction_sets,
           "Instruction sets in this build that this processor has, best first.");
+    m.def("emulated_instruction_sets", &emulated_instruction_sets,
+          "Sets in this build whose newest instructions are done in software, for tests.");
     BackendClass backend(m, "Backend");
     backend.def(
         "__init__", [](Backend* self, std::string_view isa) { new (self) Backend{isa_named(isa), {}}; },

@@ -1,27 +1,32 @@
 #include "core/isa.h"
 
-#include <algorithm>
 #include <stdexcept>
+
+#include "core/processor.h"
 
 namespace kvarn {
 
 namespace {
 
-bool processor_has(Isa isa) {
+bool can_run(Isa isa) {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
+    const Processor& here = processor();
     switch (isa) {
-        case Isa::avx2:
-            return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+        case Isa::amx: return here.amx && here.avx512_bf16 && here.avx512 && here.avx2;
+        case Isa::avx512_bf16: return here.avx512_bf16 && here.avx512 && here.avx2;
+        case Isa::avx512: return here.avx512 && here.avx2;
         case Isa::generic: return true;
+        default: return here.avx2;  // the emulated ones too
     }
-#endif
+#else
     return isa == Isa::generic;
+#endif
 }
 
 struct Named {
     std::string_view name;
     Isa isa;
+    bool emulated() const { return name.starts_with("emulated_"); }
 };
 
 constexpr Named kAll[] = {
@@ -30,18 +35,22 @@ constexpr Named kAll[] = {
 #undef KVARN_NAMED
 };
 
+std::vector<std::string> names(bool emulated) {
+    std::vector<std::string> found;
+    for (const Named& each : kAll)
+        if (each.emulated() == emulated && can_run(each.isa)) found.emplace_back(each.name);
+    return found;
+}
+
 }  // namespace
 
-std::vector<std::string> usable_instruction_sets() {
-    std::vector<std::string> names;
-    for (const Named& each : kAll)
-        if (processor_has(each.isa)) names.emplace_back(each.name);
-    return names;
-}
+std::vector<std::string> usable_instruction_sets() { return names(false); }
+
+std::vector<std::string> emulated_instruction_sets() { return names(true); }
 
 Isa isa_named(std::string_view name) {
     for (const Named& each : kAll)
-        if (each.name == name && processor_has(each.isa)) return each.isa;
+        if (each.name == name && can_run(each.isa)) return each.isa;
     std::string message = "no instruction set '" + std::string(name) + "' here; usable:";
     for (const std::string& usable : usable_instruction_sets()) message += " " + usable;
     throw std::invalid_argument(message);

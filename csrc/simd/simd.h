@@ -4,12 +4,14 @@
 // gives the same bits on every instruction set (multiply-add excepted: `generic` rounds twice where others round once).
 #pragma once
 
-#if defined(KVARN_ISA_avx2)
+#include "simd/features.h"
+
+#if KVARN_HAS_ZMM
+#include "simd/avx512.h"
+#elif KVARN_HAS_YMM
 #include "simd/avx2.h"
-#elif defined(KVARN_ISA_generic)
-#include "simd/generic.h"
 #else
-#error "no simd header for this instruction set"
+#include "simd/generic.h"
 #endif
 
 #include "simd/math.h"

@@ -9,3 +9,19 @@ import torch
 @pytest.fixture(autouse=True, scope="session")
 def one_kernel_thread() -> None:
     torch.set_num_threads(1)
+
+
+def _instruction_sets() -> list[str]:
+    """All that can run here, the emulated ones too; none where Kvarn was installed without its compiled kernels."""
+    try:
+        from kvarn.kernels.cpu.isa import emulated_instruction_sets, usable_instruction_sets
+    except ImportError:
+        return []
+    return usable_instruction_sets() + emulated_instruction_sets()
+
+
+@pytest.fixture(params=_instruction_sets())
+def isa(request: pytest.FixtureRequest) -> str:
+    """Each instruction set in turn."""
+    name: str = request.param
+    return name
