@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvarn.config.schema import BLOCK_SIZE
-from kvarn.engine.plan import StepPlan, StepResult
+from kvarn.engine.plan import StepResult
 from kvarn.engine.scheduler import Scheduler
 from kvarn.wire.messages import EngineStats, RefusalReason
 
@@ -28,10 +28,10 @@ class EngineBooks:
         """A request was refused or given up."""
         self._refused[reason.value] = self._refused.get(reason.value, 0) + 1
 
-    def count_step(self, plan: StepPlan, result: StepResult) -> None:
-        """A step ran. The throughput is a moving average over about 50 steps."""
-        self._last_tokens = plan.num_tokens
-        self._last_rows = len(plan.rows)
+    def count_step(self, num_tokens: int, result: StepResult) -> None:
+        """A step of so many tokens ran. The throughput is a moving average over about 50 steps."""
+        self._last_tokens = num_tokens
+        self._last_rows = len(result.rows)
         self._last_step_s = result.elapsed_s
         if result.elapsed_s > 0:
             speed = self._last_tokens / result.elapsed_s
@@ -79,5 +79,6 @@ class EngineBooks:
         held = self._scheduler.memory.pool.num_held * BLOCK_SIZE
         if not held:
             return 0.0
-        empty = sum(len(sequence.blocks) * BLOCK_SIZE - sequence.num_computed for sequence in self._scheduler.running)
-        return empty / held
+        running = self._scheduler.running
+        slots = sum([len(sequence.blocks) for sequence in running]) * BLOCK_SIZE
+        return (slots - sum([sequence.num_computed for sequence in running])) / held

@@ -48,7 +48,8 @@ class EngineCore:
         self._executor = executor
         self._clock = clock
         memory = KVMemory(executor.num_blocks, config.prefix_cache, namespace)
-        self.scheduler = Scheduler(config, memory, executor.max_context_length, preemption)
+        self.scheduler = Scheduler(config, memory, preemption)
+        self._max_context_length = executor.max_context_length
         self._door = AdmissionControl(config, executor.num_blocks, executor.max_context_length)
         self._requests: dict[str, Request] = {}
         self._num_arrived = 0
@@ -71,7 +72,7 @@ class EngineCore:
             raise
         account = self.scheduler.tenants.open(message.tenant, message.weight)
         self._num_arrived += 1
-        request = Request(message, account, self._clock(), self._num_arrived)
+        request = Request(message, account, self._clock(), self._num_arrived, self._max_context_length)
         self._requests[request.request_id] = request
         self._door.enter(request)
         self.scheduler.add(request)
@@ -110,7 +111,7 @@ class EngineCore:
             self._door.leave(request)
         result = self._executor.execute(plan)
         update = self.scheduler.update(plan, result)
-        self._books.count_step(plan, result)
+        self._books.count_step(update.num_tokens, result)
         for request in update.finished:
             self._forget(request)
             self._books.finished += 1

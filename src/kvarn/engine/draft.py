@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from kvarn.config.schema import EngineConfig
 from kvarn.engine.plan import Admission, BlockCopy, Row, StepPlan
 from kvarn.engine.request import Sequence
 from kvarn.engine.step_time import StepShape, StepTimeModel
 
 
-@dataclass(slots=True)
-class DraftRow:
-    """Part of one sequence to be computed. It can still be taken out of the step."""
-
-    num_tokens: int
-    charged: int
-    """Prompt tokens charged to the tenant for it."""
-    copies: list[BlockCopy] = field(default_factory=list)
-
-
 class StepDraft:
-    """The budget object of one step: it hands out shares until nothing is left, then becomes a `StepPlan`."""
+    """The budget object of one step: it hands out shares until nothing is left, then becomes a `StepPlan`.
+
+    Most rows are a decode's single token: they are an entry of `rows`, and what only others have stands beside it.
+    """
 
     def __init__(self, config: EngineConfig, step_time: StepTimeModel) -> None:
         self.tokens_left = config.token_budget
         self.shape = StepShape()
-        self.rows: dict[Sequence, DraftRow] = {}
+        self.rows: dict[Sequence, int] = {}
+        """Tokens of each sequence to be computed. A row can still be taken out of the step."""
+        self.charged: dict[Sequence, int] = {}
+        """Prompt tokens charged to the tenant for a row, where there are any."""
+        self.copies: dict[Sequence, list[BlockCopy]] = {}
+        """Blocks to be copied for a row, where there are any."""
         self.admitted: list[Sequence] = []
         self.preempted = False
         """Whether memory ran out: then nobody new starts in this step."""
@@ -55,19 +51,20 @@ class StepDraft:
         decodes = StepShape(decode_rows=self.shape.decode_rows, decode_context=self.shape.decode_context)
         return max(self._target_s, self._max_stretch * self._step_time.predict(decodes))
 
-    def add(self, sequence: Sequence, row: DraftRow) -> None:
+    def add(self, sequence: Sequence, num_tokens: int) -> None:
         """Put a row into the step."""
-        self.rows[sequence] = row
-        self.tokens_left -= row.num_tokens
-        self.shape.add(sequence.num_computed, row.num_tokens)
+        self.rows[sequence] = num_tokens
+        self.tokens_left -= num_tokens
+        self.shape.add(sequence.num_computed, num_tokens)
 
-    def remove(self, sequence: Sequence) -> DraftRow | None:
-        """Take a sequence's row out again, its copies with it. None if it has no row."""
-        row = self.rows.pop(sequence, None)
-        if row is not None:
-            self.tokens_left += row.num_tokens
-            self.shape.add(sequence.num_computed, row.num_tokens, sign=-1)
-        return row
+    def remove(self, sequence: Sequence) -> int:
+        """Take a sequence's row, if it has one, out again, its copies with it; returns the tokens charged for it."""
+        num_tokens = self.rows.pop(sequence, 0)
+        if num_tokens:
+            self.tokens_left += num_tokens
+            self.shape.add(sequence.num_computed, num_tokens, sign=-1)
+        self.copies.pop(sequence, None)
+        return self.charged.pop(sequence, 0)
 
     def plan(self, step: int, releases: list[int]) -> StepPlan:
         """The finished plan. Block-table changes pass from the sequences to it.
@@ -79,8 +76,8 @@ class StepDraft:
             step=step,
             releases=releases,
             admissions=[_admission(sequence) for sequence in self.admitted],
-            copies=[copy for row in self.rows.values() for copy in row.copies],
-            rows=[_row(sequence, row) for sequence, row in self.rows.items()],
+            copies=[copy for copies in self.copies.values() for copy in copies],
+            rows=[_row(sequence, num_tokens) for sequence, num_tokens in self.rows.items()],
         )
 
 
@@ -91,16 +88,18 @@ def _admission(sequence: Sequence) -> Admission:
     return Admission(slot, request.sampling, sequence.seed, request.prompt, outputs, request.scope.adapter)
 
 
-def _row(sequence: Sequence, row: DraftRow) -> Row:
-    request, slot, start = sequence.request, sequence.slot, sequence.num_computed
+def _row(sequence: Sequence, num_tokens: int) -> Row:
+    request, slot, start, tokens = sequence.request, sequence.slot, sequence.num_computed, sequence.tokens
     assert slot is not None, "a row belongs to a running sequence"
-    end = start + row.num_tokens
-    updates, sequence.pending_updates = sequence.pending_updates, []
+    end = start + num_tokens
+    updates = sequence.pending_updates
+    if updates:
+        sequence.pending_updates = []
     return Row(
-        slot=slot,
-        start=start,
-        token_ids=sequence.tokens[start:end],
-        block_updates=updates,
-        sample=end == len(sequence.tokens) and request.sampling.max_tokens > 0,
-        prompt_logprobs=request.wants_prompt_logprobs and sequence.index == 0,
+        slot,
+        start,
+        tokens[start:end],
+        list(updates),
+        end == len(tokens) and request.sampling.max_tokens > 0,
+        request.wants_prompt_logprobs and sequence.index == 0,
     )

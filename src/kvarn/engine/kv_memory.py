@@ -69,6 +69,14 @@ class KVMemory:
         sequence.nodes = list(placement.nodes)
         sequence.pending_updates = [BlockUpdate(index, block) for index, block in enumerate(sequence.blocks)]
 
+    def is_reserved(self, sequence: Sequence, end: int) -> bool:
+        """Whether positions `num_computed` to `end - 1` lie in one block that is writable already.
+
+        So it is for fifteen decodes of sixteen, and `reserve` need not be asked.
+        """
+        index, blocks = sequence.num_computed // BLOCK_SIZE, sequence.blocks
+        return end <= (index + 1) * BLOCK_SIZE and index < len(blocks) and self.pool.is_writable(blocks[index])
+
     def reserve(self, sequence: Sequence, end: int, copies: list[BlockCopy]) -> None:
         """Make positions `num_computed` to `end - 1` writable: append blocks, copy shared ones before the write.
 
@@ -94,10 +102,11 @@ class KVMemory:
         Where the cache already has a block with these tokens, the sequence adopts it and frees its own, so that two
         sequences never hold the same tokens twice, and whoever holds a cached block holds the path to it.
         """
-        if not self._reuse:
+        nodes, num_full = sequence.nodes, sequence.num_computed // BLOCK_SIZE
+        if len(nodes) == num_full or not self._reuse:
             return
-        nodes, scope = sequence.nodes, sequence.request.scope
-        for index in range(len(nodes), sequence.num_computed // BLOCK_SIZE):
+        scope = sequence.request.scope
+        for index in range(len(nodes), num_full):
             key = tuple(sequence.tokens[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE])
             node = self.cache.insert(scope, nodes[-1] if nodes else None, key, sequence.blocks[index])
             if node.block != sequence.blocks[index]:

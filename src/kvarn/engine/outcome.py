@@ -7,26 +7,26 @@ from kvarn.engine.request import Request, Sequence
 from kvarn.wire.messages import FinishReason, PositionLogprobs, TokenDelta
 
 
-def absorb_row(sequence: Sequence, num_tokens: int, result: RowResult, max_context_length: int) -> TokenDelta | None:
+def absorb_row(sequence: Sequence, num_tokens: int, result: RowResult) -> TokenDelta | None:
     """Advance a sequence by `num_tokens` computed ones and take the tokens drawn.
 
     Returns the delta to send: None where there is nothing to tell.
     """
-    start = sequence.num_computed
+    request, start = sequence.request, sequence.num_computed
     sequence.num_computed = start + num_tokens
     if result.prompt_logprobs is not None:
-        _collect_prompt_logprobs(sequence.request, start, result.prompt_logprobs)
-    first = sequence.num_outputs == 0
-    kept = sequence.accept(result.token_ids, max_context_length)
-    if sequence.request.sampling.max_tokens == 0 and sequence.num_computed == sequence.num_tokens:
+        _collect_prompt_logprobs(request, start, result.prompt_logprobs)
+    first = sequence.index == 0 and len(sequence.tokens) == sequence.num_prompt
+    kept = sequence.accept(result.token_ids)
+    if not kept:
+        if request.sampling.max_tokens > 0 or sequence.num_computed < sequence.num_tokens:
+            return None
         sequence.finish_reason = FinishReason.LENGTH
-    if not kept and sequence.finish_reason is None:
-        return None
     logprobs = result.logprobs[: len(kept)] if result.logprobs is not None else None
-    if first and sequence.index == 0:
+    if first:
         return _first_delta(sequence, kept, logprobs)
     return TokenDelta(
-        request_id=sequence.request.request_id,
+        request_id=request.request_id,
         index=sequence.index,
         token_ids=kept,
         logprobs=logprobs,
@@ -54,3 +54,4 @@ def _collect_prompt_logprobs(request: Request, start: int, entries: list[Positio
     """Entry i belongs to prompt position start + 1 + i; positions computed a second time are known already."""
     known = len(request.prompt_logprobs) - (start + 1)
     request.prompt_logprobs.extend(entries[known:])
+    request.wants_prompt_logprobs = len(request.prompt_logprobs) < len(request.prompt)

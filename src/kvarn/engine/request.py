@@ -21,6 +21,7 @@ class Request:
         "arrival_s",
         "cached_tokens",
         "first_step_s",
+        "max_length",
         "num_unfinished",
         "order",
         "priority",
@@ -31,9 +32,12 @@ class Request:
         "scope",
         "sequences",
         "stop_token_ids",
+        "wants_prompt_logprobs",
     )
 
-    def __init__(self, message: Submit, account: TenantAccount, arrival_s: float, order: int) -> None:
+    def __init__(
+        self, message: Submit, account: TenantAccount, arrival_s: float, order: int, max_context_length: int
+    ) -> None:
         self.request_id = message.request_id
         self.prompt = message.prompt_token_ids
         self.sampling: SamplingParams = message.sampling
@@ -51,14 +55,13 @@ class Request:
         """Collected chunk by chunk; entry p belongs to prompt position p."""
         if message.sampling.prompt_logprobs is not None:
             self.prompt_logprobs.append(None)
+        self.wants_prompt_logprobs = 0 < len(self.prompt_logprobs) < len(self.prompt)
+        """Whether log-probabilities of some prompt positions are asked for and not collected yet."""
+        self.max_length = min(len(self.prompt) + message.sampling.max_tokens, max_context_length)
+        """Tokens of prompt and answer together at which a choice ends."""
         self.num_unfinished = message.sampling.n
         self.sequences = [Sequence(self, 0)]
         """Choice 0 computes the prompt; the others are forked from it once that is done."""
-
-    @property
-    def wants_prompt_logprobs(self) -> bool:
-        """Whether log-probabilities of some prompt positions are asked for and not collected yet."""
-        return self.sampling.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt)
 
     def fork(self) -> list[Sequence]:
         """Create choices 1 to n - 1."""
@@ -134,21 +137,21 @@ class Sequence:
         """Order in which running sequences keep their memory: smaller stays longer."""
         return (self.tier, self.request.arrival_s, self.request.order, self.index)
 
-    def accept(self, drawn: list[int], max_context_length: int) -> list[int]:
+    def accept(self, drawn: list[int]) -> list[int]:
         """Append drawn tokens up to the first that ends the answer; sets `finish_reason` there.
 
         Returns the tokens kept: one drawn after the end of the answer is dropped.
         """
-        sampling, stops = self.request.sampling, self.request.stop_token_ids
-        max_tokens = min(self.num_prompt + sampling.max_tokens, max_context_length)
+        request, tokens = self.request, self.tokens
         for count, token in enumerate(drawn, start=1):
-            self.tokens.append(token)
-            if token in stops and self.num_outputs >= sampling.min_tokens:
+            tokens.append(token)
+            if token in request.stop_token_ids and self.num_outputs >= request.sampling.min_tokens:
                 self.finish_reason = FinishReason.STOP
-            elif len(self.tokens) >= max_tokens:
+            elif len(tokens) >= request.max_length:
                 self.finish_reason = FinishReason.LENGTH
-            if self.finish_reason is not None:
-                return drawn[:count]
+            else:
+                continue
+            return drawn[:count]
         return drawn
 
     def forget_memory(self) -> None:

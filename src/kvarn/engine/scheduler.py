@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvarn.config.schema import EngineConfig
-from kvarn.engine.draft import DraftRow, StepDraft
+from kvarn.engine.draft import StepDraft
 from kvarn.engine.errors import IntegrityError, OutOfBlocksError, ProtocolError
 from kvarn.engine.headroom import Headroom
 from kvarn.engine.kv_memory import KVMemory, Placement
 from kvarn.engine.outcome import absorb_row
-from kvarn.engine.plan import RowResult, StepPlan, StepResult
+from kvarn.engine.plan import BlockCopy, RowResult, StepPlan, StepResult
 from kvarn.engine.preemption import Preemption, RecomputePreemption
 from kvarn.engine.queue import WaitingQueue
 from kvarn.engine.request import Request, Sequence
@@ -28,6 +28,8 @@ from kvarn.wire.messages import TokenDelta
 class StepUpdate:
     """What a step's result changed."""
 
+    num_tokens: int
+    """Tokens computed."""
     deltas: list[TokenDelta] = field(default_factory=list)
     finished: list[Request] = field(default_factory=list)
     """Requests whose last choice ended."""
@@ -50,12 +52,9 @@ class Scheduler:
     LOOK_AHEAD = 64
     """Waiting sequences that are tried in one step past ones that do not fit."""
 
-    def __init__(
-        self, config: EngineConfig, memory: KVMemory, max_context_length: int, preemption: Preemption | None = None
-    ) -> None:
+    def __init__(self, config: EngineConfig, memory: KVMemory, preemption: Preemption | None = None) -> None:
         self._config = config
         self.memory = memory
-        self._max_context_length = max_context_length
         self._preemption = preemption or RecomputePreemption()
         self.tenants = TenantLedger(config.input_token_weight, config.output_token_weight)
         self.queue = WaitingQueue(config.priority_ageing_s)
@@ -112,13 +111,13 @@ class Scheduler:
         if draft is None or result.step != plan.step or len(result.rows) != len(draft.rows):
             raise ProtocolError(f"the result of step {result.step} does not answer the plan of step {plan.step}")
         self.step_time.observe(draft.shape, result.elapsed_s)
-        update = StepUpdate()
-        for (sequence, row), row_result in zip(draft.rows.items(), result.rows, strict=True):
+        update = StepUpdate(draft.shape.num_tokens)
+        for (sequence, num_tokens), row_result in zip(draft.rows.items(), result.rows, strict=True):
             if sequence.slot != row_result.slot:
                 if sequence.slot is None:
                     continue  # aborted while the step ran
                 raise ProtocolError(f"step {plan.step}: a result for slot {row_result.slot} out of turn")
-            self._absorb(sequence, row.num_tokens, row_result, update)
+            self._absorb(sequence, num_tokens, row_result, update)
         return update
 
     # Going on --------------------------------------------------------------------------------------------------------
@@ -153,11 +152,24 @@ class Scheduler:
         return min(self._config.min_prefill_chunk, self._config.token_budget // 4)
 
     def _compute(self, draft: StepDraft, sequence: Sequence, num_tokens: int) -> None:
-        """Add a row, preempting others, and in the end the sequence itself, where memory runs out."""
-        row = DraftRow(num_tokens, 0)
+        """Add a row if memory can be had for it."""
+        end = sequence.num_computed + num_tokens
+        if not self.memory.is_reserved(sequence, end) and not self._reserve(draft, sequence, end):
+            return
+        if sequence.num_charged < sequence.num_prompt:
+            self._charge_prompt(draft, sequence, end)
+        sequence.last_step = self.totals.steps + 1
+        draft.add(sequence, num_tokens)
+
+    def _reserve(self, draft: StepDraft, sequence: Sequence, end: int) -> bool:
+        """Get blocks up to position `end`, preempting others where memory runs out.
+
+        Returns False where in the end the sequence itself gave way.
+        """
+        copies: list[BlockCopy] = []
         while True:
             try:
-                self.memory.reserve(sequence, sequence.num_computed + num_tokens, row.copies)
+                self.memory.reserve(sequence, end, copies)
                 break
             except OutOfBlocksError:
                 victim = self._preemption.victim(self.running)
@@ -165,26 +177,26 @@ class Scheduler:
                 self._preempt(victim)
                 draft.preempted = True
                 if victim is sequence:
-                    return
-        self._charge_prompt(sequence, row)
-        sequence.last_step = self.totals.steps + 1
-        draft.add(sequence, row)
+                    return False
+        if copies:
+            draft.copies[sequence] = copies
+        return True
 
-    def _charge_prompt(self, sequence: Sequence, row: DraftRow) -> None:
-        end = min(sequence.num_computed + row.num_tokens, sequence.num_prompt)
-        if end > sequence.num_charged:
-            row.charged = end - sequence.num_charged
-            sequence.num_charged = end
-            self.totals.prompt_tokens += row.charged
-            self.tenants.charge_input(sequence.request.account, row.charged)
+    def _charge_prompt(self, draft: StepDraft, sequence: Sequence, end: int) -> None:
+        """Charge the tenant for the part of the prompt before position `end` that it has not paid for."""
+        charged = min(end, sequence.num_prompt) - sequence.num_charged
+        if charged > 0:
+            draft.charged[sequence] = charged
+            self._charge(sequence, charged)
 
     def _take_out(self, draft: StepDraft, sequence: Sequence) -> None:
         """Undo a row of this step, its charge included."""
-        row = draft.remove(sequence)
-        if row is not None and row.charged:
-            sequence.num_charged -= row.charged
-            self.totals.prompt_tokens -= row.charged
-            self.tenants.charge_input(sequence.request.account, -row.charged)
+        self._charge(sequence, -draft.remove(sequence))
+
+    def _charge(self, sequence: Sequence, prompt_tokens: int) -> None:
+        sequence.num_charged += prompt_tokens
+        self.totals.prompt_tokens += prompt_tokens
+        self.tenants.charge_input(sequence.request.account, prompt_tokens)
 
     # Giving way ------------------------------------------------------------------------------------------------------
 
@@ -274,16 +286,15 @@ class Scheduler:
     # Taking results --------------------------------------------------------------------------------------------------
 
     def _absorb(self, sequence: Sequence, num_tokens: int, row_result: RowResult, update: StepUpdate) -> None:
-        request = sequence.request
-        prompt_was_open = sequence.num_computed < sequence.num_prompt
-        delta = absorb_row(sequence, num_tokens, row_result, self._max_context_length)
+        request, start = sequence.request, sequence.num_computed
+        delta = absorb_row(sequence, num_tokens, row_result)
         self.memory.publish(sequence)
         if delta is not None:
             drawn = len(delta.token_ids)
             self.totals.output_tokens += drawn
             self.tenants.charge_output(request.account, drawn)
             update.deltas.append(delta)
-        if prompt_was_open and sequence.num_computed >= sequence.num_prompt:
+        if start < sequence.num_prompt <= sequence.num_computed:
             self._headroom.prompts_computed += 1
             if len(request.sequences) < request.sampling.n:
                 for sibling in request.fork():

@@ -30,6 +30,11 @@ class StepShape:
     decode_rows: int = 0
     decode_context: int = 0
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed."""
+        return self.prefill_tokens + self.decode_rows
+
     def add(self, start: int, num_tokens: int, sign: int = 1) -> None:
         """Add (or, with sign -1, take out) a row of tokens at positions `start`, `start + 1`, ..."""
         if num_tokens == 1:
