@@ -20,4 +20,5 @@ NB_MODULE(_native, m) {
         "__init__", [](Backend* self, std::string_view isa) { new (self) Backend{isa_named(isa), {}}; },
         nb::arg("isa"), "Kernels of one instruction set. Raises ValueError where this processor lacks it.");
     bind_elementwise(backend);
+    bind_roofline(backend);
 }

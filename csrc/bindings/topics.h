@@ -6,5 +6,6 @@
 namespace kvarn {
 
 void bind_elementwise(BackendClass& backend);
+void bind_roofline(BackendClass& backend);
 
 }  // namespace kvarn
