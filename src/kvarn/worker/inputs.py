@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress, count
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,8 @@ from kvarn.kernels.batch import PagedBatch
 from kvarn.worker.slots import SlotTable
 
 Ints = npt.NDArray[np.int64]
+
+_COLUMNS = attrgetter("slot", "start", "token_ids", "sample", "prompt_logprobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +57,32 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
     Raises:
         PlanError: A row is of an unknown slot or runs past the longest context.
     """
-    row_slots = np.array([row.slot for row in rows], dtype=np.int64)
-    row_starts = np.array([row.start for row in rows], dtype=np.int64)
-    lengths = np.array([len(row.token_ids) for row in rows], dtype=np.int64)
+    slot_column, start_column, token_lists, samples, spanned = zip(*map(_COLUMNS, rows), strict=True)
+    row_slots = np.array(slot_column, dtype=np.int64)
+    row_starts = np.array(start_column, dtype=np.int64)
+    lengths = np.fromiter(map(len, token_lists), dtype=np.int64, count=len(rows))
     context_lens = row_starts + lengths
     slots.check_rows(row_slots, context_lens)
 
     query_starts = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum(lengths, out=query_starts[1:])
     num_tokens = int(query_starts[-1])
-    token_ids = np.fromiter(chain.from_iterable(row.token_ids for row in rows), dtype=np.int64, count=num_tokens)
-    row_of_token = np.repeat(np.arange(len(rows)), lengths)
-    positions = np.arange(num_tokens) + (row_starts - query_starts[:-1])[row_of_token]
+    token_ids = np.fromiter(chain.from_iterable(token_lists), dtype=np.int64, count=num_tokens)
+    if num_tokens == len(rows):  # one token each: all decode
+        row_of_token, positions = query_starts[:-1], row_starts
+    else:
+        row_of_token = np.repeat(np.arange(len(rows)), lengths)
+        positions = np.arange(num_tokens) + (row_starts - query_starts[:-1])[row_of_token]
 
     width = -(-int(context_lens.max()) // BLOCK_SIZE)
     block_tables = slots.block_tables[row_slots, :width]
     blocks = block_tables[row_of_token, positions // BLOCK_SIZE].astype(np.int64)
     slot_mapping = blocks * BLOCK_SIZE + positions % BLOCK_SIZE
 
-    sampled_rows = [index for index, row in enumerate(rows) if row.sample]
+    sampled_rows = list(compress(count(), samples))
     last_tokens = query_starts[1:][sampled_rows] - 1
-    spans, span_tokens = _prompt_spans(rows, slots, query_starts, len(sampled_rows))
+    reporting = list(compress(count(), spanned))
+    spans, span_tokens = _prompt_spans(rows, reporting, slots, query_starts, len(sampled_rows))
     return StepInputs(
         token_ids=torch.from_numpy(token_ids).to(device),
         batch=PagedBatch(
@@ -93,17 +101,16 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
 
 
 def _prompt_spans(
-    rows: Sequence[Row], slots: SlotTable, query_starts: Ints, first: int
+    rows: Sequence[Row], reporting: Sequence[int], slots: SlotTable, query_starts: Ints, first: int
 ) -> tuple[list[PromptSpan], list[Ints]]:
-    """The spans of rows that report on their prompt, and the tokens of the batch which they cover.
+    """The spans of the rows `reporting` on their prompt, and the tokens of the batch which they cover.
 
     The token after a chunk's last position is not in the chunk: it is taken from the admission's prompt.
     """
     spans: list[PromptSpan] = []
     tokens: list[Ints] = []
-    for index, row in enumerate(rows):
-        if not row.prompt_logprobs:
-            continue
+    for index in reporting:
+        row = rows[index]
         prompt, num_top = slots.prompts[row.slot]
         following = prompt[row.start + 1 : row.start + len(row.token_ids) + 1]
         spans.append(PromptSpan(index, row.slot, first, following, num_top))

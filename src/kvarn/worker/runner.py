@@ -75,13 +75,12 @@ def copy_blocks(cache: KVCache, copies: Sequence[BlockCopy]) -> None:
 def _results(
     plan: StepPlan, inputs: StepInputs, sampled: Sampled, prompt_logprobs: dict[int, list[PositionLogprobs]]
 ) -> list[RowResult]:
-    tokens: list[list[int]] = [[] for _ in plan.rows]
-    logprobs: dict[int, list[PositionLogprobs]] = {}
-    for place, (row, token) in enumerate(zip(inputs.sampled_rows, sampled.token_ids.tolist(), strict=True)):
-        tokens[row] = [token]
-        if place in sampled.logprobs:
-            logprobs[row] = [sampled.logprobs[place]]
+    tokens = sampled.token_ids[:, None].tolist()
+    if len(tokens) == len(plan.rows) and not sampled.logprobs and not prompt_logprobs:
+        return [RowResult(row.slot, drawn) for row, drawn in zip(plan.rows, tokens, strict=True)]
+    drawn_by_row = dict(zip(inputs.sampled_rows, tokens, strict=True))
+    logprobs = {inputs.sampled_rows[place]: [entry] for place, entry in sampled.logprobs.items()}
     return [
-        RowResult(row.slot, tokens[index], logprobs.get(index), prompt_logprobs.get(index))
+        RowResult(row.slot, drawn_by_row.get(index, []), logprobs.get(index), prompt_logprobs.get(index))
         for index, row in enumerate(plan.rows)
     ]

@@ -72,7 +72,9 @@ class SlotTable:
 
     def update_blocks(self, rows: Sequence[Row]) -> None:
         """Enter the new blocks of a step's rows."""
-        updates = [(row.slot, update.index, update.block) for row in rows for update in row.block_updates]
+        updates = [
+            (row.slot, update.index, update.block) for row in rows if row.block_updates for update in row.block_updates
+        ]
         if updates:
             slots, indices, blocks = np.array(updates, dtype=np.int64).T
             self.block_tables[slots, indices] = blocks
