@@ -21,6 +21,8 @@ from kvarn.wire.messages import EngineStats, RefusalReason, Refused, Submit, Tok
 class EngineOutput:
     """What one step has to tell the gateways."""
 
+    computed: bool = False
+    """Whether there was anything to compute."""
     deltas: list[TokenDelta] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
 
@@ -115,7 +117,7 @@ class EngineCore:
         for request in update.finished:
             self._forget(request)
             self._books.finished += 1
-        output.deltas = update.deltas
+        output.computed, output.deltas = True, update.deltas
         return output
 
     def stats(self) -> EngineStats:

@@ -4,6 +4,9 @@ Whoever can turn one into the other is an `Executor`: a CPU, eight GPUs, or a si
 
 A *slot* is a small integer that names a running sequence in the executor for as long as it runs. The executor keeps
 per-slot state (block table, tokens seen for penalties, sampling parameters), so a plan only says what changed.
+
+Rows and their results are made for each sequence in each step and cannot be part of a cycle: the garbage collector is
+told to leave them alone.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ class BlockUpdate(msgspec.Struct, frozen=True, array_like=True):
     block: int
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(msgspec.Struct, frozen=True, gc=False):
     """The part of one sequence that is computed in this step."""
 
     slot: int
@@ -73,7 +76,7 @@ class StepPlan(msgspec.Struct, frozen=True):
         return sum(len(row.token_ids) for row in self.rows)
 
 
-class RowResult(msgspec.Struct, frozen=True):
+class RowResult(msgspec.Struct, frozen=True, gc=False):
     """What one row brought: in the order of the plan's rows."""
 
     slot: int

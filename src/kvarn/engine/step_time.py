@@ -4,9 +4,10 @@
 
 where *pairs* are (query, key) pairs of prompt chunks, the part of attention that grows with the square of the length.
 Fitted by least squares with exponential forgetting, coefficients kept non-negative: no part of a step takes less than
-no time. The sums of the normal equations are kept and solved anew after each step. The recursive form, which updates
-their inverse, costs little less and is not stable: its rounding errors grow with the forgetting (Haykin, "Adaptive
-Filter Theory", on finite precision) and took over after 3,000 steps.
+no time. The sums of the normal equations are kept with each step, and solved when somebody asks, or after some steps:
+decodes alone never ask. The recursive form, which updates their inverse, costs little less than solving and is not
+stable: its rounding errors grow with the forgetting (Haykin, "Adaptive Filter Theory", on finite precision) and took
+over after 3,000 steps.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class StepTimeModel:
 
     FIRST_GUESS = 64
     """Prompt tokens to try beside running decodes before anything is known."""
+    FIT_EVERY = 8
+    """Steps after which the coefficients are fitted at the latest: each step is compared with what they expect."""
 
     def __init__(self, forgetting: float = 0.99) -> None:
         size = len(_SCALES)
@@ -60,6 +63,8 @@ class StepTimeModel:
         self._answers = [0.0] * size
         """Faded sums of feature times seconds."""
         self._samples = 0
+        self._unfitted = 0
+        """Steps seen since the last fit."""
         self._largest_prefill = 0
 
     @property
@@ -69,17 +74,21 @@ class StepTimeModel:
 
     def predict(self, shape: StepShape) -> float:
         """Seconds that a step of this shape will take; 0 before anything was observed."""
-        return sum(weight * feature for weight, feature in zip(self._weights, _features(shape), strict=True))
+        if self._unfitted:
+            self._fit()
+        return self._expected(_features(shape))
 
     def observe(self, shape: StepShape, elapsed_s: float) -> None:
         """Learn from a step. One held up by the machine counts as at most thrice what was expected."""
         features = _features(shape)
-        expected = self.predict(shape)
+        expected = self._expected(features)
         if self.is_settled and expected > 0:
             elapsed_s = min(elapsed_s, 3 * expected)
         self._remember(features, elapsed_s)
-        self._fit()
         self._samples += 1
+        self._unfitted += 1
+        if self._unfitted == self.FIT_EVERY or not self.is_settled:
+            self._fit()
         self._largest_prefill = max(self._largest_prefill, shape.prefill_tokens)
 
     def prefill_room(self, shape: StepShape, start: int, target_s: float) -> int:
@@ -103,6 +112,9 @@ class StepTimeModel:
             return explored
         return min(explored, int(min(chunk, 1e9)))
 
+    def _expected(self, features: tuple[float, ...]) -> float:
+        return sum([weight * feature for weight, feature in zip(self._weights, features, strict=True)])
+
     def _remember(self, features: tuple[float, ...], elapsed_s: float) -> None:
         keep = self._forgetting
         for i, feature in enumerate(features):
@@ -111,6 +123,7 @@ class StepTimeModel:
 
     def _fit(self) -> None:
         """Solve for the coefficients' change. One that would become negative is set to 0, the rest fitted anew."""
+        self._unfitted = 0
         free, weights = list(range(len(self._weights))), list(self._weights)
         while free:
             matrix, residuals = [], []

@@ -21,6 +21,9 @@ from kvarn.wire.messages import (
     Submit,
 )
 
+_GAUGES_EVERY_S = 0.25
+"""Gauges that change with each step are told this often: whoever shows them looks once a second."""
+
 
 class GenerateService:
     """Generates text's tokens."""
@@ -38,6 +41,8 @@ class GenerateService:
         self._executor = executor
         self._core = EngineCore(executor, config, clock, namespace=namespace)
         self._card = card
+        self._clock = clock
+        self._gauges_due_s = clock()
 
     @property
     def card(self) -> ModelCard:
@@ -75,9 +80,11 @@ class GenerateService:
         return self._core.has_work()
 
     def step(self) -> Sequence[FromEngine]:
-        """One step: what was given up, then all deltas in one message with the gauges after them."""
+        """One step: what was given up, then all deltas in one message."""
         output = self._core.step()
-        return [*output.refused, StepOutput(deltas=output.deltas, stats=self._core.stats())]
+        if not output.computed and not output.refused:
+            return []
+        return [*output.refused, StepOutput(deltas=output.deltas, stats=self._due_stats())]
 
     def stats(self) -> EngineStats:
         """Gauges and totals after the latest step."""
@@ -86,6 +93,14 @@ class GenerateService:
     def shutdown(self) -> None:
         """Free the executor."""
         self._executor.shutdown()
+
+    def _due_stats(self) -> EngineStats | None:
+        """The gauges, with the first step after a rest, the last before one, and at an interval between."""
+        now, idle = self._clock(), not self._core.has_work()
+        if now < self._gauges_due_s and not idle:
+            return None
+        self._gauges_due_s = now if idle else now + _GAUGES_EVERY_S
+        return self._core.stats()
 
 
 def _invalid(request: Submit | Embed, message: str) -> Refused:

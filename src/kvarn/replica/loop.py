@@ -40,7 +40,6 @@ class EngineLoop:
         self._draining = False
         self._drain_asked = False
         self._stalled = False
-        self._steps = 0
 
     def ask_to_drain(self) -> None:
         """Drain at the next turn of the loop. May be called from a signal handler."""
@@ -95,9 +94,7 @@ class EngineLoop:
             self._marks.step_ended()
         for output in outputs:
             self._link.send(output)
-            if isinstance(output, StepOutput):
-                self._stalled = output.stats.step == self._steps
-                self._steps = output.stats.step
+        self._stalled = not outputs
 
     def _drain(self) -> None:
         self._drain_asked = False

@@ -37,7 +37,7 @@ class Service(Protocol):
         ...
 
     def step(self) -> Sequence[FromEngine]:
-        """Work once; the messages it brought, in order. An exception ends the process."""
+        """Work once; the messages it brought, in order, none where nothing could be done. An exception ends all."""
         ...
 
     def stats(self) -> EngineStats:

@@ -97,7 +97,7 @@ class Watch:
     def _handle(self, message: FromEngine, inflight: InFlight, on_ready: Callable[[ModelCard], None]) -> None:
         match message:
             case StepOutput():
-                self.stats = message.stats
+                self.stats = message.stats or self.stats
                 for delta in message.deltas:
                     inflight.deliver(delta)
             case Heartbeat():

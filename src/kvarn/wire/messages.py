@@ -99,8 +99,12 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top: list[TokenLogprob]
 
 
-class TokenDelta(Message, frozen=True, kw_only=True):
-    """What one step added to one choice of a request."""
+class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """What one step added to one choice of a request.
+
+    There is one for each row of each step, so it is small on the wire, and of no interest to the garbage collector: it
+    holds no reference that could lead back to it.
+    """
 
     request_id: str
     index: int = 0
@@ -181,10 +185,11 @@ class Progress(Message, frozen=True, kw_only=True):
 
 
 class StepOutput(Message, frozen=True, kw_only=True):
-    """All deltas of one step in one message, with the gauges after it."""
+    """All deltas of one step in one message."""
 
     deltas: list[TokenDelta]
-    stats: EngineStats
+    stats: EngineStats | None = None
+    """Gauges after the step: not with each, but several times a second, and always with the last before a rest."""
 
 
 class Refused(Message, frozen=True, kw_only=True):
