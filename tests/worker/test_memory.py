@@ -3,7 +3,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from kvarn.models import Decoder, DecoderSpec
 from kvarn.worker import CacheTooSmallError, plan_kv_blocks, usable_memory
@@ -18,7 +17,7 @@ def spec(tiny_model: Callable[[str], Decoder]) -> DecoderSpec:
 
 
 def test_a_given_size_is_used_in_full(spec: DecoderSpec) -> None:
-    for gib, dtype, expected in ((1, torch.bfloat16, GIB // 6144), (0.5, torch.float32, GIB // 2 // 12288)):
+    for gib, dtype, expected in ((1, "bfloat16", GIB // 6144), (0.5, "float32", GIB // 2 // 12288)):
         blocks = plan_kv_blocks(spec, dtype, kv_cache_gib=gib, max_num_seqs=1, max_context_length=512)
         assert blocks == expected
 
@@ -27,7 +26,7 @@ def test_the_default_is_a_tenth_of_the_memory_or_what_full_contexts_need(spec: D
     def blocks(max_num_seqs: int) -> int:
         return plan_kv_blocks(
             spec,
-            torch.bfloat16,
+            "bfloat16",
             kv_cache_gib=None,
             max_num_seqs=max_num_seqs,
             max_context_length=1000,
@@ -43,21 +42,21 @@ def test_the_default_grows_to_one_full_context_but_not_past_a_third_of_the_memor
     context = 16_000
     needed = context // 16 * block_bytes
     size = {"kv_cache_gib": None, "max_num_seqs": 8, "max_context_length": context}
-    assert plan_kv_blocks(spec, torch.bfloat16, memory_bytes=4 * needed, **size) == context // 16
+    assert plan_kv_blocks(spec, "bfloat16", memory_bytes=4 * needed, **size) == context // 16
     with pytest.raises(CacheTooSmallError):
-        plan_kv_blocks(spec, torch.bfloat16, memory_bytes=2 * needed, **size)
+        plan_kv_blocks(spec, "bfloat16", memory_bytes=2 * needed, **size)
 
 
 def test_a_cache_below_one_context_is_an_error_whose_advice_works(spec: DecoderSpec) -> None:
     size = {"max_num_seqs": 8, "memory_bytes": 50_000_000}
     with pytest.raises(CacheTooSmallError) as caught:
-        plan_kv_blocks(spec, torch.bfloat16, kv_cache_gib=None, max_context_length=100_000, **size)
+        plan_kv_blocks(spec, "bfloat16", kv_cache_gib=None, max_context_length=100_000, **size)
     words = str(caught.value).rstrip(".").split()
     least_gib = float(words[words.index("kv_cache_gib") + 4].rstrip(","))
     most_tokens = int(words[-1])
-    blocks = plan_kv_blocks(spec, torch.bfloat16, kv_cache_gib=least_gib, max_context_length=100_000, **size)
+    blocks = plan_kv_blocks(spec, "bfloat16", kv_cache_gib=least_gib, max_context_length=100_000, **size)
     assert blocks >= 100_000 / 16
-    assert plan_kv_blocks(spec, torch.bfloat16, kv_cache_gib=None, max_context_length=most_tokens, **size) > 0
+    assert plan_kv_blocks(spec, "bfloat16", kv_cache_gib=None, max_context_length=most_tokens, **size) > 0
 
 
 @pytest.mark.parametrize(

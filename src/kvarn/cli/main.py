@@ -64,6 +64,19 @@ def serve(
     dtype: Annotated[
         Literal["auto", "bfloat16", "float32"] | None, typer.Option(help="Type of the weights. [default: auto]")
     ] = None,
+    quantization: Annotated[
+        Literal["int8", "int4"] | None, typer.Option(help="Quantise plain weights at load. [default: no]")
+    ] = None,
+    kv_cache_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "int8"] | None,
+        typer.Option(help="Type of cached keys and values. [default: auto]"),
+    ] = None,
+    kernels: Annotated[
+        Literal["auto", "cpu", "torch"] | None, typer.Option(help="What multiplies. [default: auto]")
+    ] = None,
+    packed_cache: Annotated[
+        Path | None, typer.Option(help="Directory of packed weights, for quick starts. [default: none]")
+    ] = None,
     max_context_length: Annotated[
         int | None, typer.Option(help="Prompt and answer together, in tokens. [default: the checkpoint's]")
     ] = None,
@@ -85,6 +98,10 @@ def serve(
         host=host,
         port=port,
         dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        kernels=kernels,
+        packed_cache=packed_cache,
         max_context_length=max_context_length,
         kv_cache_gib=kv_cache_gib,
         log_level=log_level,

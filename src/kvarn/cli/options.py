@@ -20,6 +20,10 @@ class ServeOptions:
     host: str | None = None
     port: int | None = None
     dtype: str | None = None
+    quantization: str | None = None
+    kv_cache_dtype: str | None = None
+    kernels: str | None = None
+    packed_cache: Path | None = None
     max_context_length: int | None = None
     kv_cache_gib: float | None = None
     log_level: str | None = None
@@ -42,6 +46,10 @@ def configure(options: ServeOptions) -> KvarnConfig:
     config = load_config(options.config, flags)
     changes = {
         "dtype": options.dtype,
+        "quantization": options.quantization,
+        "kv_cache_dtype": options.kv_cache_dtype,
+        "kernels": options.kernels,
+        "packed_cache": None if options.packed_cache is None else str(options.packed_cache.expanduser().absolute()),
         "max_context_length": options.max_context_length,
         "kv_cache_gib": options.kv_cache_gib,
     }

@@ -76,6 +76,23 @@ class ModelConfig(Section):
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Type of the weights. `auto`: bfloat16 where the processor multiplies it natively, else float32."""
 
+    quantization: Literal["int8", "int4"] | None = None
+    """Quantise plain weights when the model is loaded: int8 with a scale for each output, or int4 with a scale for each
+    32 inputs. Weights that the checkpoint holds quantised (GPTQ, AWQ, compressed-tensors) stay as they are. See
+    docs/quantization.md."""
+
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
+    """Type of cached keys and values. `auto`: the type of the weights, bfloat16 where they are quantised. int8 holds
+    about twice as many tokens as bfloat16 and needs the compiled kernels."""
+
+    kernels: Literal["auto", "cpu", "torch"] = "auto"
+    """What multiplies: the compiled `cpu` kernels or the `torch` ones. `auto`: the compiled ones where they were
+    installed."""
+
+    packed_cache: str | None = Field(None, min_length=1)
+    """Directory for weights in the form the compiled kernels multiply. The first start writes it, later ones map it
+    into memory and neither quantise nor pack. Default: none is kept."""
+
     max_context_length: int | None = Field(None, ge=16)
     """Prompt and answer together, in tokens. Default: what the checkpoint was trained for."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ Progress = Callable[[str, float], None]
 class Checkpoint:
     """Tensors by name, read when asked for."""
 
-    def __init__(self, path: Path, progress: Progress | None = None) -> None:
+    def __init__(self, path: Path, progress: Progress | None = None, stage: str = "load weights") -> None:
         self.config = read_json(path / "config.json")
         self._files: dict[str, Any] = {}
         for file in _weight_files(path):
@@ -29,30 +28,36 @@ class Checkpoint:
                 raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
             self._files.update(dict.fromkeys(handle.keys(), handle))
         self._progress = progress
+        self._stage = stage
         self._read: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
     @property
-    def num_parameters(self) -> int:
-        """Numbers in all tensors."""
-        return sum(math.prod(handle.get_slice(name).get_shape()) for name, handle in self._files.items())
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each tensor, by name."""
+        return {name: tuple(handle.get_slice(name).get_shape()) for name, handle in self._files.items()}
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """One whole tensor, mapped from its file in the type it is stored in.
 
         Raises MissingWeightError, or WeightShapeError where it has not the shape that config.json implies.
         """
+        tensor = self.stored(name)
+        if tuple(tensor.shape) != shape:
+            raise WeightShapeError(name, shape, tuple(tensor.shape))
+        return tensor
+
+    def stored(self, name: str) -> torch.Tensor:
+        """One whole tensor of whatever shape. Raises MissingWeightError."""
         handle = self._files.get(name)
         if handle is None:
             raise MissingWeightError(name)
         tensor: torch.Tensor = handle.get_tensor(name)
-        if tuple(tensor.shape) != shape:
-            raise WeightShapeError(name, shape, tuple(tensor.shape))
         self._read.add(name)
         if self._progress is not None:
-            self._progress("load weights", len(self._read) / len(self._files))
+            self._progress(self._stage, len(self._read) / len(self._files))
         return tensor
 
 

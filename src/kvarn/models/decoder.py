@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import cast
 
 import torch
 import torch.nn.functional as F
 
 from kvarn.kernels.batch import KVCache, KvDtype, PagedBatch, Rotation
-from kvarn.kernels.dispatch import Kernels
 from kvarn.kernels.linear import Linear, Norm
-from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.families import FAMILIES
 from kvarn.models.layer import Heads, LayerStep, load_layer
-from kvarn.models.parallel import Parallel
 from kvarn.models.spec import DecoderSpec, LayerSpec
 from kvarn.models.weights import WeightLoader
 
@@ -22,31 +18,30 @@ from kvarn.models.weights import WeightLoader
 class Decoder:
     """One rank of a decoder-only transformer, whole where there is one rank."""
 
-    def __init__(
-        self, spec: DecoderSpec, checkpoint: Checkpoint, dtype: torch.dtype, kernels: Kernels, parallel: Parallel
-    ) -> None:
+    def __init__(self, spec: DecoderSpec, loader: WeightLoader, kv_dtype: KvDtype) -> None:
         self.spec = spec
-        self.dtype = dtype
-        self.kernels = kernels
-        self._parallel = parallel
-        self._heads = Heads.of(spec, parallel)
-        loader = WeightLoader(checkpoint, kernels, dtype, parallel)
+        self.dtype = loader.dtype
+        self.kv_dtype = kv_dtype
+        self.kernels = loader.kernels
+        self.quantization = loader.quantization
+        self._parallel = loader.parallel
+        self._heads = Heads.of(spec, loader.parallel)
         names = FAMILIES[spec.architecture].names
-        self._layers = [load_layer(i, spec, names, loader, kernels, parallel) for i in range(spec.num_layers)]
+        self._layers = [
+            load_layer(i, spec, names, loader, loader.kernels, loader.parallel) for i in range(spec.num_layers)
+        ]
         self._norm = Norm(loader.norm("model.norm", spec.hidden_size, spec.norm_offset), spec.norm_eps)
-        embedding = loader.embedding("model.embed_tokens", spec.vocab_size, spec.hidden_size)
-        head = embedding if spec.tied_embeddings else loader.embedding("lm_head", spec.vocab_size, spec.hidden_size)
-        self._head: Linear = kernels.pack_linear(head)
+        embedding, size = "model.embed_tokens", (spec.vocab_size, spec.hidden_size)
+        self._head: Linear = loader.head(embedding if spec.tied_embeddings else "lm_head", *size)
         # Where both are one weight, it is held once, packed.
-        self._embedding = None if spec.tied_embeddings else embedding
+        self._embedding = None if spec.tied_embeddings else loader.embedding(embedding, *size)
         self._frequencies = {
             layer.rope: torch.tensor(layer.rope.inverse_frequencies, dtype=torch.float32) for layer in spec.layers
         }
 
-    def new_kv_cache(self, num_blocks: int, dtype: KvDtype | None = None) -> KVCache:
-        """An empty cache of `num_blocks` blocks for this rank's heads; by default of the weights' type."""
-        kv_dtype = cast(KvDtype, str(self.dtype).removeprefix("torch.")) if dtype is None else dtype
-        return self.kernels.new_kv_cache(self.spec.num_layers, num_blocks, self._heads.shape, kv_dtype)
+    def new_kv_cache(self, num_blocks: int) -> KVCache:
+        """An empty cache of `num_blocks` blocks for this rank's heads."""
+        return self.kernels.new_kv_cache(self.spec.num_layers, num_blocks, self._heads.shape, self.kv_dtype)
 
     @cached_property
     def _activation_dtype(self) -> torch.dtype:

@@ -7,12 +7,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kvarn.kernels.dispatch import Kernels
 from kvarn.kernels.linear import Linear
-from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.encoder_config import PREFIXES
 from kvarn.models.errors import MissingWeightError
-from kvarn.models.parallel import Parallel
 from kvarn.models.spec import EncoderSpec
 from kvarn.models.weights import Output, Projection, WeightLoader
 
@@ -52,12 +49,12 @@ class EqualLengths:
 class Encoder:
     """A bidirectional transformer with pooling."""
 
-    def __init__(self, spec: EncoderSpec, checkpoint: Checkpoint, dtype: torch.dtype, kernels: Kernels) -> None:
+    def __init__(self, spec: EncoderSpec, loader: WeightLoader) -> None:
         self.spec = spec
-        self.dtype = dtype
-        self._kernels = kernels
-        prefix = _prefix(checkpoint)
-        loader = WeightLoader(checkpoint, kernels, dtype, Parallel())
+        self.dtype = loader.dtype
+        self.kernels = loader.kernels
+        self.quantization = loader.quantization
+        prefix = _prefix(loader)
         embeddings = f"{prefix}embeddings."
         self._words = loader.embedding(f"{embeddings}word_embeddings", spec.vocab_size, spec.hidden_size)
         positions = spec.max_positions
@@ -98,7 +95,7 @@ class Encoder:
         return self._pool(hidden.float(), text, ends, lengths)
 
     def _layer(self, hidden: torch.Tensor, layer: EncoderLayer, runs: list[EqualLengths]) -> torch.Tensor:
-        kernels, heads = self._kernels, self.spec.num_heads
+        kernels, heads = self.kernels, self.spec.num_heads
         qkv = layer.qkv(hidden).view(len(hidden), 3, heads, -1)
         mixed = torch.empty_like(hidden)
         for run in runs:
@@ -119,13 +116,13 @@ class Encoder:
         return F.normalize(pooled, dim=-1) if self.spec.normalize else pooled
 
     def _normed(self, x: torch.Tensor, norm: LayerNorm) -> torch.Tensor:
-        return self._kernels.layer_norm(x, norm.weight, norm.bias, self.spec.norm_eps)
+        return self.kernels.layer_norm(x, norm.weight, norm.bias, self.spec.norm_eps)
 
 
-def _prefix(checkpoint: Checkpoint) -> str:
+def _prefix(loader: WeightLoader) -> str:
     """Tensors of a bare encoder have no prefix, those saved below a head have the family's name."""
     for prefix in PREFIXES:
-        if f"{prefix}embeddings.word_embeddings.weight" in checkpoint:
+        if f"{prefix}embeddings.word_embeddings.weight" in loader:
             return prefix
     raise MissingWeightError("embeddings.word_embeddings.weight")
 

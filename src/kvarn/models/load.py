@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+from typing import Literal
 
 import torch
 
-from kvarn.kernels.dispatch import kernels_for
+from kvarn.kernels.batch import KvDtype
+from kvarn.kernels.dispatch import Kernels, kernels_for
+from kvarn.kernels.errors import KernelError
 from kvarn.models.checkpoint import Checkpoint, Progress
 from kvarn.models.decoder import Decoder
 from kvarn.models.encoder import Encoder
@@ -14,8 +18,11 @@ from kvarn.models.encoder_config import ENCODERS, encoder_spec
 from kvarn.models.errors import UnsupportedModelError
 from kvarn.models.families import FAMILIES, decoder_spec
 from kvarn.models.parallel import Parallel
+from kvarn.models.quantise import Quantization
+from kvarn.models.weights import WeightLoader
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_log = logging.getLogger(__name__)
 
 
 def load_model(
@@ -25,37 +32,65 @@ def load_model(
     progress: Progress | None = None,
     max_context_length: int | None = None,
     parallel: Parallel | None = None,
+    quantization: Quantization | None = None,
+    kv_cache_dtype: KvDtype | Literal["auto"] = "auto",
+    kernels: str = "auto",
 ) -> Decoder | Encoder:
     """Load the checkpoint in directory `path`.
 
-    `dtype`: `float32`, `bfloat16`, or `auto` for bfloat16 where the processor multiplies it natively. `progress` is
-    called with (stage, fraction). `max_context_length` lowers the checkpoint's own. `parallel` is this rank's place
-    where several hold the model together. Raises a ModelError that says what is wrong with the checkpoint.
+    Args:
+        path: Where config.json and the safetensors are.
+        dtype: Of plain weights: `float32`, `bfloat16`, or `auto` for bfloat16 where the processor multiplies it
+            natively.
+        progress: Called with (stage, fraction).
+        max_context_length: Lowers the checkpoint's own.
+        parallel: This rank's place where several hold the model together.
+        quantization: What plain weights are quantised to.
+        kv_cache_dtype: Of cached keys and values; `auto`: of the weights, bfloat16 where they are quantised.
+        kernels: The backend's name; `auto`: see `choose_kernels`.
+
+    Raises:
+        ModelError: It says what is wrong with the checkpoint.
+        KernelError: The backend is not there.
     """
-    checkpoint = Checkpoint(path, progress)
+    checkpoint = Checkpoint(path, progress, "load weights" if quantization is None else f"quantise to {quantization}")
     architecture = str((checkpoint.config.get("architectures") or ["missing"])[0])
     torch_dtype = native_dtype() if dtype == "auto" else _DTYPES[dtype]
-    if architecture in FAMILIES:
-        spec = decoder_spec(
-            architecture,
-            checkpoint.config,
-            max_context_length=max_context_length,
-            num_parameters=checkpoint.num_parameters,
+    if architecture not in FAMILIES and architecture not in ENCODERS:
+        known = ", ".join([*FAMILIES, *ENCODERS])
+        raise UnsupportedModelError(
+            f"architecture {architecture!r} in {path / 'config.json'} is not supported; known ones: {known}"
         )
-        return Decoder(spec, checkpoint, torch_dtype, kernels_for("torch"), parallel or Parallel())
+    loader = WeightLoader(checkpoint, choose_kernels(kernels), torch_dtype, parallel or Parallel(), quantization)
+    size = loader.num_parameters
     if architecture in ENCODERS:
         encoder = encoder_spec(
-            architecture,
-            path,
-            checkpoint.config,
-            max_context_length=max_context_length,
-            num_parameters=checkpoint.num_parameters,
+            architecture, path, checkpoint.config, max_context_length=max_context_length, num_parameters=size
         )
-        return Encoder(encoder, checkpoint, torch_dtype, kernels_for("torch"))
-    known = ", ".join([*FAMILIES, *ENCODERS])
-    raise UnsupportedModelError(
-        f"architecture {architecture!r} in {path / 'config.json'} is not supported; known ones: {known}"
-    )
+        return Encoder(encoder, loader)
+    decoder = decoder_spec(architecture, checkpoint.config, max_context_length=max_context_length, num_parameters=size)
+    return Decoder(decoder, loader, _kv_dtype(kv_cache_dtype, loader))
+
+
+def _kv_dtype(asked: KvDtype | Literal["auto"], loader: WeightLoader) -> KvDtype:
+    if asked != "auto":
+        return asked
+    return "float32" if loader.dtype == torch.float32 and not loader.quantization else "bfloat16"
+
+
+def choose_kernels(name: str) -> Kernels:
+    """The kernels of a backend; `auto`: the compiled ones, or torch's, with a warning, where they are not installed."""
+    if name != "auto":
+        return kernels_for(name)
+    try:
+        return kernels_for("cpu")
+    except (KernelError, ImportError) as error:
+        _log.warning(
+            "the compiled kernels are not installed, and the torch ones are slower: install g++ and reinstall Kvarn "
+            "(make install)",
+            extra={"reason": str(error)},
+        )
+        return kernels_for("torch")
 
 
 def native_dtype() -> torch.dtype:

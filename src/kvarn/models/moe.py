@@ -72,7 +72,8 @@ class MoeMlp:
 
         def gate(name: str, outputs: int) -> Linear:
             output = Output(outputs, range(outputs))
-            return loader.linear(Projection(names=(prefix + name,), outputs=(output,), inputs=spec.hidden_size))
+            projection = Projection(names=(prefix + name,), outputs=(output,), inputs=spec.hidden_size, keep_plain=True)
+            return loader.linear(projection)
 
         def mlp(name: str, intermediate_size: int) -> DenseMlp:
             return DenseMlp.load(prefix + name, intermediate_size, spec, names, loader, parallel)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from kvarn.kernels.activation import Activation
+from kvarn.kernels.batch import KvDtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +111,11 @@ class EncoderSpec:
         return self.hidden_size
 
 
-def kv_bytes_per_token(spec: DecoderSpec, dtype: torch.dtype) -> int:
+def kv_bytes_per_token(spec: DecoderSpec, dtype: KvDtype) -> int:
     """Bytes that one token's keys and values take in all layers together."""
-    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+    bytes_per_head = {
+        "float32": 4 * spec.head_dim,
+        "bfloat16": 2 * spec.head_dim,
+        "int8": spec.head_dim + 4,  # with a float32 scale
+    }
+    return 2 * spec.num_layers * spec.num_kv_heads * bytes_per_head[dtype]

@@ -54,7 +54,13 @@ def build_service(spec: ReplicaSpec, report: ReportProgress) -> Service:
     report("load weights", 0.0)
     with stopwatch("load weights"):
         model = load_model(
-            Path(spec.directory), dtype=config.dtype, progress=report, max_context_length=config.max_context_length
+            Path(spec.directory),
+            dtype=config.dtype,
+            progress=report,
+            max_context_length=config.max_context_length,
+            quantization=config.quantization,
+            kv_cache_dtype=config.kv_cache_dtype,
+            kernels=config.kernels,
         )
     weight_bytes = model.spec.num_parameters * model.dtype.itemsize
     torch.set_num_threads(config.threads or kernel_threads(weight_bytes))
@@ -75,7 +81,7 @@ def _build_decoder(model: Decoder, config: ModelConfig, stopwatch: Stopwatch, re
     with stopwatch("allocate the KV cache"):
         num_blocks = plan_kv_blocks(
             model.spec,
-            model.dtype,
+            model.kv_dtype,
             kv_cache_gib=config.kv_cache_gib,
             max_num_seqs=config.engine.max_num_seqs,
             max_context_length=max_context_length,
@@ -93,10 +99,13 @@ def _build_decoder(model: Decoder, config: ModelConfig, stopwatch: Stopwatch, re
         kind="generate",
         architecture=model.spec.architecture,
         dtype=_name(model.dtype),
+        quantization=model.quantization,
+        kernels=model.kernels.name,
         vocab_size=model.spec.vocab_size,
         max_context_length=max_context_length,
         num_parameters=model.spec.num_parameters,
         kv_blocks=num_blocks,
+        kv_dtype=model.kv_dtype,
         block_size=BLOCK_SIZE,
         load_s=stopwatch.seconds["load weights"],
         start_s=stopwatch.seconds,
@@ -130,6 +139,8 @@ def _build_encoder(model: Encoder, config: ModelConfig, stopwatch: Stopwatch, re
         kind="embed",
         architecture=model.spec.architecture,
         dtype=_name(model.dtype),
+        quantization=model.quantization,
+        kernels=model.kernels.name,
         vocab_size=model.spec.vocab_size,
         max_context_length=model.spec.max_context_length,
         num_parameters=model.spec.num_parameters,

@@ -163,8 +163,14 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_context_length: int
     num_parameters: int
+    quantization: str = ""
+    """How weights are held: `int8`, `int4`, or the method of a quantised checkpoint; empty: in `dtype`."""
+    kernels: str = ""
+    """The backend that multiplies."""
     embedding_size: int = 0
     kv_blocks: int = 0
+    kv_dtype: str = ""
+    """Type of cached keys and values; empty where there are none."""
     block_size: int = 16
     load_s: float = 0.0
     start_s: dict[str, float] = {}

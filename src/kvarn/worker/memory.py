@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import torch
-
 from kvarn.config.schema import BLOCK_SIZE
+from kvarn.kernels.batch import KvDtype
 from kvarn.models import DecoderSpec, kv_bytes_per_token
 from kvarn.worker.errors import CacheTooSmallError
 
@@ -20,7 +19,7 @@ _LARGEST_DEFAULT_SHARE = 3
 
 def plan_kv_blocks(
     spec: DecoderSpec,
-    dtype: torch.dtype,
+    dtype: KvDtype,
     *,
     kv_cache_gib: float | None,
     max_num_seqs: int,
