@@ -21,4 +21,5 @@ NB_MODULE(_native, m) {
         nb::arg("isa"), "Kernels of one instruction set. Raises ValueError where this processor lacks it.");
     bind_elementwise(backend);
     bind_roofline(backend);
+    bind_linear(m, backend);
 }

@@ -60,7 +60,7 @@ struct Sections {
 Sections sections(const PackedWeight& weight);
 
 // out[r][n] = (residual ? out[r][n] : 0) + sum_k norm(x[r])[k] * W[n][k] + bias[n]
-// or, gated: out[r][i] = activation(gate[i]) * up[i].
+// or, gated: out[r][i] = (residual ? out[r][i] : 0) + activation(gate[i]) * up[i], bias within gate and up.
 struct LinearCall {
     PackedWeight weight;
     const float* x;              // [rows, in], x_stride floats from row to row
@@ -69,7 +69,7 @@ struct LinearCall {
     const float* norm;           // [in] weight of a root-mean-square norm applied to x first, or null
     float eps;                   // of that norm
     Activation activation;       // of the gate; none where not gated
-    const float* bias;           // [out] or null; none where gated
+    const float* bias;           // [out] or null; where gated, gate above up, each added before anything else
     float* out;                  // [rows, out or I], out_stride floats from row to row
     std::int64_t out_stride;
     bool accumulate;             // add to what stands in out

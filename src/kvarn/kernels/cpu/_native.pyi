@@ -17,3 +17,26 @@ class Backend:
         out_stride: int,
         accumulate: bool,
     ) -> None: ...
+    def linear(
+        self,
+        weight: PackedWeight,
+        x: int,
+        rows: int,
+        x_stride: int,
+        norm: int,
+        eps: float,
+        activation: int,
+        bias: int,
+        out: int,
+        out_stride: int,
+        accumulate: bool,
+    ) -> None: ...
+
+class PackedWeight:
+    blob: int
+    def __init__(self, layout: int, out: int, in_: int, group: int, has_zeros: bool, gated: bool) -> None: ...
+    @property
+    def size(self) -> int: ...
+
+def pack_float(weight: PackedWeight, rows: int, blob: int) -> None: ...
+def unpack_rows(weight: PackedWeight, ids: int, count: int, out: int) -> None: ...

@@ -1,0 +1,65 @@
+#include "bindings/backend.h"
+#include "bindings/topics.h"
+#include "linear/linear.h"
+#include "linear/pack.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvarn {
+
+#define KVARN_DECLARE(name) \
+    namespace name { void linear_float(const LinearCall&); }
+KVARN_FOR_EACH_ISA(KVARN_DECLARE)
+#undef KVARN_DECLARE
+
+namespace {
+
+void bind_packing(nb::module_& m) {
+    nb::class_<PackedWeight>(m, "PackedWeight")
+        .def("__init__",
+             [](PackedWeight* self, int layout, std::int64_t out, std::int64_t in, std::int64_t group, bool has_zeros,
+                bool gated) {
+                 new (self) PackedWeight{static_cast<Format>(layout), out, in, group, has_zeros, gated, nullptr};
+             },
+             "layout"_a, "out"_a, "in_"_a, "group"_a, "has_zeros"_a, "gated"_a)
+        .def_prop_ro("size", [](const PackedWeight& self) { return sections(self).size; }, "Bytes of its blob.")
+        .def_prop_rw(
+            "blob", [](const PackedWeight& self) { return reinterpret_cast<std::uintptr_t>(self.blob); },
+            [](PackedWeight& self, std::uintptr_t blob) { self.blob = at<const std::byte>(blob); });
+    m.def(
+        "pack_float",
+        [](const PackedWeight& weight, std::uintptr_t rows, std::uintptr_t blob) {
+            nb::gil_scoped_release unlocked;
+            pack_float(weight, at<const void>(rows), at<std::byte>(blob));
+        },
+        "weight"_a, "rows"_a, "blob"_a);
+    m.def(
+        "unpack_rows",
+        [](const PackedWeight& weight, std::uintptr_t ids, std::int64_t count, std::uintptr_t out) {
+            nb::gil_scoped_release unlocked;
+            unpack_float(weight, at<const std::int64_t>(ids), count, at<float>(out));
+        },
+        "weight"_a, "ids"_a, "count"_a, "out"_a);
+}
+
+}  // namespace
+
+void bind_linear(nb::module_& m, BackendClass& backend) {
+    bind_packing(m);
+    backend.def(
+        "linear",
+        [](Backend& self, const PackedWeight& weight, std::uintptr_t x, std::int64_t rows, std::int64_t x_stride,
+           std::uintptr_t norm, float eps, int activation, std::uintptr_t bias, std::uintptr_t out,
+           std::int64_t out_stride, bool accumulate) {
+            const LinearCall call{weight, at<const float>(x), rows, x_stride, at<const float>(norm), eps,
+                                  static_cast<Activation>(activation), at<const float>(bias), at<float>(out),
+                                  out_stride, accumulate, &self.workspace};
+            nb::gil_scoped_release unlocked;
+            KVARN_CALL(self.isa, linear_float, call);
+        },
+        "weight"_a, "x"_a, "rows"_a, "x_stride"_a, "norm"_a, "eps"_a, "activation"_a, "bias"_a, "out"_a,
+        "out_stride"_a, "accumulate"_a);
+}
+
+}  // namespace kvarn

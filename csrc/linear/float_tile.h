@@ -1,0 +1,81 @@
+// The register tile of the float kernels: sums of a few rows and a few panels, held in registers over many inputs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "linear/linear.h"
+#include "simd/simd.h"
+
+namespace kvarn::KVARN_ISA {
+
+// Sums a tile may hold, in sixteens, beside the weights it reads; and rows of the largest tile. More rows use each
+// weight more often; a few rows take several panels, because one chain of sums waits for its own multiply-add.
+#if KVARN_WIDE
+constexpr int kTileSums = 24;
+constexpr int kTileRows = 12;
+#else
+constexpr int kTileSums = 6;
+constexpr int kTileRows = 6;
+#endif
+constexpr int kTilePanels = 4;
+
+constexpr int panels_at_once(std::int64_t rows) {
+    int panels = kTilePanels;
+    while (panels > 1 && panels * rows > kTileSums) panels /= 2;
+    return panels;
+}
+
+// How weights lie in a panel's lines of 64 bytes.
+struct FloatLines {
+    static constexpr int kInputs = 1;
+    static F16 weights(const std::byte* line, int) { return load(reinterpret_cast<const float*>(line)); }
+};
+struct Bf16Lines {
+    static constexpr int kInputs = 2;
+    static F16 weights(const std::byte* line, int input) { return input ? bf16_odd(line) : bf16_even(line); }
+};
+
+struct TileCall {
+    const float* x;              // first input of the first row
+    std::int64_t x_stride;       // floats from row to row
+    const std::byte* weights;    // line of the first input in the first panel
+    std::size_t panel_stride;    // bytes from panel to panel
+    std::int64_t inputs;         // a multiple of kInPad
+    float* sums;                 // [rows][panels][16], sums_stride floats from row to row
+    std::int64_t sums_stride;
+    bool begins;                 // sums begin at zero, else with what stands there
+    std::size_t ahead;           // lines are asked for this many bytes before they are read; 0 to ask for none
+};
+
+// Adds x * W of R rows and P panels to their sums, inputs in ascending order.
+template <int R, int P, class Lines>
+void multiply_tile(const TileCall& call) {
+    F16 sum[R][P];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p)
+            sum[r][p] = call.begins ? zero() : load(call.sums + r * call.sums_stride + p * kPanel);
+    const std::byte* line = call.weights;
+    const float* x = call.x;
+    for (std::int64_t k = 0; k < call.inputs; k += Lines::kInputs, line += 64, x += Lines::kInputs) {
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) __builtin_prefetch(line + p * call.panel_stride + call.ahead);
+#pragma GCC unroll 2
+        for (int i = 0; i < Lines::kInputs; ++i) {
+#pragma GCC unroll 4
+            for (int p = 0; p < P; ++p) {
+                const F16 w = Lines::weights(line + p * call.panel_stride, i);
+#pragma GCC unroll 16
+                for (int r = 0; r < R; ++r) sum[r][p] = fma(splat(x[r * call.x_stride + i]), w, sum[r][p]);
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int p = 0; p < P; ++p) store(call.sums + r * call.sums_stride + p * kPanel, sum[r][p]);
+}
+
+}  // namespace kvarn::KVARN_ISA
