@@ -172,7 +172,8 @@ def reason_in(log: Path, limit: int = 300) -> str:
     """The line of a log that tells best why a program ended: the first named error, else the last line."""
     if not log.exists():
         return "it left no log"
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    lines = [line for line in lines if line and not line.startswith("$ ")]  # the command itself is no reason
     told = [found[1] for line in lines if (found := ERROR_LINE.search(line))]
     line = told[0] if told else (lines[-1] if lines else "its log is empty")
     return NOISE.sub("", line)[:limit]

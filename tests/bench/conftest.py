@@ -162,3 +162,51 @@ def serve() -> Iterator[Callable[[Behaviour], ScriptedServer]]:
 @pytest.fixture
 def behaviour() -> type[Behaviour]:
     return Behaviour
+
+
+@pytest.fixture
+def measurement() -> Callable[..., Any]:
+    """Makes measurements of the suite against peers: what a test does not name is whole and unremarkable."""
+
+    def make(engine: str, workload: str, **fields: Any) -> Any:
+        from benchmarks.peers.records import Measurement
+
+        from kvarn.bench.summary import Distribution, Goodput, Slo, Summary
+
+        rate = fields.pop("output_tokens_per_s", 10.0)
+        requests, good = fields.pop("requests_per_s", 1.0), fields.pop("goodput", 0.5)
+        ttft, tpot = (
+            Distribution(4, each, each, each, each, each, each)
+            for each in (fields.pop("ttft_ms", 100.0), fields.pop("tpot_ms", 20.0))
+        )
+        summary = Summary(
+            duration_s=1.0,
+            interrupted=False,
+            finished=4,
+            succeeded=4 - fields.get("failed", 0),
+            failed=fields.pop("failed", 0),
+            unfinished=0,
+            errors={},
+            wrong_length=fields.pop("wrong_length", 0),
+            prompt_tokens=400,
+            output_tokens=100,
+            cached_tokens=None,
+            cached_ratio=None,
+            requests_per_s=requests,
+            output_tokens_per_s=rate,
+            total_tokens_per_s=5 * rate,
+            tokens_per_chunk=1.0,
+            peak_concurrency=1,
+            ttft_ms=ttft,
+            tpot_ms=tpot,
+            itl_ms=tpot,
+            chunk_gap_ms=tpot,
+            e2e_ms=ttft,
+            lag_ms=ttft,
+            generator_cpu_share=0.01,
+            goodput=Goodput(slo=Slo(ttft_ms=2000.0), good=2, ratio=0.5, requests_per_s=good),
+        )
+        plain = {"shape": "0.6b", "precision": "bf16", "round": 0, "load_before": 2.0}
+        return Measurement(engine=engine, workload=workload, summary=summary, **(plain | fields))
+
+    return make

@@ -1,0 +1,247 @@
+"""The suite against peers with engines made for the test: the wrapper's protocol, whole runs, failures, resumption."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import textwrap
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from kvarn.bench import Target, run_job
+from kvarn.bench.driver import Job
+from kvarn.bench.workload import Lengths, synthetic_requests
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def benchmarks_can_be_imported(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+ENGINE = textwrap.dedent(
+    """
+    import sys, time
+    from pathlib import Path
+    from benchmarks.peers.wrappers.front import serve
+    gone = Path(sys.argv[2])
+    def engine(inbox):
+        while True:
+            job = inbox.get()
+            if job.prompt[0] == 1:
+                raise RuntimeError("bad prompt")
+            for place in range(job.max_tokens):
+                if job.cancelled.is_set():
+                    gone.touch()
+                    break
+                time.sleep(float(sys.argv[3]))
+                job.emit([300 + place], place + 1 == job.max_tokens)
+    serve(engine, int(sys.argv[1]))
+    """
+)
+
+
+@dataclass(frozen=True)
+class Fake:
+    """An engine behind the real wrapper; `broken` makes it refuse or die."""
+
+    name: str
+    folder: Path
+    gap_s: float = 0.0
+    broken: str = ""
+    title: str = "fake"
+
+    def precision_note(self, precision):
+        return None if self.broken == f"no {precision}" else "as it is"
+
+    def obstacle(self, shop, case):
+        return self.broken if self.broken == "not installed" else None
+
+    def launch(self, shop, case, port):
+        from benchmarks.peers.engines.base import Launch
+
+        program = "raise ValueError('no such format')" if self.broken == "dies" else ENGINE
+        command = [sys.executable, "-c", program, str(port), str(self.folder / "gone"), str(self.gap_s)]
+        return Launch(command, {"PYTHONPATH": str(ROOT)})
+
+    def installed(self, shop):
+        from benchmarks.peers.engines.base import Installed
+
+        return Installed("fake 1", 2000, 1000)
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Start a fake engine behind the wrapper; its URL."""
+    from benchmarks.peers.process import running
+    from benchmarks.server import free_port
+
+    running_servers = []
+
+    def start(gap_s=0.0):
+        port = free_port()
+        launch = Fake("fake", tmp_path, gap_s).launch(None, None, port)
+        context = running(launch, port, tmp_path / "log", 60)
+        running_servers.append(context)
+        return context.__enter__()
+
+    yield start
+    for context in running_servers:
+        context.__exit__(None, None, None)
+
+
+def test_the_wrapper_streams_what_the_load_generator_asks_for(server):
+    url = server(gap_s=0.002).url
+    requests = synthetic_requests(count=6, prompt=Lengths(20, 20), output=Lengths(7, 7))
+    outcome = run_job(Job(target=Target(url=url, model="m"), requests=requests, concurrency=3))
+    assert [record.error for record in outcome.records] == [None] * 6
+    assert {(each.prompt_tokens, each.output_tokens, len(each.chunk_times)) for each in outcome.records} == {(20, 7, 7)}
+
+
+def test_the_wrapper_answers_without_a_stream_and_refuses_what_it_cannot_serve(server):
+    url = server().url
+
+    def ask(body, path="/v1/completions"):
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url + path, data), timeout=20) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            return error.code, json.load(error)
+
+    status, whole = ask({"prompt": [5, 6], "max_tokens": 3})
+    assert (status, whole["choices"][0]["text"]) == (200, " 300 301 302")
+    assert whole["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+    for body, said in (
+        ({"prompt": "text", "max_tokens": 3}, "list of token ids"),
+        ({"prompt": [5]}, "max_tokens"),
+        ([1], "list of token ids"),
+        (b"{", "no JSON"),
+    ):
+        status, refused = ask(body)
+        assert (status, said in refused["error"]["message"]) == (400, True)
+    assert ask({}, "/v1/models")[0] == 404
+
+
+async def test_the_wrapper_tells_the_engine_when_a_client_has_gone(server, tmp_path):
+    running = await asyncio.to_thread(server, 0.02)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(running.url.rpartition(":")[2]))
+    body = json.dumps({"prompt": [5], "max_tokens": 100_000, "stream": True}).encode()
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    await reader.readuntil(b"data: ")
+    writer.close()
+    for _ in range(200):
+        if (tmp_path / "gone").exists():
+            break
+        await asyncio.sleep(0.05)
+    assert (tmp_path / "gone").exists()
+
+
+def test_an_engine_that_fails_ends_its_server(server):
+    running = server()
+    request = urllib.request.Request(f"{running.url}/v1/completions", b'{"prompt": [1], "max_tokens": 3}')
+    with pytest.raises((urllib.error.URLError, ConnectionError)):
+        urllib.request.urlopen(request, timeout=20).read()
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run a suite of fakes over workloads made small; its records, and the lines it said."""
+    from benchmarks.workloads import WORKLOADS
+    from rich.console import Console
+
+    small = {name: replace(each, requests=8, output=8) for name, each in WORKLOADS.items()}
+    monkeypatch.setattr("benchmarks.peers.load.WORKLOADS", small)
+    monkeypatch.setattr("benchmarks.peers.session.warm_up", lambda _target, _limit: None)
+
+    def go(*engines, workloads=("W1",), resume=False, **fields):
+        from benchmarks.peers.engines.base import Precision
+        from benchmarks.peers.records import Ledger
+        from benchmarks.peers.session import Runner, Suite
+        from benchmarks.peers.workshop import Workshop
+
+        plain = {"rounds": 1, "limit_s": 30.0, "start_limit_s": 60.0, "shapes": ["0.6b"]}
+        suite = Suite(
+            engines={each.name: each for each in engines},
+            precisions=fields.pop("precisions", [Precision.BF16]),
+            workloads=workloads,
+            **(plain | fields),
+        )
+        ledger, said = Ledger.open(tmp_path / "results.jsonl", resume=resume), StringIO()
+        shop = Workshop(tmp_path / "cache", tmp_path / "models")
+        Runner(suite, shop, ledger, Console(file=said, width=200)).run()
+        return ledger.records, said.getvalue()
+
+    return go
+
+
+def kinds(records, kind):
+    from benchmarks.peers import records as module
+
+    return [each for each in records if isinstance(each, getattr(module, kind))]
+
+
+def test_a_run_measures_all_and_w6_at_the_best_peers_rate(run, tmp_path):
+    records, _ = run(Fake("kvarn", tmp_path), Fake("peer", tmp_path, 0.0005), workloads=("W1", "W3", "W6"))
+    measured = [(each.engine, each.workload) for each in kinds(records, "Measurement")]
+    assert measured == [(one, name) for one in ("kvarn", "peer") for name in ("W1", "W3")] + [
+        ("peer", "W6"),
+        ("kvarn", "W6"),
+    ]
+    assert all(each.whole for each in kinds(records, "Measurement"))
+    (rate,) = kinds(records, "Rate")
+    w3 = next(each for each in kinds(records, "Measurement") if (each.engine, each.workload) == ("peer", "W3"))
+    assert rate.requests_per_s == pytest.approx(0.8 * w3.summary.requests_per_s)
+    assert [each.peak_pss_bytes > 0 for each in kinds(records, "Stop")] == [True] * 4
+    assert {each.version for each in kinds(records, "Installation")} == {"fake 1"}
+
+
+def test_engines_that_cannot_run_are_reported_and_the_others_measured(run, tmp_path):
+    from benchmarks.peers.engines.base import Precision
+
+    records, said = run(
+        Fake("kvarn", tmp_path, broken="dies"),
+        Fake("absent", tmp_path, broken="not installed"),
+        Fake("peer", tmp_path, broken="no int8"),
+        precisions=[Precision.BF16, Precision.INT8],
+        rounds=2,
+    )
+    assert [(each.engine, each.precision) for each in kinds(records, "Measurement")] == [("peer", "bf16")] * 2
+    failed = {(each.engine, each.precision): each.reason for each in kinds(records, "Failure")}
+    assert "ValueError: no such format" in failed["kvarn", "bf16"]
+    assert "prepare" in failed["absent", "int8"]
+    assert len(failed) == len(kinds(records, "Failure")) == 4
+    assert "no such format" in said
+
+
+def test_a_resumed_run_does_what_is_left_and_tries_again_what_failed(run, tmp_path):
+    run(Fake("kvarn", tmp_path), Fake("peer", tmp_path, broken="dies"), rounds=2)
+    records, said = run(Fake("kvarn", tmp_path), Fake("peer", tmp_path), rounds=2, resume=True)
+    measured = [(each.engine, each.round) for each in kinds(records, "Measurement")]
+    assert sorted(measured) == [("kvarn", 0), ("kvarn", 1), ("peer", 0), ("peer", 1)]
+    assert "kvarn" not in said
+
+
+def test_a_workload_over_its_limit_is_cut_and_not_repeated(run, tmp_path):
+    records, _ = run(Fake("peer", tmp_path, gap_s=0.2), rounds=2, limit_s=1.0)
+    (cut,) = kinds(records, "Measurement")
+    assert cut.cut_after_s == 1.0
+    assert not cut.whole
+    assert len(kinds(records, "Start")) == 1
+
+
+def test_a_smoke_run_says_that_it_is_one(run, tmp_path):
+    records, _ = run(Fake("peer", tmp_path), workloads=("W1", "W4", "W6"), smoke=True, rate=50.0)
+    measured = kinds(records, "Measurement")
+    assert [(each.workload, each.summary.output_tokens, each.smoke) for each in measured] == [
+        ("W1", 4, True),
+        ("W4", 4, True),
+        ("W6", 4, True),
+    ]
