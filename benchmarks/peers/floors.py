@@ -1,16 +1,81 @@
 """What the memory and the arithmetic of this machine allow at best, for the ratio to the roofline.
 
-The seam to `kvarn bench roofline`: everything the suite knows about floors comes through `ceiling`.
+The seam to the machine's measured ceilings: everything the suite knows about floors comes through `ceiling`. A floor is
+idealised: prompts that run together read the weights once, decoding reads them once a step, a shared prefix is read
+once, reading and computing overlap perfectly, and nothing else takes time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from benchmarks.models import SHAPES, Shape
+from benchmarks.peers.engines.base import Precision
+from benchmarks.peers.records import Limits, Record
+from benchmarks.workloads import WORKLOADS, Workload
+from kvarn.planner import Ceilings, DecoderCosts, floor_s
+from kvarn.planner import costs as planner_costs
+
+HELD_AS: dict[str, planner_costs.Precision] = {
+    Precision.BF16: "bfloat16",
+    Precision.INT8: "int8",
+    Precision.INT4: "int4",
+}
+KV_BYTES = 2
+"""Of a cached number: 16 bits in all classes."""
+
 
 Ceiling = Callable[[str, str, str], float | None]
-"""Shape, precision and workload to the most output tokens/s this machine allows; None where nobody knows."""
+"""Shape, precision and workload to the most output tokens/s the machine allows; None where nobody knows."""
 
 
-def ceiling(shape: str, precision: str, workload: str) -> float | None:
-    """None: the machine's ceilings are not measured."""
-    return None
+def known_ceilings(records: Iterable[Record]) -> dict[str, Ceilings]:
+    """The machine's ceilings by precision, as last measured; empty where they were not."""
+    found: dict[str, Ceilings] = {}
+    for each in records:
+        if isinstance(each, Limits):
+            found = {name: Ceilings(each.bytes_per_s, most) for name, most in each.operations_per_s.items()}
+    return found
+
+
+def ceiling(limits: Mapping[str, Ceilings]) -> Ceiling:
+    """Of a machine whose ceilings are known by precision; W6 is paced by its arrivals and has none."""
+
+    def most(shape: str, precision: str, workload: str) -> float | None:
+        if precision not in limits or workload not in WORKLOADS:
+            return None
+        load = WORKLOADS[workload]
+        costs = shape_costs(SHAPES[shape], HELD_AS[precision])
+        return load.requests * load.output / workload_s(load, costs, limits[precision])
+
+    return most
+
+
+def shape_costs(shape: Shape, precision: planner_costs.Precision) -> DecoderCosts:
+    """What a made checkpoint costs when it is held in a precision; its head is its embedding."""
+    matrices = {name: size for name, size in shape.tensors().items() if len(size) == 2}
+    head = float(np.prod(matrices.pop("model.embed_tokens.weight")))
+    return DecoderCosts(
+        dense_weights=float(sum(np.prod(size) for size in matrices.values())),
+        expert_weights=0.0,
+        num_experts=0,
+        experts_per_token=0,
+        head_weights=head,
+        bits=planner_costs.WEIGHT_BITS[precision],
+        head_bits=planner_costs.WEIGHT_BITS[planner_costs.HEAD_PRECISION[precision]],
+        kv_bytes_per_token=2.0 * KV_BYTES * shape.layers * shape.kv_heads * shape.head_dim,
+        operations_per_pair=4.0 * shape.layers * shape.heads * shape.head_dim,
+    )
+
+
+def workload_s(load: Workload, costs: DecoderCosts, limits: Ceilings) -> float:
+    """Seconds a workload takes at least: so many waves of prompts, then a step for each further token."""
+    users, own, shared = load.concurrency, load.prompt, load.shared_prefix
+    pairs = users * (own * shared + own * (own + 1) / 2)
+    prompts = costs.step(tokens=users * own, logits_rows=users, kv_tokens=shared, pairs=pairs)
+    middle = shared + own + load.output // 2
+    step = costs.decode(users, middle, shared)
+    wave = floor_s(prompts, limits) + (load.output - 1) * floor_s(step, limits)
+    return load.requests / users * wave

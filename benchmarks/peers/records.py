@@ -35,6 +35,15 @@ class Installation(msgspec.Struct, frozen=True, kw_only=True, tag="installation"
     without_torch_bytes: int
 
 
+class Limits(msgspec.Struct, frozen=True, kw_only=True, tag="limits"):
+    """What this machine can do at most."""
+
+    bytes_per_s: float
+    """Memory read on all cores."""
+    operations_per_s: dict[str, float]
+    """By precision, a multiply-add counts as two."""
+
+
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     """An engine has started."""
 
@@ -106,7 +115,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
     reason: str
 
 
-Record = Machine | Installation | Start | Measurement | Stop | Rate | Failure
+Record = Machine | Installation | Limits | Start | Measurement | Stop | Rate | Failure
 Keep = Callable[[Record], None]
 
 

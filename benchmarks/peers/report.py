@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.peers.figures import failures
-from benchmarks.peers.floors import ceiling
+from benchmarks.peers.floors import ceiling, known_ceilings
 from benchmarks.peers.records import Failure, Record
 from benchmarks.peers.tables import Grid, all_grids, peers_that_lead
 
@@ -18,7 +18,7 @@ CUT = "* not all requests were answered in time and in full length; no ratio is 
 
 def print_report(records: Sequence[Record], console: Console) -> None:
     """All tables, what failed and why, and where a peer is faster."""
-    for grid in all_grids(records, ceiling):
+    for grid in all_grids(records, ceiling(known_ceilings(records))):
         console.print(_table(grid))
     console.print(CUT, highlight=False)
     for failure in failures(records):

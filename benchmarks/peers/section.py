@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.peers.engines import ENGINES
 from benchmarks.peers.engines.base import KV_GIB, Precision
 from benchmarks.peers.figures import classes, engines, failures
-from benchmarks.peers.floors import ceiling
+from benchmarks.peers.floors import ceiling, known_ceilings
 from benchmarks.peers.plot import plot
 from benchmarks.peers.records import Machine, Measurement, Record, RecordsError
 from benchmarks.peers.report import failed
@@ -65,7 +65,7 @@ def section(records: Sequence[Record]) -> str:
     parts = ["## Against peers, in one run", _where(records), HOW]
     for shape in dict.fromkeys(shape for shape, _ in classes(records)):
         parts.append(f"![Kvarn and its peers on the {shape} shape]({plot_name(shape)})")
-    parts += [markdown(grid) for grid in all_grids(records, ceiling)]
+    parts += [markdown(grid) for grid in all_grids(records, ceiling(known_ceilings(records)))]
     if any(not each.whole for each in records if isinstance(each, Measurement)):
         parts.append("\\* Not all requests were answered in time and in full length; no ratio is taken of it.")
     leads = peers_that_lead(records)

@@ -159,3 +159,21 @@ def test_the_plot_draws_each_engine_as_a_share_of_the_fastest(rounds):
     assert heights["Kvarn, W1: 20"] == pytest.approx(2 * heights["vLLM, W1: 10"], rel=0.01)
     cut = [each for each in bars if "cut" in each.get("class")]
     assert [each[0].text for each in cut] == ["llama.cpp, W3: 900"]
+
+
+def test_the_ceiling_is_what_bytes_and_operations_allow():
+    from benchmarks.peers.floors import ceiling, known_ceilings
+    from benchmarks.peers.records import Limits
+
+    limits = Limits(bytes_per_s=29.1e9, operations_per_s={"bf16": 6.36e12})
+    most = ceiling(known_ceilings([limits]))
+    decode_alone = 29.1e9 / 946.5e6
+    assert most("0.6b", "bf16", "W1") == pytest.approx(decode_alone, rel=0.05)
+    assert most("0.6b", "bf16", "W1") < decode_alone
+    prompts_alone = 4 * 8 / (4 * 1024 * 2 * 440e6 / 6.36e12)
+    assert most("0.6b", "bf16", "W5") < prompts_alone
+    slow = ceiling(known_ceilings([Limits(bytes_per_s=29.1e9, operations_per_s={"bf16": 0.19e12})]))
+    assert slow("0.6b", "bf16", "W5") == pytest.approx(prompts_alone * 0.19 / 6.36, rel=0.15)
+    assert most("0.6b", "int8", "W1") is None
+    assert most("0.6b", "bf16", "W6") is None
+    assert known_ceilings([]) == {}
