@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import uvloop
 
 from benchmarks.peers.plan import W6
 from benchmarks.run import SHAPE_IDS
@@ -58,7 +59,8 @@ def measure(asked: Job, limit_s: float) -> tuple[Summary, bool]:
     Raises:
         LoadError: A warm-up request failed, so that nothing was measured.
     """
-    return asyncio.run(_measure(asked, limit_s))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_measure(asked, limit_s))
 
 
 async def _measure(asked: Job, limit_s: float) -> tuple[Summary, bool]:
