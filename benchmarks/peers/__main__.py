@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -67,20 +68,21 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         start_limit_s=arguments.start_limit_s,
         rate=arguments.w6_rate,
         smoke=arguments.smoke,
+        minutes=arguments.minutes,
     )
     try:
         Runner(suite, Workshop(arguments.cache, arguments.models), ledger, console).run()
     except KeyboardInterrupt:
         console.print(f"interrupted; go on with: run --resume --results {arguments.results}", highlight=False)
         return 130
-    print_report(ledger.records, Console())
+    print_report(ledger.records, _terminal())
     return 0
 
 
 def report(arguments: argparse.Namespace, console: Console) -> int:
     """Print the report; with `--write` also into the document and its plots."""
     records = read(arguments.results)
-    print_report(records, Console())
+    print_report(records, _terminal())
     if arguments.write:
         for path in write_section(records, arguments.document):
             console.print(f"wrote {path}", highlight=False)
@@ -117,6 +119,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     runner.add_argument("--rounds", type=int, default=3)
     runner.add_argument("--limit-s", type=float, default=300.0, help="of one workload; longer ones are cut off")
     runner.add_argument("--start-limit-s", type=float, default=900.0, help="of a start")
+    runner.add_argument(
+        "--minutes", type=float, default=math.inf, help="start no engine later than this; then --resume"
+    )
     runner.add_argument("--w6-rate", type=float, help="requests/s of W6; default 80 %% of the best peer's on W3")
     runner.add_argument("--smoke", action="store_true", help="one short request of each workload: does all answer?")
     runner.add_argument("--results", type=Path, default=DEFAULT_CACHE / "results.jsonl")
@@ -139,6 +144,11 @@ def main() -> int:
     except RecordsError as error:
         console.print(str(error), markup=False, highlight=False)
         return 2
+
+
+def _terminal() -> Console:
+    """Tables are not squeezed where the output is no terminal."""
+    return Console() if sys.stdout.isatty() else Console(width=180)
 
 
 def _leave(_number: int, _frame: FrameType | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from benchmarks.peers.records import Failure, Measurement, Rate, Record, measurements
 
@@ -28,18 +29,24 @@ class Session:
     workloads: tuple[str, ...]
 
 
-def sessions(
+def in_order(planned: Iterable[Sequence[Sequence[Session]]]) -> list[Session]:
+    """All sessions: the first round of every class, then the second of every class, and so on, so that a run that is
+    stopped early has something of everything."""
+    return [session for stage in zip_longest(*planned, fillvalue=()) for rounds in stage for session in rounds]
+
+
+def rounds_of(
     shape: str, precision: str, engines: Sequence[str], workloads: Sequence[str], rounds: int
-) -> list[Session]:
-    """All sessions of one class in order. Each round begins with another engine than the one before."""
+) -> list[list[Session]]:
+    """The rounds of one class. Each begins with another engine than the one before."""
     closed = tuple(name for name in workloads if name != W6)
     wants_w6 = W6 in workloads
     made = []
     for number in range(rounds):
         names = (*closed, W6) if wants_w6 and (number > 0 or not closed) else closed
-        made += [Session(shape, precision, engine, number, names) for engine in rotated(engines, number)]
+        made.append([Session(shape, precision, engine, number, names) for engine in rotated(engines, number)])
     if wants_w6 and closed:
-        made += [Session(shape, precision, engine, 0, (W6,)) for engine in rotated(engines, rounds)]
+        made.append([Session(shape, precision, engine, 0, (W6,)) for engine in rotated(engines, rounds)])
     return made
 
 

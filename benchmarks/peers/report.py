@@ -36,7 +36,7 @@ def failed(failure: Failure) -> str:
 def _table(grid: Grid) -> Table:
     shown = Table(title=grid.title, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
     for place, heading in enumerate(grid.headings):
-        shown.add_column(heading, justify="right" if place else "left", no_wrap=not place)
+        shown.add_column(heading, justify="right" if place else "left", no_wrap=True)
     for row in grid.rows:
         shown.add_row(*row)
     return shown

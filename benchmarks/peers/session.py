@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,7 +16,7 @@ from benchmarks.models import SHAPES
 from benchmarks.peers.engines import KVARN
 from benchmarks.peers.engines.base import Case, Engine, Precision
 from benchmarks.peers.load import LoadError, job, measure, seed_of, target_at, warm_up
-from benchmarks.peers.plan import W6, Session, chosen_rate, gave_up, known_rate, left_of, sessions
+from benchmarks.peers.plan import W6, Session, chosen_rate, gave_up, in_order, known_rate, left_of, rounds_of
 from benchmarks.peers.process import Running, StartError, running
 from benchmarks.peers.records import Failure, Installation, Ledger, Machine, Measurement, Rate, Start, Stop
 from benchmarks.peers.workshop import PrepareError, Workshop
@@ -37,6 +39,8 @@ class Suite:
     rate: float | None = None
     """Of W6, requests/s; None takes it from the best peer."""
     smoke: bool = False
+    minutes: float = math.inf
+    """No engine is started later than this after the start of the run."""
 
     def settings(self) -> dict[str, Any]:
         """For the record."""
@@ -59,19 +63,28 @@ class Runner:
         self._shop = shop
         self._ledger = ledger
         self._console = console
+        self._deadline = time.monotonic() + 60 * suite.minutes
         self._before = len(ledger.records)
         """Failures from before a resumption do not count: what failed then is tried again once."""
 
     def run(self) -> None:
-        """All sessions that are still to do."""
+        """All sessions that are still to do, or those that time allows."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         self._ledger.add(Machine(started_at=now, environment=environment(), settings=self._suite.settings()))
         self._sizes()
-        for shape in self._suite.shapes:
-            for precision in self._suite.precisions:
-                engines = [name for name, each in self._suite.engines.items() if each.precision_note(precision)]
-                for each in sessions(shape, precision, engines, self._suite.workloads, self._suite.rounds):
-                    self._session(each)
+        for session in self._planned():
+            if time.monotonic() > self._deadline:
+                self._console.print("the time is up; go on with --resume", highlight=False)
+                return
+            self._session(session)
+
+    def _planned(self) -> list[Session]:
+        suite, planned = self._suite, []
+        for shape in suite.shapes:
+            for precision in suite.precisions:
+                engines = [name for name, each in suite.engines.items() if each.precision_note(precision)]
+                planned.append(rounds_of(shape, precision, engines, suite.workloads, suite.rounds))
+        return in_order(planned)
 
     def _sizes(self) -> None:
         known = {each.engine for each in self._ledger.records if isinstance(each, Installation)}

@@ -17,9 +17,9 @@ def benchmarks_can_be_imported(monkeypatch):
 
 
 def plan(workloads, rounds, engines=ENGINES):
-    from benchmarks.peers.plan import sessions
+    from benchmarks.peers.plan import in_order, rounds_of
 
-    return sessions("0.6b", "bf16", engines, workloads, rounds)
+    return in_order([rounds_of("0.6b", "bf16", engines, workloads, rounds)])
 
 
 def test_engines_take_turns_and_each_round_begins_with_another():
@@ -42,6 +42,16 @@ def test_w6_joins_when_the_first_round_has_told_its_rate_and_every_round_gets_on
     ]
     measured = [(each.engine, each.round, name) for each in made for name in each.workloads]
     assert len(measured) == len(set(measured)) == 3 * 3 * 6
+
+
+def test_every_class_has_its_first_round_before_any_has_its_second():
+    from benchmarks.peers.plan import in_order, rounds_of
+
+    classes = [("bf16", ENGINES), ("int4", ["kvarn", "llama.cpp"])]
+    made = in_order([rounds_of("0.6b", precision, engines, ALL, 2) for precision, engines in classes])
+    assert [(each.precision, each.round) for each in made[:5]] == [("bf16", 0)] * 3 + [("int4", 0)] * 2
+    assert [each.round for each in made] == [0] * 5 + [1] * 5 + [0] * 5
+    assert {each.workloads for each in made[10:]} == {("W6",)}
 
 
 def test_w6_alone_needs_no_round_before_it():

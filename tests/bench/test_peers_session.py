@@ -237,6 +237,12 @@ def test_a_workload_over_its_limit_is_cut_and_not_repeated(run, tmp_path):
     assert len(kinds(records, "Start")) == 1
 
 
+def test_a_run_whose_time_is_up_starts_nothing_more(run, tmp_path):
+    records, said = run(Fake("peer", tmp_path), minutes=0.0)
+    assert kinds(records, "Start") == []
+    assert "--resume" in said
+
+
 def test_a_smoke_run_says_that_it_is_one(run, tmp_path):
     records, _ = run(Fake("peer", tmp_path), workloads=("W1", "W4", "W6"), smoke=True, rate=50.0)
     measured = kinds(records, "Measurement")
