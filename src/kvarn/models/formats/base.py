@@ -1,12 +1,11 @@
-"""What every format of stored weights offers, and how bits are taken out of words."""
+"""What every format of stored weights offers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-import torch
-
+from kvarn.models.errors import UnsupportedModelError
 from kvarn.models.weight_parts import WeightPart
 
 Note = Callable[[str], None]
@@ -34,8 +33,12 @@ class WeightFormat(Protocol):
         ...
 
 
-def unpack_words(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """words [..., n] int32 to [..., n * 32 / bits] uint8: the lowest bits of each word first."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    parts: torch.Tensor = (words.unsqueeze(-1) >> shifts) & (2**bits - 1)
-    return parts.to(torch.uint8).flatten(-2)
+class UnsupportedQuantizationError(UnsupportedModelError):
+    """The checkpoint is quantised in a way that Kvarn does not read."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"the checkpoint is quantised with {what}, which is not supported. Kvarn reads GPTQ and AWQ (gemm) with "
+            "4 or 8 bits, and compressed-tensors W8A8 (int8, activations dynamic), W8A16 and W4A16. Take such a "
+            "checkpoint, or the plain one with --quantization int8 or int4"
+        )
