@@ -28,6 +28,10 @@ class StartError(Exception):
     """A server ended, or gave no answer in time; the message says why as far as its log tells."""
 
 
+class EndedError(Exception):
+    """A server that had started has ended by itself."""
+
+
 @dataclass
 class Running:
     """A server that answers."""
@@ -37,11 +41,17 @@ class Running:
     first_answer_s: float
     """From the start of the process to the end of a first one-token completion."""
     memory: MemoryWatch
-    pid: int
+    process: subprocess.Popen[bytes]
+    log: Path
 
     def peak_pss_bytes(self) -> int:
         """Most memory of all its processes, this moment included."""
-        return max(self.memory.peak_bytes, sum(pss_bytes(pid) for pid in process_tree(self.pid)))
+        return max(self.memory.peak_bytes, sum(pss_bytes(pid) for pid in process_tree(self.process.pid)))
+
+    def must_run(self) -> None:
+        """Raises EndedError where the server has ended."""
+        if self.process.poll() is not None:
+            raise EndedError(f"it ended ({ending(self.process.returncode)}): {reason_in(self.log)}")
 
 
 @contextmanager
@@ -70,7 +80,7 @@ def running(launch: Launch, port: int, log: Path, limit_s: float) -> Iterator[Ru
         url = f"http://127.0.0.1:{port}"
         try:
             wait_for_answer(process, url, launch.model, log, limit_s)
-            yield Running(url, launch.model, time.perf_counter() - started, memory, process.pid)
+            yield Running(url, launch.model, time.perf_counter() - started, memory, process, log)
         finally:
             memory.stop()
             stop(process)

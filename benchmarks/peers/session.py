@@ -17,7 +17,7 @@ from benchmarks.peers.engines import KVARN
 from benchmarks.peers.engines.base import Case, Engine, Precision
 from benchmarks.peers.load import LoadError, job, measure, seed_of, target_at, warm_up
 from benchmarks.peers.plan import W6, Session, chosen_rate, gave_up, in_order, known_rate, left_of, rounds_of
-from benchmarks.peers.process import Running, StartError, running
+from benchmarks.peers.process import EndedError, Running, StartError, running
 from benchmarks.peers.records import Failure, Installation, Ledger, Machine, Measurement, Rate, Start, Stop
 from benchmarks.peers.workshop import PrepareError, Workshop
 from benchmarks.server import free_port
@@ -142,6 +142,10 @@ class Runner:
             try:
                 asked = job(name, target, rate.requests_per_s if rate else None, is_smoke=self._suite.smoke)
                 summary, cut = measure(asked, limit)
+                server.must_run()
+            except EndedError as error:
+                self._fail(session, str(error), name)
+                return
             except LoadError as error:
                 self._fail(session, str(error), name)
                 continue
@@ -154,7 +158,8 @@ class Runner:
                 load_before=round(load, 2),
             )
             self._ledger.add(measured)
-            rest = "" if measured.whole else f", {summary.succeeded} of {len(asked.requests)} answered whole"
+            why = ", ".join(summary.errors) or (f"cut off after {limit:g} s" if cut else "wrong length")
+            rest = "" if measured.whole else f", {summary.succeeded} of {len(asked.requests)} answered ({why})"
             self._say(session, f"{name}: {summary.output_tokens_per_s:.1f} output tokens/s{rest}")
 
     def _rate(self, session: Session) -> Rate | None:

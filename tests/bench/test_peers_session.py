@@ -36,7 +36,7 @@ ENGINE = textwrap.dedent(
         while True:
             job = inbox.get()
             if job.prompt[0] == 1:
-                raise RuntimeError("bad prompt")
+                raise RuntimeError("too much")
             for place in range(job.max_tokens):
                 if job.cancelled.is_set():
                     gone.touch()
@@ -68,6 +68,8 @@ class Fake:
         from benchmarks.peers.engines.base import Launch
 
         program = "raise ValueError('no such format')" if self.broken == "dies" else ENGINE
+        if self.broken == "falls":
+            program = program.replace("if job.prompt[0] == 1", "if job.max_tokens > 1")
         command = [sys.executable, "-c", program, str(port), str(self.folder / "gone"), str(self.gap_s)]
         return Launch(command, {"PYTHONPATH": str(ROOT)})
 
@@ -235,6 +237,13 @@ def test_a_workload_over_its_limit_is_cut_and_not_repeated(run, tmp_path):
     assert cut.cut_after_s == 1.0
     assert not cut.whole
     assert len(kinds(records, "Start")) == 1
+
+
+def test_an_engine_that_ends_under_load_is_reported_and_started_again_in_the_next_round(run, tmp_path):
+    records, _ = run(Fake("peer", tmp_path, broken="falls"), workloads=("W1", "W2"), rounds=2)
+    assert kinds(records, "Measurement") == []
+    assert [(each.round, each.workload) for each in kinds(records, "Failure")] == [(0, "W1"), (1, "W1")]
+    assert "RuntimeError: too much" in kinds(records, "Failure")[0].reason
 
 
 def test_a_run_whose_time_is_up_starts_nothing_more(run, tmp_path):
