@@ -117,7 +117,7 @@ class Runner:
         engine = self._suite.engines[session.engine]
         self._say(session, f"starting ({', '.join(session.workloads)})")
         if reason := engine.obstacle(self._shop, case):
-            self._fail(session, f"{reason} (python -m benchmarks.peers prepare)")
+            self._fail(session, reason)
             return
         port = free_port()
         try:

@@ -19,6 +19,8 @@ MAX_SEQS = 32
 MAX_CONTEXT = 2048
 """Tokens of one sequence, where an engine wants to know; the longest request has 1,088."""
 
+PREPARE = "python -m benchmarks.peers prepare"
+
 KV_GIB = 3
 """KV cache each engine may have; the widest workload needs 1 GiB on the larger shape in 16 bits."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.peers.engines.base import MAX_SEQS, Case, Installed, Launch, Precision
+from benchmarks.peers.engines.base import MAX_SEQS, PREPARE, Case, Installed, Launch, Precision
 from benchmarks.peers.sizes import installed_size
 from benchmarks.peers.workshop import ROOT, TORCH, Environment, Workshop, cores, multiplies_bfloat16, processor_flags
 
@@ -33,8 +33,8 @@ class Transformers:
 
     def obstacle(self, shop: Workshop, case: Case) -> str | None:
         if not self._environment(shop).has(REQUIREMENTS):
-            return "not installed"
-        return None if shop.has_checkpoint(case.shape) else f"{case.shape.name} is not made yet"
+            return f"not installed: {PREPARE}"
+        return None if shop.has_checkpoint(case.shape) else f"{case.shape.name} is not made yet: {PREPARE}"
 
     def launch(self, shop: Workshop, case: Case, port: int) -> Launch:
         command = [str(self._environment(shop).python), "-m", "benchmarks.peers.wrappers.transformers_server"]

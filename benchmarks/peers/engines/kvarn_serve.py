@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.engines.base import KV_GIB, MODEL, Case, Installed, Launch, Precision
+from benchmarks.peers.engines.base import KV_GIB, MODEL, PREPARE, Case, Installed, Launch, Precision
 from benchmarks.peers.sizes import installed_size
 from benchmarks.peers.workshop import Workshop, cores
 
@@ -38,7 +38,7 @@ class Kvarn:
 
     def obstacle(self, shop: Workshop, case: Case) -> str | None:
         if not shop.has_checkpoint(case.shape):
-            return f"{case.shape.name} is not made yet"
+            return f"{case.shape.name} is not made yet: {PREPARE}"
         return None if _command().exists() else f"{_command()} is not there: install Kvarn into this environment"
 
     def launch(self, shop: Workshop, case: Case, port: int) -> Launch:

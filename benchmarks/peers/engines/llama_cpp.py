@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peers.converting import converter
-from benchmarks.peers.engines.base import MAX_SEQS, MODEL, Case, Installed, Launch, Precision
+from benchmarks.peers.engines.base import MAX_SEQS, MODEL, PREPARE, Case, Installed, Launch, Precision
 from benchmarks.peers.workshop import ROOT, PrepareError, Workshop, cores, tool
 
 VERSION = "0.3.36"
@@ -66,8 +66,8 @@ class LlamaCpp:
 
     def obstacle(self, shop: Workshop, case: Case) -> str | None:
         if not self._binary(shop, "llama-server").exists():
-            return "not built"
-        return None if self._model(shop, case).exists() else f"no {case.precision} copy of {case.shape.name}"
+            return f"not built: {PREPARE}"
+        return None if self._model(shop, case).exists() else f"no {case.precision} copy of {case.shape.name}: {PREPARE}"
 
     def launch(self, shop: Workshop, case: Case, port: int) -> Launch:
         threads = str(len(cores()))

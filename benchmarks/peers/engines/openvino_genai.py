@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peers.converting import converter
-from benchmarks.peers.engines.base import KV_GIB, MAX_SEQS, Case, Installed, Launch, Precision
+from benchmarks.peers.engines.base import KV_GIB, MAX_SEQS, PREPARE, Case, Installed, Launch, Precision
 from benchmarks.peers.sizes import installed_size
 from benchmarks.peers.workshop import ROOT, Environment, Workshop, cores, multiplies_bfloat16, processor_flags
 
@@ -41,8 +41,8 @@ class OpenVino:
 
     def obstacle(self, shop: Workshop, case: Case) -> str | None:
         if not self._environment(shop).has(REQUIREMENTS):
-            return "not installed"
-        return None if self._model(shop, case).exists() else f"no {case.precision} copy of {case.shape.name}"
+            return f"not installed: {PREPARE}"
+        return None if self._model(shop, case).exists() else f"no {case.precision} copy of {case.shape.name}: {PREPARE}"
 
     def launch(self, shop: Workshop, case: Case, port: int) -> Launch:
         command = [str(self._environment(shop).python), "-m", "benchmarks.peers.wrappers.openvino_server"]

@@ -12,7 +12,17 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.peers.engines.base import KV_GIB, MAX_CONTEXT, MAX_SEQS, MODEL, Case, Installed, Launch, Precision
+from benchmarks.peers.engines.base import (
+    KV_GIB,
+    MAX_CONTEXT,
+    MAX_SEQS,
+    MODEL,
+    PREPARE,
+    Case,
+    Installed,
+    Launch,
+    Precision,
+)
 from benchmarks.peers.quantise import write_w8a8
 from benchmarks.peers.sizes import installed_size
 from benchmarks.peers.workshop import TORCH, Environment, PrepareError, Workshop, cores, is_x86, processor_flags
@@ -75,9 +85,9 @@ class Vllm:
     def obstacle(self, shop: Workshop, case: Case) -> str | None:
         environment = self._environment(shop)
         if not environment.has(REQUIREMENTS):
-            return "not installed"
+            return f"not installed: {PREPARE}"
         if not (self._model(shop, case) / "config.json").exists():
-            return f"no {case.precision} copy of {case.shape.name}"
+            return f"no {case.precision} copy of {case.shape.name}: {PREPARE}"
         return missing_kernels(environment.site_packages() / "vllm", processor_flags()) if is_x86() else None
 
     def launch(self, shop: Workshop, case: Case, port: int) -> Launch:
