@@ -22,4 +22,5 @@ NB_MODULE(_native, m) {
     bind_elementwise(backend);
     bind_roofline(backend);
     bind_linear(m, backend);
+    bind_attention(m, backend);
 }

@@ -8,5 +8,6 @@ namespace kvarn {
 void bind_elementwise(BackendClass& backend);
 void bind_roofline(BackendClass& backend);
 void bind_linear(nanobind::module_& m, BackendClass& backend);
+void bind_attention(nanobind::module_& m, BackendClass& backend);
 
 }  // namespace kvarn

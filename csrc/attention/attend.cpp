@@ -1,0 +1,151 @@
+#include "attention/attention.h"
+#include "attention/segment.h"
+#include "attention/write.h"
+#include "core/parallel.h"
+
+namespace kvarn::KVARN_ISA {
+
+namespace {
+
+// Scratch memory of one call.
+struct Scratch {
+    float* queries;     // [T, H, D]
+    float* partials;    // [plan.num_partials, H, result]
+    float* threads;     // [threads, thread_floats]
+    std::int64_t thread_floats;
+
+    Scratch(Carver& carver, const AttentionCall& call) {
+        const HeadShape& shape = call.shape;
+        const std::int64_t stride = result_stride(shape);
+        thread_floats = kMaxRows * (kScoreStride + stride) + kTileTokens * shape.group() * stride;
+        queries = carver.take<float>(call.plan->num_tokens() * shape.query_heads * shape.dim);
+        partials = carver.take<float>(call.plan->num_partials * shape.query_heads * stride);
+        threads = carver.take<float>(omp_get_max_threads() * thread_floats);
+    }
+};
+
+// Answers the work item `item` for the queries of one key/value head.
+template <KvType type>
+class ItemWork {
+  public:
+    ItemWork(const AttentionCall& call, const Scratch& scratch, const WorkItem& item, std::int64_t kv_head)
+        : call_(call), shape_(call.shape), scratch_(scratch), item_(item), tokens_(call.plan->tokens_of(item)),
+          kv_head_(kv_head), stride_(result_stride(call.shape)),
+          scores_(scratch.threads + omp_get_thread_num() * scratch.thread_floats),
+          later_(scores_ + kMaxRows * kScoreStride), states_(later_ + kMaxRows * stride_) {}
+
+    void run() {
+        const int rows = static_cast<int>(item_.num_tokens * shape_.group());
+        const int parts = (rows + kMaxRows - 1) / kMaxRows, rows_each = (rows + parts - 1) / parts;
+        for (std::int64_t segment = item_.first_segment; segment < item_.last_segment; ++segment) {
+            find_blocks(segment);
+            for (int row = 0; row < rows; row += rows_each)
+                attend_rows(segment, row, std::min(rows, row + rows_each));
+        }
+        for (int row = 0; row < rows; ++row)
+            if (reads(row).partial < 0) finish(states_ + row * stride_, shape_.dim, out(row));
+    }
+
+  private:
+    const TokenReads& reads(int row) const { return call_.plan->reads[tokens_[row / shape_.group()]]; }
+    std::int64_t head(int row) const { return kv_head_ * shape_.group() + row % shape_.group(); }
+    float* out(int row) const {
+        return call_.out + tokens_[row / shape_.group()] * call_.out_stride + head(row) * shape_.dim;
+    }
+
+    void find_blocks(std::int64_t segment) {
+        const auto ids = call_.plan->blocks_of(item_.sequence, segment);
+        for (std::size_t i = 0; i < ids.size(); ++i) {
+            const std::int64_t place = ids[i] * shape_.block_bytes() + kv_head_ * shape_.block_head_bytes();
+            blocks_.keys[i] = call_.keys + place;
+            blocks_.values[i] = call_.values + place;
+        }
+    }
+
+    Visible visible(std::int64_t position, std::int64_t segment) const {
+        const std::int64_t window = call_.plan->step.window, begin = segment * kSegment;
+        const std::int64_t first = window ? std::max(begin, position + 1 - window) : begin;
+        const std::int64_t last = std::min(begin + kSegment, position + 1);
+        return {static_cast<int>(first - begin), static_cast<int>(last - begin)};
+    }
+
+    void attend_rows(std::int64_t segment, int first_row, int last_row) {
+        AttendRows part;
+        std::array<float*, kMaxRows> join;    // the state a row's result is joined to; null where it is the state
+        for (int row = first_row; row < last_row; ++row) {
+            const TokenReads& token = reads(row);
+            const Visible seen = visible(token.position, segment);
+            if (seen.last <= seen.first) continue;
+            const int r = part.rows++;
+            const std::int64_t of_token = tokens_[row / shape_.group()];
+            part.queries[r] = scratch_.queries + (of_token * shape_.query_heads + head(row)) * shape_.dim;
+            part.visible[r] = seen;
+            const bool first = token.partial >= 0 || segment == token.first_segment;
+            join[r] = first ? nullptr : states_ + row * stride_;
+            part.results[r] = first ? first_result(token, row, segment) : later_ + r * stride_;
+        }
+        if (part.rows == 0) return;
+        attend_segment<type>(part, blocks_, shape_, call_.softcap, scores_);
+        for (int r = 0; r < part.rows; ++r)
+            if (join[r]) fold(join[r], part.results[r], shape_.padded_dim());
+    }
+
+    float* first_result(const TokenReads& token, int row, std::int64_t segment) const {
+        if (token.partial < 0) return states_ + row * stride_;
+        const std::int64_t slot = token.partial + segment - token.first_segment;
+        return scratch_.partials + (slot * shape_.query_heads + head(row)) * stride_;
+    }
+
+    const AttentionCall& call_;
+    const HeadShape& shape_;
+    const Scratch& scratch_;
+    const WorkItem& item_;
+    const std::span<const std::int32_t> tokens_;
+    const std::int64_t kv_head_, stride_;
+    float *const scores_, *const later_, *const states_;
+    SegmentBlocks blocks_;
+};
+
+template <KvType type>
+void attend_items(const AttentionCall& call, const Scratch& scratch) {
+    const auto& items = call.plan->items;
+    const std::int64_t heads = call.shape.kv_heads;
+    parallel_pieces(static_cast<std::int64_t>(items.size()) * heads, [&](std::int64_t piece) {
+        ItemWork<type>(call, scratch, items[piece / heads], piece % heads).run();
+    });
+}
+
+// Joins the segments of the tokens that several items read for.
+void join_partials(const AttentionCall& call, const Scratch& scratch) {
+    const HeadShape& shape = call.shape;
+    const std::int64_t heads = shape.query_heads, stride = result_stride(shape), groups = shape.kv_heads;
+    const auto& tokens = call.plan->split_tokens;
+    parallel_pieces(static_cast<std::int64_t>(tokens.size()) * groups, [&](std::int64_t piece) {
+        const std::int64_t token = tokens[piece / groups], first_head = piece % groups * shape.group();
+        const TokenReads& reads = call.plan->reads[token];
+        for (std::int64_t head = first_head; head < first_head + shape.group(); ++head) {
+            float* state = scratch.partials + (reads.partial * heads + head) * stride;
+            for (std::int64_t i = 1; i < reads.last_segment - reads.first_segment; ++i)
+                fold(state, state + i * heads * stride, shape.padded_dim());
+            finish(state, shape.dim, call.out + token * call.out_stride + head * shape.dim);
+        }
+    });
+}
+
+}  // namespace
+
+void attention(const AttentionCall& call) {
+    Carver count;
+    Scratch(count, call);
+    Carver carver(call.workspace->reserve(count.used()));
+    const Scratch scratch(carver, call);
+    write_step(call, scratch.queries);
+    switch (call.shape.kv_type) {
+        case KvType::f32: attend_items<KvType::f32>(call, scratch); break;
+        case KvType::bf16: attend_items<KvType::bf16>(call, scratch); break;
+        case KvType::int8: attend_items<KvType::int8>(call, scratch); break;
+    }
+    join_partials(call, scratch);
+}
+
+}  // namespace kvarn::KVARN_ISA

@@ -1,0 +1,171 @@
+#include "attention/plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace kvarn {
+
+namespace {
+
+constexpr std::int64_t kFewTokens = 8;        // sequences with so few queries share reads with others
+constexpr std::int64_t kMostPartials = 2048;  // results of segments that one tile may leave in scratch memory
+
+// Reading a position costs about as much as four queries' arithmetic on it.
+std::int64_t cost_of(std::int64_t positions, std::int64_t tokens) { return positions * (4 + tokens); }
+
+struct Tile {
+    std::int32_t sequence;
+    std::vector<std::int32_t> tokens;
+    std::int64_t first_segment, last_segment;
+    bool shares;    // some of its tokens' segments are read by a shared item
+
+    std::int64_t cost() const {
+        return cost_of((last_segment - first_segment) * kSegment, static_cast<std::int64_t>(tokens.size()));
+    }
+};
+
+}  // namespace
+
+AttentionPlan::AttentionPlan(const StepTables& tables) : step(tables) {
+    const std::int64_t count = step.sequences ? last_token(step.sequences - 1) : 0;
+    reads.reserve(count);
+    own_from_.reserve(step.sequences);
+    for (std::int64_t sequence = 0; sequence < step.sequences; ++sequence) {
+        read_sequence(sequence);
+        cut_writes(sequence);
+    }
+    share_segments();
+    cut_tiles();
+    std::stable_sort(items.begin(), items.end(), [](const auto& a, const auto& b) { return a.cost > b.cost; });
+}
+
+std::span<const std::int32_t> AttentionPlan::blocks_of(std::int64_t sequence, std::int64_t segment) const {
+    const std::int64_t blocks = (step.context_lens[sequence] + kBlock - 1) / kBlock;
+    const std::int64_t first = segment * kSegmentBlocks;
+    const std::int64_t count = std::clamp<std::int64_t>(blocks - first, 0, kSegmentBlocks);
+    return {step.block_tables + sequence * step.table_stride + first, static_cast<std::size_t>(count)};
+}
+
+void AttentionPlan::read_sequence(std::int64_t sequence) {
+    const std::int64_t count = last_token(sequence) - first_token(sequence);
+    std::int64_t own_from = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+        const std::int64_t position = step.context_lens[sequence] - count + i;
+        const std::int64_t first = step.window ? std::max<std::int64_t>(0, position + 1 - step.window) : 0;
+        reads.push_back({static_cast<std::int32_t>(position), static_cast<std::int32_t>(first / kSegment),
+                         static_cast<std::int32_t>(position / kSegment + 1)});
+        if (i == 0) own_from = first / kSegment;
+    }
+    own_from_.push_back(static_cast<std::int32_t>(own_from));
+}
+
+// Two tokens of one block share words of its values, so one range holds both.
+void AttentionPlan::cut_writes(std::int64_t sequence) {
+    const std::int64_t last = last_token(sequence);
+    for (std::int64_t token = first_token(sequence); token < last;) {
+        const std::int64_t end = std::min(last, token + kBlock - reads[token].position % kBlock);
+        writes.push_back({static_cast<std::int32_t>(token), static_cast<std::int32_t>(end)});
+        token = end;
+    }
+}
+
+std::vector<std::int32_t> AttentionPlan::tokens_of_sequences(std::span<const std::int32_t> sequences) const {
+    std::vector<std::int32_t> tokens;
+    for (const std::int32_t sequence : sequences)
+        for (std::int64_t t = first_token(sequence); t < last_token(sequence); ++t)
+            tokens.push_back(static_cast<std::int32_t>(t));
+    return tokens;
+}
+
+void AttentionPlan::add_item(std::int64_t sequence, std::span<const std::int32_t> tokens, std::int64_t first_segment,
+                             std::int64_t last_segment) {
+    const std::int64_t positions =
+        std::min<std::int64_t>(step.context_lens[sequence], last_segment * kSegment) - first_segment * kSegment;
+    items.push_back({static_cast<std::int32_t>(sequence), static_cast<std::int32_t>(item_tokens.size()),
+                     static_cast<std::int32_t>(tokens.size()), static_cast<std::int32_t>(first_segment),
+                     static_cast<std::int32_t>(last_segment),
+                     cost_of(positions, static_cast<std::int64_t>(tokens.size()))});
+    item_tokens.insert(item_tokens.end(), tokens.begin(), tokens.end());
+}
+
+// Gives each token a slot for the result of every segment it reads.
+void AttentionPlan::split(std::span<const std::int32_t> tokens) {
+    for (const std::int32_t token : tokens) {
+        if (reads[token].partial >= 0) continue;
+        reads[token].partial = static_cast<std::int32_t>(num_partials);
+        num_partials += reads[token].last_segment - reads[token].first_segment;
+        split_tokens.push_back(token);
+    }
+}
+
+// Finds segments that are the same blocks for several sequences. Sequences share a prefix, so one that shares a
+// segment with nobody is not looked at again: without sharing this costs one sort.
+void AttentionPlan::share_segments() {
+    std::vector<std::int32_t> waiting;
+    for (std::int64_t sequence = 0; sequence < step.sequences; ++sequence) {
+        const std::int64_t count = last_token(sequence) - first_token(sequence);
+        if (count > 0 && count <= kFewTokens) waiting.push_back(static_cast<std::int32_t>(sequence));
+    }
+    std::stable_sort(waiting.begin(), waiting.end(), [&](auto a, auto b) { return own_from_[a] > own_from_[b]; });
+
+    std::vector<std::int32_t> live, shared;
+    for (std::int64_t segment = 0; !waiting.empty() || !live.empty(); ++segment) {
+        if (live.empty()) segment = own_from_[waiting.back()];
+        for (; !waiting.empty() && own_from_[waiting.back()] == segment; waiting.pop_back())
+            live.push_back(waiting.back());
+        std::erase_if(live, [&](auto sequence) { return ends_before(sequence, segment); });
+        std::stable_sort(live.begin(), live.end(), [&](auto a, auto b) {
+            return std::ranges::lexicographical_compare(blocks_of(a, segment), blocks_of(b, segment));
+        });
+        shared.clear();
+        for (auto run = live.begin(); run != live.end();) {
+            const auto end = std::find_if(run, live.end(), [&](auto sequence) {
+                return !std::ranges::equal(blocks_of(*run, segment), blocks_of(sequence, segment));
+            });
+            if (end - run > 1) {
+                const std::vector<std::int32_t> tokens = tokens_of_sequences({run, end});
+                split(tokens);
+                for (std::size_t i = 0; i < tokens.size(); i += kTileTokens)
+                    add_item(*run, std::span(tokens).subspan(i, std::min<std::size_t>(kTileTokens, tokens.size() - i)),
+                             segment, segment + 1);
+                for (auto sequence = run; sequence != end; ++sequence)
+                    own_from_[*sequence] = static_cast<std::int32_t>(segment + 1);
+                shared.insert(shared.end(), run, end);
+            }
+            run = end;
+        }
+        live = shared;
+    }
+}
+
+// Tokens that share nothing are read in one item each tile, unless that would leave threads idle at the end.
+void AttentionPlan::cut_tiles() {
+    std::vector<Tile> tiles;
+    std::int64_t total = 0;
+    for (std::int32_t sequence = 0; sequence < step.sequences; ++sequence)
+        for (std::int64_t token = first_token(sequence); token < last_token(sequence); token += kTileTokens) {
+            const std::int64_t end = std::min(last_token(sequence), token + kTileTokens);
+            Tile tile{sequence, std::vector<std::int32_t>(end - token), 0, reads[end - 1].last_segment, false};
+            std::iota(tile.tokens.begin(), tile.tokens.end(), static_cast<std::int32_t>(token));
+            tile.shares = reads[token].partial >= 0;
+            tile.first_segment = tile.shares ? own_from_[sequence] : reads[token].first_segment;
+            if (tile.first_segment == tile.last_segment) continue;
+            total += tile.cost();
+            tiles.push_back(std::move(tile));
+        }
+    for (const WorkItem& item : items) total += item.cost;
+    for (const Tile& tile : tiles) {
+        const std::int64_t segments = tile.last_segment - tile.first_segment;
+        const bool few_results = segments * static_cast<std::int64_t>(tile.tokens.size()) <= kMostPartials;
+        const bool dear = tile.cost() > total / (2 * step.threads) && segments > 1 && few_results;
+        if (!tile.shares && !dear) {
+            add_item(tile.sequence, tile.tokens, tile.first_segment, tile.last_segment);
+            continue;
+        }
+        split(tile.tokens);
+        for (std::int64_t segment = tile.first_segment; segment < tile.last_segment; ++segment)
+            add_item(tile.sequence, tile.tokens, segment, segment + 1);
+    }
+}
+
+}  // namespace kvarn

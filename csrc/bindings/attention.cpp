@@ -1,0 +1,55 @@
+#include <omp.h>
+
+#include "attention/attention.h"
+#include "bindings/backend.h"
+#include "bindings/topics.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace kvarn {
+
+#define KVARN_DECLARE(name) \
+    namespace name { void attention(const AttentionCall&); }
+KVARN_FOR_EACH_ISA(KVARN_DECLARE)
+#undef KVARN_DECLARE
+
+namespace {
+
+using Address = std::uintptr_t;
+
+void make_plan(AttentionPlan* self, Address query_starts, Address context_lens, Address block_tables,
+               std::int64_t table_stride, Address slots, std::int64_t sequences, std::int64_t window) {
+    const StepTables step{sequences, at<const std::int32_t>(query_starts), at<const std::int32_t>(context_lens),
+                          at<const std::int32_t>(block_tables), table_stride, at<const std::int64_t>(slots), window,
+                          omp_get_max_threads()};
+    nb::gil_scoped_release unlocked;
+    new (self) AttentionPlan(step);
+}
+
+void run_attention(Backend& self, const AttentionPlan& plan, Address qkv, std::int64_t qkv_stride,
+                   std::int64_t query_heads, std::int64_t kv_heads, std::int64_t dim, int kv_type, Address cos,
+                   Address sin, std::int64_t half_rotated, Address norm, float eps, Address keys, Address values,
+                   float scale, float softcap, Address out, std::int64_t out_stride) {
+    const AttentionCall call{{query_heads, kv_heads, dim, static_cast<KvType>(kv_type)},
+                             &plan, at<const float>(qkv), qkv_stride, at<const float>(cos), at<const float>(sin),
+                             half_rotated, at<const float>(norm), eps, at<std::byte>(keys), at<std::byte>(values),
+                             scale, softcap, at<float>(out), out_stride, &self.workspace};
+    nb::gil_scoped_release unlocked;
+    KVARN_CALL(self.isa, attention, call);
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& m, BackendClass& backend) {
+    nb::class_<AttentionPlan>(m, "AttentionPlan", "Who reads which keys in one step. Its arrays must outlive it.")
+        .def("__init__", &make_plan, "query_starts"_a, "context_lens"_a, "block_tables"_a, "table_stride"_a, "slots"_a,
+             "sequences"_a, "window"_a)
+        .def_prop_ro("num_items", [](const AttentionPlan& self) { return self.items.size(); })
+        .def_prop_ro("num_partials", [](const AttentionPlan& self) { return self.num_partials; });
+    backend.def("attention", &run_attention, "plan"_a, "qkv"_a, "qkv_stride"_a, "query_heads"_a, "kv_heads"_a, "dim"_a,
+                "kv_type"_a, "cos"_a, "sin"_a, "half_rotated"_a, "norm"_a, "eps"_a, "keys"_a, "values"_a, "scale"_a,
+                "softcap"_a, "out"_a, "out_stride"_a);
+}
+
+}  // namespace kvarn

@@ -1,0 +1,144 @@
+"""Attention straight from the block table, in the compiled kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kvarn.kernels.batch import PagedBatch
+from kvarn.kernels.cpu import _native
+from kvarn.kernels.cpu.kv_cache import BLOCK, KvShapeError, native_type
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The heads of a layer that this process holds."""
+
+    query: int
+    """H, a multiple of G."""
+    kv: int
+    """G."""
+    dim: int
+    """D: numbers in a head."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """A root-mean-square norm of every query and key head."""
+
+    weight: torch.Tensor
+    """[H + G, D] float32."""
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class CpuAttentionPlan:
+    """Who reads which keys in one step, for the layers that share a window."""
+
+    native: _native.AttentionPlan
+    batch: PagedBatch
+    """Kept alive: the native plan refers to its tensors."""
+
+
+def plan_attention(batch: PagedBatch, window: int | None = None) -> CpuAttentionPlan:
+    """The plan of one step. `window`: tokens a query sees, itself included; None sees all before it."""
+    if batch.block_size != BLOCK:
+        raise KvShapeError(f"blocks of {batch.block_size} tokens: the kernels read blocks of {BLOCK}")
+    if window is not None and window < 1:
+        raise KvShapeError(f"a window of {window} tokens shows a query not even itself")
+    native = _native.AttentionPlan(
+        _int32(batch.query_starts),
+        _int32(batch.context_lens),
+        _int32(batch.block_tables),
+        batch.block_tables.stride(0),
+        _int64(batch.slot_mapping),
+        batch.context_lens.shape[0],
+        window or 0,
+    )
+    return CpuAttentionPlan(native, batch)
+
+
+def attention(
+    backend: _native.Backend,
+    qkv: torch.Tensor,
+    heads: Heads,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norm: HeadNorm | None,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    plan: CpuAttentionPlan,
+    scale: float,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Write this step's keys and values into one layer's cache, then answer its queries: [T, H D] float32.
+
+    qkv [T, (H + 2 G) D] float32: query, key and value heads. Queries and keys are normed (where the model has it) and
+    rotated by cos, sin [T, R] float32; scores are multiplied by `scale` and, with a softcap, become
+    softcap * tanh(score / softcap). A token's result depends on its own sequence alone, to the last bit.
+    """
+    tokens = qkv.shape[0]
+    _check(qkv, heads, cos, sin, norm, key_cache, value_cache, plan)
+    out = torch.empty((tokens, heads.query * heads.dim), dtype=torch.float32)
+    backend.attention(
+        plan.native,
+        qkv.data_ptr(),
+        qkv.stride(0),
+        heads.query,
+        heads.kv,
+        heads.dim,
+        native_type(key_cache, heads.kv, heads.dim),
+        cos.data_ptr(),
+        sin.data_ptr(),
+        cos.shape[1],
+        norm.weight.data_ptr() if norm else 0,
+        norm.eps if norm else 0.0,
+        key_cache.data_ptr(),
+        value_cache.data_ptr(),
+        scale,
+        softcap or 0.0,
+        out.data_ptr(),
+        out.stride(0),
+    )
+    return out
+
+
+def _check(
+    qkv: torch.Tensor,
+    heads: Heads,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norm: HeadNorm | None,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    plan: CpuAttentionPlan,
+) -> None:
+    tokens = plan.batch.slot_mapping.shape[0]
+    if heads.query % heads.kv:
+        raise KvShapeError(f"{heads.query} query heads cannot share {heads.kv} key/value heads evenly")
+    if qkv.shape != (tokens, (heads.query + 2 * heads.kv) * heads.dim) or qkv.stride(1) != 1:
+        raise KvShapeError(f"qkv {tuple(qkv.shape)} is not {tokens} tokens of {heads}")
+    if cos.shape != sin.shape or cos.shape[0] != tokens or 2 * cos.shape[1] > heads.dim:
+        raise KvShapeError(f"angles {tuple(cos.shape)}, {tuple(sin.shape)} do not fit {tokens} tokens of {heads}")
+    if norm and norm.weight.shape != (heads.query + heads.kv, heads.dim):
+        raise KvShapeError(f"norm weights {tuple(norm.weight.shape)} do not fit {heads}")
+    if key_cache.shape != value_cache.shape:
+        raise KvShapeError(f"key blocks {tuple(key_cache.shape)}, but value blocks {tuple(value_cache.shape)}")
+    for tensor in (qkv, cos, sin, *((norm.weight,) if norm else ())):
+        if tensor.dtype != torch.float32 or (tensor is not qkv and not tensor.is_contiguous()):
+            raise KvShapeError(f"expected contiguous float32, not {tensor.dtype} with strides {tensor.stride()}")
+
+
+def _int32(tensor: torch.Tensor) -> int:
+    return _address(tensor, torch.int32)
+
+
+def _int64(tensor: torch.Tensor) -> int:
+    return _address(tensor, torch.int64)
+
+
+def _address(tensor: torch.Tensor, dtype: torch.dtype) -> int:
+    if tensor.dtype != dtype or (tensor.numel() and tensor.stride(-1) != 1):
+        raise KvShapeError(f"expected {dtype} side by side, not {tensor.dtype} with strides {tensor.stride()}")
+    return tensor.data_ptr()
