@@ -31,6 +31,27 @@ class Backend:
         out_stride: int,
         accumulate: bool,
     ) -> None: ...
+    def attention(
+        self,
+        plan: AttentionPlan,
+        qkv: int,
+        qkv_stride: int,
+        query_heads: int,
+        kv_heads: int,
+        dim: int,
+        kv_type: int,
+        cos: int,
+        sin: int,
+        half_rotated: int,
+        norm: int,
+        eps: float,
+        keys: int,
+        values: int,
+        scale: float,
+        softcap: float,
+        out: int,
+        out_stride: int,
+    ) -> None: ...
 
 class PackedWeight:
     blob: int
@@ -40,3 +61,19 @@ class PackedWeight:
 
 def pack_float(weight: PackedWeight, rows: int, blob: int) -> None: ...
 def unpack_rows(weight: PackedWeight, ids: int, count: int, out: int) -> None: ...
+
+class AttentionPlan:
+    def __init__(
+        self,
+        query_starts: int,
+        context_lens: int,
+        block_tables: int,
+        table_stride: int,
+        slots: int,
+        sequences: int,
+        window: int,
+    ) -> None: ...
+    @property
+    def num_items(self) -> int: ...
+    @property
+    def num_partials(self) -> int: ...

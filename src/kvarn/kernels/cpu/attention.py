@@ -6,30 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from kvarn.kernels.batch import PagedBatch
+from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.cpu.kv_cache import BLOCK, KvShapeError, native_type
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """The heads of a layer that this process holds."""
-
-    query: int
-    """H, a multiple of G."""
-    kv: int
-    """G."""
-    dim: int
-    """D: numbers in a head."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorm:
-    """A root-mean-square norm of every query and key head."""
-
-    weight: torch.Tensor
-    """[H + G, D] float32."""
-    eps: float
+from kvarn.kernels.linear import Norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +42,9 @@ def plan_attention(batch: PagedBatch, window: int | None = None) -> CpuAttention
 def attention(
     backend: _native.Backend,
     qkv: torch.Tensor,
-    heads: Heads,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    norm: HeadNorm | None,
+    heads: HeadShape,
+    rotation: Rotation,
+    norm: Norm | None,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     plan: CpuAttentionPlan,
@@ -75,12 +54,11 @@ def attention(
     """Write this step's keys and values into one layer's cache, then answer its queries: [T, H D] float32.
 
     qkv [T, (H + 2 G) D] float32: query, key and value heads. Queries and keys are normed (where the model has it) and
-    rotated by cos, sin [T, R] float32; scores are multiplied by `scale` and, with a softcap, become
-    softcap * tanh(score / softcap). A token's result depends on its own sequence alone, to the last bit.
+    rotated; scores are multiplied by `scale` and, with a softcap, become softcap * tanh(score / softcap). A token's
+    result depends on its own sequence alone, to the last bit.
     """
-    tokens = qkv.shape[0]
-    _check(qkv, heads, cos, sin, norm, key_cache, value_cache, plan)
-    out = torch.empty((tokens, heads.query * heads.dim), dtype=torch.float32)
+    _check(qkv, heads, rotation, norm, plan)
+    out = torch.empty((len(qkv), heads.query * heads.dim), dtype=torch.float32)
     backend.attention(
         plan.native,
         qkv.data_ptr(),
@@ -88,10 +66,10 @@ def attention(
         heads.query,
         heads.kv,
         heads.dim,
-        native_type(key_cache, heads.kv, heads.dim),
-        cos.data_ptr(),
-        sin.data_ptr(),
-        cos.shape[1],
+        native_type(key_cache, value_cache, heads),
+        rotation.cos.data_ptr(),
+        rotation.sin.data_ptr(),
+        rotation.cos.shape[1],
         norm.weight.data_ptr() if norm else 0,
         norm.eps if norm else 0.0,
         key_cache.data_ptr(),
@@ -104,17 +82,9 @@ def attention(
     return out
 
 
-def _check(
-    qkv: torch.Tensor,
-    heads: Heads,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    norm: HeadNorm | None,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    plan: CpuAttentionPlan,
-) -> None:
+def _check(qkv: torch.Tensor, heads: HeadShape, rotation: Rotation, norm: Norm | None, plan: CpuAttentionPlan) -> None:
     tokens = plan.batch.slot_mapping.shape[0]
+    cos, sin = rotation.cos, rotation.sin
     if heads.query % heads.kv:
         raise KvShapeError(f"{heads.query} query heads cannot share {heads.kv} key/value heads evenly")
     if qkv.shape != (tokens, (heads.query + 2 * heads.kv) * heads.dim) or qkv.stride(1) != 1:
@@ -123,11 +93,9 @@ def _check(
         raise KvShapeError(f"angles {tuple(cos.shape)}, {tuple(sin.shape)} do not fit {tokens} tokens of {heads}")
     if norm and norm.weight.shape != (heads.query + heads.kv, heads.dim):
         raise KvShapeError(f"norm weights {tuple(norm.weight.shape)} do not fit {heads}")
-    if key_cache.shape != value_cache.shape:
-        raise KvShapeError(f"key blocks {tuple(key_cache.shape)}, but value blocks {tuple(value_cache.shape)}")
-    for tensor in (qkv, cos, sin, *((norm.weight,) if norm else ())):
-        if tensor.dtype != torch.float32 or (tensor is not qkv and not tensor.is_contiguous()):
-            raise KvShapeError(f"expected contiguous float32, not {tensor.dtype} with strides {tensor.stride()}")
+    whole = (cos, sin, norm.weight) if norm else (cos, sin)
+    if qkv.dtype != torch.float32 or any(t.dtype != torch.float32 or not t.is_contiguous() for t in whole):
+        raise KvShapeError("queries, keys, values, angles and norm weights must be float32, all but the first whole")
 
 
 def _int32(tensor: torch.Tensor) -> int:
