@@ -76,20 +76,20 @@ def _padded(head_dim: int) -> int:
 
 def _decode(blocks: torch.Tensor, heads: HeadShape, dtype: KvDtype, *, are_keys: bool) -> torch.Tensor:
     """Blocks [N, bytes] as numbers [N, G, 16, D]."""
-    parts = blocks.reshape(len(blocks), heads.kv, -1)
-    dim, padded = heads.dim, _padded(heads.dim)
+    count, padded = len(blocks), _padded(heads.dim)
+    parts = blocks.reshape(count, heads.kv, -1)
+    if dtype == "bfloat16":
+        halves = parts.view(torch.bfloat16).float()
+        if are_keys:
+            numbers = halves.view(count, heads.kv, padded // 2, BLOCK, 2).transpose(2, 3)
+        else:
+            numbers = halves.view(count, heads.kv, BLOCK // 2, padded, 2).transpose(3, 4)
+        return numbers.reshape(count, heads.kv, BLOCK, padded)[..., : heads.dim]
+    head_bytes = _SCALE_BYTES if dtype == "int8" else 0
+    plain = parts[..., head_bytes:].view(torch.int8 if dtype == "int8" else torch.float32).float()
+    shape = (padded, BLOCK) if are_keys else (BLOCK, padded)
+    numbers = plain.reshape(count, heads.kv, *shape)
+    numbers = (numbers.transpose(2, 3) if are_keys else numbers)[..., : heads.dim]
     if dtype == "int8":
-        scales = parts[..., :_SCALE_BYTES].contiguous().view(torch.float32)
-        numbers = parts[..., _SCALE_BYTES:].view(torch.int8).float().unflatten(-1, _plain(are_keys, padded))
-        return (numbers.transpose(-1, -2) if are_keys else numbers)[..., :dim] * scales[..., None]
-    if dtype == "float32":
-        numbers = parts.view(torch.float32).unflatten(-1, _plain(are_keys, padded))
-        return (numbers.transpose(-1, -2) if are_keys else numbers)[..., :dim]
-    halves = parts.view(torch.bfloat16).float()
-    if are_keys:
-        return halves.unflatten(-1, (padded // 2, BLOCK, 2)).transpose(-3, -2).flatten(-2)[..., :dim]
-    return halves.unflatten(-1, (BLOCK // 2, padded, 2)).transpose(-1, -2).flatten(-3, -2)[..., :dim]
-
-
-def _plain(are_keys: bool, padded: int) -> tuple[int, int]:
-    return (padded, BLOCK) if are_keys else (BLOCK, padded)
+        numbers = numbers * parts[..., :_SCALE_BYTES].contiguous().view(torch.float32)[..., None]
+    return numbers
