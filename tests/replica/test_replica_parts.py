@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from pathlib import Path
 
 import pytest
 
 from kvarn.config.schema import EngineConfig
-from kvarn.replica.cores import kernel_threads, usable_cores
 from kvarn.replica.embed import EmbedService
 from kvarn.replica.launch import describe_exit
 from kvarn.replica.stream import RequestStream
@@ -119,26 +116,7 @@ def test_embed_requests_that_cannot_be_taken_are_refused_with_a_reason(embedder,
     assert service.stats().refused_total == {reason: 1}
 
 
-def test_cores_are_cut_to_the_containers_quota(tmp_path: Path):
-    everything = len(os.sched_getaffinity(0))
-    quota = tmp_path / "cpu.max"
-    nowhere = tmp_path / "none"
-    quota.write_text("50000 100000")
-    assert usable_cores(quota, nowhere) == 1
-    quota.write_text("max 100000")
-    assert usable_cores(quota, nowhere) == everything
-    assert usable_cores(nowhere, nowhere) == everything
-    (tmp_path / "cpu.cfs_quota_us").write_text("100000")
-    (tmp_path / "cpu.cfs_period_us").write_text("100000")
-    assert usable_cores(nowhere, tmp_path) == 1
-
-
 def test_an_exit_is_described_by_its_signal():
     assert describe_exit(3) == "the engine process ended with status 3"
     assert "SIGSEGV" in describe_exit(-11)
     assert "out of memory" in describe_exit(-9)
-
-
-def test_a_tiny_model_gets_one_thread_and_a_larger_one_every_core() -> None:
-    assert kernel_threads(10 * 1024**2) == 1
-    assert kernel_threads(1024**3) == usable_cores()

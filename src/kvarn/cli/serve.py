@@ -19,6 +19,7 @@ from kvarn.cli.options import ServeOptions, configure
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import GatewayConfig, KvarnConfig
 from kvarn.observe.logging import configure_logging
+from kvarn.replica.cores import keep_to, share_cores
 from kvarn.replica.launch import EngineProcess
 from kvarn.replica.local import LocalReplica
 from kvarn.replica.spawn import SpawnedEngine
@@ -63,7 +64,10 @@ def run_server(options: ServeOptions, engine: SpawnedEngine | None) -> int:
         config = configure(options)
         configure_logging(config.log_level)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its news at start and end are told better here
-        launched = _launch(config, engine)
+        threads = max(model.threads or 0 for model in config.models)
+        shares = share_cores(threads) if config.replica.separate_cores else None
+        launched = _launch(config, engine, shares.engines if shares else ())
+        keep_to(shares.gateway if shares else ())
         try:
             return _run_gateway(config, launched, began)
         finally:
@@ -74,12 +78,12 @@ def run_server(options: ServeOptions, engine: SpawnedEngine | None) -> int:
         return EXIT_USAGE
 
 
-def _launch(config: KvarnConfig, engine: SpawnedEngine | None) -> list[_Launched]:
-    """Find the checkpoints and start their engines. Those are tied to this process and die with it."""
+def _launch(config: KvarnConfig, engine: SpawnedEngine | None, processors: tuple[int, ...]) -> list[_Launched]:
+    """Find the checkpoints and start an engine for each on these processors; an engine dies with this process."""
     directories = [resolve_checkpoint(model.path, progress=_log_progress) for model in config.models]
     launched: list[_Launched] = []
     for model, directory in zip(config.models, directories, strict=True):
-        spec = ReplicaSpec.of(model, directory, config.replica, config.log_level)
+        spec = ReplicaSpec.of(model, directory, config.replica, config.log_level, processors)
         process = EngineProcess(engine) if engine is not None and not launched else None
         replica = LocalReplica(spec, config.replica, process)
         replica.spawn()

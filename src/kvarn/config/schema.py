@@ -101,8 +101,8 @@ class ModelConfig(Section):
     it), at most what `max_num_seqs` full contexts need."""
 
     threads: int | None = Field(None, ge=1)
-    """Threads of the engine's kernels. Default: one for each core this process may use; one in all for a model
-    of less than 64 MiB."""
+    """Threads of the engine's kernels. Default: one for each physical core the engine may use (affinity, container
+    limits and `replica.separate_cores` respected); one in all for a model of less than 64 MiB."""
 
     engine: EngineConfig = EngineConfig()
     """How this model's replica schedules."""
@@ -162,6 +162,11 @@ class ReplicaConfig(Section):
 
     start_timeout_s: float = Field(600.0, gt=0)
     """Seconds a model may take to load."""
+
+    separate_cores: bool = True
+    """On a machine with four or more physical cores, leave one of them (and the second hyper-threads of the others) to
+    the gateway and keep the engines' threads on the rest. Off: everything runs wherever the system puts it, and kernels
+    use all cores. Without effect under a CPU quota smaller than the machine."""
 
     restart_backoff_s: float = Field(0.5, gt=0)
     """Pause before the first restart; doubles with each crash in a row up to 30 s."""

@@ -12,6 +12,7 @@ import msgspec
 import zmq
 
 from kvarn.observe.logging import configure_logging
+from kvarn.replica.cores import keep_to
 from kvarn.replica.link import EngineLink
 from kvarn.replica.loop import EngineLoop
 from kvarn.replica.pulse import Pulse
@@ -34,6 +35,7 @@ def run_engine(handover: Handover, phases: dict[str, float]) -> int:
     """
     spec = handover.spec
     configure_logging(spec.log_level)
+    keep_to(spec.processors)
     context = zmq.Context()
     link = EngineLink(context, handover.inbox, handover.outbox)
     pulse = Pulse(context, handover.outbox, spec.heartbeat_interval_s)

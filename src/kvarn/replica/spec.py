@@ -23,13 +23,20 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoint's directory on this machine."""
     heartbeat_interval_s: float = 0.5
     log_level: str = "info"
+    processors: tuple[int, ...] = ()
+    """Logical processors to keep to; empty: those that the parent may use."""
     factory: str = DEFAULT_FACTORY
     """`module:function` that turns the spec into a service. Tests name a scripted one; the process around it, its
     sockets and its death are the real ones."""
 
     @classmethod
     def of(
-        cls, model: ModelConfig, directory: os.PathLike[str] | str, replica: ReplicaConfig, log_level: str
+        cls,
+        model: ModelConfig,
+        directory: os.PathLike[str] | str,
+        replica: ReplicaConfig,
+        log_level: str,
+        processors: tuple[int, ...] = (),
     ) -> ReplicaSpec:
         """The spec of a model that the configuration names and whose checkpoint has been found."""
         return cls(
@@ -37,6 +44,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
             directory=os.fspath(directory),
             heartbeat_interval_s=replica.heartbeat_interval_s,
             log_level=log_level,
+            processors=processors,
         )
 
     @property
