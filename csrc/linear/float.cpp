@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/parallel.h"
+#include "linear/bf16.h"
 #include "linear/epilogue.h"
 #include "linear/float_tile.h"
 #include "linear/linear.h"
@@ -161,6 +162,9 @@ void prepare(const LinearCall& call, std::int64_t first, std::int64_t count, flo
 }  // namespace
 
 void linear_float(const LinearCall& call) {
+#if KVARN_HAS_BF16DOT
+    if (call.weight.format == Format::bf16) return linear_bf16(call);
+#endif
     const std::int64_t stride = call.weight.in_padded() + kRowGap;
     const auto threads = static_cast<std::size_t>(omp_get_max_threads());
     Carver measured;

@@ -99,6 +99,11 @@ inline void store_bf16_pairs(void* p, F16 even, F16 odd) {
     _mm256_storeu_si256(v, _mm256_or_si256(_mm256_srli_epi32(bf16_high(even.lo), 16), bf16_high(odd.lo)));
     _mm256_storeu_si256(v + 1, _mm256_or_si256(_mm256_srli_epi32(bf16_high(even.hi), 16), bf16_high(odd.hi)));
 }
+// Sixteen numbers rounded to bfloat16, one after another.
+inline void store_bf16(void* p, F16 a) {
+    const __m256i words = _mm256_packus_epi32(_mm256_srli_epi32(bf16_high(a.lo), 16), _mm256_srli_epi32(bf16_high(a.hi), 16));
+    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm256_permute4x64_epi64(words, 0xd8));
+}
 // Sixteen signed bytes as floats.
 inline F16 from_int8(const std::int8_t* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));

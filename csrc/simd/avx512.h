@@ -83,6 +83,11 @@ inline __m512i bf16_high(__m512 x) {
 inline void store_bf16_pairs(void* p, F16 even, F16 odd) {
     _mm512_storeu_si512(p, _mm512_or_si512(_mm512_srli_epi32(bf16_high(even.v), 16), bf16_high(odd.v)));
 }
+// Sixteen numbers rounded to bfloat16, one after another.
+inline void store_bf16(void* p, F16 a) {
+    const __m256i words = _mm512_cvtepi32_epi16(_mm512_srli_epi32(bf16_high(a.v), 16));
+    _mm256_storeu_si256(static_cast<__m256i*>(p), words);
+}
 // Sixteen signed bytes as floats.
 inline F16 from_int8(const std::int8_t* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));

@@ -83,6 +83,12 @@ inline void store_bf16_pairs(void* p, F16 even, F16 odd) {
     }
     std::memcpy(p, pairs, 64);
 }
+// Sixteen numbers rounded to bfloat16, one after another.
+inline void store_bf16(void* p, F16 a) {
+    std::uint16_t numbers[16];
+    for (int i = 0; i < 16; ++i) numbers[i] = bf16_bits(a.v[i]);
+    std::memcpy(p, numbers, 32);
+}
 // Sixteen signed bytes as floats.
 inline F16 from_int8(const std::int8_t* p) { KVARN_EACH(static_cast<float>(p[i])); }
 // Sixteen half-precision numbers as floats.
