@@ -37,8 +37,10 @@ void multiply_dots(const Block& block, Ask& ask) {
                 std::uint32_t x;
                 std::memcpy(&x, rows + static_cast<std::size_t>(r) * kLine + 4 * pair, 4);
 #pragma GCC unroll 4
-                for (int p = 0; p < P; ++p)
-                    sums[r][p] = add_dots(sums[r][p], panels + static_cast<std::size_t>(p) * block.panel_stride + pair * kLine, x);
+                for (int p = 0; p < P; ++p) {
+                    const std::byte* step = panels + static_cast<std::size_t>(p) * block.panel_stride;
+                    sums[r][p] = add_dots(sums[r][p], step + pair * kLine, x);
+                }
             }
         }
     }

@@ -101,8 +101,8 @@ inline void store_bf16_pairs(void* p, F16 even, F16 odd) {
 }
 // Sixteen numbers rounded to bfloat16, one after another.
 inline void store_bf16(void* p, F16 a) {
-    const __m256i words = _mm256_packus_epi32(_mm256_srli_epi32(bf16_high(a.lo), 16), _mm256_srli_epi32(bf16_high(a.hi), 16));
-    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm256_permute4x64_epi64(words, 0xd8));
+    const __m256i lo = _mm256_srli_epi32(bf16_high(a.lo), 16), hi = _mm256_srli_epi32(bf16_high(a.hi), 16);
+    _mm256_storeu_si256(static_cast<__m256i*>(p), _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), 0xd8));
 }
 // Sixteen signed bytes as floats.
 inline F16 from_int8(const std::int8_t* p) {
