@@ -15,10 +15,11 @@ from rich.console import Console
 from benchmarks.models import SHAPES
 from benchmarks.peers.engines import KVARN
 from benchmarks.peers.engines.base import Case, Engine, Precision
+from benchmarks.peers.limits import LimitsError, measured_limits
 from benchmarks.peers.load import LoadError, job, measure, seed_of, target_at, warm_up
 from benchmarks.peers.plan import W6, Session, chosen_rate, gave_up, in_order, known_rate, left_of, rounds_of
 from benchmarks.peers.process import EndedError, Running, StartError, running
-from benchmarks.peers.records import Failure, Installation, Ledger, Machine, Measurement, Rate, Start, Stop
+from benchmarks.peers.records import Failure, Installation, Ledger, Limits, Machine, Measurement, Rate, Start, Stop
 from benchmarks.peers.workshop import PrepareError, Workshop
 from benchmarks.server import free_port
 from kvarn.bench.export import environment
@@ -72,6 +73,7 @@ class Runner:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         self._ledger.add(Machine(started_at=now, environment=environment(), settings=self._suite.settings()))
         self._sizes()
+        self._limits()
         for session in self._planned():
             if time.monotonic() > self._deadline:
                 self._console.print("the time is up; go on with --resume", highlight=False)
@@ -104,6 +106,14 @@ class Runner:
                     without_torch_bytes=found.without_torch_bytes,
                 )
             )
+
+    def _limits(self) -> None:
+        if self._suite.smoke or any(isinstance(each, Limits) for each in self._ledger.records):
+            return
+        try:
+            self._ledger.add(measured_limits())
+        except LimitsError as error:
+            self._console.print(f"no ratio to the roofline: {error}", markup=False, highlight=False)
 
     def _session(self, planned: Session) -> None:
         session = left_of(planned, self._ledger.records)

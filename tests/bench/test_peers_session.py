@@ -156,9 +156,12 @@ def test_an_engine_that_fails_ends_its_server(server):
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Run a suite of fakes over workloads made small; its records, and the lines it said."""
+    from benchmarks.peers.records import Limits
     from benchmarks.workloads import WORKLOADS
     from rich.console import Console
 
+    limits = Limits(bytes_per_s=30e9, operations_per_s={"bf16": 2e11})
+    monkeypatch.setattr("benchmarks.peers.session.measured_limits", lambda: limits)
     small = {name: replace(each, requests=8, output=8) for name, each in WORKLOADS.items()}
     monkeypatch.setattr("benchmarks.peers.load.WORKLOADS", small)
     monkeypatch.setattr("benchmarks.peers.session.warm_up", lambda _target, _limit: None)
@@ -203,6 +206,7 @@ def test_a_run_measures_all_and_w6_at_the_best_peers_rate(run, tmp_path):
     assert rate.requests_per_s == pytest.approx(0.8 * w3.summary.requests_per_s)
     assert [each.peak_pss_bytes > 0 for each in kinds(records, "Stop")] == [True] * 4
     assert {each.version for each in kinds(records, "Installation")} == {"fake 1"}
+    assert len(kinds(records, "Limits")) == 1
 
 
 def test_engines_that_cannot_run_are_reported_and_the_others_measured(run, tmp_path):

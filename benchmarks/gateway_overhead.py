@@ -1,0 +1,150 @@
+"""What one streamed token costs the gateway, in microseconds of its processor time.
+
+    python -m benchmarks.gateway_overhead --streams 1,8,32 --rounds 3
+
+The gateway, its HTTP server, the message queues and the engine's loop and scheduler are the real ones; the model is
+a stand-in that takes a fixed time and answers with the next token id. Each figure is the difference between long and
+short answers, so that what a request costs once is not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from pathlib import Path
+
+from kvarn.config.schema import GatewayConfig, KvarnConfig, ReplicaConfig
+from kvarn.engine.plan import RowResult, StepPlan, StepResult
+from kvarn.gateway.app import create_app
+from kvarn.gateway.served import ServedModel
+from kvarn.gateway.server import bind, build_server
+from kvarn.replica.generate import GenerateService
+from kvarn.replica.launch import EngineProcess
+from kvarn.replica.local import LocalReplica
+from kvarn.replica.service import ReportProgress
+from kvarn.replica.spawn import SpawnedEngine
+from kvarn.replica.spec import ReplicaSpec
+from kvarn.wire.messages import ModelCard
+
+DEMO = Path(__file__).parent.parent / "src" / "kvarn" / "assets" / "kvarn-demo"
+STEP_S = 0.01
+SHORT, LONG = 20, 220
+"""Tokens of the answers that are compared."""
+
+
+class SleepingExecutor:
+    """Sleeps for a step; each token is followed by its successor, within ids that are ordinary text."""
+
+    num_blocks = 8192
+    max_context_length = 4096
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Take the time of a step."""
+        time.sleep(STEP_S)
+        rows = [
+            RowResult(row.slot, [300 + (row.token_ids[-1] - 299) % 3000] if row.sample else []) for row in plan.rows
+        ]
+        return StepResult(plan.step, rows, STEP_S)
+
+    def shutdown(self) -> None:
+        """Nothing to free."""
+
+
+def build(spec: ReplicaSpec, _report: ReportProgress) -> GenerateService:
+    """The engine process's service."""
+    card = ModelCard(
+        kind="generate",
+        architecture="stand-in",
+        dtype="none",
+        vocab_size=4096,
+        max_context_length=4096,
+        num_parameters=0,
+    )
+    return GenerateService(SleepingExecutor(), spec.engine_config, card)
+
+
+def spawn() -> SpawnedEngine:
+    """An engine process that can import this module."""
+    command = [sys.executable, "-m", "kvarn.replica.process", "benchmarks.gateway_overhead"]
+    directory = Path(tempfile.mkdtemp(prefix="kvarn-"))
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=Path(__file__).parent.parent, env=dict(os.environ))
+    return SpawnedEngine(process, directory, time.monotonic())
+
+
+def read_streams(port: int, streams: int, tokens: int) -> None:
+    """Client: so many streams at once, read to their ends."""
+
+    def read(number: int) -> None:
+        connection = HTTPConnection("127.0.0.1", port)
+        body = {"model": "m", "prompt": [300 + number] * 8, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse().read()
+        assert answer.endswith(b"data: [DONE]\n\n"), answer[-200:]
+
+    with ThreadPoolExecutor(streams) as pool:
+        list(pool.map(read, range(streams)))
+
+
+async def cost_us(port: int, streams: int) -> float:
+    """Microseconds of this thread for one token more of each stream."""
+    spent = []
+    for tokens in (SHORT, LONG):
+        began = time.thread_time()
+        client = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "benchmarks.gateway_overhead", "--read", f"{port},{streams},{tokens}"
+        )
+        assert await client.wait() == 0, "the client failed"
+        spent.append(time.thread_time() - began)
+    return 1e6 * (spent[1] - spent[0]) / (streams * (LONG - SHORT))
+
+
+async def measure(arguments: argparse.Namespace) -> None:
+    """Serve, and print the least of all rounds for each number of streams."""
+    config = KvarnConfig(gateway=GatewayConfig(port=0))
+    model = config.models[0].model_copy(update={"name": "m"})
+    spec = ReplicaSpec(model=model.model_dump_json(), directory=str(DEMO), factory="benchmarks.gateway_overhead:build")
+    replica = LocalReplica(spec, ReplicaConfig(), EngineProcess(spawn()))
+    replica.start()
+    server = build_server(create_app(config, {"m": ServedModel("m", model, replica, DEMO)}), config.gateway)
+    listener = bind(config.gateway)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await replica.wait_until_ready()
+        await asyncio.sleep(1.0)
+        counts = [int(number) for number in arguments.streams.split(",")]
+        rounds = [
+            [await cost_us(listener.getsockname()[1], streams) for streams in counts] for _ in range(arguments.rounds)
+        ]
+        for streams, costs in zip(counts, zip(*rounds, strict=True), strict=True):
+            print(f"{streams:>4} streams: {min(costs):5.1f} µs a token  (all: {[round(cost, 1) for cost in costs]})")
+    finally:
+        server.should_exit = True
+        await serving
+        await replica.stop()
+
+
+def main() -> None:
+    """Measure, or be the client of a measurement."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", default="1,8,32", help="streams at once")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--read", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.read:
+        read_streams(*[int(number) for number in arguments.read.split(",")])
+        return
+    config = build_server(create_app(KvarnConfig(), {}), GatewayConfig()).config
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(measure(arguments))
+
+
+if __name__ == "__main__":
+    main()
