@@ -1,0 +1,107 @@
+"""The compiled kernels as a backend: numbers between operations are float32, weights are packed once."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from kvarn.kernels.activation import Activation
+from kvarn.kernels.batch import HeadShape, KVCache, KvDtype, PagedBatch, Rotation
+from kvarn.kernels.cpu import attention, elementwise, linear
+from kvarn.kernels.cpu._native import Backend
+from kvarn.kernels.cpu.isa import chosen_instruction_set
+from kvarn.kernels.linear import Norm
+from kvarn.kernels.torch_backend import TorchKernels
+from kvarn.kernels.weights import Weight
+
+
+class CpuKernels:
+    """See `kvarn.kernels.dispatch.Kernels` for what each operation means.
+
+    Operations that only encoders use are torch's own. One thread at a time: scratch memory is shared by all calls.
+    """
+
+    def __init__(self, isa: str | None = None) -> None:
+        """Take an instruction set; default: what KVARN_ISA names, else the best one here.
+
+        Raises UnusableInstructionSetError, which lists the usable ones.
+        """
+        self.isa = chosen_instruction_set(os.environ if isa is None else {"KVARN_ISA": isa})
+        self._backend = Backend(self.isa)
+        self._torch = TorchKernels()
+
+    @property
+    def name(self) -> str:
+        """`cpu` and the instruction set."""
+        return f"cpu ({self.isa})"
+
+    def activation_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """float32: activations are small beside the weights, and what they are rounded to is the product's affair."""
+        return torch.float32
+
+    def pack_linear(
+        self, weight: Weight, bias: torch.Tensor | None = None, activation: Activation | None = None
+    ) -> linear.CpuLinear:
+        """See `kvarn.kernels.cpu.linear`."""
+        return linear.pack_linear(self._backend, weight, bias, activation)
+
+    def rms_norm(
+        self,
+        x: torch.Tensor,
+        norm: Norm,
+        *,
+        mean_square: torch.Tensor | None = None,
+        add_to: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Compiled; sums in a fixed order."""
+        return elementwise.rms_norm(self._backend, x, norm, mean_square=mean_square, add_to=add_to)
+
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        """Torch's own: only encoders use it."""
+        return self._torch.layer_norm(x, weight.float(), bias.float(), eps)
+
+    def activation(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """Compiled."""
+        return elementwise.activation(self._backend, x, activation)
+
+    def dense_attention(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Torch's own: only encoders use it."""
+        return self._torch.dense_attention(queries, keys, values)
+
+    def new_kv_cache(self, num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:
+        """Blocks of bytes; csrc/attention/attention.h describes them."""
+        return attention.new_kv_cache(num_layers, num_blocks, heads.kv, heads.dim, dtype)
+
+    def plan_attention(
+        self, batch: PagedBatch, num_kv_heads: int, window: int | None = None
+    ) -> attention.CpuAttentionPlan:
+        """Which blocks each query reads, and which of them several sequences share."""
+        return attention.plan_attention(self._backend, batch, window)
+
+    def paged_attention(
+        self,
+        qkv: torch.Tensor,
+        heads: HeadShape,
+        rotation: Rotation,
+        norm: Norm | None,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        plan: attention.CpuAttentionPlan,
+        scale: float,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """One compiled call."""
+        return attention.attention(
+            self._backend,
+            qkv,
+            heads,
+            rotation.cos,
+            rotation.sin,
+            norm,
+            key_cache,
+            value_cache,
+            plan,
+            scale,
+            softcap,
+        )
