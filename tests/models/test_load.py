@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 
 from kvarn.models import Decoder, UnsupportedModelError, kv_bytes_per_token, load_model
 from kvarn.models.errors import CheckpointError, MissingWeightError, WeightShapeError
-from kvarn.models.load import native_dtype
 
 Factory = Callable[..., tuple[Any, Path]]
 PROMPT = list(range(5, 30))
@@ -86,7 +85,9 @@ def test_a_bfloat16_checkpoint_loads_as_float32(oracle_factory: Factory, tmp_pat
 
 
 def test_dtype_auto_follows_the_processor(checkpoint: Path) -> None:
-    assert load(checkpoint, dtype="auto").dtype == native_dtype()
+    for name in ("cpu", "torch"):
+        model = load(checkpoint, dtype="auto", kernels=name)
+        assert model.dtype == model.kernels.preferred_dtype()
 
 
 def test_a_lower_context_length_can_be_asked_for(checkpoint: Path) -> None:

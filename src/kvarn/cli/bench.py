@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import msgspec
 import typer
@@ -82,8 +82,9 @@ JsonPath = Annotated[Path | None, Option("--json", help="Write environment, para
 HtmlPath = Annotated[Path | None, Option("--html", help="Write a report with plots: one file, opens offline.")]
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
 def bench(
+    context: typer.Context,
     url: Url = "http://127.0.0.1:8000",
     model: Model = None,
     api_key: ApiKey = None,
@@ -112,12 +113,14 @@ def bench(
     json_path: JsonPath = None,
     html_path: HtmlPath = None,
 ) -> None:
-    """Measure an OpenAI-compatible server: TTFT, TPOT, throughput, goodput.
+    """Measure an OpenAI-compatible server: TTFT, TPOT, throughput, goodput (`roofline`: this machine's engine).
 
     Closed loop by --concurrency, open loop by --rate, or a recorded --trace. Exit code: 0 all requests succeeded,
     1 some failed or the server is away, 2 wrong options, 130 interrupted.
     """
-    parameters = {name: value for name, value in locals().items() if name != "api_key"}
+    parameters = {name: value for name, value in locals().items() if name not in ("api_key", "context")}
+    if context.invoked_subcommand is not None:
+        return
     slo = Slo(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms)
     if trace is not None:
         if rate is not None or duration is not None or requests is not None:
@@ -143,6 +146,45 @@ def bench(
     )
     closed = trace is None and rate is None
     _run(target, to_send, concurrency if closed else None, warmup, slo, parameters)
+
+
+@app.command()
+def roofline(
+    model: Annotated[str, typer.Argument(help="Checkpoint directory, hub id or packaged model.")] = "kvarn-demo",
+    batch: Annotated[list[int] | None, Option(min=1, help="Decode batch; repeatable. [default: 1, 8, 32]")] = None,
+    context: Annotated[int, Option(min=8, help="Tokens each sequence has in the middle of its run.")] = 192,
+    prompt: Annotated[list[int] | None, Option(min=2, help="Prompt length; repeatable. [default: 512]")] = None,
+    steps: Annotated[int, Option(min=1, help="Steps measured for each batch.")] = 16,
+    dtype: Annotated[Literal["auto", "bfloat16", "float32"], Option(help="Type of plain weights.")] = "auto",
+    quantization: Annotated[Literal["int8", "int4"] | None, Option(help="Quantise plain weights.")] = None,
+    kv_cache_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "int8"], Option(help="Type of cached keys and values.")
+    ] = "auto",
+    kernels: Annotated[Literal["auto", "cpu", "torch"], Option(help="Backend.")] = "auto",
+    threads: Annotated[int | None, Option(min=1, help="Kernel threads. [default: as `kvarn serve`]")] = None,
+    json_path: JsonPath = None,
+) -> None:
+    """Measure the machine's ceilings and, for each kind of step, the floor they allow and the time it takes."""
+    from kvarn.cli.roofline import NotADecoderError, RooflineOptions, run_roofline  # brings torch
+    from kvarn.config.schema import ModelConfig
+    from kvarn.kernels.errors import KernelError
+    from kvarn.models.errors import ModelError
+    from kvarn.text.errors import CheckpointError
+
+    config = ModelConfig(
+        name=model,
+        path=model,
+        dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        kernels=kernels,
+        threads=threads,
+    )
+    options = RooflineOptions(batch or [1, 8, 32], context, prompt or [512], steps, json_path)
+    try:
+        run_roofline(config, options, Console())
+    except (NotADecoderError, CheckpointError, ModelError, KernelError) as error:
+        _stop(str(error), EXIT_USAGE)
 
 
 def _recorded(path: Path, form: TraceFormat, max_requests: int | None, scaling: Scaling) -> list[BenchRequest]:

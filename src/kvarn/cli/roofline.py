@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,53 +13,113 @@ from rich.console import Console
 from rich.table import Table
 
 from kvarn.bench.roofline import Case, Point, measure
+from kvarn.config.schema import BLOCK_SIZE, ModelConfig
 from kvarn.kernels.ceilings import operations_per_s, read_bytes_per_s
 from kvarn.models import Decoder, kv_bytes_per_token, load_model
-from kvarn.planner import Ceilings, decoder_costs
+from kvarn.planner import Ceilings, DecoderCosts, decoder_costs
 from kvarn.planner.costs import Precision
-from kvarn.replica.cores import kernel_threads, usable_cores
-from kvarn.text.checkpoint import find_checkpoint
+from kvarn.replica.cores import kernel_threads
+from kvarn.text.checkpoint import resolve_checkpoint
 from kvarn.worker import InProcessExecutor
 
 
 @dataclass(frozen=True, slots=True)
 class RooflineOptions:
-    """What the command line asks for."""
+    """What the command line asks for, beside the model."""
 
-    model: str
-    dtype: str
-    quantization: str | None
-    kv_cache_dtype: str
-    kernels: str
     batches: Sequence[int]
     context: int
     prompts: Sequence[int]
     steps: int
-    threads: int | None
     json_path: Path | None
 
 
-def run_roofline(options: RooflineOptions, console: Console) -> None:
-    """Measure and print. Raises what loading a model raises."""
-    torch.set_num_threads(options.threads or usable_cores())
-    precision_arithmetic = "int8" if options.quantization else "float"
-    ceilings = Ceilings(read_bytes_per_s(), operations_per_s(precision_arithmetic))
-    console.print(
-        f"{torch.get_num_threads()} threads read {ceilings.bytes_per_s / 1e9:.1f} GB/s and compute "
-        f"{ceilings.operations_per_s / 1e9:.0f} G operations/s ({precision_arithmetic}); "
-        f"a step is bound by computing from {ceilings.ridge:.0f} operations a byte on"
-    )
+class NotADecoderError(ValueError):
+    """The roofline is of decoders."""
+
+
+def run_roofline(config: ModelConfig, options: RooflineOptions, console: Console) -> None:
+    """Measure and print; write JSON where asked to.
+
+    Raises:
+        NotADecoderError: The model is an encoder.
+        Exception: What loading raises; the message says what is wrong with the checkpoint or the options.
+    """
     model = load_model(
-        find_checkpoint(options.model),
-        dtype=options.dtype,
-        quantization=options.quantization,
-        kv_cache_dtype=options.kv_cache_dtype,
-        kernels=options.kernels,
+        resolve_checkpoint(config.path),
+        dtype=config.dtype,
+        quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
+        kernels=config.kernels,
     )
     if not isinstance(model, Decoder):
-        raise ValueError(f"{options.model} is an encoder: the roofline is of decoders")
-    points = list(_points(model, options, ceilings))
-    console.print(_table(points, f"{options.model}, {_precision(model, options)}, kernels {model.kernels.name}"))
+        raise NotADecoderError(f"{config.path} is an encoder: the roofline is of decoders")
+    threads = config.threads or kernel_threads(model.spec.num_parameters * model.dtype.itemsize)
+    torch.set_num_threads(threads)
+    arithmetic = "float" if model.quantization is None else "int8"
+    ceilings = Ceilings(read_bytes_per_s(), operations_per_s(arithmetic))
+    console.print(
+        f"{threads} threads read {ceilings.bytes_per_s / 1e9:.1f} GB/s and compute "
+        f"{ceilings.operations_per_s / 1e9:.0f} G operations/s ({arithmetic}): a step is bound by computing from "
+        f"{ceilings.ridge:.0f} operations a byte on"
+    )
+    points = list(_points(model, ceilings, options))
+    console.print(_table(points, f"{config.path}: {_precision(model)}, KV {model.kv_dtype}, {model.kernels.name}"))
     if options.json_path is not None:
         found = {"ceilings": asdict(ceilings), "points": [asdict(p) | {"ratio": p.ratio} for p in points]}
         options.json_path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def costs_of(model: Decoder) -> DecoderCosts:
+    """What a loaded decoder's steps must move and compute."""
+    return decoder_costs(model.spec, _precision(model), kv_bytes_per_token(model.spec, model.kv_dtype))
+
+
+def _precision(model: Decoder) -> Precision:
+    if model.quantization is not None:
+        return model.quantization
+    return "float32" if model.dtype == torch.float32 else "bfloat16"
+
+
+def _points(model: Decoder, ceilings: Ceilings, options: RooflineOptions) -> Iterator[Point]:
+    cases = [Case(batch, options.context) for batch in options.batches] + [Case(0, n) for n in options.prompts]
+    longest = max([options.context + options.steps, *options.prompts]) + BLOCK_SIZE
+    blocks = max(max(options.batches, default=1) * -(-longest // BLOCK_SIZE), -(-longest // BLOCK_SIZE)) + 1
+    executor = InProcessExecutor(
+        model,
+        num_blocks=blocks,
+        max_num_seqs=max(options.batches, default=1),
+        max_context_length=min(longest, model.spec.max_context_length),
+    )
+    try:
+        yield from measure(executor, costs_of(model), ceilings, cases, model.spec.vocab_size, options.steps)
+    finally:
+        executor.shutdown()
+
+
+def _table(points: Sequence[Point], title: str) -> Table:
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for heading in (
+        "step",
+        "weights MB",
+        "KV MB",
+        "G operations",
+        "op/byte",
+        "floor ms",
+        "measured ms",
+        "of the floor",
+    ):
+        shown.add_column(heading, justify="left" if heading == "step" else "right", no_wrap=True)
+    for point in points:
+        work = point.work
+        shown.add_row(
+            point.case.name,
+            f"{work.weight_bytes / 1e6:.0f}",
+            f"{work.kv_bytes / 1e6:.1f}",
+            f"{work.operations / 1e9:.2f}",
+            f"{work.intensity:.1f}",
+            f"{1000 * point.floor_s:.2f}",
+            f"{1000 * point.step_s:.2f}",
+            f"{point.ratio:.0%}",
+        )
+    return shown

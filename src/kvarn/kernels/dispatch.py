@@ -31,6 +31,10 @@ class Kernels(Protocol):
         """The backend's name, for logs and metrics."""
         ...
 
+    def preferred_dtype(self) -> torch.dtype:
+        """Type of plain weights that this backend is fastest with on this machine."""
+        ...
+
     def activation_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Type of the numbers between two operations of a model whose weights are of type `dtype`."""
         ...
@@ -106,13 +110,24 @@ class Kernels(Protocol):
         ...
 
 
-BACKENDS: Mapping[str, Callable[[], Kernels]] = MappingProxyType({"torch": TorchKernels})
+def _cpu_kernels() -> Kernels:
+    from kvarn.kernels.cpu.backend import CpuKernels  # needs the compiled module, which may not be installed
+
+    return CpuKernels()
+
+
+BACKENDS: Mapping[str, Callable[[], Kernels]] = MappingProxyType({"torch": TorchKernels, "cpu": _cpu_kernels})
 """Every backend by name. The reference is `torch`."""
 
 
 def kernels_for(backend: str = "torch") -> Kernels:
-    """The kernels of a backend. Raises UnknownBackendError, which lists the names there are."""
-    try:
-        return BACKENDS[backend]()
-    except KeyError:
-        raise UnknownBackendError(f"no kernel backend {backend!r}; there are: {', '.join(sorted(BACKENDS))}") from None
+    """The kernels of a backend.
+
+    Raises:
+        UnknownBackendError: No such backend; the message lists the names there are.
+        ImportError: The backend is not installed.
+    """
+    make = BACKENDS.get(backend)
+    if make is None:
+        raise UnknownBackendError(f"no kernel backend {backend!r}; there are: {', '.join(sorted(BACKENDS))}")
+    return make()

@@ -88,7 +88,7 @@ class Encoder:
         ends = lengths.cumsum(0)
         positions = torch.arange(len(token_ids)) - (ends - lengths)[text] + self.spec.position_offset
         hidden = F.embedding(token_ids, self._words) + F.embedding(positions, self._positions) + self._first_type
-        hidden = self._normed(hidden, self._norm)
+        hidden = self._normed(hidden.to(self.kernels.activation_dtype(self.dtype)), self._norm)
         runs = _equal_lengths(lengths)
         for layer in self._layers:
             hidden = self._layer(hidden, layer, runs)

@@ -40,8 +40,7 @@ def load_model(
 
     Args:
         path: Where config.json and the safetensors are.
-        dtype: Of plain weights: `float32`, `bfloat16`, or `auto` for bfloat16 where the processor multiplies it
-            natively.
+        dtype: Of plain weights: `float32`, `bfloat16`, or `auto` for what the kernels are fastest with.
         progress: Called with (stage, fraction).
         max_context_length: Lowers the checkpoint's own.
         parallel: This rank's place where several hold the model together.
@@ -55,13 +54,14 @@ def load_model(
     """
     checkpoint = Checkpoint(path, progress, "load weights" if quantization is None else f"quantise to {quantization}")
     architecture = str((checkpoint.config.get("architectures") or ["missing"])[0])
-    torch_dtype = native_dtype() if dtype == "auto" else _DTYPES[dtype]
     if architecture not in FAMILIES and architecture not in ENCODERS:
         known = ", ".join([*FAMILIES, *ENCODERS])
         raise UnsupportedModelError(
             f"architecture {architecture!r} in {path / 'config.json'} is not supported; known ones: {known}"
         )
-    loader = WeightLoader(checkpoint, choose_kernels(kernels), torch_dtype, parallel or Parallel(), quantization)
+    backend = choose_kernels(kernels)
+    torch_dtype = backend.preferred_dtype() if dtype == "auto" else _DTYPES[dtype]
+    loader = WeightLoader(checkpoint, backend, torch_dtype, parallel or Parallel(), quantization)
     size = loader.num_parameters
     if architecture in ENCODERS:
         encoder = encoder_spec(
@@ -91,16 +91,3 @@ def choose_kernels(name: str) -> Kernels:
             extra={"reason": str(error)},
         )
         return kernels_for("torch")
-
-
-def native_dtype() -> torch.dtype:
-    """bfloat16 where the processor has instructions that multiply it, else float32.
-
-    Without them a bfloat16 product of more than four rows is about seven times slower than a float32 one.
-    """
-    try:
-        cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return torch.float32
-    flags = next((line.split() for line in cpuinfo.splitlines() if line.startswith("flags")), [])
-    return torch.bfloat16 if {"avx512_bf16", "amx_bf16"} & set(flags) else torch.float32

@@ -109,9 +109,10 @@ class WeightLoader:
         return weight if held is None else weight[held.start : held.stop]
 
     def layer_norm(self, name: str, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weight and bias [size] of a layer norm, in the model's dtype."""
-        weight = self._checkpoint.tensor(f"{name}.weight", (size,)).to(self.dtype)
-        return weight, self._checkpoint.tensor(f"{name}.bias", (size,)).to(self.dtype)
+        """Weight and bias [size] of a layer norm, in the activations' type."""
+        dtype = self.kernels.activation_dtype(self.dtype)
+        weight = self._checkpoint.tensor(f"{name}.weight", (size,)).to(dtype)
+        return weight, self._checkpoint.tensor(f"{name}.bias", (size,)).to(dtype)
 
     def embedding(self, name: str, vocab_size: int, hidden_size: int) -> torch.Tensor:
         """This rank's rows of an embedding [vocab_size, hidden_size]."""
