@@ -105,7 +105,7 @@ class PagedRunner:
     def __post_init__(self) -> None:
         self.cache = self.model.new_kv_cache(self.num_blocks)
         for tensor in (*self.cache.keys, *self.cache.values):
-            tensor.fill_(float("nan"))
+            tensor.view(torch.uint8).fill_(255)  # NaN in every float type
         order = torch.randperm(self.num_blocks - 1, generator=torch.Generator().manual_seed(3)) + 1
         self._free = order.tolist()  # block 0 stays poisoned: unused entries of a block table name it
 

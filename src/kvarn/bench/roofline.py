@@ -55,20 +55,20 @@ def measure(
     executor: Executor, costs: DecoderCosts, ceilings: Ceilings, cases: Sequence[Case], vocab_size: int, steps: int
 ) -> Iterator[Point]:
     """One point for each case, `steps` steps each (prompts: an eighth of that, at least one)."""
+    engine = engine_for(executor)
     for case in cases:
         if case.batch:
             # The context grows by one token a step: its middle is what the floor is counted for.
-            seconds = decode_seconds(executor, case.batch, max(1, case.context - steps // 2), steps, vocab_size)
+            seconds = decode_seconds(engine, case.batch, max(1, case.context - steps // 2), steps, vocab_size)
             work = costs.decode(case.batch, case.context)
         else:
-            seconds = [prefill_seconds(executor, case.context, turn, vocab_size) for turn in range(max(1, steps // 8))]
+            seconds = [prefill_seconds(engine, case.context, turn, vocab_size) for turn in range(max(1, steps // 8))]
             work = costs.prefill(case.context)
         yield Point(case, work, floor_s(work, ceilings), statistics.median(seconds))
 
 
-def decode_seconds(executor: Executor, batch: int, context: int, steps: int, vocab_size: int) -> list[float]:
+def decode_seconds(engine: EngineCore, batch: int, context: int, steps: int, vocab_size: int) -> list[float]:
     """Seconds of `steps` steps in which `batch` sequences with `context` tokens each decode one more."""
-    engine = _engine(executor, batch)
     for number in range(batch):
         engine.add(_request(str(number), _prompt(context, number, vocab_size), steps + 2))
     while engine.stats().batch_tokens != batch or engine.stats().batch_seqs != batch:
@@ -78,19 +78,18 @@ def decode_seconds(executor: Executor, batch: int, context: int, steps: int, voc
     return seconds
 
 
-def prefill_seconds(executor: Executor, tokens: int, seed: int, vocab_size: int) -> float:
+def prefill_seconds(engine: EngineCore, tokens: int, seed: int, vocab_size: int) -> float:
     """Seconds of the one step that computes a prompt."""
-    engine = _engine(executor, tokens)
     engine.add(_request("0", _prompt(tokens, seed, vocab_size), 1))
     seconds = _timed_step(engine)
     _finish(engine)
     return seconds
 
 
-def _engine(executor: Executor, batch_tokens: int) -> EngineCore:
-    """An engine that never holds work back and keeps nothing from an earlier measurement."""
+def engine_for(executor: Executor) -> EngineCore:
+    """An engine that never holds work back and finds nothing of an earlier measurement in its cache."""
     config = EngineConfig(
-        token_budget=max(2048, batch_tokens), tpot_target_ms=1e9, prefix_cache=False, max_prefill_stretch=1e6
+        token_budget=executor.max_context_length * 2, tpot_target_ms=1e9, prefix_cache=False, max_prefill_stretch=1e6
     )
     return EngineCore(executor, config, time.monotonic)
 

@@ -8,9 +8,10 @@ import torch
 
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.batch import HeadShape, KVCache, KvDtype, PagedBatch, Rotation
-from kvarn.kernels.cpu import attention, elementwise, linear
+from kvarn.kernels.cpu import attention, linear
 from kvarn.kernels.cpu._native import Backend
 from kvarn.kernels.cpu.isa import chosen_instruction_set
+from kvarn.kernels.cpu.kv_cache import new_kv_cache
 from kvarn.kernels.linear import Norm
 from kvarn.kernels.torch_backend import TorchKernels
 from kvarn.kernels.weights import Weight
@@ -59,7 +60,7 @@ class CpuKernels:
         add_to: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compiled; sums in a fixed order."""
-        return elementwise.rms_norm(self._backend, x, norm, mean_square=mean_square, add_to=add_to)
+        return self._torch.rms_norm(x, norm, mean_square=mean_square, add_to=add_to)
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
         """Torch's own: only encoders use it."""
@@ -67,7 +68,7 @@ class CpuKernels:
 
     def activation(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
         """Compiled."""
-        return elementwise.activation(self._backend, x, activation)
+        return self._torch.activation(x, activation)
 
     def dense_attention(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Torch's own: only encoders use it."""
@@ -75,13 +76,13 @@ class CpuKernels:
 
     def new_kv_cache(self, num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:
         """Blocks of bytes; csrc/attention/attention.h describes them."""
-        return attention.new_kv_cache(num_layers, num_blocks, heads.kv, heads.dim, dtype)
+        return new_kv_cache(num_layers, num_blocks, heads, dtype)
 
     def plan_attention(
         self, batch: PagedBatch, num_kv_heads: int, window: int | None = None
     ) -> attention.CpuAttentionPlan:
         """Which blocks each query reads, and which of them several sequences share."""
-        return attention.plan_attention(self._backend, batch, window)
+        return attention.plan_attention(batch, window)
 
     def paged_attention(
         self,
@@ -100,8 +101,7 @@ class CpuKernels:
             self._backend,
             qkv,
             heads,
-            rotation.cos,
-            rotation.sin,
+            rotation,
             norm,
             key_cache,
             value_cache,
