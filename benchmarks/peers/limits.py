@@ -43,6 +43,7 @@ def measured_limits() -> Limits:
 def main() -> None:
     """Measure and print."""
     import torch
+
     from kvarn.kernels.ceilings import operations_per_s, read_bytes_per_s
 
     torch.set_num_threads(len(cores()))

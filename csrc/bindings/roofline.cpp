@@ -36,7 +36,7 @@ void bind_roofline(BackendClass& backend) {
             const Work work = read_on(self.isa, at<const std::byte>(memory), bytes);
             return std::pair(work.amount, work.digest);
         },
-        "memory"_a, "bytes"_a, "Read memory once on all threads: (bytes read, digest).");
+        "memory"_a, "size"_a, "Read memory once on all threads: (bytes read, digest).");
     backend.def(
         "multiply_floats",
         [](Backend& self, std::int64_t pieces, std::int64_t rounds) {
