@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peers.engines.base import Launch
-from benchmarks.peers.workshop import reason_in
+from benchmarks.peers.workshop import last_line, reason_in
 from benchmarks.server import MemoryWatch, process_tree, pss_bytes, stop
 
 PROBE_INTERVAL_S = 0.1
@@ -97,7 +97,7 @@ def wait_for_answer(process: subprocess.Popen[bytes], url: str, model: str, log:
         if answers(url, model, left):
             return
         time.sleep(PROBE_INTERVAL_S)
-    raise StartError(f"no answer within {limit_s:g} s: {reason_in(log)}")
+    raise StartError(f"no answer within {limit_s:g} s; its log ends with: {last_line(log)}")
 
 
 def answers(url: str, model: str, timeout_s: float) -> bool:

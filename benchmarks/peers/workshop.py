@@ -165,18 +165,27 @@ def tool(name: str) -> str:
 
 
 ERROR_LINE = re.compile(r"(\b\w*(Error|Exception)\b: .+|\berror: .+|^ERROR: .+|\bfailed to load .+)")
+MAX_REASON = 300
 NOISE = re.compile(r"^\s*(\[[^\]]*\]|\(\w+ pid=\d+\))\s*")
 
 
-def reason_in(log: Path, limit: int = 300) -> str:
+def reason_in(log: Path) -> str:
     """The line of a log that tells best why a program ended: the first named error, else the last line."""
+    told = [found[1] for line in _lines(log) if (found := ERROR_LINE.search(line))]
+    return NOISE.sub("", told[0])[:MAX_REASON] if told else last_line(log)
+
+
+def last_line(log: Path) -> str:
+    """What a program said last: where one that goes on has come to."""
+    lines = _lines(log)
+    return NOISE.sub("", lines[-1])[:MAX_REASON] if lines else "it said nothing"
+
+
+def _lines(log: Path) -> list[str]:
     if not log.exists():
-        return "it left no log"
+        return []
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
-    lines = [line for line in lines if line and not line.startswith("$ ")]  # the command itself is no reason
-    told = [found[1] for line in lines if (found := ERROR_LINE.search(line))]
-    line = told[0] if told else (lines[-1] if lines else "its log is empty")
-    return NOISE.sub("", line)[:limit]
+    return [line for line in lines if line and not line.startswith("$ ")]  # the command itself is no reason
 
 
 def _why(error: Exception) -> str:

@@ -158,7 +158,7 @@ def test_the_reason_is_the_first_named_error_of_a_log(tmp_path):
     assert reason_in(log) == "ValueError: no such model"
     log.write_text("starting\nout of luck\n\n")
     assert reason_in(log) == "out of luck"
-    assert reason_in(tmp_path / "none") == "it left no log"
+    assert reason_in(tmp_path / "none") == "it said nothing"
 
 
 def test_a_failing_command_of_the_preparation_says_what_and_where(shop):
