@@ -18,9 +18,9 @@ BEGIN, END = "<!-- peers: begin, written by `python -m benchmarks.peers report -
 
 HOW = f"""\
 Each round starts every engine in turn, warms it, measures all workloads and stops it; the next round begins with
-another engine. All get the same prompts from the same load generator over loopback HTTP, one kernel thread for each
-core, and {KV_GIB} GiB of KV cache (llama.cpp: 32 slots of 1,152 tokens). The client shares the machine. The numbers are
-medians over the rounds, in brackets the least and the most; an engine is compared with others of its class only.
+another engine. All get the same prompts from the same load generator over loopback HTTP, all cores, and {KV_GIB} GiB of
+KV cache (llama.cpp: 32 slots of 1,152 tokens). The client shares the machine. The numbers are medians over the rounds,
+in brackets the least and the most; an engine is compared with others of its class only.
 OpenVINO GenAI and transformers have no server that takes token ids: they run behind a minimal one of ours that sends
 tokens as numbers, which spares them detokenization. W6 sends W3's requests at random times (a Poisson process) at 80 %
 of the best peer's rate on W3 and counts those with TTFT within 2 s and TPOT within 200 ms. Weights are random: nothing

@@ -1,4 +1,7 @@
-"""Kvarn itself: `kvarn serve` of this environment, with the model's settings in a configuration file."""
+"""Kvarn itself: `kvarn serve` of this environment, with the model's settings in a configuration file.
+
+It is told a precision and the size of its cache, nothing else: what is measured is what it does by itself.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 
 from benchmarks.peers.engines.base import KV_GIB, MODEL, PREPARE, Case, Installed, Launch, Precision
 from benchmarks.peers.sizes import installed_size
-from benchmarks.peers.workshop import Workshop, cores
+from benchmarks.peers.workshop import Workshop
 
 
 def settings(precision: Precision) -> dict[str, Any]:
@@ -46,7 +49,6 @@ class Kvarn:
             "name": MODEL,
             "path": str(shop.checkpoint_folder(case.shape)),
             "kv_cache_gib": KV_GIB,
-            "threads": len(cores()),
             **settings(case.precision),
         }
         config = shop.folder(self.name) / f"{case.label}.yaml"
