@@ -86,10 +86,12 @@ class Watch:
         return broken or self._last_words or (None if status == 0 else describe_exit(status))
 
     async def _listen(self, process: EngineProcess, inflight: InFlight, on_ready: Callable[[ModelCard], None]) -> str:
+        def hear(message: FromEngine) -> None:
+            self._heard = True
+            self._handle(message, inflight, on_ready)
+
         try:
-            async for message in process.messages():
-                self._heard = True
-                self._handle(message, inflight, on_ready)
+            await process.listen(hear)
         except msgspec.DecodeError as error:
             return f"the engine sent a message that cannot be read: {error}"
         return "the engine's messages ended"
