@@ -9,11 +9,13 @@ using namespace nb::literals;
 namespace kvarn {
 
 #define KVARN_DECLARE(name) \
-    namespace name { void linear_float(const LinearCall&); }
+    namespace name { void linear_float(const LinearCall&); void linear_integer(const LinearCall&); }
 KVARN_FOR_EACH_ISA(KVARN_DECLARE)
 #undef KVARN_DECLARE
 
 namespace {
+
+bool is_integer(const PackedWeight& weight) { return weight.format == Format::int8 || weight.format == Format::int4; }
 
 void bind_packing(nb::module_& m) {
     nb::class_<PackedWeight>(m, "PackedWeight")
@@ -35,10 +37,27 @@ void bind_packing(nb::module_& m) {
         },
         "weight"_a, "rows"_a, "blob"_a);
     m.def(
+        "pack_int8",
+        [](const PackedWeight& weight, std::uintptr_t values, std::uintptr_t scales, std::uintptr_t blob) {
+            nb::gil_scoped_release unlocked;
+            pack_int8(weight, at<const std::int8_t>(values), at<const float>(scales), at<std::byte>(blob));
+        },
+        "weight"_a, "values"_a, "scales"_a, "blob"_a);
+    m.def(
+        "pack_int4",
+        [](const PackedWeight& weight, std::uintptr_t values, std::uintptr_t scales, std::uintptr_t zeros,
+           std::uintptr_t blob) {
+            nb::gil_scoped_release unlocked;
+            pack_int4(weight, at<const std::uint8_t>(values), at<const std::uint16_t>(scales),
+                      at<const std::uint8_t>(zeros), at<std::byte>(blob));
+        },
+        "weight"_a, "values"_a, "scales"_a, "zeros"_a, "blob"_a);
+    m.def(
         "unpack_rows",
         [](const PackedWeight& weight, std::uintptr_t ids, std::int64_t count, std::uintptr_t out) {
             nb::gil_scoped_release unlocked;
-            unpack_float(weight, at<const std::int64_t>(ids), count, at<float>(out));
+            const auto unpack = is_integer(weight) ? &unpack_integer : &unpack_float;
+            unpack(weight, at<const std::int64_t>(ids), count, at<float>(out));
         },
         "weight"_a, "ids"_a, "count"_a, "out"_a);
 }
@@ -56,6 +75,9 @@ void bind_linear(nb::module_& m, BackendClass& backend) {
                                   static_cast<Activation>(activation), at<const float>(bias), at<float>(out),
                                   out_stride, accumulate, &self.workspace};
             nb::gil_scoped_release unlocked;
+            if (is_integer(weight)) {
+                KVARN_CALL(self.isa, linear_integer, call);
+            }
             KVARN_CALL(self.isa, linear_float, call);
         },
         "weight"_a, "x"_a, "rows"_a, "x_stride"_a, "norm"_a, "eps"_a, "activation"_a, "bias"_a, "out"_a,

@@ -29,6 +29,7 @@ enum class Format : int { f32 = 0, bf16 = 1, int8 = 2, int4 = 3 };
 
 constexpr std::int64_t kPanel = 16;    // outputs of a panel
 constexpr std::int64_t kInPad = 64;    // inputs are padded to a multiple of this
+constexpr std::int64_t kQuad = 4;      // integer inputs of one output that lie together
 
 // A packed weight. `blob` begins on a 64-byte boundary and holds the sections at the offsets that `sections` gives.
 struct PackedWeight {

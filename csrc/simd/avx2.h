@@ -110,6 +110,13 @@ inline F16 from_int8(const std::int8_t* p) {
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
             _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
 }
+// Sixteen whole numbers, each in [-128, 127], as signed bytes.
+inline void store_int8(std::int8_t* p, F16 a) {
+    const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
+    const __m256i ordered = _mm256_permute4x64_epi64(words, 0xd8);
+    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
 // Sixteen half-precision numbers as floats.
 inline F16 from_half(const void* p) {
     const auto* v = static_cast<const __m128i*>(p);

@@ -93,6 +93,10 @@ inline F16 from_int8(const std::int8_t* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
 }
+// Sixteen whole numbers, each in [-128, 127], as signed bytes.
+inline void store_int8(std::int8_t* p, F16 a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
+}
 // Sixteen half-precision numbers as floats.
 inline F16 from_half(const void* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};

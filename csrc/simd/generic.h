@@ -91,6 +91,10 @@ inline void store_bf16(void* p, F16 a) {
 }
 // Sixteen signed bytes as floats.
 inline F16 from_int8(const std::int8_t* p) { KVARN_EACH(static_cast<float>(p[i])); }
+// Sixteen whole numbers, each in [-128, 127], as signed bytes.
+inline void store_int8(std::int8_t* p, F16 a) {
+    for (int i = 0; i < 16; ++i) p[i] = static_cast<std::int8_t>(a.v[i]);
+}
 // Sixteen half-precision numbers as floats.
 inline F16 from_half(const void* p) {
     std::uint16_t halves[16];

@@ -14,12 +14,15 @@ from kvarn.kernels.cpu import _native
 from kvarn.kernels.cpu.memory import allocate
 from kvarn.kernels.errors import KernelError
 from kvarn.kernels.linear import Norm
-from kvarn.kernels.weights import Weight, weight_shape
+from kvarn.kernels.weights import Int4Weight, Int8Weight, Weight, weight_shape
 
 Format = Literal["f32", "bf16", "int8", "int4"]
 
 _FORMATS: Mapping[Format, int] = MappingProxyType({"f32": 0, "bf16": 1, "int8": 2, "int4": 3})
 _ACTIVATIONS: Mapping[Activation | None, int] = MappingProxyType({None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3})
+
+MAX_INT8_INPUTS = (2**31 - 1) // (127 * 127)
+"""More products of two int8 numbers might not add up in 32 bits."""
 
 
 class LinearError(KernelError):
@@ -46,6 +49,8 @@ class PackedForm:
         gated = self.activation is not None
         if self.out < 1 or self.in_features < 1 or (gated and self.out % 2):
             raise LinearError(f"cannot pack a weight [{self.out}, {self.in_features}]" + (" of gate and up" * gated))
+        if self.format == "int4" and (self.group < 32 or self.group % 32):
+            raise LinearError(f"groups of {self.group} inputs cannot be packed: a group is a multiple of 32")
         return _native.PackedWeight(
             _FORMATS[self.format], self.out, self.in_features, self.group, self.has_zeros, gated
         )
@@ -153,17 +158,63 @@ def pack_linear(
 
     With `activation` the weight is gated: gate above up. Raises LinearError for a shape that cannot be packed.
     """
+    form = _form_of(weight, activation)
+    native = form.native()
+    blob = allocate(native.size)
+    match weight:
+        case Int8Weight():
+            _pack_int8(native, weight, blob)
+        case Int4Weight():
+            _pack_int4(native, weight, blob)
+        case _:
+            rows = weight.contiguous() if form.format == "bf16" else weight.float().contiguous()
+            _native.pack_float(native, rows.data_ptr(), blob.data_ptr())
+    return CpuLinear(backend, form, blob, bias)
+
+
+def _form_of(weight: Weight, activation: Activation | None) -> PackedForm:
     out, in_features = weight_shape(weight)
-    if not isinstance(weight, torch.Tensor):
-        raise LinearError(f"no packer for {type(weight).__name__}")
-    rows = weight.contiguous() if weight.dtype == torch.bfloat16 else weight.float().contiguous()
-    form = PackedForm(
-        format="bf16" if rows.dtype == torch.bfloat16 else "f32",
+    format_name: Format = "f32"
+    group, has_zeros = 0, False
+    match weight:
+        case Int8Weight():
+            format_name = "int8"
+        case Int4Weight():
+            format_name, group, has_zeros = "int4", weight.group, weight.zeros is not None
+        case _ if weight.dtype == torch.bfloat16:
+            format_name = "bf16"
+    return PackedForm(
+        format=format_name,
         out=out,
         in_features=in_features,
         activation=activation,
+        group=group,
+        has_zeros=has_zeros,
     )
-    native = form.native()
-    blob = allocate(native.size)
-    _native.pack_float(native, rows.data_ptr(), blob.data_ptr())
-    return CpuLinear(backend, form, blob, bias)
+
+
+def _pack_int8(native: _native.PackedWeight, weight: Int8Weight, blob: torch.Tensor) -> None:
+    out, in_features = weight.values.shape
+    if weight.values.dtype != torch.int8 or weight.scales.dtype != torch.float32 or weight.scales.shape != (out,):
+        raise LinearError(f"an int8 weight needs int8 values and {out} float32 scales")
+    if in_features > MAX_INT8_INPUTS:
+        raise LinearError(f"int8 weights have at most {MAX_INT8_INPUTS} inputs, not {in_features}: sums have 32 bits")
+    values, scales = weight.values.contiguous(), weight.scales.contiguous()
+    _native.pack_int8(native, values.data_ptr(), scales.data_ptr(), blob.data_ptr())
+
+
+def _pack_int4(native: _native.PackedWeight, weight: Int4Weight, blob: torch.Tensor) -> None:
+    out, in_features = weight.values.shape
+    groups = (out, -(-in_features // weight.group))
+    if weight.values.dtype != torch.uint8 or int(weight.values.max()) > 15:
+        raise LinearError("the values of an int4 weight are uint8, 0 to 15")
+    if weight.scales.dtype != torch.float16 or weight.scales.shape != groups:
+        raise LinearError(f"an int4 weight with groups of {weight.group} needs float16 scales {list(groups)}")
+    zeros = weight.zeros
+    if zeros is not None and (zeros.dtype != torch.uint8 or zeros.shape != groups or int(zeros.max()) > 16):
+        raise LinearError(f"the zero points of an int4 weight are uint8 {list(groups)}, 0 to 16")
+    values, scales = weight.values.contiguous(), weight.scales.contiguous()
+    zeros = None if zeros is None else zeros.contiguous()
+    _native.pack_int4(
+        native, values.data_ptr(), scales.data_ptr(), 0 if zeros is None else zeros.data_ptr(), blob.data_ptr()
+    )

@@ -1,0 +1,171 @@
+// Linear layers on int8 and int4 weights, with inputs quantised to int8 as they come.
+//
+// int8: one scale for each row of inputs, one for each output:
+//     out = float(sum_k q[k] w[k]) * (row scale * output scale)
+// int4: a scale for each 32 inputs of a row, one for each group of an output's weights; weights are held in 4 bits,
+// inputs in 8, as llama.cpp does. Block by block of 32 inputs, in ascending order:
+//     out = fma(float(sum_k q[k] (v[k] - zero)), block scale * group scale, out)
+// Then bias, gate and what stands in out, in floats. Integer sums are exact and every float step is elementwise, in one
+// order: a row's outputs are the same bits for any number of rows and threads and on every instruction set.
+#include <algorithm>
+#include <cstdint>
+
+#include <omp.h>
+
+#include "core/parallel.h"
+#include "linear/dot.h"
+#include "linear/epilogue.h"
+#include "linear/linear.h"
+#include "linear/prepare.h"
+#include "linear/quantise_row.h"
+
+namespace kvarn::KVARN_ISA {
+
+namespace {
+
+constexpr std::int64_t kQuantisePiece = 16 * 1024;  // inputs quantised as one piece of work
+constexpr std::int64_t kWeightPiece = 96 * 1024;    // bytes of weights multiplied as one piece of work
+constexpr std::int64_t kRowGap = 64;                // between quantised rows: equal places in other cache sets
+constexpr std::int64_t kRowPiece = 128;             // rows multiplied at once; their sums stay in the nearest caches
+
+// The quantised rows, and how a panel is multiplied by some of them.
+class Int8 {
+  public:
+    Int8(const LinearCall& call, Carver& memory)
+        : weight_(call.weight), at_(sections(call.weight)),
+          stride_(weight_.in_padded() + kRowGap),
+          values_(memory.take<Q8>(call.rows * stride_)), scales_(memory.take<float>(call.rows)) {}
+
+    // Quantises one row x [in_padded]; `bytes` [in_padded] is scratch memory.
+    void put(std::int64_t row, const float* x, std::int8_t* bytes) const {
+        const std::int64_t in = weight_.in_padded();
+        scales_[row] = quantise(x, in, bytes);
+        arrange8(bytes, in, values_ + row * stride_);
+    }
+
+    // sums[r][n] for rows first to first + count - 1.
+    void multiply(std::int64_t panel, std::int64_t first, std::int64_t count, float* sums) const {
+        const std::int64_t in = weight_.in_padded();
+        const auto* weights = reinterpret_cast<const std::int8_t*>(weight_.blob + at_.values + panel * at_.panel_bytes);
+        const auto* totals = reinterpret_cast<const std::int32_t*>(weight_.blob + at_.sums) + panel * kPanel;
+        const F16 scale = load(reinterpret_cast<const float*>(weight_.blob + at_.scales) + panel * kPanel);
+        alignas(64) std::int32_t dots[kRowPiece * kPanel];
+        dots8({values_ + first * stride_, stride_, count}, {weights, totals, in}, dots);
+        for (std::int64_t r = 0; r < count; ++r)
+            store(sums + r * kPanel, mul(from_int32(dots + r * kPanel), mul(splat(scales_[first + r]), scale)));
+    }
+
+  private:
+    PackedWeight weight_;
+    Sections at_;
+    std::int64_t stride_;
+    Q8* values_;
+    float* scales_;
+};
+
+class Int4 {
+  public:
+    Int4(const LinearCall& call, Carver& memory)
+        : weight_(call.weight), at_(sections(call.weight)), blocks_(weight_.in_padded() / kBlock),
+          stride_(weight_.in_padded() + kRowGap), values_(memory.take<std::int8_t>(call.rows * stride_)),
+          scales_(memory.take<float>(call.rows * blocks_)), sums_(memory.take<std::int32_t>(call.rows * blocks_)) {}
+
+    void put(std::int64_t row, const float* x, std::int8_t*) const {
+        std::int8_t* q = values_ + row * stride_;
+        for (std::int64_t b = 0; b < blocks_; ++b) {
+            scales_[row * blocks_ + b] = quantise(x + b * kBlock, kBlock, q + b * kBlock);
+            sums_[row * blocks_ + b] = block_sum(q + b * kBlock);
+        }
+    }
+
+    void multiply(std::int64_t panel, std::int64_t first, std::int64_t count, float* sums) const {
+        const std::int64_t in = weight_.in_padded(), of_panel = panel * weight_.groups() * kPanel;
+        const auto* weights = reinterpret_cast<const std::uint8_t*>(weight_.blob + at_.values + panel * at_.panel_bytes);
+        const auto* scales = reinterpret_cast<const std::uint16_t*>(weight_.blob + at_.scales) + of_panel;
+        const auto* zeros = reinterpret_cast<const std::uint8_t*>(weight_.blob + at_.zeros) + of_panel;
+        const std::int64_t of_rows = first * blocks_;
+        dots4({values_ + first * stride_, scales_ + of_rows, sums_ + of_rows, stride_, count},
+              {weights, scales, weight_.has_zeros ? zeros : nullptr, in, weight_.group}, sums);
+    }
+
+  private:
+    PackedWeight weight_;
+    Sections at_;
+    std::int64_t blocks_, stride_;
+    std::int8_t* values_;
+    float* scales_;
+    std::int32_t* sums_;
+};
+
+// Multiplies some rows by one panel, or by a gate and its up, and writes their outputs.
+template <class Rows>
+void outputs(const LinearCall& call, const Rows& rows, std::int64_t panel, std::int64_t first, std::int64_t count) {
+    const std::int64_t together = call.weight.gated ? 2 : 1;
+    alignas(64) float sums[2][kRowPiece * kPanel];
+    for (std::int64_t p = 0; p < together; ++p) rows.multiply(panel + p, first, count, sums[p]);
+    for (std::int64_t r = 0; r < count; ++r) {
+        alignas(64) float row[2 * kPanel];
+        for (std::int64_t p = 0; p < together; ++p) store(row + p * kPanel, load(sums[p] + r * kPanel));
+        finish_row(call, first + r, panel, together, row);
+    }
+}
+
+template <class Rows>
+void multiply_all(const LinearCall& call, const Rows& rows) {
+    const std::int64_t together = call.weight.gated ? 2 : 1;
+    const std::int64_t units = call.weight.panels() / together;
+    const auto unit_bytes = static_cast<std::int64_t>(sections(call.weight).panel_bytes) * together;
+    const std::int64_t piece_units = std::clamp<std::int64_t>(kWeightPiece / unit_bytes, 1, units);
+    const std::int64_t pieces = (units + piece_units - 1) / piece_units;
+    const std::int64_t row_pieces = (call.rows + kRowPiece - 1) / kRowPiece;
+    parallel_pieces(pieces * row_pieces, [&](std::int64_t piece) {
+        const std::int64_t first = piece / pieces * kRowPiece, unit = piece % pieces * piece_units;
+        const std::int64_t count = std::min(kRowPiece, call.rows - first);
+        for (std::int64_t u = unit; u < std::min(units, unit + piece_units); ++u)
+            outputs(call, rows, u * together, first, count);
+    });
+}
+
+// Memory in which each thread prepares one row after another.
+struct Scratch {
+    float* x;
+    std::int8_t* bytes;
+
+    Scratch(const LinearCall& call, Carver& memory)
+        : x(memory.take<float>(omp_get_max_threads() * call.weight.in_padded())),
+          bytes(memory.take<std::int8_t>(omp_get_max_threads() * call.weight.in_padded())) {}
+};
+
+template <class Rows>
+void quantise_all(const LinearCall& call, const Rows& rows, const Scratch& scratch) {
+    const std::int64_t in = call.weight.in_padded();
+    const std::int64_t piece_rows = std::max<std::int64_t>(1, kQuantisePiece / in);
+    parallel_pieces((call.rows + piece_rows - 1) / piece_rows, [&](std::int64_t piece) {
+        float* x = scratch.x + omp_get_thread_num() * in;
+        std::int8_t* bytes = scratch.bytes + omp_get_thread_num() * in;
+        for (std::int64_t r = piece * piece_rows; r < std::min(call.rows, (piece + 1) * piece_rows); ++r) {
+            prepare_row(call, r, x);
+            rows.put(r, x, bytes);
+        }
+    });
+}
+
+template <class Rows>
+void run(const LinearCall& call) {
+    Carver needed;
+    Rows(call, needed);
+    Scratch(call, needed);
+    Carver memory(call.workspace->reserve(needed.used()));
+    const Rows rows(call, memory);
+    quantise_all(call, rows, Scratch(call, memory));
+    multiply_all(call, rows);
+}
+
+}  // namespace
+
+void linear_integer(const LinearCall& call) {
+    if (call.weight.format == Format::int8) return run<Int8>(call);
+    run<Int4>(call);
+}
+
+}  // namespace kvarn::KVARN_ISA
