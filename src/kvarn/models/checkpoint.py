@@ -21,7 +21,8 @@ class Checkpoint:
     def __init__(self, path: Path, progress: Progress | None = None, stage: str = "load weights") -> None:
         self.config = read_json(path / "config.json")
         self._files: dict[str, Any] = {}
-        for file in _weight_files(path):
+        self.files = (path / "config.json", *_weight_files(path))
+        for file in self.files[1:]:
             try:
                 handle: Any = safe_open(file, framework="pt")
             except (SafetensorError, OSError) as error:
@@ -59,6 +60,11 @@ class Checkpoint:
         if self._progress is not None:
             self._progress(self._stage, len(self._read) / len(self._files))
         return tensor
+
+    def finish(self) -> None:
+        """Nothing more will be read."""
+        if self._progress is not None:
+            self._progress(self._stage, 1.0)
 
 
 def read_json(file: Path) -> dict[str, Any]:

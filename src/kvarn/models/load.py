@@ -8,15 +8,18 @@ from typing import Literal
 
 import torch
 
+from kvarn import __version__
 from kvarn.kernels.batch import KvDtype
 from kvarn.kernels.dispatch import Kernels, kernels_for
 from kvarn.kernels.errors import KernelError
+from kvarn.kernels.packed import KeepsPackedWeights
 from kvarn.models.checkpoint import Checkpoint, Progress
 from kvarn.models.decoder import Decoder
 from kvarn.models.encoder import Encoder
 from kvarn.models.encoder_config import ENCODERS, encoder_spec
 from kvarn.models.errors import UnsupportedModelError
 from kvarn.models.families import FAMILIES, decoder_spec
+from kvarn.models.packed_cache import PackedCache, origin_of
 from kvarn.models.parallel import Parallel
 from kvarn.models.quantise import Quantization
 from kvarn.models.weights import WeightLoader
@@ -35,6 +38,7 @@ def load_model(
     quantization: Quantization | None = None,
     kv_cache_dtype: KvDtype | Literal["auto"] = "auto",
     kernels: str = "auto",
+    packed_cache: Path | None = None,
 ) -> Decoder | Encoder:
     """Load the checkpoint in directory `path`.
 
@@ -47,6 +51,7 @@ def load_model(
         quantization: What plain weights are quantised to.
         kv_cache_dtype: Of cached keys and values; `auto`: of the weights, bfloat16 where they are quantised.
         kernels: The backend's name; `auto`: see `choose_kernels`.
+        packed_cache: Directory where packed weights are kept from one start to the next.
 
     Raises:
         ModelError: It says what is wrong with the checkpoint.
@@ -61,15 +66,40 @@ def load_model(
         )
     backend = choose_kernels(kernels)
     torch_dtype = backend.preferred_dtype() if dtype == "auto" else _DTYPES[dtype]
-    loader = WeightLoader(checkpoint, backend, torch_dtype, parallel or Parallel(), quantization)
+    place = parallel or Parallel()
+    packed = None
+    if packed_cache is not None:
+        packed = _open_cache(packed_cache, path.resolve().name, checkpoint, backend, (torch_dtype, quantization, place))
+    loader = WeightLoader(checkpoint, backend, torch_dtype, place, quantization, packed)
     size = loader.num_parameters
+    model: Decoder | Encoder
     if architecture in ENCODERS:
         encoder = encoder_spec(
             architecture, path, checkpoint.config, max_context_length=max_context_length, num_parameters=size
         )
-        return Encoder(encoder, loader)
-    decoder = decoder_spec(architecture, checkpoint.config, max_context_length=max_context_length, num_parameters=size)
-    return Decoder(decoder, loader, _kv_dtype(kv_cache_dtype, loader))
+        model = Encoder(encoder, loader)
+    else:
+        decoder = decoder_spec(
+            architecture, checkpoint.config, max_context_length=max_context_length, num_parameters=size
+        )
+        model = Decoder(decoder, loader, _kv_dtype(kv_cache_dtype, loader))
+    loader.finish()
+    return model
+
+
+def _open_cache(
+    directory: Path,
+    model: str,
+    checkpoint: Checkpoint,
+    kernels: Kernels,
+    how: tuple[torch.dtype, Quantization | None, Parallel],
+) -> PackedCache | None:
+    if not isinstance(kernels, KeepsPackedWeights):
+        _log.warning("only the compiled kernels keep packed weights: packed_cache is not used")
+        return None
+    dtype, quantization, place = how
+    origin = (__version__, *origin_of(checkpoint.files), dtype, quantization, place.rank, place.world_size)
+    return PackedCache.open(directory, model, origin, kernels)
 
 
 def _kv_dtype(asked: KvDtype | Literal["auto"], loader: WeightLoader) -> KvDtype:

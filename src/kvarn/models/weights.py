@@ -13,6 +13,7 @@ from kvarn.kernels.dispatch import Kernels
 from kvarn.kernels.linear import Linear
 from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.formats import WeightFormat, weight_format
+from kvarn.models.packed_cache import PackedCache
 from kvarn.models.parallel import Parallel, Shard
 from kvarn.models.quantise import HEAD_QUANTIZATION, Quantization, quantise
 from kvarn.models.weight_parts import ReorderedLinear, WeightPart, join_outputs
@@ -63,12 +64,14 @@ class WeightLoader:
         dtype: torch.dtype,
         parallel: Parallel,
         quantization: Quantization | None = None,
+        packed: PackedCache | None = None,
     ) -> None:
         self.kernels = kernels
         self.dtype = dtype
         self.parallel = parallel
         self._checkpoint = checkpoint
         self._quantization = quantization
+        self._packed = packed
         self._noted: set[str] = set()
         self._format: WeightFormat = weight_format(checkpoint, self._note)
 
@@ -88,6 +91,9 @@ class WeightLoader:
 
     def linear(self, projection: Projection) -> Linear:
         """All outputs of a projection as one product. A bias after a sum over ranks is added by rank 0 alone."""
+        name = "+".join(projection.names)
+        if (found := self._find(name)) is not None:
+            return found
         part = self._joined(self._parts(projection), projection.names)
         if projection.held_inputs is not None and len(projection.held_inputs) < projection.inputs:
             part = part.inputs(projection.held_inputs, projection.names[0])
@@ -95,13 +101,15 @@ class WeightLoader:
         if projection.bias and (projection.shard is not Shard.ROW or self.parallel.rank == 0):
             bias = self._bias(projection).to(self.dtype)
         to = None if projection.keep_plain else self._quantization
-        return self._pack(part, to, bias, projection.activation)
+        return self._pack(name, part, to, bias, projection.activation)
 
     def head(self, name: str, vocab_size: int, hidden_size: int) -> Linear:
         """This rank's rows of the output head [vocab_size, hidden_size], which may be the embedding too."""
+        if (found := self._find(name)) is not None:
+            return found
         share = self.parallel.vocab_share(vocab_size)
         part = self._format.read(name, (vocab_size, hidden_size)).outputs(share)
-        return self._pack(part, HEAD_QUANTIZATION if self._quantization else None)
+        return self._pack(name, part, HEAD_QUANTIZATION if self._quantization else None)
 
     def norm(self, name: str, size: int, offset: float = 0.0, held: range | None = None) -> torch.Tensor:
         """A norm's weight [size] in float32, `offset` added; only the numbers `held` where a rank has a part."""
@@ -120,8 +128,18 @@ class WeightLoader:
         weight = self._checkpoint.tensor(f"{name}.weight", (vocab_size, hidden_size))
         return weight[share.start : share.stop].to(self.dtype)
 
+    def finish(self) -> None:
+        """All is loaded: keep what was packed for the next start, where that is asked for."""
+        if self._packed is not None:
+            self._packed.save()
+        self._checkpoint.finish()
+
+    def _find(self, name: str) -> Linear | None:
+        return None if self._packed is None else self._packed.find(name)
+
     def _pack(
         self,
+        name: str,
         part: WeightPart,
         to: Quantization | None,
         bias: torch.Tensor | None = None,
@@ -131,7 +149,11 @@ class WeightLoader:
         if isinstance(weight, torch.Tensor):
             weight = weight.to(self.dtype) if to is None else quantise(weight, to)
         linear = self.kernels.pack_linear(weight, bias, activation)
-        return linear if part.input_order is None else ReorderedLinear(linear, part.input_order)
+        if part.input_order is not None:
+            linear = ReorderedLinear(linear, part.input_order)
+        if self._packed is not None:
+            self._packed.keep(name, linear)
+        return linear
 
     def _parts(self, projection: Projection) -> list[WeightPart]:
         """What this rank holds of each output."""

@@ -61,6 +61,7 @@ def build_service(spec: ReplicaSpec, report: ReportProgress) -> Service:
             quantization=config.quantization,
             kv_cache_dtype=config.kv_cache_dtype,
             kernels=config.kernels,
+            packed_cache=None if config.packed_cache is None else Path(config.packed_cache).expanduser(),
         )
     weight_bytes = model.spec.num_parameters * model.dtype.itemsize
     torch.set_num_threads(config.threads or kernel_threads(weight_bytes))

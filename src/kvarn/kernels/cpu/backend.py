@@ -12,7 +12,9 @@ from kvarn.kernels.cpu import attention, linear
 from kvarn.kernels.cpu._native import Backend
 from kvarn.kernels.cpu.isa import chosen_instruction_set
 from kvarn.kernels.cpu.kv_cache import new_kv_cache
-from kvarn.kernels.linear import Norm
+from kvarn.kernels.cpu.packed import PACKED_LAYOUT, linear_of, packed_bytes
+from kvarn.kernels.linear import Linear, Norm
+from kvarn.kernels.packed import PackedBytes
 from kvarn.kernels.torch_backend import TorchKernels
 from kvarn.kernels.weights import Weight
 
@@ -50,6 +52,19 @@ class CpuKernels:
     ) -> linear.CpuLinear:
         """See `kvarn.kernels.cpu.linear`."""
         return linear.pack_linear(self._backend, weight, bias, activation)
+
+    @property
+    def packed_layout(self) -> str:
+        """See `kvarn.kernels.packed`. One for all instruction sets."""
+        return PACKED_LAYOUT
+
+    def packed_bytes(self, layer: Linear) -> PackedBytes:
+        """See `kvarn.kernels.cpu.packed`."""
+        return packed_bytes(layer)
+
+    def linear_of(self, packed: PackedBytes) -> linear.CpuLinear:
+        """See `kvarn.kernels.cpu.packed`."""
+        return linear_of(self._backend, packed)
 
     def rms_norm(
         self,

@@ -1,0 +1,159 @@
+"""Packed weights kept in a directory, so that the next start neither quantises nor packs anything.
+
+One safetensors file a model and rank. Its name holds a hash of everything that its content follows from, so a file is
+never wrong, only unused. It is mapped into memory: processes share it through the page cache.
+
+The file is written here and not by the safetensors library because packed weights must begin on 64-byte boundaries:
+the header is padded with blanks (which the format allows), and each packed weight is a multiple of 64 bytes long.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from kvarn.kernels.errors import KernelError
+from kvarn.kernels.linear import Linear
+from kvarn.kernels.packed import KeepsPackedWeights, PackedBytes
+from kvarn.models.weight_parts import ReorderedLinear
+
+_ALIGNMENT = 64
+_TYPES = {torch.uint8: "U8", torch.float32: "F32", torch.int64: "I64"}
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class PackedCache:
+    """The packed linear layers of one model and rank, by name."""
+
+    file: Path
+    kernels: KeepsPackedWeights
+    _stored: Any = None
+    """The open file of an earlier start."""
+    _forms: dict[str, Any] = field(default_factory=dict)
+    _linears: dict[str, Linear] = field(default_factory=dict)
+    _complete: bool = True
+
+    @staticmethod
+    def open(directory: Path, model: str, origin: Iterable[object], kernels: KeepsPackedWeights) -> PackedCache:
+        """The cache of a model in `directory`.
+
+        Args:
+            directory: Made when something is saved.
+            model: Begins the file's name.
+            origin: All that the packed bytes follow from, beside the kernels' layout.
+            kernels: They pack.
+        """
+        text = json.dumps([kernels.packed_layout, *map(str, origin)])
+        digest = hashlib.sha256(text.encode()).hexdigest()[:24]
+        cache = PackedCache(directory / f"{model}-{digest}.safetensors", kernels)
+        if cache.file.is_file():
+            cache._read()
+        return cache
+
+    def find(self, name: str) -> Linear | None:
+        """The layer as an earlier start packed it, on mapped memory; None where it must be packed."""
+        if name not in self._forms:
+            return None
+        try:
+            bias = self._stored.get_tensor(f"{name}/bias") if self._forms[name]["bias"] else None
+            packed = PackedBytes(self._forms[name]["form"], self._stored.get_tensor(f"{name}/blob"), bias)
+            linear = self.kernels.linear_of(packed)
+            if self._forms[name]["order"]:
+                linear = ReorderedLinear(linear, self._stored.get_tensor(f"{name}/order"))
+        except (SafetensorError, KernelError, KeyError, TypeError) as error:
+            self._warn_damaged(error)
+            return None
+        self._linears[name] = linear
+        return linear
+
+    def keep(self, name: str, linear: Linear) -> None:
+        """A layer that was packed now, for `save`."""
+        self._linears[name] = linear
+        self._complete = False
+
+    def save(self) -> None:
+        """Write the file, unless all of it was found. Where that fails the model is served all the same."""
+        if self._complete:
+            return
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            _write(self.file, *self._contents())
+        except OSError as error:
+            _log.warning(
+                "packed weights could not be kept: the next start packs them again",
+                extra={"file": str(self.file), "error": str(error)},
+            )
+            return
+        _log.info("packed weights kept for the next start", extra={"file": str(self.file)})
+
+    def _read(self) -> None:
+        try:
+            self._stored = safe_open(self.file, framework="pt")
+            self._forms = json.loads(self._stored.metadata()["layers"])
+        except (SafetensorError, OSError, TypeError, KeyError, ValueError) as error:
+            self._warn_damaged(error)
+
+    def _warn_damaged(self, error: Exception) -> None:
+        self._forms = {}
+        _log.warning(
+            "kept packed weights are damaged: the weights are packed again, and the file is replaced",
+            extra={"file": str(self.file), "error": str(error)},
+        )
+
+    def _contents(self) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+        """Tensors in the order of the file (packed weights first: they are aligned), and its metadata."""
+        blobs: dict[str, torch.Tensor] = {}
+        others: dict[str, torch.Tensor] = {}
+        forms: dict[str, Any] = {}
+        for name, linear in self._linears.items():
+            order = linear.order if isinstance(linear, ReorderedLinear) else None
+            packed = self.kernels.packed_bytes(linear.inner if isinstance(linear, ReorderedLinear) else linear)
+            forms[name] = {"form": dict(packed.form), "bias": packed.bias is not None, "order": order is not None}
+            blobs[f"{name}/blob"] = packed.blob
+            others |= {f"{name}/order": order} if order is not None else {}
+            others |= {f"{name}/bias": packed.bias} if packed.bias is not None else {}
+        by_alignment = dict(sorted(others.items(), key=lambda item: -item[1].dtype.itemsize))
+        return blobs | by_alignment, {"layers": json.dumps(forms)}
+
+
+def origin_of(files: Iterable[Path]) -> list[tuple[str, int, int]]:
+    """What tells one state of a checkpoint's files from another: path, size and time of the last change of each."""
+    stats = [(file.resolve(), file.stat()) for file in sorted(files)]
+    return [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in stats]
+
+
+def _write(file: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    """All or nothing: another process sees the whole file or none."""
+    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}-", delete=False) as stream:
+        try:
+            _write_safetensors(stream, tensors, metadata)
+            stream.flush()
+            os.fsync(stream.fileno())
+            Path(stream.name).replace(file)
+        except BaseException:
+            Path(stream.name).unlink(missing_ok=True)
+            raise
+
+
+def _write_safetensors(stream: IO[bytes], tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+    stream.write(len(text).to_bytes(8, "little") + text)
+    for tensor in tensors.values():
+        stream.write(tensor.contiguous().view(torch.uint8).numpy().data)

@@ -1,0 +1,171 @@
+"""Packed weights kept from one start to the next: nothing is packed again, and damage is said and mended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvarn.kernels.activation import Activation
+from kvarn.kernels.linear import Linear
+from kvarn.kernels.packed import KeepsPackedWeights, PackedBytes
+from kvarn.kernels.torch_backend import TorchKernels
+from kvarn.kernels.weights import Weight, dequantise
+from kvarn.models import Decoder, load_model
+from kvarn.models.packed_cache import PackedCache
+from kvarn.models.weight_parts import ReorderedLinear
+
+cpu_linear = pytest.importorskip("kvarn.kernels.cpu.linear", reason="needs the compiled kernels", exc_type=ImportError)
+
+PROMPT = list(range(5, 40))
+
+
+class CompiledLinears(TorchKernels):
+    """Products of the compiled kernels, all else torch's; counts what is packed."""
+
+    packed_layout = "test/1"
+
+    def __init__(self) -> None:
+        from kvarn.kernels.cpu import _native
+        from kvarn.kernels.cpu.isa import usable_instruction_sets
+
+        self.backend = _native.Backend(usable_instruction_sets()[0])
+        self.packed = 0
+
+    def pack_linear(
+        self, weight: Weight, bias: torch.Tensor | None = None, activation: Activation | None = None
+    ) -> Any:
+        self.packed += 1
+        return cpu_linear.pack_linear(self.backend, dequantise(weight), bias, activation)
+
+    def packed_bytes(self, layer: Linear) -> PackedBytes:
+        from kvarn.kernels.cpu.packed import packed_bytes
+
+        return packed_bytes(layer)
+
+    def linear_of(self, packed: PackedBytes) -> Linear:
+        from kvarn.kernels.cpu.packed import linear_of
+
+        return linear_of(self.backend, packed)
+
+
+@pytest.fixture
+def checkpoint(oracle_factory: Callable[..., tuple[Any, Path]], tmp_path: Path) -> Path:
+    """A llama with biases and an untied head, which a test may change."""
+    _, path = oracle_factory("llama")
+    return Path(shutil.copytree(path, tmp_path / "model"))
+
+
+@pytest.fixture
+def load(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Decoder, int]]:
+    """Load with the cache: the model, and how many layers were packed for it."""
+
+    def run(**options: Any) -> tuple[Decoder, int]:
+        kernels = CompiledLinears()
+        monkeypatch.setattr("kvarn.models.load.choose_kernels", lambda _: kernels)
+        settings = {"dtype": "float32", "packed_cache": tmp_path / "cache", **options}
+        model = load_model(checkpoint, **settings)
+        assert isinstance(model, Decoder)
+        return model, kernels.packed
+
+    return run
+
+
+def kept(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache").iterdir())
+
+
+def test_the_second_start_packs_nothing_and_says_the_same(load: Any, tmp_path: Path, run_paged: Any) -> None:
+    first, packed = load()
+    second, packed_again = load()
+    assert (packed, packed_again) == (3 * 4 + 1, 0)
+    assert [file.suffix for file in kept(tmp_path)] == [".safetensors"]
+    logits = [run_paged(model).step({"a": PROMPT})["a"] for model in (first, second)]
+    assert torch.equal(*logits)
+
+
+def test_packed_weights_are_mapped_from_the_file(load: Any, tmp_path: Path) -> None:
+    load()
+    model, _ = load()
+    (file,) = kept(tmp_path)
+    address = model._head.blob.data_ptr()
+    ranges = [
+        line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines() if file.name in line
+    ]
+    assert any(int(begin, 16) <= address < int(end, 16) for begin, end in ranges)
+
+
+def test_other_weights_or_another_form_of_them_are_packed_anew(load: Any, checkpoint: Path, tmp_path: Path) -> None:
+    load()
+    assert load(quantization="int8")[1] == 13
+    assert load(dtype="bfloat16")[1] == 13
+    assert len(kept(tmp_path)) == 3
+    os.utime(checkpoint / "model.safetensors", ns=(1, 1))
+    assert load()[1] == 13
+
+
+def test_another_layout_of_packed_bytes_is_another_file(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    load()
+    monkeypatch.setattr(CompiledLinears, "packed_layout", "test/2")
+    assert load()[1] == 13
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbage", "other form"])
+def test_a_damaged_file_is_said_and_replaced(
+    damage: str, load: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, run_paged: Any
+) -> None:
+    model, _ = load()
+    want = run_paged(model).step({"a": PROMPT})["a"]
+    (file,) = kept(tmp_path)
+    content = file.read_bytes()
+    file.unlink()  # a new inode: the model above still maps the old one
+    match damage:
+        case "cut":
+            file.write_bytes(content[: len(content) // 2])
+        case "garbage":
+            file.write_bytes(b"\x10\0\0\0\0\0\0\0 not safetensors")
+        case _:
+            file.write_bytes(content.replace(rb"\"out\": 32", rb"\"out\": 99"))
+    mended, packed = load()
+    assert packed > 0
+    assert caplog.text.count("damaged") == 1
+    assert torch.equal(run_paged(mended).step({"a": PROMPT})["a"], want)
+    assert load()[1] == 0
+
+
+def test_a_directory_that_cannot_be_written_costs_only_a_warning(
+    load: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "cache").write_text("a file, not a directory")
+    assert load()[1] == 13
+    assert "could not be kept" in caplog.text
+
+
+def test_torch_kernels_keep_nothing_and_say_so(
+    checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_model(checkpoint, kernels="torch", packed_cache=tmp_path / "cache")
+    assert "only the compiled kernels" in caplog.text
+    assert not (tmp_path / "cache").exists()
+
+
+def test_reordered_inputs_are_kept_with_their_order(tmp_path: Path) -> None:
+    kernels = CompiledLinears()
+    assert isinstance(kernels, KeepsPackedWeights)
+    weight = torch.randn(20, 64, generator=torch.Generator().manual_seed(1))
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(2))
+    layer = ReorderedLinear(kernels.pack_linear(weight[:, order], torch.ones(20)), order)
+    cache = PackedCache.open(tmp_path, "m", ["x"], kernels)
+    cache.keep("layer", layer)
+    cache.save()
+    again = PackedCache.open(tmp_path, "m", ["x"], kernels).find("layer")
+    assert again is not None
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(again(x), x @ weight.T + 1)
+    assert torch.equal(again.rows(torch.tensor([7, 2])), weight[[7, 2]])
+    assert PackedCache.open(tmp_path, "m", ["x"], kernels).find("other") is None
