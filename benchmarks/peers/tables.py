@@ -39,8 +39,9 @@ def all_grids(records: Sequence[Record], ceiling: Ceiling) -> list[Grid]:
     found = []
     for shape, precision in classes(records):
         figures = cells(records, shape, precision)
-        found.append(speed(records, figures, shape, precision, ceiling))
-        found.append(latency(records, figures, shape, precision))
+        if figures:
+            found.append(speed(records, figures, shape, precision, ceiling))
+            found.append(latency(records, figures, shape, precision))
     return [*found, costs(records), sizes(records)]
 
 
@@ -99,17 +100,19 @@ def sizes(records: Sequence[Record]) -> Grid:
 
 
 def peers_that_lead(records: Sequence[Record]) -> list[str]:
-    """Every workload on which a peer is faster than Kvarn, in words."""
+    """Every workload on which a peer is faster than Kvarn, or answers what Kvarn does not, in words."""
     said = []
     for shape, precision in classes(records):
         figures = cells(records, shape, precision)
         for name in _workloads(figures):
             times, best = ratio(figures, name), best_peer(figures, name)
-            if best is not None and times is not None and times < 1:
-                faster = (
-                    f"{1 / times:.2f} times as fast as Kvarn" if times else "good where Kvarn answers nothing in time"
-                )
-                said.append(f"{_title(best.engine)} is {faster} on {name} ({shape} shape, {precision})")
+            where = f"{name} ({shape} shape, {precision})"
+            if best is None or best.value == 0 or (times is not None and times >= 1):
+                continue
+            if times:
+                said.append(f"{_title(best.engine)} is {1 / times:.2f} times as fast as Kvarn on {where}")
+            else:
+                said.append(f"{_title(best.engine)} answers {where}; Kvarn does not, or not in time")
     return said
 
 

@@ -92,7 +92,7 @@ def test_a_file_of_something_else_is_refused(tmp_path):
         Ledger.open(path, resume=True)
 
 
-def test_the_tables_say_the_ratio_and_which_peer_is_faster(rounds):
+def test_the_tables_say_the_ratio_and_which_peer_is_faster(rounds, measurement):
     from benchmarks.peers.tables import all_grids, peers_that_lead
 
     speed = all_grids(rounds, lambda *_: 40.0)[0]
@@ -103,6 +103,8 @@ def test_the_tables_say_the_ratio_and_which_peer_is_faster(rounds):
     assert by_engine["llama.cpp"][1] == "900.0*"
     assert by_engine["Kvarn"][0] == "20.0 (10.0 to 22.0)"
     assert peers_that_lead(rounds) == ["vLLM is 2.00 times as fast as Kvarn on W3 (0.6b shape, bf16)"]
+    unanswered = [*rounds, measurement("openvino", "W2"), measurement("kvarn", "W2", failed=1)]
+    assert "OpenVINO GenAI answers W2 (0.6b shape, bf16); Kvarn does not, or not in time" in peers_that_lead(unanswered)
     without = all_grids(rounds, lambda *_: None)[0]
     assert "Kvarn / what the machine allows" not in [row[0] for row in without.rows]
 

@@ -23,7 +23,8 @@ class OpenVino:
 
     def precision_note(self, precision: Precision) -> str | None:
         weights = f"weights exported as {WEIGHT_FORMATS[precision]}"
-        return f"{weights}, computes in {compute_precision(processor_flags())}, KV cache {kv_precision(precision)}"
+        flags = processor_flags()
+        return f"{weights}, computes in {compute_precision(flags)}, KV cache {kv_precision(precision, flags)}"
 
     def install(self, shop: Workshop) -> None:
         self._environment(shop).ensure(shop, REQUIREMENTS, "install-openvino")
@@ -45,10 +46,11 @@ class OpenVino:
         return None if self._model(shop, case).exists() else f"no {case.precision} copy of {case.shape.name}: {PREPARE}"
 
     def launch(self, shop: Workshop, case: Case, port: int) -> Launch:
+        flags = processor_flags()
         command = [str(self._environment(shop).python), "-m", "benchmarks.peers.wrappers.openvino_server"]
         command += ["--model", str(self._model(shop, case)), "--port", str(port), "--threads", str(len(cores()))]
-        command += ["--max-seqs", str(MAX_SEQS), "--kv-gib", str(KV_GIB), "--kv", kv_precision(case.precision)]
-        command += ["--compute", compute_precision(processor_flags())]
+        command += ["--max-seqs", str(MAX_SEQS), "--kv-gib", str(KV_GIB), "--compute", compute_precision(flags)]
+        command += ["--kv", kv_precision(case.precision, flags)]
         return Launch(command, shop.home(), folder=ROOT)
 
     def installed(self, shop: Workshop) -> Installed:
@@ -66,6 +68,8 @@ def compute_precision(flags: frozenset[str]) -> str:
     return "bf16" if multiplies_bfloat16(flags) else "f32"
 
 
-def kv_precision(precision: Precision) -> str:
+def kv_precision(precision: Precision, flags: frozenset[str]) -> str:
     """16 bits in the bf16 class, 8 in the others, as it is shipped."""
-    return "bf16" if precision is Precision.BF16 else "u8"
+    if precision is not Precision.BF16:
+        return "u8"
+    return "bf16" if multiplies_bfloat16(flags) else "f16"

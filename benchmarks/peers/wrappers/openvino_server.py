@@ -51,7 +51,7 @@ def build(arguments: argparse.Namespace) -> Any:
     properties = {
         "INFERENCE_NUM_THREADS": arguments.threads,
         "INFERENCE_PRECISION_HINT": arguments.compute,
-        "KV_CACHE_PRECISION": "f16" if (arguments.kv, arguments.compute) == ("bf16", "f32") else arguments.kv,
+        "KV_CACHE_PRECISION": arguments.kv,
         "PERFORMANCE_HINT": "LATENCY",
         "ENABLE_CPU_PINNING": True,
     }
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--max-seqs", type=int, required=True)
     parser.add_argument("--kv-gib", type=int, required=True)
-    parser.add_argument("--kv", choices=["bf16", "f16", "u8", "f32"], required=True)
+    parser.add_argument("--kv", choices=["bf16", "f16", "u8"], required=True)
     parser.add_argument("--compute", choices=["bf16", "f32"], required=True)
     arguments = parser.parse_args()
     serve(lambda inbox: engine(arguments, inbox), arguments.port)
