@@ -12,7 +12,8 @@ from benchmarks.peers.records import Record
 
 WIDTH, PANEL = 760, 190
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 34, 30
-LEGEND = 30
+LEGEND, KEY, LETTER = 30, 34, 7.5
+"""Height of the legend, and what a key takes: so much, and so much for each letter."""
 TONES = ("#0b6e4f", "#c44536", "#e08e45", "#3d5a80", "#7b5ea7", "#8d99ae")
 """Kvarn's first; told apart by lightness too."""
 STYLE = (
@@ -24,7 +25,7 @@ STYLE = (
 
 def plot(records: Sequence[Record], shape: str) -> str:
     """A standalone SVG of one shape: a panel for each class, a group of bars for each workload."""
-    panels = [precision for found, precision in classes(records) if found == shape]
+    panels = [precision for found, precision in classes(records) if found == shape and cells(records, shape, precision)]
     names = list(dict.fromkeys(name for precision in panels for name in engines(records, shape, precision)))
     names.sort(key=list(ENGINES).index)
     drawn = [
@@ -40,12 +41,11 @@ def plot(records: Sequence[Record], shape: str) -> str:
 
 
 def _legend(names: Sequence[str]) -> str:
-    step = (WIDTH - LEFT - RIGHT) / max(1, len(names))
-    keys = []
-    for place, name in enumerate(names):
-        x = LEFT + place * step
+    keys, x = [], float(LEFT)
+    for name in names:
         keys.append(f'<rect x="{x:.1f}" y="9" width="11" height="11" fill="{_tone(name)}"/>')
         keys.append(f'<text x="{x + 16:.1f}" y="19">{escape(ENGINES[name].title)}</text>')
+        x += KEY + LETTER * len(ENGINES[name].title)
     return "".join(keys)
 
 

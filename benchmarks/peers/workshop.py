@@ -184,7 +184,8 @@ def last_line(log: Path) -> str:
 def _lines(log: Path) -> list[str]:
     if not log.exists():
         return []
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    text = log.read_text(encoding="utf-8", errors="replace").replace("\\n", "\n")  # also where a line quotes lines
+    lines = [line.strip() for line in text.splitlines()]
     return [line for line in lines if line and not line.startswith("$ ")]  # the command itself is no reason
 
 

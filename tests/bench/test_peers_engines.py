@@ -156,6 +156,8 @@ def test_the_reason_is_the_first_named_error_of_a_log(tmp_path):
     log = tmp_path / "log"
     log.write_text("starting\n(EngineCore pid=7) ValueError: no such model\nTraceback\nRuntimeError: see above\nbye\n")
     assert reason_in(log) == "ValueError: no such model"
+    log.write_text('level=error msg="starting\\nTraceback\\nKeyError: quantization"\n')
+    assert reason_in(log).startswith("KeyError: quantization")
     log.write_text("starting\nout of luck\n\n")
     assert reason_in(log) == "out of luck"
     assert reason_in(tmp_path / "none") == "it said nothing"

@@ -37,7 +37,8 @@ class Kvarn:
         """Nothing: it is this environment's."""
 
     def convert(self, shop: Workshop, case: Case) -> None:
-        """Nothing: it reads the plain checkpoint."""
+        """Nothing of its own: it reads the plain checkpoint."""
+        shop.make_checkpoint(case.shape)
 
     def obstacle(self, shop: Workshop, case: Case) -> str | None:
         if not shop.has_checkpoint(case.shape):
