@@ -9,20 +9,24 @@
 
 namespace kvarn::KVARN_ISA {
 
-// Sums a tile may hold, in sixteens, beside the weights it reads; and rows of the largest tile. More rows use each
-// weight more often; a few rows take several panels, because one chain of sums waits for its own multiply-add.
+// Rows of the largest tile, and sums (in sixteens) up to which a tile of fewer rows takes several panels: one chain of
+// sums waits for its own multiply-adds, so at least eight registers of sums keep a processor busy; with a second
+// panel beside the others in few registers, some would wait in memory.
 #if KVARN_WIDE
-constexpr int kTileSums = 24;
 constexpr int kTileRows = 12;
+constexpr int kPanelSums = 24;
 #else
-constexpr int kTileSums = 6;
 constexpr int kTileRows = 6;
+constexpr int kPanelSums = 4;
 #endif
 constexpr int kTilePanels = 4;
 
+constexpr bool tile_fits(std::int64_t rows, int panels) {
+    return rows <= kTileRows && (panels == 1 || (panels <= kTilePanels && rows * panels <= kPanelSums));
+}
 constexpr int panels_at_once(std::int64_t rows) {
     int panels = kTilePanels;
-    while (panels > 1 && panels * rows > kTileSums) panels /= 2;
+    while (!tile_fits(rows, panels)) panels /= 2;
     return panels;
 }
 
