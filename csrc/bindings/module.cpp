@@ -23,4 +23,5 @@ NB_MODULE(_native, m) {
     bind_roofline(backend);
     bind_linear(m, backend);
     bind_attention(m, backend);
+    bind_sampling(backend);
 }

@@ -9,5 +9,6 @@ void bind_elementwise(BackendClass& backend);
 void bind_roofline(BackendClass& backend);
 void bind_linear(nanobind::module_& m, BackendClass& backend);
 void bind_attention(nanobind::module_& m, BackendClass& backend);
+void bind_sampling(BackendClass& backend);
 
 }  // namespace kvarn

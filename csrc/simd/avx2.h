@@ -72,6 +72,30 @@ inline float reduce_max(F16 a) {
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
+// The lanes in which a >= b, the first one in the lowest bit.
+inline std::uint32_t lanes_at_least(F16 a, F16 b) {
+    const int lo = _mm256_movemask_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_GE_OQ));
+    const int hi = _mm256_movemask_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_GE_OQ));
+    return static_cast<std::uint32_t>(hi << 8 | lo);
+}
+
+// Sums in double precision: exact in any order for whole numbers whose sum stays below 2^53.
+struct WideSum {
+    __m256d v;
+};
+inline WideSum wide_zero() { return {_mm256_setzero_pd()}; }
+// Adds all sixteen numbers.
+inline WideSum add_wide(WideSum sum, F16 a) {
+    const auto halves = [](__m256 x) {
+        return _mm256_add_pd(_mm256_cvtps_pd(_mm256_castps256_ps128(x)), _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)));
+    };
+    return {_mm256_add_pd(sum.v, _mm256_add_pd(halves(a.lo), halves(a.hi)))};
+}
+inline double reduce_add(WideSum sum) {
+    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(sum.v), _mm256_extractf128_pd(sum.v, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+}
+
 // Sixteen pairs of bfloat16 [16][2]: the first, or the second, number of each pair.
 inline F16 bf16_even(const void* p) {
     const auto* v = static_cast<const __m256i*>(p);

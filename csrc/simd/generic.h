@@ -57,6 +57,25 @@ inline float reduce_max(F16 a) {
     return a.v[0];
 }
 
+// The lanes in which a >= b, the first one in the lowest bit.
+inline std::uint32_t lanes_at_least(F16 a, F16 b) {
+    std::uint32_t lanes = 0;
+    for (int i = 0; i < 16; ++i) lanes |= static_cast<std::uint32_t>(a.v[i] >= b.v[i]) << i;
+    return lanes;
+}
+
+// Sums in double precision: exact in any order for whole numbers whose sum stays below 2^53.
+struct WideSum {
+    double v[4];
+};
+inline WideSum wide_zero() { return {}; }
+// Adds all sixteen numbers.
+inline WideSum add_wide(WideSum sum, F16 a) {
+    for (int i = 0; i < 16; ++i) sum.v[i % 4] += a.v[i];
+    return sum;
+}
+inline double reduce_add(WideSum sum) { return (sum.v[0] + sum.v[1]) + (sum.v[2] + sum.v[3]); }
+
 // Sixteen pairs of bfloat16 [16][2]: the first, or the second, number of each pair.
 inline F16 bf16_even(const void* p) {
     std::uint32_t pairs[16];
