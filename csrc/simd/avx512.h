@@ -60,6 +60,25 @@ inline float reduce_max(F16 a) {
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
+// The lanes in which a >= b, the first one in the lowest bit.
+inline std::uint32_t lanes_at_least(F16 a, F16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
+
+// Sums in double precision: exact in any order for whole numbers whose sum stays below 2^53.
+struct WideSum {
+    __m512d v;
+};
+inline WideSum wide_zero() { return {_mm512_setzero_pd()}; }
+// Adds all sixteen numbers.
+inline WideSum add_wide(WideSum sum, F16 a) {
+    const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(a.v));
+    return {_mm512_add_pd(sum.v, _mm512_add_pd(low, _mm512_cvtps_pd(_mm512_extractf32x8_ps(a.v, 1))))};
+}
+inline double reduce_add(WideSum sum) {
+    const __m256d four = _mm256_add_pd(_mm512_castpd512_pd256(sum.v), _mm512_extractf64x4_pd(sum.v, 1));
+    const __m128d two = _mm_add_pd(_mm256_castpd256_pd128(four), _mm256_extractf128_pd(four, 1));
+    return _mm_cvtsd_f64(_mm_add_sd(two, _mm_unpackhi_pd(two, two)));
+}
+
 // Sixteen pairs of bfloat16 [16][2]: the first, or the second, number of each pair.
 inline F16 bf16_even(const void* p) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};

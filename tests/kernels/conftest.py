@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import pytest
 import torch
+
+from kvarn.kernels import torch_draw
+from kvarn.kernels.draw import DrawParams
+from kvarn.wire.sampling import SamplingParams
+
+Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, DrawParams], torch.Tensor]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -25,3 +34,36 @@ def isa(request: pytest.FixtureRequest) -> str:
     """Each instruction set in turn."""
     name: str = request.param
     return name
+
+
+@pytest.fixture(scope="session", params=["torch", *_instruction_sets()])
+def draw_tokens(request: pytest.FixtureRequest) -> Draw:
+    """The draw of the reference, and of each instruction set."""
+    if request.param == "torch":
+        return torch_draw.draw_tokens
+    from kvarn.kernels.cpu import _native, sampling
+
+    native = _native.Backend(request.param)
+    return lambda logits, rows, row_max, params: sampling.draw_tokens(native, logits, rows, row_max, params)
+
+
+def oracle_distribution(logits: list[float], params: SamplingParams) -> list[float]:
+    """Probabilities after temperature, min-p, top-k and top-p, in float64."""
+    top = max(logits)
+    weights = [math.exp((value - top) / params.temperature) for value in logits]
+    weights = [weight if weight >= params.min_p else 0.0 for weight in weights]
+    order = sorted(range(len(weights)), key=lambda token: (-weights[token], token))
+    order = order[: params.top_k or len(order)]
+    total = math.fsum(weights[token] for token in order)
+    kept, mass = [], 0.0
+    for token in order:
+        if mass >= params.top_p * total:
+            break
+        kept.append(token)
+        mass = math.fsum([mass, weights[token]])
+    return [weights[token] / mass if token in kept else 0.0 for token in range(len(weights))]
+
+
+@pytest.fixture(scope="session")
+def exact_shares() -> Callable[[list[float], SamplingParams], list[float]]:
+    return oracle_distribution

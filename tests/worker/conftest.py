@@ -82,26 +82,9 @@ def oracle_logits(logits: list[float], prompt: list[int], output: list[int], par
     return result
 
 
-def oracle_distribution(logits: list[float], params: SamplingParams) -> list[float]:
-    """Probabilities after temperature, min-p, top-k and top-p, in float64."""
-    top = max(logits)
-    weights = [math.exp((value - top) / params.temperature) for value in logits]
-    weights = [weight if weight >= params.min_p else 0.0 for weight in weights]
-    order = sorted(range(len(weights)), key=lambda token: (-weights[token], token))
-    order = order[: params.top_k or len(order)]
-    total = math.fsum(weights[token] for token in order)
-    kept, mass = [], 0.0
-    for token in order:
-        if mass >= params.top_p * total:
-            break
-        kept.append(token)
-        mass = math.fsum([mass, weights[token]])
-    return [weights[token] / mass if token in kept else 0.0 for token in range(len(weights))]
-
-
 @pytest.fixture(scope="session")
-def oracle() -> tuple[Callable[..., list[float]], Callable[..., list[float]]]:
-    return oracle_logits, oracle_distribution
+def oracle() -> Callable[..., list[float]]:
+    return oracle_logits
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from kvarn.worker.errors import InvalidLogitsError, InvalidSamplingError
 from kvarn.worker.sampler import Sampled, sample
 from kvarn.worker.slots import SlotTable
 
-Oracle = tuple[Callable[..., list[float]], Callable[..., list[float]]]
+Oracle = Callable[..., list[float]]
 BuildSlots = Callable[[int, list[dict[str, Any]]], SlotTable]
 VOCAB = 40
 
@@ -58,7 +58,7 @@ def test_masks_biases_and_penalties_match_the_oracle(
     for row, request in enumerate(requests):
         history = {"prompt": [0], "output": [], **request}
         params = SamplingParams(seed=0, **{k: v for k, v in request.items() if k not in ("prompt", "output")})
-        changed = oracle[0](logits[row].tolist(), history["prompt"], history["output"], params)
+        changed = oracle(logits[row].tolist(), history["prompt"], history["output"], params)
         if max(changed) == -torch.inf:
             assert params.allowed_token_ids is not None
             assert int(result.token_ids[row]) in params.allowed_token_ids

@@ -14,6 +14,7 @@ import torch
 
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.batch import HeadShape, KVCache, KvDtype, PagedBatch, Rotation
+from kvarn.kernels.draw import DrawParams
 from kvarn.kernels.errors import UnknownBackendError
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.kernels.torch_backend import TorchKernels
@@ -106,6 +107,29 @@ class Kernels(Protocol):
         Queries, keys and values of the step [T, (H + 2 G) D]: `norm` (weight [H + G, D]) of each query and key head
         where there is one, rotation, keys and values into the cache, then causal attention of each query over the
         cached blocks of its own sequence. Returns [T, H D]. `softcap` squeezes scores to softcap * tanh(s / softcap).
+        """
+        ...
+
+    def most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[R] int64 token and [R] float32 logit of the maximum of each row of logits [R, vocab] float32.
+
+        Ties go to the lowest id; a row that holds NaN gives the first one.
+        """
+        ...
+
+    def draw_tokens(
+        self, logits: torch.Tensor, rows: torch.Tensor, row_max: torch.Tensor, params: DrawParams
+    ) -> torch.Tensor:
+        """A token for each of some rows, as `kvarn.kernels.draw` defines it.
+
+        Args:
+            logits: [N, vocab] float32; -inf masks a token.
+            rows: [R] int64, the rows of `logits` to draw for.
+            row_max: [R] float32, the largest logit of each of them; finite.
+            params: of the R rows.
+
+        Returns:
+            [R] int64 token ids.
         """
         ...
 

@@ -8,10 +8,12 @@ import torch.nn.functional as F
 from kvarn.kernels.activation import Activation, activate
 from kvarn.kernels.attention_plan import AttentionPlan, plan_attention
 from kvarn.kernels.batch import HeadShape, KVCache, KvDtype, PagedBatch, Rotation
+from kvarn.kernels.draw import DrawParams
 from kvarn.kernels.errors import UnsupportedByBackendError
 from kvarn.kernels.linear import Norm
 from kvarn.kernels.memory import zeros_on_demand
 from kvarn.kernels.torch_attention import paged_attention, write_kv
+from kvarn.kernels.torch_draw import draw_tokens, most_likely
 from kvarn.kernels.torch_linear import TorchLinear, pack_linear, rms_norm
 from kvarn.kernels.weights import Weight
 
@@ -99,6 +101,16 @@ class TorchKernels:
         values = qkv[:, (heads.query + heads.kv) * heads.dim :].view(-1, heads.kv, heads.dim)
         write_kv(keys, values, key_cache, value_cache, plan)
         return paged_attention(queries, key_cache, value_cache, plan, scale, softcap).flatten(1)
+
+    def most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `kvarn.kernels.torch_draw`."""
+        return most_likely(logits)
+
+    def draw_tokens(
+        self, logits: torch.Tensor, rows: torch.Tensor, row_max: torch.Tensor, params: DrawParams
+    ) -> torch.Tensor:
+        """See `kvarn.kernels.torch_draw`."""
+        return draw_tokens(logits, rows, row_max, params)
 
 
 def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:

@@ -9,11 +9,12 @@ import torch
 
 from kvarn.engine.plan import BlockCopy, RowResult, StepPlan
 from kvarn.kernels.batch import KVCache
+from kvarn.kernels.torch_draw import most_likely
 from kvarn.models import Decoder
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.worker.inputs import PromptSpan, StepInputs, build_inputs
 from kvarn.worker.logprobs import position_logprobs
-from kvarn.worker.sampler import Sampled, check_finite, most_likely, sample
+from kvarn.worker.sampler import Sampled, check_finite, sample
 from kvarn.worker.slots import SlotTable
 
 

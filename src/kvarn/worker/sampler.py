@@ -8,9 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kvarn.kernels.dispatch import Kernels
+from kvarn.kernels.draw import DrawParams
+from kvarn.kernels.torch_backend import TorchKernels
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.worker.constraints import ConstrainedRow, apply_constraints
-from kvarn.worker.draw import DrawParams, draw_tokens
 from kvarn.worker.errors import InvalidLogitsError
 from kvarn.worker.logprobs import position_logprobs
 from kvarn.worker.philox import uniforms
@@ -27,7 +29,9 @@ class Sampled:
     """By row, where asked for."""
 
 
-def sample(logits: torch.Tensor, row_slots: npt.NDArray[np.int64], slots: SlotTable) -> Sampled:
+def sample(
+    logits: torch.Tensor, row_slots: npt.NDArray[np.int64], slots: SlotTable, kernels: Kernels | None = None
+) -> Sampled:
     """Draw the next token of each row.
 
     Order: (log-probabilities are the model's own) -> allowed_token_ids, bad words, stop tokens before min_tokens,
@@ -38,35 +42,28 @@ def sample(logits: torch.Tensor, row_slots: npt.NDArray[np.int64], slots: SlotTa
         logits: [R, vocab] float32, contiguous; changed in place.
         row_slots: [R] distinct slots, one for each row.
         slots: Their parameters and history; not changed.
+        kernels: What finds and draws tokens; the reference where none is given.
 
     Raises:
         InvalidLogitsError: A row holds NaN or infinity, or nothing finite.
     """
+    kernels = kernels or TorchKernels()
     reports = slots.num_logprobs[row_slots]
     reported = np.flatnonzero(reports != NO_LOGPROBS)
     own_logits = logits[torch.from_numpy(reported)] if len(reported) else logits[:0]
     constrained = _constrained_rows(row_slots, slots)
     if constrained:
-        check_finite(most_likely(logits)[1], row_slots)
+        check_finite(kernels.most_likely(logits)[1], row_slots)
         apply_constraints(logits, constrained)
-    tokens, row_max = most_likely(logits)
+    tokens, row_max = kernels.most_likely(logits)
     check_finite(row_max, row_slots)
     drawn = np.flatnonzero(slots.temperature[row_slots] > 0)
     if len(drawn):
         rows = torch.from_numpy(drawn).to(logits.device)
         params = _draw_params(slots, row_slots[drawn], logits.device)
-        tokens[rows] = draw_tokens(logits, rows, row_max[rows], params)
+        tokens[rows] = kernels.draw_tokens(logits, rows, row_max[rows], params)
     entries = position_logprobs(own_logits, tokens[torch.from_numpy(reported)], reports[reported].tolist())
     return Sampled(tokens.cpu().numpy(), dict(zip(reported.tolist(), entries, strict=True)))
-
-
-def most_likely(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[R] int64 token and [R] float32 logit of each row's maximum, ties to the lowest id; NaN where a row has one.
-
-    On a CPU by numpy, whose argmax is vectorised: torch's takes thirty times as long on a large vocabulary.
-    """
-    tokens = torch.from_numpy(logits.numpy().argmax(-1)) if logits.device.type == "cpu" else logits.argmax(-1)
-    return tokens, logits.gather(1, tokens[:, None])[:, 0]
 
 
 def _constrained_rows(row_slots: npt.NDArray[np.int64], slots: SlotTable) -> list[ConstrainedRow]:

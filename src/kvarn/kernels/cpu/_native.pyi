@@ -51,6 +51,25 @@ class Backend:
         softcap: float,
         out: int,
         out_stride: int,
+    def most_likely(self, logits: int, rows: int, vocab: int, stride: int, tokens: int, values: int) -> None: ...
+    def draw_tokens(
+        self,
+        logits: int,
+        vocab: int,
+        stride: int,
+        bits: int,
+        rows: int,
+        count: int,
+        row_max: int,
+        temperature: int,
+        top_k: int,
+        top_p: int,
+        min_p: int,
+        uniforms: int,
+        tokens: int,
+    ) -> None: ...
+    def token_weights(
+        self, logits: int, vocab: int, bits: int, row_max: float, temperature: float, min_p: float, out: int
     ) -> None: ...
     def read_all(self, memory: int, size: int) -> tuple[float, int]: ...
     def multiply_floats(self, pieces: int, rounds: int) -> tuple[float, int]: ...

@@ -1,25 +1,10 @@
-"""Draw one token for each row from its filtered distribution: bit for bit the same whatever else is in the batch.
-
-Method: inverse CDF with one uniform number a row, over *integer* weights
-
-    w[i] = round(2**b * exp((logit[i] - max logit) / temperature)),    b = min(42, 52 - ceil(log2(vocabulary)))
-
-Why not Gumbel-max: it needs a random number for every token of the vocabulary instead of one for every row. Why
-integers: a sum of integers below 2**53 is exact in float64 in any order. So totals, cumulative sums and the comparisons
-of top-p do not depend on how a product or a reduction is split into tiles, lanes or threads, and every shortcut below
-(two-level search, candidate sets) gives exactly what a full sort would give. The only inexact operations are
-elementwise. The cost: a token's share is off by at most 2**-(b+1) of the most likely token's, 2**-35 for a vocabulary
-of 2**18; nobody can measure it.
-
-Filters act on the weights in the order min-p, top-k, top-p. Ties go to the lowest token id.
-"""
+"""The reference for `kvarn.kernels.draw`, and of the most likely token: in plain torch, on any device it has."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import torch
+
+from kvarn.kernels.draw import DrawParams, weight_bits
 
 _TILE_BYTES = 4 * 1024 * 1024
 """Weights computed at a time: the passes over a tile find it in the processor's cache."""
@@ -37,53 +22,18 @@ _LARGE_K = 512
 _ID_SPAN = 2**20
 """More than any token id."""
 
-_MOST_BITS = 42
-"""A weight of so many bits and an id make one integer key below 2**63."""
 
+def most_likely(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `Kernels.most_likely`.
 
-@dataclass(frozen=True, slots=True)
-class DrawParams:
-    """How to draw, for each of R rows; all of shape [R]."""
-
-    temperature: torch.Tensor
-    """float32, > 0."""
-    top_k: torch.Tensor
-    """int64; 0 keeps all."""
-    top_p: torch.Tensor
-    """float64 in (0, 1]."""
-    min_p: torch.Tensor
-    """float32 in [0, 1]."""
-    uniforms: torch.Tensor
-    """float64 in [0, 1)."""
-
-    def take(self, rows: torch.Tensor | slice) -> DrawParams:
-        """The parameters of some rows."""
-        columns = (self.temperature, self.top_k, self.top_p, self.min_p, self.uniforms)
-        return DrawParams(*(column[rows] for column in columns))
-
-    @property
-    def filtered(self) -> torch.Tensor:
-        """[R] bool: rows which need their most likely tokens in order."""
-        return (self.top_k > 0) | (self.top_p < 1.0)
-
-
-def weight_bits(vocab_size: int) -> int:
-    """b in the module's docstring: the sum of `vocab_size` weights of at most 2**b stays within 2**52."""
-    return min(_MOST_BITS, 52 - math.ceil(math.log2(vocab_size)))
+    On a CPU by numpy, whose argmax is vectorised: torch's takes thirty times as long on a large vocabulary.
+    """
+    tokens = torch.from_numpy(logits.numpy().argmax(-1)) if logits.device.type == "cpu" else logits.argmax(-1)
+    return tokens, logits.gather(1, tokens[:, None])[:, 0]
 
 
 def draw_tokens(logits: torch.Tensor, rows: torch.Tensor, row_max: torch.Tensor, params: DrawParams) -> torch.Tensor:
-    """Draw a token for each of some rows.
-
-    Args:
-        logits: [N, vocab] float32; -inf masks a token.
-        rows: [R] int64, the rows of `logits` to draw for.
-        row_max: [R] float32, the largest logit of each of them; finite.
-        params: of the R rows.
-
-    Returns:
-        [R] int64 token ids.
-    """
+    """See `Kernels.draw_tokens`."""
     vocab_size = logits.shape[1]
     padded_size = -(-vocab_size // _CHUNK) * _CHUNK
     rows_per_tile = max(1, min(len(rows), _TILE_BYTES // (4 * padded_size)))

@@ -8,11 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvarn.kernels.draw import DrawParams
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker.draw import DrawParams, draw_tokens
 from kvarn.worker.philox import uniforms
 
-Oracle = tuple[Callable[..., list[float]], Callable[..., list[float]]]
+Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, DrawParams], torch.Tensor]
+ExactShares = Callable[[list[float], SamplingParams], list[float]]
 
 
 def params_of(count: int, sampling: SamplingParams, numbers: torch.Tensor) -> DrawParams:
@@ -25,15 +26,15 @@ def params_of(count: int, sampling: SamplingParams, numbers: torch.Tensor) -> Dr
     )
 
 
-def draw_many(row: torch.Tensor, sampling: SamplingParams, numbers: torch.Tensor) -> list[int]:
+def draw_many(draw: Draw, row: torch.Tensor, sampling: SamplingParams, numbers: torch.Tensor) -> list[int]:
     count = len(numbers)
     logits = row.expand(count, -1).contiguous()
-    return draw_tokens(logits, torch.arange(count), logits.amax(-1), params_of(count, sampling, numbers)).tolist()
+    return draw(logits, torch.arange(count), logits.amax(-1), params_of(count, sampling, numbers)).tolist()
 
 
-def shares(row: torch.Tensor, sampling: SamplingParams, count: int) -> np.ndarray:
+def shares(draw: Draw, row: torch.Tensor, sampling: SamplingParams, count: int) -> np.ndarray:
     numbers = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    return np.bincount(draw_many(row, sampling, numbers), minlength=len(row)) / count
+    return np.bincount(draw_many(draw, row, sampling, numbers), minlength=len(row)) / count
 
 
 @settings(max_examples=120, deadline=None)
@@ -48,7 +49,8 @@ def shares(row: torch.Tensor, sampling: SamplingParams, count: int) -> np.ndarra
     seed=st.integers(0, 1000),
 )
 def test_each_token_gets_its_exact_share(
-    oracle: Oracle,
+    draw_tokens: Draw,
+    exact_shares: ExactShares,
     vocab_size: int,
     spread: float,
     levels: bool,
@@ -61,10 +63,12 @@ def test_each_token_gets_its_exact_share(
     row = torch.randn(vocab_size, generator=torch.Generator().manual_seed(seed)) * spread
     row = row.round() if levels else row  # whole numbers make ties
     sampling = SamplingParams(seed=0, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    found = shares(row, sampling, 1500)
+    found = shares(draw_tokens, row, sampling, 1500)
     # Where the mass reaches top-p to within rounding, one token more or less is right too.
     candidates = [
-        oracle[1](row.double().tolist(), SamplingParams(seed=0, temperature=temperature, top_k=top_k, top_p=p, min_p=m))
+        exact_shares(
+            row.double().tolist(), SamplingParams(seed=0, temperature=temperature, top_k=top_k, top_p=p, min_p=m)
+        )
         for p in (top_p, top_p - 1e-6, min(1.0, top_p + 1e-6))
         for m in {min_p, max(0.0, min_p - 1e-6)}
     ]
@@ -72,14 +76,16 @@ def test_each_token_gets_its_exact_share(
 
 
 @pytest.mark.parametrize("sampling", [{}, {"top_k": 30}, {"top_p": 0.8}, {"top_k": 200, "top_p": 0.9, "min_p": 0.01}])
-def test_counter_based_draws_follow_the_distribution(oracle: Oracle, sampling: dict[str, float]) -> None:
+def test_counter_based_draws_follow_the_distribution(
+    draw_tokens: Draw, exact_shares: ExactShares, sampling: dict[str, float]
+) -> None:
     """Chi-square of 20,000 draws at successive positions of one seed."""
     row = torch.randn(500, generator=torch.Generator().manual_seed(1)) * 1.5
     params = SamplingParams(seed=0, temperature=0.9, **sampling)
     count = 20_000
     numbers = torch.from_numpy(uniforms(np.full(count, 11, dtype=np.uint64), np.arange(count)))
-    observed = np.bincount(draw_many(row, params, numbers), minlength=500)
-    expected = np.array(oracle[1](row.double().tolist(), params)) * count
+    observed = np.bincount(draw_many(draw_tokens, row, params, numbers), minlength=500)
+    expected = np.array(exact_shares(row.double().tolist(), params)) * count
     assert (observed[expected == 0] == 0).all()
     common = expected >= 5
     rest = expected[~common].sum()
@@ -102,7 +108,9 @@ def mixed_params(count: int, seed: int = 0) -> DrawParams:
 
 
 @pytest.mark.parametrize("vocab_size", [100, 4096, 20_000])
-def test_a_row_draws_the_same_token_alone_and_among_neighbours_with_other_parameters(vocab_size: int) -> None:
+def test_a_row_draws_the_same_token_alone_and_among_neighbours_with_other_parameters(
+    draw_tokens: Draw, vocab_size: int
+) -> None:
     count = 40
     logits = torch.randn(count, vocab_size, generator=torch.Generator().manual_seed(2)) * 3
     logits[::2] = (logits[::2] * 2).round()  # ties
@@ -122,14 +130,14 @@ def test_a_row_draws_the_same_token_alone_and_among_neighbours_with_other_parame
 
 
 @pytest.mark.parametrize("top_k", [1, 5, 63, 64, 65, 512, 513, 5000])
-def test_top_k_keeps_exactly_the_k_most_likely_with_ties_to_the_lowest_id(top_k: int) -> None:
+def test_top_k_keeps_exactly_the_k_most_likely_with_ties_to_the_lowest_id(draw_tokens: Draw, top_k: int) -> None:
     row = (torch.randn(30_000, generator=torch.Generator().manual_seed(4)) * 2).round()
     numbers = torch.linspace(0, 0.9999, 100, dtype=torch.float64)
     best = row.sort(descending=True, stable=True).indices[:top_k]
     only_best = torch.full_like(row, -torch.inf)
     only_best[best] = row[best]
-    expected = draw_many(only_best, SamplingParams(seed=0, top_k=20_000), numbers)
-    assert draw_many(row, SamplingParams(seed=0, top_k=top_k), numbers) == expected
+    expected = draw_many(draw_tokens, only_best, SamplingParams(seed=0, top_k=20_000), numbers)
+    assert draw_many(draw_tokens, row, SamplingParams(seed=0, top_k=top_k), numbers) == expected
     assert set(expected) <= set(best.tolist())
 
 
