@@ -34,7 +34,7 @@ def draw_tokens(
     )
     # Kept until the call is over: a column that is not contiguous is copied.
     held = [_column(column, dtype, len(rows)) for column, dtype in columns]
-    of_rows, *others = (column.data_ptr() for column in held)
+    of_rows, maxima, temperature, top_k, top_p, min_p, uniforms = (column.data_ptr() for column in held)
     tokens = torch.empty(len(rows), dtype=torch.int64)
     native.draw_tokens(
         logits.data_ptr(),
@@ -43,7 +43,12 @@ def draw_tokens(
         weight_bits(vocab_size),
         of_rows,
         len(rows),
-        *others,
+        maxima,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        uniforms,
         tokens.data_ptr(),
     )
     return tokens
