@@ -51,6 +51,7 @@ class Backend:
         softcap: float,
         out: int,
         out_stride: int,
+    ) -> None: ...
     def most_likely(self, logits: int, rows: int, vocab: int, stride: int, tokens: int, values: int) -> None: ...
     def draw_tokens(
         self,
