@@ -8,11 +8,12 @@ import torch
 
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.batch import HeadShape, KVCache, KvDtype, PagedBatch, Rotation
-from kvarn.kernels.cpu import attention, linear
+from kvarn.kernels.cpu import attention, linear, sampling
 from kvarn.kernels.cpu._native import Backend
 from kvarn.kernels.cpu.isa import chosen_instruction_set
 from kvarn.kernels.cpu.kv_cache import new_kv_cache
 from kvarn.kernels.cpu.packed import PACKED_LAYOUT, linear_of, packed_bytes
+from kvarn.kernels.draw import DrawParams
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.kernels.packed import PackedBytes
 from kvarn.kernels.torch_backend import TorchKernels
@@ -124,3 +125,13 @@ class CpuKernels:
             scale,
             softcap,
         )
+
+    def most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compiled."""
+        return sampling.most_likely(self._backend, logits)
+
+    def draw_tokens(
+        self, logits: torch.Tensor, rows: torch.Tensor, row_max: torch.Tensor, params: DrawParams
+    ) -> torch.Tensor:
+        """Compiled; without sorting the vocabulary."""
+        return sampling.draw_tokens(self._backend, logits, rows, row_max, params)
