@@ -56,11 +56,10 @@ def closure(roots: list[str], without: frozenset[str] = frozenset()) -> dict[str
 
 
 def size_of(distribution: importlib.metadata.Distribution) -> int:
-    """Bytes of its files. An editable install's are those of its source folder."""
-    if (source := editable_source(distribution)) is not None:
-        files = (path for path in (source / "src").rglob("*") if "__pycache__" not in path.parts)
-        return sum(path.stat().st_size for path in files if path.is_file())
+    """Bytes of its files; of an editable install also of its source folder, where all but what is compiled lies."""
     paths = [Path(str(distribution.locate_file(file))) for file in distribution.files or []]
+    if (source := editable_source(distribution)) is not None:
+        paths += [path for path in (source / "src").rglob("*") if "__pycache__" not in path.parts]
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
