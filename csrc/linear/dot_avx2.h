@@ -154,14 +154,16 @@ inline __m256i high_nibbles(__m256i bytes) { return low_nibbles(_mm256_srli_epi1
 
 struct PackedNibbles {
     const std::uint8_t* values;
-    __m256i bytes(std::int64_t quad, int side) const {
-        const __m256i both = load_256(values + quad / 2 * 64 + side * 32);
+    __m256i bytes(std::int64_t block, int quad, int side) const {
+        const __m256i both = load_256(values + block * (kBlock * kPanel / 2) + quad / 2 * 64 + side * 32);
         return quad % 2 ? high_nibbles(both) : low_nibbles(both);
     }
 };
 struct SpreadNibbles {
     const std::uint8_t* values;   // [quad][16][4]
-    __m256i bytes(std::int64_t quad, int side) const { return load_256(values + quad * 64 + side * 32); }
+    __m256i bytes(std::int64_t block, int quad, int side) const {
+        return load_256(values + block * (kBlock * kPanel) + quad * 64 + side * 32);
+    }
 };
 
 // Scale and zero point of each output in one block.
@@ -180,10 +182,10 @@ inline BlockOfWeights block_of_weights(const Panel4& panel, std::int64_t group) 
             {twice(_mm256_cvtepu8_epi32(zero)), twice(_mm256_cvtepu8_epi32(_mm_srli_si128(zero, 8)))}};
 }
 
-// Adds one block of 32 inputs to sums [R][16].
+// Adds one block of 32 inputs, the `from`-th of `weights`, to sums [R][16].
 template <int R, class Weights>
 void block4(const Rows4& x, std::int64_t row, std::int64_t blocks, std::int64_t block, const Weights& weights,
-            std::int64_t quad, const BlockOfWeights& of_block, float* out) {
+            std::int64_t from, const BlockOfWeights& of_block, float* out) {
     __m256i sums[R][2];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -193,8 +195,8 @@ void block4(const Rows4& x, std::int64_t row, std::int64_t blocks, std::int64_t 
     }
     const std::int8_t* q = x.values + row * x.stride + block * kBlock;
 #pragma GCC unroll 8
-    for (std::int64_t i = 0; i < kBlock / kQuad; ++i) {
-        const __m256i low = weights.bytes(quad + i, 0), high = weights.bytes(quad + i, 1);
+    for (int i = 0; i < kBlock / kQuad; ++i) {
+        const __m256i low = weights.bytes(from, i, 0), high = weights.bytes(from, i, 1);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const __m256i four = splat_32(q + r * x.stride + i * kQuad);
@@ -224,7 +226,7 @@ void tile4(const Rows4& x, std::int64_t row, const Panel4& panel, const Weights&
     const std::int64_t group_blocks = panel.group / kBlock;
     std::int64_t group = first / group_blocks, left = (group + 1) * group_blocks - first;
     for (std::int64_t block = 0; block < blocks; ++block) {
-        block4<R>(x, row, panel.in / kBlock, first + block, weights, block * (kBlock / kQuad),
+        block4<R>(x, row, panel.in / kBlock, first + block, weights, block,
                   block_of_weights(panel, group), out);
         if (--left == 0) {
             ++group;
