@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, compress, count
-from operator import attrgetter
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +16,6 @@ from kvarn.kernels.batch import PagedBatch
 from kvarn.worker.slots import SlotTable
 
 Ints = npt.NDArray[np.int64]
-
-_COLUMNS = attrgetter("slot", "start", "token_ids", "sample", "prompt_logprobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +54,9 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
     Raises:
         PlanError: A row is of an unknown slot or runs past the longest context.
     """
-    slot_column, start_column, token_lists, samples, spanned = zip(*map(_COLUMNS, rows), strict=True)
-    row_slots = np.array(slot_column, dtype=np.int64)
-    row_starts = np.array(start_column, dtype=np.int64)
+    row_slots = np.array([row.slot for row in rows], dtype=np.int64)
+    row_starts = np.array([row.start for row in rows], dtype=np.int64)
+    token_lists = [row.token_ids for row in rows]
     lengths = np.fromiter(map(len, token_lists), dtype=np.int64, count=len(rows))
     context_lens = row_starts + lengths
     slots.check_rows(row_slots, context_lens)
@@ -79,10 +76,9 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
     blocks = block_tables[row_of_token, positions // BLOCK_SIZE].astype(np.int64)
     slot_mapping = blocks * BLOCK_SIZE + positions % BLOCK_SIZE
 
-    sampled_rows = list(compress(count(), samples))
+    sampled_rows = [index for index, row in enumerate(rows) if row.sample]
     last_tokens = query_starts[1:][sampled_rows] - 1
-    reporting = list(compress(count(), spanned))
-    spans, span_tokens = _prompt_spans(rows, reporting, slots, query_starts, len(sampled_rows))
+    spans, span_tokens = _prompt_spans(rows, slots, query_starts, len(sampled_rows))
     return StepInputs(
         token_ids=torch.from_numpy(token_ids).to(device),
         batch=PagedBatch(
@@ -101,16 +97,17 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
 
 
 def _prompt_spans(
-    rows: Sequence[Row], reporting: Sequence[int], slots: SlotTable, query_starts: Ints, first: int
+    rows: Sequence[Row], slots: SlotTable, query_starts: Ints, first: int
 ) -> tuple[list[PromptSpan], list[Ints]]:
-    """The spans of the rows `reporting` on their prompt, and the tokens of the batch which they cover.
+    """The spans of rows that report on their prompt, and the tokens of the batch which they cover.
 
     The token after a chunk's last position is not in the chunk: it is taken from the admission's prompt.
     """
     spans: list[PromptSpan] = []
     tokens: list[Ints] = []
-    for index in reporting:
-        row = rows[index]
+    for index, row in enumerate(rows):
+        if not row.prompt_logprobs:
+            continue
         prompt, num_top = slots.prompts[row.slot]
         following = prompt[row.start + 1 : row.start + len(row.token_ids) + 1]
         spans.append(PromptSpan(index, row.slot, first, following, num_top))
