@@ -3,8 +3,8 @@
     python -m benchmarks.quality --kernels auto
 
 The model is the packaged kvarn-demo, the questions are those of its golden set, answered greedily by the real engine.
-Perplexity is that of the expected answers after their questions, and of this repository's documentation, which the
-model was not made for.
+Perplexity is that of the expected answers after their questions, apart for those questions that the model's training
+held out.
 """
 
 from __future__ import annotations
@@ -36,10 +36,7 @@ from kvarn.worker import InProcessExecutor
 
 ASSETS = Path(str(resources.files("kvarn"))) / "assets"
 MODEL = ASSETS / "kvarn-demo"
-DOCS = Path(__file__).resolve().parent.parent / "docs"
 BLOCK = 16
-WINDOW = 512
-"""Tokens of documentation that are read at once."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +67,7 @@ class Question:
     prompt: list[int]
     answer: str
     answer_ids: list[int]
+    held_out: bool
 
 
 def questions(tokenizer: Tokenizer, every: int) -> list[Question]:
@@ -81,7 +79,7 @@ def questions(tokenizer: Tokenizer, every: int) -> list[Question]:
         text = template.render(entry["messages"], tools=entry.get("tools"), add_generation_prompt=True)
         prompt = tokenizer.encode(text, add_special_tokens=False)
         answer_ids = tokenizer.encode(entry["answer"], add_special_tokens=False)
-        found.append(Question(prompt, entry["answer"].strip(), answer_ids))
+        found.append(Question(prompt, entry["answer"].strip(), answer_ids, entry["held_out"]))
     return found
 
 
@@ -116,17 +114,11 @@ def loss(model: Decoder, token_ids: Sequence[int], first: int) -> float:
     return float(torch.nn.functional.cross_entropy(logits, following, reduction="sum"))
 
 
-def perplexity(model: Decoder, texts: Sequence[tuple[list[int], int]]) -> float:
-    """Of texts, each from its own first token of interest on."""
-    total = sum(loss(model, ids, first) for ids, first in texts)
-    return math.exp(total / sum(len(ids) - first for ids, first in texts))
-
-
-def documentation(tokenizer: Tokenizer) -> list[tuple[list[int], int]]:
-    """Windows of this repository's pages."""
-    pages = "\n".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md"))[:6])
-    ids = tokenizer.encode(pages, add_special_tokens=False)
-    return [(ids[at : at + WINDOW], 1) for at in range(0, len(ids) - WINDOW, WINDOW)]
+def perplexity(model: Decoder, asked: Sequence[Question], *, held_out: bool) -> float:
+    """Of the expected answers."""
+    chosen = [question for question in asked if question.held_out == held_out]
+    total = sum(loss(model, q.prompt + q.answer_ids, len(q.prompt)) for q in chosen)
+    return math.exp(total / sum(len(q.answer_ids) for q in chosen))
 
 
 @contextmanager
@@ -147,9 +139,7 @@ def main() -> None:
     options = parser.parse_args()
     tokenizer = Tokenizer.load(MODEL)
     asked = questions(tokenizer, options.every)
-    answers = [(question.prompt + question.answer_ids, len(question.prompt)) for question in asked]
-    pages = documentation(tokenizer)
-    print("| weights | exact answers | perplexity of answers | perplexity of documentation |\n|---|---|---|---|")
+    print("| weights | exact answers | perplexity, seen in training | perplexity, held out |\n|---|---|---|---|")
     for variant in VARIANTS:
         try:
             with head_of(variant):
@@ -159,7 +149,7 @@ def main() -> None:
         except UnsupportedByBackendError as error:
             print(f"| {variant.name} | not measured: {error} | | |", flush=True)
             continue
-        figures = f"{perplexity(model, answers):.4f} | {perplexity(model, pages):.2f}"
+        figures = " | ".join(f"{perplexity(model, asked, held_out=side):.4f}" for side in (False, True))
         print(f"| {variant.name} | {right} of {len(asked)} ({right / len(asked):.1%}) | {figures} |", flush=True)
 
 
