@@ -53,7 +53,9 @@ struct Panel4 {
 
 }  // namespace kvarn
 
-#if KVARN_HAS_YMM
+#if KVARN_WIDE
+#include "linear/dot_vnni.h"
+#elif KVARN_HAS_YMM
 #include "linear/dot_avx2.h"
 #else
 #include "linear/dot_generic.h"

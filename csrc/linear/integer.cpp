@@ -15,6 +15,7 @@
 #include "core/parallel.h"
 #include "linear/dot.h"
 #include "linear/epilogue.h"
+#include "linear/int8_tiles.h"
 #include "linear/linear.h"
 #include "linear/prepare.h"
 #include "linear/quantise_row.h"
@@ -164,6 +165,9 @@ void run(const LinearCall& call) {
 }  // namespace
 
 void linear_integer(const LinearCall& call) {
+#if KVARN_HAS_TILES
+    if (call.weight.format == Format::int8) return linear_int8_tiles(call);
+#endif
     if (call.weight.format == Format::int8) return run<Int8>(call);
     run<Int4>(call);
 }

@@ -33,7 +33,7 @@ def int4_weight(out: int, in_features: int, group: int = 32, has_zeros: bool = F
 def quantised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows [T, K] as whole numbers int64 and a scale each [T, 1]."""
     peak = x.abs().amax(-1, keepdim=True)
-    inverse = 127 / peak
+    inverse = torch.full_like(peak, 127.0) / peak  # torch takes 127 / peak for 127 * (1 / peak), rounded twice
     usable = torch.isfinite(inverse)
     q = (x * inverse.where(usable, 0.0)).round().clamp(-127, 127).long()
     return q, (peak / 127).where(usable, 0.0)
