@@ -21,6 +21,8 @@ $(VENV)/.serve: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/bin/python
 	@echo "installing Kvarn into $(VENV) (once; a few minutes) ..."
 	$(PIP) "torch==2.13.0"
 	$(PIP) --editable .
+	@$(BIN)/python -c 'import kvarn.kernels.cpu._native' 2>/dev/null \
+	  || echo "note: the compiled kernels were not built: $(BIN)/python -m pip install -v --editable . shows why"
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.serve

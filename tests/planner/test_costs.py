@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvarn.models.spec import DecoderSpec, LayerSpec, MoeSpec, RopeSpec
-from kvarn.planner import Ceilings, StepWork, decoder_costs, floor_s
+from kvarn.planner import Ceilings, StepWork, floor_s, loaded_costs, planned_costs
 
 ROPE = RopeSpec(inverse_frequencies=(1.0,))
 
@@ -32,7 +32,7 @@ KV_BYTES = 28 * 2 * 8 * 128 * 2
 
 
 def test_a_decode_step_reads_every_weight_once_and_each_context() -> None:
-    costs = decoder_costs(decoder(), "bfloat16", KV_BYTES)
+    costs = planned_costs(decoder(), "bfloat16", KV_BYTES)
     linears = 28 * (1024 * 2048 * 2 + 2 * 1024 * 1024 + 3 * 1024 * 3072)
     work = costs.decode(batch=8, context=100)
     assert work.weight_bytes == 2 * (linears + 32_000 * 1024)
@@ -41,7 +41,7 @@ def test_a_decode_step_reads_every_weight_once_and_each_context() -> None:
 
 
 def test_a_shared_prefix_is_read_once() -> None:
-    costs = decoder_costs(decoder(), "bfloat16", KV_BYTES)
+    costs = planned_costs(decoder(), "bfloat16", KV_BYTES)
     assert costs.decode(8, 1056, shared=1024).kv_bytes == (1024 + 8 * 32) * KV_BYTES
     assert costs.decode(8, 1056, shared=1024).operations == costs.decode(8, 1056).operations
 
@@ -49,12 +49,12 @@ def test_a_shared_prefix_is_read_once() -> None:
 def test_quantised_weights_weigh_less_and_the_head_stays_in_eight_bits() -> None:
     linears = 28 * (1024 * 2048 * 2 + 2 * 1024 * 1024 + 3 * 1024 * 3072)
     head = 32_000 * 1024
-    assert decoder_costs(decoder(), "int8", 0).decode(1, 1).weight_bytes == linears + head
-    assert decoder_costs(decoder(), "int4", 0).decode(1, 1).weight_bytes == linears * 4.5 / 8 + head
+    assert planned_costs(decoder(), "int8", 0).decode(1, 1).weight_bytes == linears + head
+    assert planned_costs(decoder(), "int4", 0).decode(1, 1).weight_bytes == linears * 4.5 / 8 + head
 
 
 def test_a_prompt_attends_to_what_is_cached_and_to_itself() -> None:
-    costs = decoder_costs(decoder(), "bfloat16", KV_BYTES)
+    costs = planned_costs(decoder(), "bfloat16", KV_BYTES)
     whole, rest = costs.prefill(100), costs.prefill(40, cached=60)
     first = costs.prefill(60)
     per_pair = costs.operations_per_pair
@@ -65,7 +65,7 @@ def test_a_prompt_attends_to_what_is_cached_and_to_itself() -> None:
 
 def test_experts_that_no_token_visits_are_not_read() -> None:
     moe = MoeSpec(num_experts=8, experts_per_token=2, intermediate_size=512)
-    costs = decoder_costs(decoder(moe, layers=1), "float32", 0)
+    costs = planned_costs(decoder(moe, layers=1), "float32", 0)
     expert = 3 * 1024 * 512
     one, many = costs.decode(1, 1), costs.decode(1000, 1)
     assert one.weight_bytes == pytest.approx(4 * (costs.dense_weights + 2 * expert + costs.head_weights))
@@ -80,6 +80,12 @@ def test_the_floor_is_the_slower_of_reading_and_computing() -> None:
 
 
 def test_a_step_without_tokens_costs_nothing() -> None:
-    costs = decoder_costs(decoder(), "bfloat16", KV_BYTES)
+    costs = planned_costs(decoder(), "bfloat16", KV_BYTES)
     work = costs.step(tokens=0, logits_rows=0, kv_tokens=0, pairs=0)
     assert (work.num_bytes, work.operations, work.intensity) == (0.0, 0.0, 0.0)
+
+
+def test_a_loaded_models_own_bytes_are_counted() -> None:
+    linears = 28 * (1024 * 2048 * 2 + 2 * 1024 * 1024 + 3 * 1024 * 3072)
+    costs = loaded_costs(decoder(), layer_bytes=0.6 * linears, head_bytes=5e7, kv_bytes_per_token=0)
+    assert costs.decode(1, 1).weight_bytes == pytest.approx(0.6 * linears + 5e7)

@@ -14,10 +14,9 @@ from rich.table import Table
 
 from kvarn.bench.roofline import Case, Point, measure
 from kvarn.config.schema import BLOCK_SIZE, ModelConfig
-from kvarn.kernels.ceilings import operations_per_s, read_bytes_per_s
+from kvarn.kernels.ceilings import Arithmetic, operations_per_s, read_bytes_per_s
 from kvarn.models import Decoder, kv_bytes_per_token, load_model
-from kvarn.planner import Ceilings, DecoderCosts, decoder_costs
-from kvarn.planner.costs import Precision
+from kvarn.planner import Ceilings, DecoderCosts, loaded_costs
 from kvarn.replica.cores import kernel_threads
 from kvarn.text.checkpoint import resolve_checkpoint
 from kvarn.worker import InProcessExecutor
@@ -54,9 +53,9 @@ def run_roofline(config: ModelConfig, options: RooflineOptions, console: Console
     )
     if not isinstance(model, Decoder):
         raise NotADecoderError(f"{config.path} is an encoder: the roofline is of decoders")
-    threads = config.threads or kernel_threads(model.spec.num_parameters * model.dtype.itemsize)
+    threads = config.threads or kernel_threads(model.layer_bytes)
     torch.set_num_threads(threads)
-    arithmetic = "float" if model.quantization is None else "int8"
+    arithmetic: Arithmetic = "int8" if model.quantization else "float"
     ceilings = Ceilings(read_bytes_per_s(), operations_per_s(arithmetic))
     console.print(
         f"{threads} threads read {ceilings.bytes_per_s / 1e9:.1f} GB/s and compute "
@@ -64,7 +63,7 @@ def run_roofline(config: ModelConfig, options: RooflineOptions, console: Console
         f"{ceilings.ridge:.0f} operations a byte on"
     )
     points = list(_points(model, ceilings, options))
-    console.print(_table(points, f"{config.path}: {_precision(model)}, KV {model.kv_dtype}, {model.kernels.name}"))
+    console.print(_table(points, f"{config.path}: {_held_as(model)}, KV {model.kv_dtype}, {model.kernels.name}"))
     if options.json_path is not None:
         found = {"ceilings": asdict(ceilings), "points": [asdict(p) | {"ratio": p.ratio} for p in points]}
         options.json_path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -72,13 +71,16 @@ def run_roofline(config: ModelConfig, options: RooflineOptions, console: Console
 
 def costs_of(model: Decoder) -> DecoderCosts:
     """What a loaded decoder's steps must move and compute."""
-    return decoder_costs(model.spec, _precision(model), kv_bytes_per_token(model.spec, model.kv_dtype))
+    return loaded_costs(
+        model.spec,
+        layer_bytes=model.layer_bytes,
+        head_bytes=model.head_bytes,
+        kv_bytes_per_token=kv_bytes_per_token(model.spec, model.kv_dtype),
+    )
 
 
-def _precision(model: Decoder) -> Precision:
-    if model.quantization is not None:
-        return model.quantization
-    return "float32" if model.dtype == torch.float32 else "bfloat16"
+def _held_as(model: Decoder) -> str:
+    return model.quantization or str(model.dtype).removeprefix("torch.")
 
 
 def _points(model: Decoder, ceilings: Ceilings, options: RooflineOptions) -> Iterator[Point]:

@@ -39,6 +39,16 @@ class Decoder:
             layer.rope: torch.tensor(layer.rope.inverse_frequencies, dtype=torch.float32) for layer in spec.layers
         }
 
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes that the products of all layers take as they are held: what a step reads of them."""
+        return sum(layer.nbytes for layer in self._layers)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of the output head as it is held."""
+        return self._head.nbytes
+
     def new_kv_cache(self, num_blocks: int) -> KVCache:
         """An empty cache of `num_blocks` blocks for this rank's heads."""
         return self.kernels.new_kv_cache(self.spec.num_layers, num_blocks, self._heads.shape, self.kv_dtype)

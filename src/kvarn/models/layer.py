@@ -70,6 +70,11 @@ class DecoderLayer:
     output: Linear
     mlp: DenseMlp | MoeMlp
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this layer's products as they are held."""
+        return self.qkv.nbytes + self.output.nbytes + self.mlp.nbytes
+
     def forward(
         self, hidden: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, step: LayerStep
     ) -> torch.Tensor:

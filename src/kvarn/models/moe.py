@@ -21,6 +21,11 @@ class DenseMlp:
     gate_up: Linear
     down: Linear
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its products as they are held."""
+        return self.gate_up.nbytes + self.down.nbytes
+
     @staticmethod
     def load(
         prefix: str,
@@ -63,6 +68,12 @@ class MoeMlp:
     shared: DenseMlp | None
     shared_gate: Linear | None
     """Scales the shared expert's answer by a sigmoid of its own."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its products, every expert's included."""
+        shared = (self.shared, self.shared_gate)
+        return self.router.nbytes + sum(part.nbytes for part in (*self.experts, *shared) if part is not None)
 
     @staticmethod
     def load(

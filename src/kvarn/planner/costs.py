@@ -6,7 +6,7 @@ that several sequences share. Activations are left out: they stay in the caches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvarn.models import DecoderSpec
@@ -99,8 +99,23 @@ class DecoderCosts:
         return self.num_experts * (1 - (1 - self.experts_per_token / self.num_experts) ** tokens)
 
 
-def decoder_costs(spec: DecoderSpec, precision: Precision, kv_bytes_per_token: float) -> DecoderCosts:
-    """Costs of a decoder held in `precision`, whose cached token takes `kv_bytes_per_token` in all layers together."""
+def planned_costs(spec: DecoderSpec, precision: Precision, kv_bytes_per_token: float) -> DecoderCosts:
+    """Costs of a decoder that would be held in `precision`; `kv_bytes_per_token` in all layers together."""
+    costs = _counted(spec, kv_bytes_per_token)
+    return replace(costs, bits=WEIGHT_BITS[precision], head_bits=WEIGHT_BITS[HEAD_PRECISION[precision]])
+
+
+def loaded_costs(
+    spec: DecoderSpec, *, layer_bytes: float, head_bytes: float, kv_bytes_per_token: float
+) -> DecoderCosts:
+    """Costs of a decoder whose layers' products and output head take so many bytes as they are held."""
+    costs = _counted(spec, kv_bytes_per_token)
+    held = costs.dense_weights + costs.num_experts * costs.expert_weights
+    return replace(costs, bits=8 * layer_bytes / held, head_bits=8 * head_bytes / costs.head_weights)
+
+
+def _counted(spec: DecoderSpec, kv_bytes_per_token: float) -> DecoderCosts:
+    """All but the bits of a weight."""
     attention = spec.hidden_size * spec.head_dim * (2 * spec.num_heads + 2 * spec.num_kv_heads)
     dense = expert = 0.0
     mixtures = [layer.moe for layer in spec.layers if layer.moe is not None]
@@ -117,8 +132,8 @@ def decoder_costs(spec: DecoderSpec, precision: Precision, kv_bytes_per_token: f
         num_experts=mixtures[0].num_experts if mixtures else 0,
         experts_per_token=mixtures[0].experts_per_token if mixtures else 0,
         head_weights=float(spec.vocab_size * spec.hidden_size),
-        bits=WEIGHT_BITS[precision],
-        head_bits=WEIGHT_BITS[HEAD_PRECISION[precision]],
+        bits=0.0,
+        head_bits=0.0,
         kv_bytes_per_token=kv_bytes_per_token,
         operations_per_pair=4.0 * spec.num_layers * spec.num_heads * spec.head_dim,
     )

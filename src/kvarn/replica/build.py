@@ -63,8 +63,8 @@ def build_service(spec: ReplicaSpec, report: ReportProgress) -> Service:
             kernels=config.kernels,
             packed_cache=None if config.packed_cache is None else Path(config.packed_cache).expanduser(),
         )
-    weight_bytes = model.spec.num_parameters * model.dtype.itemsize
-    torch.set_num_threads(config.threads or kernel_threads(weight_bytes))
+    held = model.layer_bytes if isinstance(model, Decoder) else model.spec.num_parameters * model.dtype.itemsize
+    torch.set_num_threads(config.threads or kernel_threads(held))
     kind = "generate" if isinstance(model, Decoder) else "embed"
     if config.kind not in ("auto", kind):
         raise KindMismatchError(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+import kvarn
 from kvarn.text.errors import CheckpointError
 from kvarn.text.json_file import read_json
 
@@ -66,7 +66,7 @@ def read_architecture(path: Path) -> Literal["generate", "embed"]:
 
 
 def _packaged(name: str) -> Path:
-    directory = Path(str(resources.files("kvarn"))) / "assets" / name
+    directory = Path(kvarn.__file__).parent / "assets" / name
     if not directory.is_dir():
         raise CheckpointError(f"The packaged model {name!r} is missing from this installation: install kvarn again.")
     return _complete(directory)

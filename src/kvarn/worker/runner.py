@@ -47,7 +47,7 @@ class ModelRunner:
         inputs = build_inputs(plan.rows, self._slots, self._device)
         logits = self._model.forward(inputs.token_ids, inputs.batch, self._cache, inputs.logits_rows)
         prompt_logprobs = self._prompt_logprobs(logits, inputs)
-        sampled = sample(logits[: len(inputs.sampled_rows)], inputs.sampled_slots, self._slots)
+        sampled = sample(logits[: len(inputs.sampled_rows)], inputs.sampled_slots, self._slots, self._model.kernels)
         self._slots.record(inputs.sampled_slots, sampled.token_ids)
         return _results(plan, inputs, sampled, prompt_logprobs)
 
