@@ -17,13 +17,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
+import kvarn
 from kvarn.config import EngineConfig
 from kvarn.engine import EngineCore
 from kvarn.kernels.batch import PagedBatch
@@ -34,7 +34,7 @@ from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import InProcessExecutor
 
-ASSETS = Path(str(resources.files("kvarn"))) / "assets"
+ASSETS = Path(kvarn.__file__).parent / "assets"
 MODEL = ASSETS / "kvarn-demo"
 BLOCK = 16
 

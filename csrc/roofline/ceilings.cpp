@@ -1,7 +1,11 @@
 #include "roofline/ceilings.h"
 
 #include "core/parallel.h"
+#include "simd/features.h"
 #include "simd/simd.h"
+#if KVARN_HAS_TILES
+#include "simd/tiles.h"
+#endif
 
 namespace kvarn::KVARN_ISA {
 
@@ -24,12 +28,34 @@ std::uint64_t read_piece(const std::byte* p, std::int64_t bytes) {
 }
 
 // Independent chains, as many as hide the latency of a multiply-add and fit the registers.
-#if defined(KVARN_ISA_avx2)
-constexpr int kChains = 5;
-#else
-constexpr int kChains = 12;
-#endif
+constexpr int kChains = KVARN_WIDE && KVARN_HAS_ZMM ? 12 : 5;
 
+#if KVARN_HAS_TILES
+constexpr double kFloatOperations = 2.0 * 4 * 16 * 16 * 32;
+float multiply_piece(std::int64_t rounds) {
+    TileShapes shapes;
+    for (int tile = 0; tile < 8; ++tile) shapes.set(tile, 16);
+    const TileScope scope(shapes);
+    alignas(64) float lines[256] = {};
+    tile_zero<0>();
+    tile_zero<1>();
+    tile_zero<2>();
+    tile_zero<3>();
+    tile_load<4>(lines, 64);
+    tile_load<5>(lines, 64);
+    tile_load<6>(lines, 64);
+    tile_load<7>(lines, 64);
+    for (std::int64_t round = 0; round < rounds; ++round) {
+        tile_dot_bf16<0, 4, 6>();
+        tile_dot_bf16<1, 4, 7>();
+        tile_dot_bf16<2, 5, 6>();
+        tile_dot_bf16<3, 5, 7>();
+    }
+    tile_store<0>(lines, 64);
+    return lines[0];
+}
+#else
+constexpr double kFloatOperations = 2.0 * 16 * kChains;
 float multiply_piece(std::int64_t rounds) {
     F16 chains[kChains];
     for (int c = 0; c < kChains; ++c) chains[c] = splat(0.5f + static_cast<float>(c));
@@ -40,6 +66,69 @@ float multiply_piece(std::int64_t rounds) {
     for (int c = 1; c < kChains; ++c) sum = add(sum, chains[c]);
     return reduce_add(sum);
 }
+#endif
+
+// Products of bytes summed in 32 bits, by the instructions that the integer kernels use for many rows.
+#if KVARN_HAS_TILES
+constexpr double kByteOperations = 2.0 * 4 * 16 * 16 * 64;
+std::uint64_t multiply_bytes_piece(std::int64_t rounds) {
+    TileShapes shapes;
+    for (int tile = 0; tile < 8; ++tile) shapes.set(tile, 16);
+    const TileScope scope(shapes);
+    alignas(64) std::uint8_t lines[1024] = {};
+    tile_zero<0>();
+    tile_zero<1>();
+    tile_zero<2>();
+    tile_zero<3>();
+    tile_load<4>(lines, 64);
+    tile_load<5>(lines, 64);
+    tile_load<6>(lines, 64);
+    tile_load<7>(lines, 64);
+    for (std::int64_t round = 0; round < rounds; ++round) {
+        tile_dot_int8<0, 4, 6>();
+        tile_dot_int8<1, 4, 7>();
+        tile_dot_int8<2, 5, 6>();
+        tile_dot_int8<3, 5, 7>();
+    }
+    tile_store<0>(lines, 64);
+    return lines[0];
+}
+#elif KVARN_HAS_ZMM
+constexpr double kByteOperations = 2.0 * 64 * kChains;
+std::uint64_t multiply_bytes_piece(std::int64_t rounds) {
+    __m512i chains[kChains] = {};
+    const __m512i ones = _mm512_set1_epi8(1);
+    for (std::int64_t round = 0; round < rounds; ++round)
+        for (int c = 0; c < kChains; ++c) chains[c] = _mm512_dpbusd_epi32(chains[c], ones, ones);
+    for (int c = 1; c < kChains; ++c) chains[0] = _mm512_add_epi32(chains[0], chains[c]);
+    return static_cast<std::uint64_t>(_mm512_reduce_add_epi32(chains[0]));
+}
+#elif KVARN_HAS_YMM
+constexpr double kByteOperations = 2.0 * 16 * 2 * kChains;
+std::uint64_t multiply_bytes_piece(std::int64_t rounds) {
+    __m256i chains[2 * kChains] = {};
+    __m256i factor = _mm256_set1_epi16(1);
+    for (std::int64_t round = 0; round < rounds; ++round) {
+        asm volatile("" : "+x"(factor));  // or the compiler would multiply once and add often
+        for (int c = 0; c < 2 * kChains; ++c)
+            chains[c] = _mm256_add_epi32(chains[c], _mm256_madd_epi16(factor, factor));
+    }
+    for (int c = 1; c < 2 * kChains; ++c) chains[0] = _mm256_add_epi32(chains[0], chains[c]);
+    return static_cast<std::uint64_t>(_mm256_extract_epi32(chains[0], 0));
+}
+#else
+constexpr double kByteOperations = 2.0 * 16 * kChains;
+std::uint64_t multiply_bytes_piece(std::int64_t rounds) {
+    std::int32_t chains[16 * kChains] = {}, factor = 1;
+    for (std::int64_t round = 0; round < rounds; ++round) {
+        asm volatile("" : "+r"(factor));
+        for (std::int32_t& chain : chains) chain += factor * factor;
+    }
+    std::uint64_t sum = 0;
+    for (const std::int32_t chain : chains) sum += static_cast<std::uint64_t>(chain);
+    return sum;
+}
+#endif
 
 }  // namespace
 
@@ -61,7 +150,16 @@ Work multiply_floats(std::int64_t pieces, std::int64_t rounds) {
         const auto own = static_cast<std::uint64_t>(multiply_piece(rounds));
         __atomic_fetch_add(&digest, own, __ATOMIC_RELAXED);
     });
-    return {2.0 * 16 * kChains * static_cast<double>(rounds) * static_cast<double>(pieces), digest};
+    return {kFloatOperations * static_cast<double>(rounds) * static_cast<double>(pieces), digest};
+}
+
+// Multiply-adds of bytes from registers, `pieces` pieces of `rounds` rounds, on all threads.
+Work multiply_bytes(std::int64_t pieces, std::int64_t rounds) {
+    std::uint64_t digest = 0;
+    parallel_pieces(pieces, [&](std::int64_t) {
+        __atomic_fetch_add(&digest, multiply_bytes_piece(rounds), __ATOMIC_RELAXED);
+    });
+    return {kByteOperations * static_cast<double>(rounds) * static_cast<double>(pieces), digest};
 }
 
 }  // namespace kvarn::KVARN_ISA

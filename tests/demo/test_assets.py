@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 from collections import Counter
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,9 @@ from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-ASSETS = Path(str(resources.files("kvarn"))) / "assets"
+import kvarn
+
+ASSETS = Path(kvarn.__file__).parent / "assets"
 MODELS = ("kvarn-demo", "kvarn-demo-draft")
 ADAPTERS = ("pirate", "json")
 MEBIBYTE = 1024 * 1024

@@ -6,13 +6,13 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from importlib import resources
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 
+import kvarn
 from kvarn.config import EngineConfig
 from kvarn.engine import EngineCore
 from kvarn.models import Decoder, load_model
@@ -21,7 +21,7 @@ from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import InProcessExecutor
 
-ASSETS = Path(str(resources.files("kvarn"))) / "assets"
+ASSETS = Path(kvarn.__file__).parent / "assets"
 MODEL = ASSETS / "kvarn-demo"
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter, defaultdict
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import kvarn
 from kvarn.config import EngineConfig
 from kvarn.engine import EngineCore
 from kvarn.models import Decoder, load_model
@@ -20,7 +20,7 @@ from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import InProcessExecutor
 
-ASSETS = Path(str(resources.files("kvarn"))) / "assets"
+ASSETS = Path(kvarn.__file__).parent / "assets"
 MODEL = ASSETS / "kvarn-demo"
 GOLDEN = [json.loads(line) for line in (ASSETS / "golden.jsonl").read_text(encoding="utf-8").splitlines()]
 

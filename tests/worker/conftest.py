@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache
-from importlib import resources
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import kvarn
 from kvarn.config import EngineConfig
 from kvarn.engine import EngineCore
 from kvarn.engine.plan import Admission
@@ -128,7 +128,7 @@ def tiny_model(tiny_checkpoint: Callable[[str], Path]) -> Callable[[str], Decode
 
     @cache
     def load(family: str) -> Decoder:
-        packaged = Path(str(resources.files("kvarn"))) / "assets" / family
+        packaged = Path(kvarn.__file__).parent / "assets" / family
         model = load_model(packaged if packaged.is_dir() else tiny_checkpoint(family), dtype="float32")
         assert isinstance(model, Decoder)
         return model

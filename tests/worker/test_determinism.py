@@ -21,7 +21,7 @@ from kvarn.wire.sampling import SamplingParams
 
 Models = Callable[[str], Decoder]
 Tokens = dict[tuple[str, int], list[int]]
-FAMILIES = ["llama", "qwen3"]
+FAMILIES = ["llama", "qwen3", "kvarn-demo"]
 
 KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0},

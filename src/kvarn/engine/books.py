@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import StepResult
 from kvarn.engine.scheduler import Scheduler
+from kvarn.engine.step_time import StepShape
 from kvarn.wire.messages import EngineStats, RefusalReason
 
 
@@ -21,6 +22,8 @@ class EngineBooks:
         self._last_rows = 0
         self._last_step_s = 0.0
         self._tokens_per_s = 0.0
+        self._kv_tokens_read = 0
+        self._pairs = 0.0
         self.aborts = 0
         self.finished = 0
 
@@ -28,9 +31,11 @@ class EngineBooks:
         """A request was refused or given up."""
         self._refused[reason.value] = self._refused.get(reason.value, 0) + 1
 
-    def count_step(self, num_tokens: int, result: StepResult) -> None:
-        """A step of so many tokens ran. The throughput is a moving average over about 50 steps."""
-        self._last_tokens = num_tokens
+    def count_step(self, shape: StepShape, result: StepResult) -> None:
+        """A step of this shape ran. The throughput is a moving average over about 50 steps."""
+        self._last_tokens = shape.num_tokens
+        self._kv_tokens_read += shape.decode_context
+        self._pairs += shape.decode_context + shape.prefill_pairs
         self._last_rows = len(result.rows)
         self._last_step_s = result.elapsed_s
         if result.elapsed_s > 0:
@@ -66,6 +71,8 @@ class EngineBooks:
             aborts_total=self.aborts,
             finished_total=self.finished,
             refused_total=dict(self._refused),
+            kv_tokens_read_total=self._kv_tokens_read,
+            attended_pairs_total=int(self._pairs),
             evictions_total=scheduler.memory.cache.evictions,
             tenant_tokens_total=scheduler.tenants.served_tokens(),
         )

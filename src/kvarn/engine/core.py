@@ -113,7 +113,7 @@ class EngineCore:
             self._door.leave(request)
         result = self._executor.execute(plan)
         update = self.scheduler.update(plan, result)
-        self._books.count_step(update.num_tokens, result)
+        self._books.count_step(update.shape, result)
         for request in update.finished:
             self._forget(request)
             self._books.finished += 1

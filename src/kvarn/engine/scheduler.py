@@ -19,7 +19,7 @@ from kvarn.engine.preemption import Preemption, RecomputePreemption
 from kvarn.engine.queue import WaitingQueue
 from kvarn.engine.request import Request, Sequence
 from kvarn.engine.slots import SlotAllocator
-from kvarn.engine.step_time import StepTimeModel
+from kvarn.engine.step_time import StepShape, StepTimeModel
 from kvarn.engine.tenants import TenantLedger
 from kvarn.wire.messages import TokenDelta
 
@@ -28,8 +28,8 @@ from kvarn.wire.messages import TokenDelta
 class StepUpdate:
     """What a step's result changed."""
 
-    num_tokens: int
-    """Tokens computed."""
+    shape: StepShape
+    """What was computed."""
     deltas: list[TokenDelta] = field(default_factory=list)
     finished: list[Request] = field(default_factory=list)
     """Requests whose last choice ended."""
@@ -111,7 +111,7 @@ class Scheduler:
         if draft is None or result.step != plan.step or len(result.rows) != len(draft.rows):
             raise ProtocolError(f"the result of step {result.step} does not answer the plan of step {plan.step}")
         self.step_time.observe(draft.shape, result.elapsed_s)
-        update = StepUpdate(draft.shape.num_tokens)
+        update = StepUpdate(draft.shape)
         for (sequence, num_tokens), row_result in zip(draft.rows.items(), result.rows, strict=True):
             if sequence.slot != row_result.slot:
                 if sequence.slot is None:

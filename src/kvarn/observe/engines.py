@@ -50,6 +50,10 @@ class EngineGauges(Protocol):
     def refused_total(self) -> dict[str, int]: ...  # noqa: D102
     @property
     def evictions_total(self) -> int: ...  # noqa: D102
+    @property
+    def read_bytes_total(self) -> int: ...  # noqa: D102
+    @property
+    def operations_total(self) -> int: ...  # noqa: D102
 
 
 class EngineSource(Protocol):
@@ -85,6 +89,8 @@ _COUNTERS = {
     "kvarn_evictions": ("evictions_total", "Blocks evicted from the prefix cache."),
     "kvarn_aborts": ("aborts_total", "Requests aborted because their client left or had enough."),
     "kvarn_finished": ("finished_total", "Requests finished."),
+    "kvarn_read_bytes": ("read_bytes_total", "Bytes of weights and cached tokens that the steps had to read."),
+    "kvarn_operations": ("operations_total", "Operations that the steps had to do; a multiply-add is two."),
 }
 
 _GAUGES = {

@@ -11,7 +11,8 @@ import torch
 
 from kvarn.config.schema import BLOCK_SIZE, ModelConfig
 from kvarn.engine.plan import Admission, BlockUpdate, Executor, Row, StepPlan
-from kvarn.models import Decoder, Encoder, load_model
+from kvarn.models import Decoder, Encoder, kv_bytes_per_token, load_model
+from kvarn.planner import loaded_costs
 from kvarn.replica.cores import kernel_threads, usable_cores
 from kvarn.replica.embed import EmbedService
 from kvarn.replica.generate import GenerateService
@@ -111,7 +112,13 @@ def _build_decoder(model: Decoder, config: ModelConfig, stopwatch: Stopwatch, re
         load_s=stopwatch.seconds["load weights"],
         start_s=stopwatch.seconds,
     )
-    return GenerateService(executor, config.engine, card, namespace=config.name)
+    costs = loaded_costs(
+        model.spec,
+        layer_bytes=model.layer_bytes,
+        head_bytes=model.head_bytes,
+        kv_bytes_per_token=kv_bytes_per_token(model.spec, model.kv_dtype),
+    )
+    return GenerateService(executor, config.engine, card, namespace=config.name, costs=costs)
 
 
 def warm_up(executor: Executor) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from kvarn.config.schema import EngineConfig
 from kvarn.engine.core import EngineCore
 from kvarn.engine.errors import AdmissionError
 from kvarn.engine.plan import Executor
+from kvarn.planner import DecoderCosts
 from kvarn.replica.check import find_problem
 from kvarn.wire.messages import (
     Embed,
@@ -35,9 +38,11 @@ class GenerateService:
         card: ModelCard,
         *,
         namespace: str = "",
+        costs: DecoderCosts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`namespace` names the model in the hashes of cached blocks."""
+        """`namespace` names the model in hashes of cached blocks; `costs` turn steps into bytes and operations."""
+        self._costs = costs
         self._executor = executor
         self._core = EngineCore(executor, config, clock, namespace=namespace)
         self._card = card
@@ -88,7 +93,8 @@ class GenerateService:
 
     def stats(self) -> EngineStats:
         """Gauges and totals after the latest step."""
-        return self._core.stats()
+        stats = self._core.stats()
+        return stats if self._costs is None else _with_work(stats, self._costs)
 
     def shutdown(self) -> None:
         """Free the executor."""
@@ -100,7 +106,24 @@ class GenerateService:
         if now < self._gauges_due_s and not idle:
             return None
         self._gauges_due_s = now if idle else now + _GAUGES_EVERY_S
-        return self._core.stats()
+        return self.stats()
+
+
+def _with_work(stats: EngineStats, costs: DecoderCosts) -> EngineStats:
+    """The same with the work of all steps, each taken for one of average size (which matters for experts alone)."""
+    tokens = stats.prompt_tokens_total + stats.output_tokens_total
+    step = costs.step(tokens=max(1, round(tokens / max(1, stats.step))), logits_rows=1, kv_tokens=0, pairs=0)
+    work = costs.step(
+        tokens=tokens,
+        logits_rows=stats.output_tokens_total,
+        kv_tokens=stats.kv_tokens_read_total,
+        pairs=stats.attended_pairs_total,
+    )
+    return msgspec.structs.replace(
+        stats,
+        read_bytes_total=int(stats.step * step.weight_bytes + work.kv_bytes),
+        operations_total=int(work.operations),
+    )
 
 
 def _invalid(request: Submit | Embed, message: str) -> Refused:

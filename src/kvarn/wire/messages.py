@@ -148,6 +148,14 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     aborts_total: int = 0
     finished_total: int = 0
     refused_total: dict[str, int] = {}
+    kv_tokens_read_total: int = 0
+    """Cached tokens read by decode rows, those that several sequences share counted for each."""
+    attended_pairs_total: int = 0
+    """(query, key) pairs attended."""
+    read_bytes_total: int = 0
+    """Weights and cached tokens that the steps had to read (`kvarn.planner`)."""
+    operations_total: int = 0
+    """Operations that the steps had to do; a multiply-add counts as two."""
     evictions_total: int = 0
     tenant_tokens_total: dict[str, int] = {}
     """Tokens served (prompt computed + output) by tenant."""

@@ -10,6 +10,7 @@ from kvarn.kernels.activation import Activation
 from kvarn.kernels.batch import HeadShape, KVCache, KvDtype, PagedBatch, Rotation
 from kvarn.kernels.cpu import attention, linear, sampling
 from kvarn.kernels.cpu._native import Backend
+from kvarn.kernels.cpu.elementwise import rms_norm
 from kvarn.kernels.cpu.isa import chosen_instruction_set
 from kvarn.kernels.cpu.kv_cache import new_kv_cache
 from kvarn.kernels.cpu.packed import PACKED_LAYOUT, linear_of, packed_bytes
@@ -75,15 +76,17 @@ class CpuKernels:
         mean_square: torch.Tensor | None = None,
         add_to: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compiled; sums in a fixed order."""
-        return self._torch.rms_norm(x, norm, mean_square=mean_square, add_to=add_to)
+        """Compiled; torch's where the mean of squares comes from elsewhere."""
+        if mean_square is not None:
+            return self._torch.rms_norm(x, norm, mean_square=mean_square, add_to=add_to)
+        return rms_norm(self._backend, x, norm, add_to)
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
         """Torch's own: only encoders use it."""
         return self._torch.layer_norm(x, weight, bias, eps)
 
     def activation(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """Compiled."""
+        """Torch's own: only encoders use it."""
         return self._torch.activation(x, activation)
 
     def dense_attention(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,36 @@
+"""Norms in the compiled kernels."""
+
+from __future__ import annotations
+
+import torch
+
+from kvarn.kernels.cpu import _native
+from kvarn.kernels.errors import KernelError
+from kvarn.kernels.linear import Norm
+
+
+class NormShapeError(KernelError):
+    """Rows that the compiled norm cannot take; the message says what it needs."""
+
+
+def rms_norm(backend: _native.Backend, x: torch.Tensor, norm: Norm, add_to: torch.Tensor | None = None) -> torch.Tensor:
+    """x [T, size] float32, rows contiguous, normed: a new tensor, or added in place to `add_to` [T, size]."""
+    out = torch.empty(x.shape) if add_to is None else add_to
+    size = norm.weight.shape[-1]
+    for name, tensor in (("x", x), ("add_to", out)):
+        if tensor.dtype != torch.float32 or tensor.shape != (x.shape[0], size) or (size > 1 and tensor.stride(1) != 1):
+            raise NormShapeError(f"{name} must be float32 [T, {size}] with contiguous rows, not {tuple(tensor.shape)}")
+    if norm.weight.dim() != 1 or norm.weight.dtype != torch.float32 or not norm.weight.is_contiguous():
+        raise NormShapeError(f"the norm of {size} numbers needs as many float32 weights, side by side")
+    backend.rms_norm(
+        x.data_ptr(),
+        x.shape[0],
+        size,
+        x.stride(0),
+        norm.weight.data_ptr(),
+        norm.eps,
+        out.data_ptr(),
+        out.stride(0),
+        add_to is not None,
+    )
+    return out
