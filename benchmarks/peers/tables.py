@@ -57,8 +57,8 @@ def speed(records: Sequence[Record], figures: Cells, shape: str, precision: str,
     ratios = [ratio(figures, name) for name in names]
     rows.append(["Kvarn / best peer", *(NOTHING if each is None else f"{each:.2f}x" for each in ratios)])
     ceilings = [ceiling(shape, precision, name) for name in names]
-    if any(ceilings):
-        ours = [figures.get((KVARN, name)) for name in names]
+    ours = [figures.get((KVARN, name)) for name in names]
+    if any(ceilings) and any(ours):
         shares = [cell.value / most if cell and most else None for cell, most in zip(ours, ceilings, strict=True)]
         rows.append(["Kvarn / what the machine allows", *(NOTHING if s is None else f"{s:.0%}" for s in shares)])
     title = f"{shape} shape, {precision}: output tokens/s"
@@ -104,6 +104,8 @@ def peers_that_lead(records: Sequence[Record]) -> list[str]:
     said = []
     for shape, precision in classes(records):
         figures = cells(records, shape, precision)
+        if KVARN not in engines(records, shape, precision):
+            continue  # it was not asked
         for name in _workloads(figures):
             times, best = ratio(figures, name), best_peer(figures, name)
             where = f"{name} ({shape} shape, {precision})"

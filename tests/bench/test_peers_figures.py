@@ -105,6 +105,7 @@ def test_the_tables_say_the_ratio_and_which_peer_is_faster(rounds, measurement):
     assert peers_that_lead(rounds) == ["vLLM is 2.00 times as fast as Kvarn on W3 (0.6b shape, bf16)"]
     unanswered = [*rounds, measurement("openvino", "W2"), measurement("kvarn", "W2", failed=1)]
     assert "OpenVINO GenAI answers W2 (0.6b shape, bf16); Kvarn does not, or not in time" in peers_that_lead(unanswered)
+    assert peers_that_lead([measurement("vllm", "W1")]) == []
     without = all_grids(rounds, lambda *_: None)[0]
     assert "Kvarn / what the machine allows" not in [row[0] for row in without.rows]
 
