@@ -108,11 +108,11 @@ constexpr double kByteOperations = 2.0 * 16 * 2 * kChains;
 std::uint64_t multiply_bytes_piece(std::int64_t rounds) {
     __m256i chains[2 * kChains] = {};
     __m256i factor = _mm256_set1_epi16(1);
-    for (std::int64_t round = 0; round < rounds; ++round) {
-        asm volatile("" : "+x"(factor));  // or the compiler would multiply once and add often
-        for (int c = 0; c < 2 * kChains; ++c)
+    for (std::int64_t round = 0; round < rounds; ++round)
+        for (int c = 0; c < 2 * kChains; ++c) {
+            asm("" : "+x"(factor));  // or the compiler would multiply once and add often
             chains[c] = _mm256_add_epi32(chains[c], _mm256_madd_epi16(factor, factor));
-    }
+        }
     for (int c = 1; c < 2 * kChains; ++c) chains[0] = _mm256_add_epi32(chains[0], chains[c]);
     return static_cast<std::uint64_t>(_mm256_extract_epi32(chains[0], 0));
 }
@@ -120,10 +120,11 @@ std::uint64_t multiply_bytes_piece(std::int64_t rounds) {
 constexpr double kByteOperations = 2.0 * 16 * kChains;
 std::uint64_t multiply_bytes_piece(std::int64_t rounds) {
     std::int32_t chains[16 * kChains] = {}, factor = 1;
-    for (std::int64_t round = 0; round < rounds; ++round) {
-        asm volatile("" : "+r"(factor));
-        for (std::int32_t& chain : chains) chain += factor * factor;
-    }
+    for (std::int64_t round = 0; round < rounds; ++round)
+        for (std::int32_t& chain : chains) {
+            asm("" : "+r"(factor));  // or the compiler would multiply once and add often
+            chain += factor * factor;
+        }
     std::uint64_t sum = 0;
     for (const std::int32_t chain : chains) sum += static_cast<std::uint64_t>(chain);
     return sum;
