@@ -17,11 +17,9 @@ from kvarn.kernels.cpu.kv_cache import KvShapeError, new_kv_cache, read_kv
 from kvarn.kernels.linear import Norm
 
 SIZE = 16
-POISON = 0xFF
-"""A byte that makes NaN of a float, a bfloat16 and a scale alike."""
+POISON = 0xFF  # makes NaN of a float, a bfloat16 and a scale alike
 
-QWEN = HeadShape(16, 8, 128)
-LLAMA = HeadShape(32, 8, 64)
+QWEN, LLAMA = HeadShape(16, 8, 128), HeadShape(32, 8, 64)
 INSTRUCTION_SETS = [*usable_instruction_sets(), *emulated_instruction_sets()]
 DTYPES: list[KvDtype] = ["float32", "bfloat16", "int8"]
 
