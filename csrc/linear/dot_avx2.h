@@ -79,7 +79,9 @@ struct PackedBytes {
 };
 struct SpreadBytes {
     const std::int16_t* values;   // [quad][even, odd][16][2]
+    const std::int8_t* next;      // packed weights to be spread after these: asked for meanwhile
     __m256i words(std::int64_t quad, int odd, int side) const {
+        if (odd == 0 && side == 0) __builtin_prefetch(next + quad * 64);
         return load_256(values + (quad * 4 + odd * 2 + side) * 16);
     }
 };
@@ -132,9 +134,10 @@ inline void dots8(const Rows8<Q8>& x, const Panel8& panel, std::int32_t* dots) {
     alignas(64) std::int16_t words[kSpread * kPanel];
     for (std::int64_t first = 0; first < panel.in; first += kSpread) {
         const std::int64_t quads = std::min(kSpread, panel.in - first) / kQuad;
+        const std::int8_t* next = panel.values + (first + kSpread) * kPanel;
         spread_bytes(panel.values + first * kPanel, quads, words);
         in_row_tiles<kDotRows>(x.count, [&]<int R>(std::integral_constant<int, R>, std::int64_t row) {
-            tile8<R>(x.values + row * x.stride + first, x.stride, SpreadBytes{words}, quads, dots + row * kPanel);
+            tile8<R>(x.values + row * x.stride + first, x.stride, SpreadBytes{words, next}, quads, dots + row * kPanel);
         });
     }
 }
@@ -161,7 +164,9 @@ struct PackedNibbles {
 };
 struct SpreadNibbles {
     const std::uint8_t* values;   // [quad][16][4]
+    const std::uint8_t* next;     // packed weights to be spread after these: asked for meanwhile
     __m256i bytes(std::int64_t block, int quad, int side) const {
+        if (quad % 2 == 0 && side == 0) __builtin_prefetch(next + block * (kBlock * kPanel / 2) + quad / 2 * 64);
         return load_256(values + block * (kBlock * kPanel) + quad * 64 + side * 32);
     }
 };
@@ -255,9 +260,10 @@ inline void dots4(const Rows4& x, const Panel4& panel, float* sums) {
     alignas(64) std::uint8_t bytes[kSpread * kPanel];
     for (std::int64_t first = 0; first < panel.in; first += kSpread) {
         const std::int64_t inputs = std::min(kSpread, panel.in - first);
+        const std::uint8_t* next = panel.values + (first + kSpread) * kPanel / 2;
         spread_nibbles(panel.values + first * kPanel / 2, inputs / kQuad, bytes);
         in_row_tiles<kDotRows>(x.count, [&]<int R>(std::integral_constant<int, R>, std::int64_t row) {
-            tile4<R>(x, row, panel, SpreadNibbles{bytes}, first / kBlock, inputs / kBlock, sums + row * kPanel);
+            tile4<R>(x, row, panel, SpreadNibbles{bytes, next}, first / kBlock, inputs / kBlock, sums + row * kPanel);
         });
     }
 }

@@ -68,6 +68,8 @@ void multiply_rows(TileCall tile, std::int64_t rows, int panels) {
     const std::int64_t tiles = (rows + kTileRows - 1) / kTileRows;
     for (std::int64_t t = 0; t < tiles; ++t) {
         const std::int64_t tile_rows = rows / tiles + (t < rows % tiles ? 1 : 0);
+        // The last tile finds its lines in the cache: it asks for those of the next block, which come from memory.
+        if (tiles > 1 && t == tiles - 1) tile.ahead = static_cast<std::size_t>(tile.inputs / Lines::kInputs * 64);
         tile_of<Lines>(tile_rows, panels)(tile);
         tile.x += tile_rows * tile.x_stride;
         tile.sums += tile_rows * tile.sums_stride;

@@ -10,6 +10,7 @@ import torch
 
 from kvarn.engine.plan import Admission, BlockCopy, BlockUpdate, Row, RowResult, StepPlan
 from kvarn.kernels.batch import KVCache, PagedBatch
+from kvarn.kernels.torch_backend import TorchKernels
 from kvarn.models import Decoder
 from kvarn.worker import ExecutorClosedError, InProcessExecutor, InvalidLogitsError, PlanError
 
@@ -19,6 +20,8 @@ VOCAB = 50
 
 class RecordingDecoder:
     """Logits that favour the token after the one computed; keeps the inputs of each pass."""
+
+    kernels = TorchKernels()
 
     def __init__(self) -> None:
         self.spec = SimpleNamespace(vocab_size=VOCAB, max_context_length=160)

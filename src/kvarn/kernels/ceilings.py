@@ -25,11 +25,12 @@ _MATRIX = 1536
 
 def read_bytes_per_s() -> float:
     """Bytes read from memory in a second by all of torch's threads: the best of a few passes over half a GiB."""
-    memory = torch.ones(_READ_BYTES, dtype=torch.uint8)
     if not is_compiled():
-        words = memory.view(torch.int64)
-        return _best(lambda: (float(memory.nbytes), words.sum())[0])
-    native = _native()
+        words = torch.ones(_READ_BYTES // 8, dtype=torch.int64)
+        return _best(lambda: (float(words.nbytes), words.sum())[0])
+    from kvarn.kernels.cpu.memory import allocate
+
+    native, memory = _native(), allocate(_READ_BYTES).fill_(1)  # in huge pages, as weights are
     return _best(lambda: native.read_all(memory.data_ptr(), memory.nbytes)[0])
 
 
