@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from kvarn.kernels.errors import KernelError
 from kvarn.models import Decoder, UnsupportedModelError, kv_bytes_per_token, load_model
 from kvarn.models.errors import CheckpointError, MissingWeightError, WeightShapeError
 
@@ -172,3 +173,11 @@ def test_a_directory_without_configuration_is_refused(tmp_path: Path) -> None:
 def test_transformers_is_not_imported() -> None:
     code = "import sys, kvarn.models; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_unusable_instruction_set_is_said_and_never_replaced_by_slower_kernels(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVARN_ISA", "sse9")
+    with pytest.raises(KernelError, match="KVARN_ISA=sse9: this machine cannot run it; set one of"):
+        load(checkpoint)

@@ -23,6 +23,10 @@ class _Environment(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="KVARN_", env_nested_delimiter="__")
 
 
+OUTSIDE_THE_CONFIGURATION = frozenset({"KVARN_ISA", "KVARN_API_KEY"})
+"""Variables read where they are used: the kernels' instruction set, and the key `kvarn bench` sends."""
+
+
 def load_config(path: Path | None = None, flags: dict[str, Any] | None = None) -> KvarnConfig:
     """Merge the sources, later ones over earlier ones, and check the whole.
 
@@ -59,6 +63,8 @@ def _read_environment() -> dict[str, Any]:
     """Nested values of `KVARN_...` variables that name a field of the configuration."""
     for variable in os.environ:
         section = variable.removeprefix("KVARN_").split("__")[0].lower()
+        if variable in OUTSIDE_THE_CONFIGURATION:
+            continue
         if variable.startswith("KVARN_") and section not in KvarnConfig.model_fields:
             raise ConfigError(f"the environment variable {variable} names no setting: see docs/configuration.md")
     source = EnvSettingsSource(_Environment, env_prefix="KVARN_", env_nested_delimiter="__")

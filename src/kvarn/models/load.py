@@ -11,7 +11,6 @@ import torch
 from kvarn import __version__
 from kvarn.kernels.batch import KvDtype
 from kvarn.kernels.dispatch import Kernels, kernels_for
-from kvarn.kernels.errors import KernelError
 from kvarn.kernels.packed import KeepsPackedWeights
 from kvarn.models.checkpoint import Checkpoint, Progress
 from kvarn.models.decoder import Decoder
@@ -114,7 +113,7 @@ def choose_kernels(name: str) -> Kernels:
         return kernels_for(name)
     try:
         return kernels_for("cpu")
-    except (KernelError, ImportError) as error:
+    except ImportError as error:
         _log.warning(
             "the compiled kernels are not installed, and the torch ones are slower: install g++ and reinstall Kvarn "
             "(make install)",

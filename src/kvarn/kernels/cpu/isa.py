@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvarn.kernels.cpu import _native
+from kvarn.kernels.errors import KernelError
 
 VARIABLE = "KVARN_ISA"
 """Names the instruction set, for tests and comparisons; without it the best one this processor has is taken."""
 
 
-class UnusableInstructionSetError(ValueError):
+class UnusableInstructionSetError(KernelError):
     """This processor, its operating system or this build of Kvarn lacks the instruction set asked for."""
 
 
