@@ -31,33 +31,31 @@ Work multiply_bytes_on(Isa isa, std::int64_t pieces, std::int64_t rounds) {
     return {};
 }
 
+// Binds work(isa, first, second) as a method that says how much was done, and a digest of it.
+template <class First, class Measure>
+void bind_work(BackendClass& backend, const char* name, Measure measure, const char* doc) {
+    backend.def(
+        name,
+        [measure](Backend& self, First first, std::int64_t second) {
+            nb::gil_scoped_release unlocked;
+            const Work work = measure(self.isa, first, second);
+            return std::pair(work.amount, work.digest);
+        },
+        doc);
+}
+
 }  // namespace
 
 void bind_roofline(BackendClass& backend) {
-    backend.def(
-        "read_all",
-        [](Backend& self, std::uintptr_t memory, std::int64_t bytes) {
-            nb::gil_scoped_release unlocked;
-            const Work work = read_on(self.isa, at<const std::byte>(memory), bytes);
-            return std::pair(work.amount, work.digest);
-        },
-        "memory"_a, "size"_a, "Read memory once on all threads: (bytes read, digest).");
-    backend.def(
-        "multiply_floats",
-        [](Backend& self, std::int64_t pieces, std::int64_t rounds) {
-            nb::gil_scoped_release unlocked;
-            const Work work = multiply_floats_on(self.isa, pieces, rounds);
-            return std::pair(work.amount, work.digest);
-        },
-        "pieces"_a, "rounds"_a, "Multiply-adds from registers on all threads: (operations, digest).");
-    backend.def(
-        "multiply_bytes",
-        [](Backend& self, std::int64_t pieces, std::int64_t rounds) {
-            nb::gil_scoped_release unlocked;
-            const Work work = multiply_bytes_on(self.isa, pieces, rounds);
-            return std::pair(work.amount, work.digest);
-        },
-        "pieces"_a, "rounds"_a, "Multiply-adds of bytes from registers on all threads: (operations, digest).");
+    const auto read = [](Isa isa, std::uintptr_t memory, std::int64_t bytes) {
+        return read_on(isa, at<const std::byte>(memory), bytes);
+    };
+    bind_work<std::uintptr_t>(backend, "read_all", read,
+                              "(memory, size): read memory once on all threads: (bytes read, digest).");
+    bind_work<std::int64_t>(backend, "multiply_floats", &multiply_floats_on,
+                            "(pieces, rounds): multiply-adds from registers on all threads: (operations, digest).");
+    bind_work<std::int64_t>(backend, "multiply_bytes", &multiply_bytes_on,
+                            "(pieces, rounds): multiply-adds of bytes from registers: (operations, digest).");
 }
 
 }  // namespace kvarn

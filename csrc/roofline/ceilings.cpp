@@ -31,12 +31,13 @@ std::uint64_t read_piece(const std::byte* p, std::int64_t bytes) {
 constexpr int kChains = KVARN_WIDE && KVARN_HAS_ZMM ? 12 : 5;
 
 #if KVARN_HAS_TILES
-constexpr double kFloatOperations = 2.0 * 4 * 16 * 16 * 32;
-float multiply_piece(std::int64_t rounds) {
+// Four sums of tile products at a time, as the kernels keep them. Returns the first byte of the first sum.
+template <class FourProducts>
+std::uint64_t multiply_tiles(std::int64_t rounds, FourProducts&& four_products) {
     TileShapes shapes;
     for (int tile = 0; tile < 8; ++tile) shapes.set(tile, 16);
     const TileScope scope(shapes);
-    alignas(64) float lines[256] = {};
+    alignas(64) std::uint8_t lines[1024] = {};
     tile_zero<0>();
     tile_zero<1>();
     tile_zero<2>();
@@ -45,14 +46,19 @@ float multiply_piece(std::int64_t rounds) {
     tile_load<5>(lines, 64);
     tile_load<6>(lines, 64);
     tile_load<7>(lines, 64);
-    for (std::int64_t round = 0; round < rounds; ++round) {
+    for (std::int64_t round = 0; round < rounds; ++round) four_products();
+    tile_store<0>(lines, 64);
+    return lines[0];
+}
+constexpr double kTileOutputs = 4 * 16 * 16;
+constexpr double kFloatOperations = 2.0 * kTileOutputs * 32;
+float multiply_piece(std::int64_t rounds) {
+    return static_cast<float>(multiply_tiles(rounds, [] {
         tile_dot_bf16<0, 4, 6>();
         tile_dot_bf16<1, 4, 7>();
         tile_dot_bf16<2, 5, 6>();
         tile_dot_bf16<3, 5, 7>();
-    }
-    tile_store<0>(lines, 64);
-    return lines[0];
+    }));
 }
 #else
 constexpr double kFloatOperations = 2.0 * 16 * kChains;
@@ -70,28 +76,14 @@ float multiply_piece(std::int64_t rounds) {
 
 // Products of bytes summed in 32 bits, by the instructions that the integer kernels use for many rows.
 #if KVARN_HAS_TILES
-constexpr double kByteOperations = 2.0 * 4 * 16 * 16 * 64;
+constexpr double kByteOperations = 2.0 * kTileOutputs * 64;
 std::uint64_t multiply_bytes_piece(std::int64_t rounds) {
-    TileShapes shapes;
-    for (int tile = 0; tile < 8; ++tile) shapes.set(tile, 16);
-    const TileScope scope(shapes);
-    alignas(64) std::uint8_t lines[1024] = {};
-    tile_zero<0>();
-    tile_zero<1>();
-    tile_zero<2>();
-    tile_zero<3>();
-    tile_load<4>(lines, 64);
-    tile_load<5>(lines, 64);
-    tile_load<6>(lines, 64);
-    tile_load<7>(lines, 64);
-    for (std::int64_t round = 0; round < rounds; ++round) {
+    return multiply_tiles(rounds, [] {
         tile_dot_int8<0, 4, 6>();
         tile_dot_int8<1, 4, 7>();
         tile_dot_int8<2, 5, 6>();
         tile_dot_int8<3, 5, 7>();
-    }
-    tile_store<0>(lines, 64);
-    return lines[0];
+    });
 }
 #elif KVARN_HAS_ZMM
 constexpr double kByteOperations = 2.0 * 64 * kChains;
