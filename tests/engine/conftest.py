@@ -10,6 +10,7 @@ import pytest
 from kvarn.config.schema import EngineConfig
 from kvarn.engine import AdmissionError, EngineCore
 from kvarn.engine.plan import Admission, Row, RowResult, StepPlan, StepResult
+from kvarn.engine.step_time import StepTimeModel
 from kvarn.wire.messages import FinishReason, PositionLogprobs, Submit, TokenDelta, TokenLogprob
 from kvarn.wire.sampling import SamplingParams, choice_seed
 
@@ -156,13 +157,14 @@ class World:
         max_context_length: int = 4096,
         seconds: Callable[[StepPlan], float] | None = None,
         recount_every: int = 1,
+        step_time: StepTimeModel | None = None,
         **config: object,
     ) -> None:
         self.now = 0.0
         self.recount_every = recount_every
         self.executor = CheckingExecutor(num_blocks, max_context_length, seconds)
         self.config = EngineConfig(**config)
-        self.engine = EngineCore(self.executor, self.config, lambda: self.now)
+        self.engine = EngineCore(self.executor, self.config, lambda: self.now, step_time=step_time)
         self.messages: dict[str, Submit] = {}
         self.deltas: dict[str, list[TokenDelta]] = {}
         self.refused: dict[str, str] = {}

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kvarn.engine.plan import StepPlan
+from kvarn.engine.step_time import StepShape, StepTimeModel
 
 
 def test_a_long_prompt_is_computed_in_chunks_of_the_token_budget(make_world):
@@ -278,3 +279,32 @@ def test_prompts_computed_side_by_side_end_up_in_the_same_blocks(make_world):
     world.run()
     for name in "abc":
         world.assert_answered(name)
+
+
+def seconds_on_a_large_model(plan: StepPlan) -> float:
+    """100 ms to read the weights, 5 ms for each token."""
+    return 0.1 + 0.005 * plan.num_tokens
+
+
+@pytest.mark.parametrize(("told", "prompt_tokens"), [(True, range(14, 20)), (False, range(64, 65))])
+def test_the_first_decision_of_a_large_model_keeps_the_target_where_it_knows_what_to_expect(
+    told, prompt_tokens, make_world
+):
+    """19 prompt tokens fit beside the first decode. One that knows nothing tries 64, which take twice the target."""
+    shapes = [shape_of_rows(*rows) for rows in ((1, 0), (32, 0), (0, 16), (0, 256), (0, 1024))]
+    expected = [(shape, 0.1 + 0.005 * shape.num_tokens) for shape in shapes]
+    step_time = StepTimeModel(expected=expected) if told else None
+    world = make_world(num_blocks=400, seconds=seconds_on_a_large_model, tpot_target_ms=200.0, step_time=step_time)
+    world.submit("chat", 1, max_tokens=50)
+    world.submit("long", 2000, max_tokens=2)
+    world.step()
+    decode, prompt = world.executor.plans[0].rows
+    assert len(decode.token_ids) == 1
+    assert len(prompt.token_ids) in prompt_tokens
+
+
+def shape_of_rows(decodes: int, prompt: int) -> StepShape:
+    shape = StepShape(decode_rows=decodes, decode_context=decodes * 100)
+    if prompt:
+        shape.add(0, prompt)
+    return shape

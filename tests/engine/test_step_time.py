@@ -117,6 +117,46 @@ def test_before_anything_is_known_it_explores_by_doubling():
     assert model.prefill_room(decodes, 0, 10.0) == 2 * StepTimeModel.FIRST_GUESS
 
 
+def expectations(speed: float = 1.0) -> list[tuple[StepShape, float]]:
+    shapes = [shape_of(0, 0, rows, context) for rows, context in ((1, 50), (8, 300), (32, 300), (32, 3000))]
+    shapes += [shape_of(tokens, start, 0, 0) for tokens, start in ((16, 0), (256, 0), (1024, 0), (256, 4000))]
+    return [(shape, law(shape, speed)) for shape in shapes]
+
+
+def test_before_the_first_step_it_predicts_what_it_was_told_to_expect():
+    model, chance = StepTimeModel(expected=expectations()), random.Random(5)
+    for _ in range(50):
+        shape = random_shape(chance)
+        assert model.predict(shape) == pytest.approx(law(shape), rel=0.05)
+
+
+@pytest.mark.parametrize("wrong_by", [0.2, 4.0])
+def test_what_is_observed_takes_over_from_a_wrong_expectation(wrong_by):
+    model, shape = StepTimeModel(expected=expectations(wrong_by)), shape_of(100, 500, 20, 1000)
+    errors = [abs(model.predict(shape) / law(shape) - 1)]
+    for steps in (20, 100, 200):
+        taught(steps, model=model)
+        errors.append(abs(model.predict(shape) / law(shape) - 1))
+    assert errors[1] < errors[0] / 2
+    assert errors[-1] < 0.1
+
+
+def test_parts_that_were_not_observed_stay_as_expected():
+    model = StepTimeModel(expected=expectations())
+    decodes, prompt = shape_of(0, 0, 20, 1000), shape_of(512, 0, 0, 0)
+    for _ in range(2_000):
+        model.observe(decodes, 0.5 * law(decodes))
+    assert model.predict(decodes) == pytest.approx(0.5 * law(decodes), rel=0.02)
+    assert model.predict(prompt) == pytest.approx(law(prompt), rel=0.3)
+
+
+def test_one_slow_first_step_does_not_overthrow_what_is_expected():
+    told, ignorant, shape = StepTimeModel(expected=expectations()), StepTimeModel(), shape_of(0, 0, 1, 50)
+    for model in (told, ignorant):
+        model.observe(shape, 10 * law(shape))
+    assert told.predict(shape) < 0.8 * ignorant.predict(shape)
+
+
 def test_a_row_taken_out_leaves_the_shape_as_it_was():
     shape = shape_of(100, 50, 3, 200)
     before = (shape.prefill_tokens, shape.prefill_pairs, shape.decode_rows, shape.decode_context)

@@ -29,7 +29,8 @@ class EngineConfig(Section):
 
     tpot_target_ms: float = Field(200.0, gt=0)
     """Time per output token that running requests shall keep. The prefill share of a step is cut so that the
-    step-time model, learned online, predicts a step no longer than this. Milliseconds."""
+    step-time model, which starts from the machine's measured speed and learns online, predicts a step no longer than
+    this. Milliseconds."""
 
     min_prefill_chunk: int = Field(16, ge=1)
     """Prefill tokens a step may always carry, even when the TPOT target is already missed: prompts never starve."""

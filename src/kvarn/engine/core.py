@@ -14,6 +14,7 @@ from kvarn.engine.plan import Executor
 from kvarn.engine.preemption import Preemption
 from kvarn.engine.request import Request
 from kvarn.engine.scheduler import Scheduler
+from kvarn.engine.step_time import StepTimeModel
 from kvarn.wire.messages import EngineStats, RefusalReason, Refused, Submit, TokenDelta
 
 
@@ -36,6 +37,7 @@ class EngineCore:
         clock: Seconds, monotonic; the engine never reads the time elsewhere.
         namespace: Name of the model, part of every block's hash.
         preemption: How to make room; recomputation by default.
+        step_time: What predicts a step's time; by default one that knows nothing yet.
     """
 
     def __init__(
@@ -46,11 +48,12 @@ class EngineCore:
         *,
         namespace: str = "",
         preemption: Preemption | None = None,
+        step_time: StepTimeModel | None = None,
     ) -> None:
         self._executor = executor
         self._clock = clock
         memory = KVMemory(executor.num_blocks, config.prefix_cache, namespace)
-        self.scheduler = Scheduler(config, memory, preemption)
+        self.scheduler = Scheduler(config, memory, preemption, step_time)
         self._max_context_length = executor.max_context_length
         self._door = AdmissionControl(config, executor.num_blocks, executor.max_context_length)
         self._requests: dict[str, Request] = {}

@@ -52,13 +52,19 @@ class Scheduler:
     LOOK_AHEAD = 64
     """Waiting sequences that are tried in one step past ones that do not fit."""
 
-    def __init__(self, config: EngineConfig, memory: KVMemory, preemption: Preemption | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        memory: KVMemory,
+        preemption: Preemption | None = None,
+        step_time: StepTimeModel | None = None,
+    ) -> None:
         self._config = config
         self.memory = memory
         self._preemption = preemption or RecomputePreemption()
         self.tenants = TenantLedger(config.input_token_weight, config.output_token_weight)
         self.queue = WaitingQueue(config.priority_ageing_s)
-        self.step_time = StepTimeModel()
+        self.step_time = step_time or StepTimeModel()
         self.running: dict[Sequence, None] = {}
         self.totals = SchedulerTotals()
         self._slots = SlotAllocator(config.max_num_seqs)

@@ -8,11 +8,15 @@ no time. The sums of the normal equations are kept with each step, and solved wh
 decodes alone never ask. The recursive form, which updates their inverse, costs little less than solving and is not
 stable: its rounding errors grow with the forgetting (Haykin, "Adaptive Filter Theory", on finite precision) and took
 over after 3,000 steps.
+
+Before the first step it may be told what some steps are expected to take (by the roofline, say). They are fitted, and
+then count as a handful of steps seen long ago: what is observed takes over, part by part.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _SCALES = (1.0, 512.0, 512.0 * 1024.0, 32.0, 32.0 * 1024.0)
@@ -46,6 +50,10 @@ class StepShape:
             self.prefill_pairs += sign * (num_tokens * start + num_tokens * (num_tokens + 1) / 2)
 
 
+ExpectedStep = tuple[StepShape, float]
+"""A step, and the seconds it is expected to take; more than 0."""
+
+
 class StepTimeModel:
     """Learns from every step; says how many prompt tokens still fit into a step of a given length."""
 
@@ -53,8 +61,13 @@ class StepTimeModel:
     """Prompt tokens to try beside running decodes before anything is known."""
     FIT_EVERY = 8
     """Steps after which the coefficients are fitted at the latest: each step is compared with what they expect."""
+    FEW_STEPS = 16
+    """So many steps tell the parts of a step's time from each other."""
+    EXPECTATION_FITS = 8
+    """Fits of what is expected: each takes away what is left of the pull towards the coefficients before it."""
 
-    def __init__(self, forgetting: float = 0.99) -> None:
+    def __init__(self, forgetting: float = 0.99, expected: Sequence[ExpectedStep] = ()) -> None:
+        """`expected`: different steps, from which the model starts; without them it knows nothing at first."""
         size = len(_SCALES)
         self._forgetting = forgetting
         self._weights = [0.0] * size
@@ -66,14 +79,17 @@ class StepTimeModel:
         self._unfitted = 0
         """Steps seen since the last fit."""
         self._largest_prefill = 0
+        self._expects = bool(expected)
+        if expected:
+            self._start_from(expected)
 
     @property
     def is_settled(self) -> bool:
-        """Whether enough steps were seen to tell the parts of a step's time from each other."""
-        return self._samples >= 16
+        """Whether the parts of a step's time can be told from each other: by what was expected, or by enough steps."""
+        return self._expects or self._samples >= self.FEW_STEPS
 
     def predict(self, shape: StepShape) -> float:
-        """Seconds that a step of this shape will take; 0 before anything was observed."""
+        """Seconds that a step of this shape will take; 0 before anything was expected or observed."""
         if self._unfitted:
             self._fit()
         return self._expected(_features(shape))
@@ -82,20 +98,20 @@ class StepTimeModel:
         """Learn from a step. One held up by the machine counts as at most thrice what was expected."""
         features = _features(shape)
         expected = self._expected(features)
-        if self.is_settled and expected > 0:
+        if self._samples >= self.FEW_STEPS and expected > 0:
             elapsed_s = min(elapsed_s, 3 * expected)
-        self._remember(features, elapsed_s)
+        self._remember(features, elapsed_s, self._forgetting)
         self._samples += 1
         self._unfitted += 1
-        if self._unfitted == self.FIT_EVERY or not self.is_settled:
+        if self._unfitted == self.FIT_EVERY or self._samples < self.FEW_STEPS:
             self._fit()
         self._largest_prefill = max(self._largest_prefill, shape.prefill_tokens)
 
     def prefill_room(self, shape: StepShape, start: int, target_s: float) -> int:
         """Largest chunk, beginning at position `start`, that added to `shape` keeps the step within `target_s`.
 
-        Never more than twice the prompt tokens of any step seen so far: the model is not trusted far beyond what
-        it has learned from, and that is also how it explores.
+        Never more than twice the prompt tokens of any step expected or seen so far: the model is not trusted far beyond
+        what it has learned from, and that is also how it explores.
         """
         explored = max(self.FIRST_GUESS, 2 * self._largest_prefill) - shape.prefill_tokens
         room = target_s - self.predict(shape)
@@ -115,8 +131,23 @@ class StepTimeModel:
     def _expected(self, features: tuple[float, ...]) -> float:
         return sum([weight * feature for weight, feature in zip(self._weights, features, strict=True)])
 
-    def _remember(self, features: tuple[float, ...], elapsed_s: float) -> None:
-        keep = self._forgetting
+    def _start_from(self, expected: Sequence[ExpectedStep]) -> None:
+        """Fit expected steps, an error counting by its share of the step; then let the shortest weigh as a real one.
+
+        The longer ones weigh less than real ones: those have errors in proportion to their length.
+        """
+        longest, shortest = max(s for _, s in expected), min(s for _, s in expected)
+        for shape, seconds in expected:
+            weight = longest / seconds
+            self._remember(tuple(weight * feature for feature in _features(shape)), longest, 1.0)
+        for _ in range(self.EXPECTATION_FITS):
+            self._fit()
+        faded = (shortest / longest) ** 2
+        self._products = [[faded * product for product in row] for row in self._products]
+        self._answers = [faded * answer for answer in self._answers]
+        self._largest_prefill = max(shape.prefill_tokens for shape, _ in expected)
+
+    def _remember(self, features: tuple[float, ...], elapsed_s: float, keep: float) -> None:
         for i, feature in enumerate(features):
             self._products[i] = [keep * p + feature * x for p, x in zip(self._products[i], features, strict=True)]
             self._answers[i] = keep * self._answers[i] + feature * elapsed_s

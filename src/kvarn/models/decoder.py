@@ -49,6 +49,11 @@ class Decoder:
         """Bytes of the output head as it is held."""
         return self._head.nbytes
 
+    @property
+    def input_products(self) -> list[Linear]:
+        """The first product of each layer, which takes the hidden state: some to take the time of."""
+        return [layer.qkv for layer in self._layers]
+
     def new_kv_cache(self, num_blocks: int) -> KVCache:
         """An empty cache of `num_blocks` blocks for this rank's heads."""
         return self.kernels.new_kv_cache(self.spec.num_layers, num_blocks, self._heads.shape, self.kv_dtype)

@@ -11,10 +11,12 @@ import torch
 
 from kvarn.config.schema import BLOCK_SIZE, ModelConfig
 from kvarn.engine.plan import Admission, BlockUpdate, Executor, Row, StepPlan
+from kvarn.engine.step_time import StepTimeModel
 from kvarn.models import Decoder, Encoder, kv_bytes_per_token, load_model
 from kvarn.planner import loaded_costs
 from kvarn.replica.cores import kernel_threads, usable_cores
 from kvarn.replica.embed import EmbedService
+from kvarn.replica.expect import expected_steps, product_speeds
 from kvarn.replica.generate import GenerateService
 from kvarn.replica.service import ReportProgress, Service
 from kvarn.replica.spec import ReplicaSpec
@@ -97,6 +99,15 @@ def _build_decoder(model: Decoder, config: ModelConfig, stopwatch: Stopwatch, re
     report("warm up", 0.0)
     with stopwatch("warm up"):
         warm_up(executor)
+    costs = loaded_costs(
+        model.spec,
+        layer_bytes=model.layer_bytes,
+        head_bytes=model.head_bytes,
+        kv_bytes_per_token=kv_bytes_per_token(model.spec, model.kv_dtype),
+    )
+    with stopwatch("time products"):
+        speeds = product_speeds(model.input_products, model.kernels.activation_dtype(model.dtype))
+        step_time = StepTimeModel(expected=expected_steps(costs, speeds))
     card = ModelCard(
         kind="generate",
         architecture=model.spec.architecture,
@@ -112,13 +123,7 @@ def _build_decoder(model: Decoder, config: ModelConfig, stopwatch: Stopwatch, re
         load_s=stopwatch.seconds["load weights"],
         start_s=stopwatch.seconds,
     )
-    costs = loaded_costs(
-        model.spec,
-        layer_bytes=model.layer_bytes,
-        head_bytes=model.head_bytes,
-        kv_bytes_per_token=kv_bytes_per_token(model.spec, model.kv_dtype),
-    )
-    return GenerateService(executor, config.engine, card, namespace=config.name, costs=costs)
+    return GenerateService(executor, config.engine, card, namespace=config.name, costs=costs, step_time=step_time)
 
 
 def warm_up(executor: Executor) -> None:

@@ -11,6 +11,7 @@ from kvarn.config.schema import EngineConfig
 from kvarn.engine.core import EngineCore
 from kvarn.engine.errors import AdmissionError
 from kvarn.engine.plan import Executor
+from kvarn.engine.step_time import StepTimeModel
 from kvarn.planner import DecoderCosts
 from kvarn.replica.check import find_problem
 from kvarn.wire.messages import (
@@ -39,12 +40,16 @@ class GenerateService:
         *,
         namespace: str = "",
         costs: DecoderCosts | None = None,
+        step_time: StepTimeModel | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`namespace` names the model in hashes of cached blocks; `costs` turn steps into bytes and operations."""
+        """`namespace` names the model in hashes of cached blocks; `costs` turn steps into bytes and operations.
+
+        `step_time` is what the scheduler knows of the duration of steps before the first one.
+        """
         self._costs = costs
         self._executor = executor
-        self._core = EngineCore(executor, config, clock, namespace=namespace)
+        self._core = EngineCore(executor, config, clock, namespace=namespace, step_time=step_time)
         self._card = card
         self._clock = clock
         self._gauges_due_s = clock()
