@@ -56,6 +56,9 @@ docs: $(VENV)/.serve
 native: $(VENV)/.serve
 	$(PIP) scikit-build-core nanobind ninja
 	$(PIP) --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -c 'import kvarn.kernels.cpu._native' 2>/dev/null \
+	  || { $(BIN)/python -m pip install -v --no-deps --no-build-isolation --editable .; \
+	       echo "the kernels do not compile (see above): Kvarn is installed without them"; exit 1; }
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

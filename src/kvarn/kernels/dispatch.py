@@ -15,7 +15,7 @@ import torch
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.batch import HeadShape, KVCache, KvDtype, PagedBatch, Rotation
 from kvarn.kernels.draw import DrawParams
-from kvarn.kernels.errors import UnknownBackendError
+from kvarn.kernels.errors import MissingKernelsError, UnknownBackendError
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.kernels.torch_backend import TorchKernels
 from kvarn.kernels.weights import Weight
@@ -135,8 +135,10 @@ class Kernels(Protocol):
 
 
 def _cpu_kernels() -> Kernels:
-    from kvarn.kernels.cpu.backend import CpuKernels  # needs the compiled module, which may not be installed
-
+    try:
+        from kvarn.kernels.cpu.backend import CpuKernels  # needs the compiled module, which may not be installed
+    except ImportError as error:
+        raise MissingKernelsError(error) from error
     return CpuKernels()
 
 
@@ -149,7 +151,7 @@ def kernels_for(backend: str = "torch") -> Kernels:
 
     Raises:
         UnknownBackendError: No such backend; the message lists the names there are.
-        ImportError: The backend is not installed.
+        MissingKernelsError: The backend is not installed.
     """
     make = BACKENDS.get(backend)
     if make is None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
+
+_COMPILERS = ("g++", "c++", "clang++")
+
 
 class KernelError(ValueError):
     """Base of this room's errors."""
@@ -13,3 +18,20 @@ class UnknownBackendError(KernelError):
 
 class UnsupportedByBackendError(KernelError):
     """The chosen backend cannot do what the configuration asks for; the message says which can."""
+
+
+class MissingKernelsError(KernelError):
+    """The compiled kernels were not built, or cannot be loaded; the message says why, and how to get them."""
+
+    def __init__(self, failure: ImportError) -> None:
+        compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+        if importlib.util.find_spec("kvarn.kernels.cpu._native") is not None:
+            why = f"are there, but cannot be loaded ({failure})"
+        elif compiler is None:
+            why = "were not built when Kvarn was installed: there is no C++ compiler; install g++"
+        else:
+            why = f"were not built when Kvarn was installed: the build failed, or {compiler} was not there yet"
+        super().__init__(
+            f"the compiled kernels {why}. To build them run `make native` in a checkout, or install Kvarn again as you "
+            "did, with `pip install -v --force-reinstall --no-deps`: both show what fails"
+        )

@@ -68,8 +68,8 @@ class TorchKernels:
         """Tensors [num_blocks, kv_heads, block_size, head_dim]."""
         if dtype == "int8":
             raise UnsupportedByBackendError(
-                "an int8 KV cache needs the compiled kernels: install g++ and reinstall Kvarn, or set "
-                "kv_cache_dtype to bfloat16"
+                "an int8 KV cache needs the compiled kernels: set `kernels` to cpu (where they were not built, that says "
+                "how to get them), or kv_cache_dtype to bfloat16"
             )
         shape = (num_blocks, heads.kv, 16, heads.dim)
         torch_dtype = torch.float32 if dtype == "float32" else torch.bfloat16

@@ -11,6 +11,7 @@ import torch
 from kvarn import __version__
 from kvarn.kernels.batch import KvDtype
 from kvarn.kernels.dispatch import Kernels, kernels_for
+from kvarn.kernels.errors import MissingKernelsError
 from kvarn.kernels.packed import KeepsPackedWeights
 from kvarn.models.checkpoint import Checkpoint, Progress
 from kvarn.models.decoder import Decoder
@@ -113,10 +114,6 @@ def choose_kernels(name: str) -> Kernels:
         return kernels_for(name)
     try:
         return kernels_for("cpu")
-    except ImportError as error:
-        _log.warning(
-            "the compiled kernels are not installed, and the torch ones are slower: install g++ and reinstall Kvarn "
-            "(make install)",
-            extra={"reason": str(error)},
-        )
+    except MissingKernelsError as error:
+        _log.warning(f"serving with the torch kernels, which are slower: {error}")
         return kernels_for("torch")
