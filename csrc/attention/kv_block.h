@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "attention/attention.h"
 #include "simd/simd.h"
@@ -57,15 +58,23 @@ inline std::uint16_t to_bf16(float x) {
     return static_cast<std::uint16_t>(x != x ? bits >> 16 | 0x40 : rounded);
 }
 
-// Writes numbers to places `stride` apart, as signed bytes; returns what one unit of them is worth.
+// Writes numbers to places `stride` apart, as signed bytes; returns what one unit of them is worth: NaN where one of them
+// is infinite or NaN.
 inline float quantise(const float* x, std::int64_t dim, std::int8_t* out, std::int64_t stride) {
     constexpr float kLargest = 127.0f;
     constexpr float kNothing = 1e-30f;    // below this the inverse of the scale would overflow
     float peak = 0.0f;
-    for (std::int64_t d = 0; d < dim; ++d) peak = std::max(peak, std::fabs(x[d]));
-    const float inverse = peak > kNothing ? kLargest / peak : 0.0f;
-    for (std::int64_t d = 0; d < dim; ++d) out[d * stride] = static_cast<std::int8_t>(std::lrintf(x[d] * inverse));
-    return peak > kNothing ? peak / kLargest : 0.0f;
+    bool spoiled = false;
+    for (std::int64_t d = 0; d < dim; ++d) {
+        peak = std::max(peak, std::fabs(x[d]));
+        spoiled |= !std::isfinite(x[d]);
+    }
+    const bool usable = peak > kNothing && !spoiled;
+    const float inverse = kLargest / peak;
+    for (std::int64_t d = 0; d < dim; ++d)
+        out[d * stride] = usable ? static_cast<std::int8_t>(std::lrintf(x[d] * inverse)) : std::int8_t{0};
+    if (spoiled) return std::numeric_limits<float>::quiet_NaN();
+    return usable ? peak / kLargest : 0.0f;
 }
 
 inline void store_key(std::byte* block, KvType type, const float* key, std::int64_t dim, std::int64_t position) {

@@ -38,6 +38,7 @@ inline F16 div(F16 a, F16 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(
 inline F16 fma(F16 a, F16 b, F16 c) {
     return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
+// b where either is NaN.
 inline F16 max(F16 a, F16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
 inline F16 min(F16 a, F16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
 inline F16 sqrt(F16 a) { return {_mm256_sqrt_ps(a.lo), _mm256_sqrt_ps(a.hi)}; }
@@ -46,7 +47,7 @@ inline F16 round(F16 a) {
     constexpr int nearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     return {_mm256_round_ps(a.lo, nearest), _mm256_round_ps(a.hi, nearest)};
 }
-// 2^a for whole numbers a in [-127, 127] (2^-127 is given as 0).
+// 2^a for whole numbers a in [-127, 128]; 2^-127 is given as 0, 2^128 as infinity. Of NaN, any number.
 inline F16 power_of_two(F16 a) {
     const __m256i bias = _mm256_set1_epi32(127);
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(a.lo), bias), 23)),

@@ -29,6 +29,7 @@ inline F16 mul(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline F16 div(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 // a * b + c
 inline F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+// b where either is NaN.
 inline F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline F16 min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline F16 sqrt(F16 a) { return {_mm512_sqrt_ps(a.v)}; }
@@ -36,7 +37,7 @@ inline F16 sqrt(F16 a) { return {_mm512_sqrt_ps(a.v)}; }
 inline F16 round(F16 a) {
     return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
-// 2^a for whole numbers a in [-127, 127] (2^-127 is given as 0).
+// 2^a for whole numbers a in [-127, 128]; 2^-127 is given as 0, 2^128 as infinity. Of NaN, any number.
 inline F16 power_of_two(F16 a) {
     const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(a.v), _mm512_set1_epi32(127));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23))};

@@ -32,15 +32,16 @@ inline F16 mul(F16 a, F16 b) { KVARN_EACH(a.v[i] * b.v[i]); }
 inline F16 div(F16 a, F16 b) { KVARN_EACH(a.v[i] / b.v[i]); }
 // a * b + c
 inline F16 fma(F16 a, F16 b, F16 c) { KVARN_EACH(a.v[i] * b.v[i] + c.v[i]); }
-// b where either is NaN, as on x86.
+// b where either is NaN.
 inline F16 max(F16 a, F16 b) { KVARN_EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 inline F16 min(F16 a, F16 b) { KVARN_EACH(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
 inline F16 sqrt(F16 a) { KVARN_EACH(std::sqrt(a.v[i])); }
 // To the nearest integer, ties to even.
 inline F16 round(F16 a) { KVARN_EACH(std::nearbyintf(a.v[i])); }
-// 2^a for whole numbers a in [-127, 127] (2^-127 is given as 0).
+// 2^a for whole numbers a in [-127, 128]; 2^-127 is given as 0, 2^128 as infinity. Of NaN, any number.
 inline F16 power_of_two(F16 a) {
-    KVARN_EACH(std::bit_cast<float>(static_cast<std::int32_t>(a.v[i] + 127) << 23));
+    // Added to 1.5 * 2^23, a whole number stands in the lowest bits.
+    KVARN_EACH(std::bit_cast<float>(std::bit_cast<std::uint32_t>(a.v[i] + (0x1.8p23f + 127.0f)) << 23));
 }
 // a where x < y, else b.
 inline F16 where_less(F16 x, F16 y, F16 a, F16 b) { KVARN_EACH(x.v[i] < y.v[i] ? a.v[i] : b.v[i]); }

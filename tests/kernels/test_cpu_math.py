@@ -1,0 +1,94 @@
+"""The exponential and the activations of every instruction set over the whole range of float32, against float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+_native = pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was installed without its compiled kernels")
+
+from kvarn.kernels.activation import Activation  # noqa: E402
+from kvarn.kernels.cpu.linear import pack_linear  # noqa: E402
+
+ACTIVATIONS = ["silu", "gelu", "gelu_tanh"]
+ULP = 2.0**-23
+LOWEST, HIGHEST = -87.3, 88.37
+"""Between these the exponential is a normal number."""
+
+
+def exponential(isa: str, x: torch.Tensor, bits: int) -> torch.Tensor:
+    """e^x times 2^bits, rounded to a whole number: a draw's weights of logits x, whose largest is said to be 0."""
+    out = torch.full_like(x, -1.0)
+    _native.Backend(isa).token_weights(x.data_ptr(), len(x), bits, 0.0, 1.0, 0.0, out.data_ptr())
+    return out
+
+
+def of_all_magnitudes() -> torch.Tensor:
+    """Float32 numbers of both signs from the smallest denormal one to the largest, and many of common size."""
+    magnitudes = torch.logspace(-45, 38.5, 4001, dtype=torch.float64).float()
+    return torch.cat([magnitudes, -magnitudes, torch.linspace(-110, 110, 40_001), torch.zeros(1)])
+
+
+@pytest.mark.parametrize(("first", "last", "bits"), [(-70.0, -40.0, 127), (-40.0, 20.0, 90), (20.0, HIGHEST, 0)])
+def test_the_exponential_is_within_two_units_in_the_last_place(isa: str, first: float, last: float, bits: int) -> None:
+    x = torch.linspace(first, last, 200_001).clamp(max=HIGHEST)
+    exact = x.double().exp() * 2.0**bits
+    found = exponential(isa, x, bits).double()
+    assert float(((found - exact).abs() / exact).max()) <= 2 * ULP
+
+
+def test_the_exponential_of_small_numbers_ends_with_the_normal_ones(isa: str) -> None:
+    x = torch.linspace(LOWEST, -70, 10_001).clamp(min=LOWEST)
+    exact = x.double().exp() * 2.0**127
+    found = exponential(isa, x, 127).double()
+    assert torch.all((found - exact).abs() <= 0.5 + 2 * ULP * exact)
+    assert not exponential(isa, torch.tensor([-87.31, -88.0, -104.0, -1e30, -math.inf]), 127).any()
+
+
+def test_the_exponential_of_special_numbers(isa: str) -> None:
+    denormal = 1e-42
+    assert torch.equal(exponential(isa, torch.tensor([0.0, -0.0, denormal, -denormal]), 0), torch.ones(4))
+    assert exponential(isa, torch.tensor([88.38, 89.0, 100.0, 3e38, math.inf]), 0).isposinf().all()
+    assert exponential(isa, torch.tensor([math.nan, -math.nan]), 0).isnan().all()
+
+
+def gated(isa: str, activation: Activation | None, x: torch.Tensor) -> torch.Tensor:
+    """activation(x) times 1: the weight of up is 0, its bias 1."""
+    weight, bias = torch.tensor([[1.0], [0.0]]), torch.tensor([0.0, 1.0])
+    return pack_linear(_native.Backend(isa), weight, bias, activation)(x[:, None])[:, 0]
+
+
+def activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    if activation == "silu":
+        return F.silu(x)
+    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
+@pytest.mark.parametrize(("activation", "absolute"), [("silu", 1e-36), ("gelu", 2e-7), ("gelu_tanh", 4e-7)])
+def test_activations_of_all_finite_numbers_equal_those_in_float64(
+    isa: str, activation: Activation, absolute: float
+) -> None:
+    x = of_all_magnitudes()
+    want = activated(x.double(), activation)
+    torch.testing.assert_close(gated(isa, activation, x).double(), want, atol=absolute, rtol=5e-7)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_keep_what_shows_that_a_model_is_broken(isa: str, activation: Activation) -> None:
+    """NaN, and minus infinity (times a share of zero), give NaN as in torch; plus infinity stays."""
+    x = torch.tensor([math.nan, -math.inf, math.inf])
+    packed = pack_linear(_native.Backend(isa), torch.ones(2, 1), None, activation)  # activation(x) x
+    found, want = packed(x[:, None])[:, 0], activated(x, activation) * x
+    torch.testing.assert_close(found, want, equal_nan=True)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_vector_sets_agree_on_every_bit(isa: str, activation: Activation) -> None:
+    if isa == "generic" or "avx2" not in _native.usable_instruction_sets():
+        pytest.skip("no two that round alike")
+    x = of_all_magnitudes()
+    assert torch.equal(gated(isa, activation, x), gated("avx2", activation, x))
+    assert torch.equal(exponential(isa, x, 40), exponential("avx2", x, 40))
