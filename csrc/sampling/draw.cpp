@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <stdexcept>
 
 #include "core/parallel.h"
 #include "sampling/sampling.h"
@@ -15,6 +16,7 @@ namespace {
 constexpr std::int64_t kPieceChunks = 64;  // chunks summed as one piece of work
 constexpr std::int64_t kLikely = 48;       // chunks whose heaviest tokens are looked at first
 constexpr float kNextThreshold = 1.0f / 256;
+constexpr std::int64_t kNothing = -1;      // for a token where none weighs anything
 
 // The first pass over a row.
 struct ChunkSums {
@@ -139,6 +141,7 @@ std::int64_t draw_row(const DrawCall& call, std::int64_t index, const ChunkSums&
     const RowWeights row(call, index);
     const Filter filter{call.top_k[index], call.top_p[index]};
     const double total = std::reduce(chunks.masses, chunks.masses + row.chunks());
+    if (!(total > 0.0)) return kNothing;
     const double uniform = call.uniforms[index];
     return filter.top_k > 0 || filter.top_p < 1.0 ? draw_filtered(row, filter, chunks, total, uniform, scratch)
                                                   : draw_by_id(row, chunks.masses, uniform * total);
@@ -162,6 +165,8 @@ void draw_tokens(const DrawCall& call) {
         const ChunkSums of_row{sums.masses + index * chunks, sums.maxima + index * chunks};
         call.tokens[index] = draw_row(call, index, of_row, take_scratch(own, chunks));
     });
+    if (std::find(call.tokens, call.tokens + call.count, kNothing) != call.tokens + call.count)
+        throw std::invalid_argument("a row to draw from holds NaN, or its largest logit is not the one given");
 }
 
 void token_weights(const DrawCall& call, float* out) {

@@ -24,7 +24,7 @@ struct MostLikelyCall {
     Workspace* workspace;
 };
 
-// A token for each of some rows.
+// A token for each of some rows. Throws std::invalid_argument where the weights of a row add up to nothing, or to NaN.
 struct DrawCall {
     const float* logits;          // [.., vocab], stride floats from row to row; -inf masks a token
     std::int64_t vocab, stride;

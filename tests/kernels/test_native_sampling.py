@@ -177,3 +177,29 @@ def test_logits_and_columns_of_another_shape_or_type_are_refused() -> None:
     params = DrawParams(one, one.long(), one.double(), one, one)
     with pytest.raises(KernelError, match="a draw needs torch"):
         draw_tokens(native, torch.zeros(1, 5), torch.zeros(1, dtype=torch.int64), one, params)
+    params = DrawParams(one, torch.zeros(1, dtype=torch.int64), one.double(), one, one.double() / 2)
+    for row in (-1, 3):
+        with pytest.raises(KernelError, match="between 0 and 2"):
+            draw_tokens(native, torch.zeros(3, 5), torch.tensor([row]), one, params)
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (3, 1.0), (0, 0.5)])
+@pytest.mark.parametrize("kind", ["nan", "larger maximum", "infinite maximum", "nothing left"])
+def test_a_row_that_nothing_can_be_drawn_from_is_refused(native: Backend, kind: str, top_k: int, top_p: float) -> None:
+    logits = torch.randn(2, 1000)
+    row_max = logits.amax(-1)
+    if kind == "nan":
+        logits[1, 700] = torch.nan
+    elif kind == "nothing left":
+        logits[1] = -torch.inf
+    else:
+        row_max[1] = 1e6 if kind == "larger maximum" else torch.inf
+    params = DrawParams(
+        temperature=torch.ones(2),
+        top_k=torch.full((2,), top_k),
+        top_p=torch.full((2,), top_p, dtype=torch.float64),
+        min_p=torch.zeros(2),
+        uniforms=torch.full((2,), 0.5, dtype=torch.float64),
+    )
+    with pytest.raises(KernelError, match="largest logit"):
+        draw_tokens(native, logits, torch.arange(2), row_max, params)

@@ -21,8 +21,12 @@ def most_likely(native: Backend, logits: torch.Tensor) -> tuple[torch.Tensor, to
 def draw_tokens(
     native: Backend, logits: torch.Tensor, rows: torch.Tensor, row_max: torch.Tensor, params: DrawParams
 ) -> torch.Tensor:
-    """See `Kernels.draw_tokens`."""
-    _, vocab_size = _shape_of(logits)
+    """See `Kernels.draw_tokens`.
+
+    Raises KernelError where `rows` are not rows of `logits`, or one of them holds NaN or another maximum than `row_max`
+    says, so that nothing can be drawn from it.
+    """
+    num_rows, vocab_size = _shape_of(logits)
     columns = (
         (rows, torch.int64),
         (row_max, torch.float32),
@@ -35,22 +39,27 @@ def draw_tokens(
     # Kept until the call is over: a column that is not contiguous is copied.
     held = [_column(column, dtype, len(rows)) for column, dtype in columns]
     of_rows, maxima, temperature, top_k, top_p, min_p, uniforms = (column.data_ptr() for column in held)
+    if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= num_rows):
+        raise KernelError(f"rows to draw for must lie between 0 and {num_rows - 1}")
     tokens = torch.empty(len(rows), dtype=torch.int64)
-    native.draw_tokens(
-        logits.data_ptr(),
-        vocab_size,
-        logits.stride(0),
-        weight_bits(vocab_size),
-        of_rows,
-        len(rows),
-        maxima,
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        uniforms,
-        tokens.data_ptr(),
-    )
+    try:
+        native.draw_tokens(
+            logits.data_ptr(),
+            vocab_size,
+            logits.stride(0),
+            weight_bits(vocab_size),
+            of_rows,
+            len(rows),
+            maxima,
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            uniforms,
+            tokens.data_ptr(),
+        )
+    except ValueError as error:
+        raise KernelError(str(error)) from error
     return tokens
 
 
