@@ -56,6 +56,7 @@ class Multiplier {
 
     template <class Product, class Ask>
     void multiply(const Block& block, Ask& ask) const {
+        [[maybe_unused]] const Bf16DotScope scope{};
         for (std::int64_t first = 0; first < block.row_count; first += kTileHeight) {
             Block tile = block;
             tile.rows += static_cast<std::size_t>(first / kTileHeight) * block.tile_stride;
@@ -94,8 +95,6 @@ class Multiplier {
             tile.sums += static_cast<std::size_t>(count) * tile.sums_stride;
         }
     }
-
-    Bf16DotScope scope_;
 };
 
 // There is one kind of product here.

@@ -2,8 +2,8 @@
 //
 //   add_dots(sums, weights, pair)   sums[n] += weights[n][1] * pair[1], then += weights[n][0] * pair[0]
 //
-// each a fused multiply-add, for which numbers below 2^-126 count as zero, given or found. Between such products a
-// Bf16DotScope must live.
+// each a fused multiply-add, for which numbers below 2^-126 count as zero, given or found. Around such products, and
+// around them alone, a Bf16DotScope must live.
 #pragma once
 
 #include <bit>

@@ -85,6 +85,14 @@ def test_denormal_numbers_count_as_zero(bf16_isa: str) -> None:
     assert float(torch.tensor([small]) * 2) == 2 * small, "the thread's own rounding is as it was"
 
 
+@pytest.mark.parametrize("rows", [1, 40])
+def test_denormal_numbers_that_products_are_added_to_stay(bf16_isa: str, rows: int) -> None:
+    packed = pack_linear(_native.Backend(bf16_isa), torch.ones(20, 64).bfloat16())
+    out = torch.full((rows, 20), 1e-40)
+    packed(torch.zeros(rows, 64), add_to=out)
+    assert torch.equal(out, torch.full((rows, 20), 1e-40))
+
+
 @pytest.mark.parametrize("rows", [1, 15, 16, 17, 31, 32, 33, 47, 65, 257, 300])
 @pytest.mark.parametrize("panels", [1, 2, 3, 5, 9])
 def test_every_shape_of_block_gives_a_row_the_same_bits(bf16_isa: str, rows: int, panels: int) -> None:
