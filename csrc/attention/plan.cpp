@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <stdexcept>
 
 namespace kvarn {
 
@@ -12,6 +13,10 @@ constexpr std::int64_t kMostPartials = 2048;  // results of segments that one ti
 
 // Reading a position costs about as much as four queries' arithmetic on it.
 std::int64_t cost_of(std::int64_t positions, std::int64_t tokens) { return positions * (4 + tokens); }
+
+void require(bool holds, const char* otherwise) {
+    if (!holds) throw std::invalid_argument(otherwise);
+}
 
 struct Tile {
     std::int32_t sequence;
@@ -27,12 +32,15 @@ struct Tile {
 }  // namespace
 
 AttentionPlan::AttentionPlan(const StepTables& tables) : step(tables) {
-    const std::int64_t count = step.sequences ? last_token(step.sequences - 1) : 0;
-    reads.reserve(count);
+    require(step.query_starts[0] == 0 && step.query_starts[step.sequences] == step.tokens,
+            "the query starts do not begin at 0 and end at the number of tokens");
+    reads.reserve(step.tokens);
     own_from_.reserve(step.sequences);
     for (std::int64_t sequence = 0; sequence < step.sequences; ++sequence) {
+        check_sequence(sequence);
         read_sequence(sequence);
         cut_writes(sequence);
+        use_blocks(sequence);
     }
     share_segments();
     cut_tiles();
@@ -44,6 +52,27 @@ std::span<const std::int32_t> AttentionPlan::blocks_of(std::int64_t sequence, st
     const std::int64_t first = segment * kSegmentBlocks;
     const std::int64_t count = std::clamp<std::int64_t>(blocks - first, 0, kSegmentBlocks);
     return {step.block_tables + sequence * step.table_stride + first, static_cast<std::size_t>(count)};
+}
+
+void AttentionPlan::check_sequence(std::int64_t sequence) const {
+    const std::int64_t count = last_token(sequence) - first_token(sequence), context = step.context_lens[sequence];
+    require(count >= 0 && last_token(sequence) <= step.tokens, "the query starts do not ascend");
+    require(count <= context, "a sequence has more queries than tokens");
+    require(context <= step.table_blocks * kBlock, "a block table is too short for its sequence");
+}
+
+// Takes note of the blocks in which this step reads and writes.
+void AttentionPlan::use_blocks(std::int64_t sequence) {
+    const auto use = [&](std::int64_t block) {
+        require(block >= 0, "a block table names a negative block");
+        num_blocks = std::max(num_blocks, block + 1);
+    };
+    for (std::int64_t segment = own_from_[sequence]; !ends_before(sequence, segment); ++segment)
+        for (const std::int32_t block : blocks_of(sequence, segment)) use(block);
+    for (std::int64_t token = first_token(sequence); token < last_token(sequence); ++token) {
+        require(step.slots[token] >= 0, "a slot is negative");
+        use(step.slots[token] / kBlock);
+    }
 }
 
 void AttentionPlan::read_sequence(std::int64_t sequence) {

@@ -15,10 +15,12 @@ constexpr std::int64_t kTileTokens = 32;    // most tokens whose queries one wor
 // A step as the engine describes it (kvarn/kernels/batch.py). The arrays must outlive the plan.
 struct StepTables {
     std::int64_t sequences;               // S
+    std::int64_t tokens;                  // T
     const std::int32_t* query_starts;     // [S + 1]: sequence s has tokens query_starts[s] to query_starts[s + 1]
     const std::int32_t* context_lens;     // [S]: its tokens are the last of so many positions
     const std::int32_t* block_tables;     // [S, table_stride]
-    std::int64_t table_stride;
+    std::int64_t table_stride;            // from row to row
+    std::int64_t table_blocks;            // entries of a row
     const std::int64_t* slots;            // [T]: block * kBlock + offset where a token's key and value go
     std::int64_t window;                  // positions a query sees, its own included; 0: all up to its own
     std::int64_t threads;                 // that will share the work
@@ -50,6 +52,7 @@ struct WriteRange {
 
 class AttentionPlan {
   public:
+    // Throws std::invalid_argument where the step does not fit together: nothing is read past the end of its arrays.
     explicit AttentionPlan(const StepTables& step);
 
     const StepTables step;
@@ -59,6 +62,7 @@ class AttentionPlan {
     std::vector<std::int32_t> item_tokens;
     std::vector<std::int32_t> split_tokens;    // tokens whose segments are joined after all items are done
     std::int64_t num_partials = 0;
+    std::int64_t num_blocks = 0;               // that a cache must have: one more than the largest id used
 
     std::int64_t num_tokens() const { return static_cast<std::int64_t>(reads.size()); }
     std::span<const std::int32_t> tokens_of(const WorkItem& item) const {
@@ -68,6 +72,8 @@ class AttentionPlan {
     std::span<const std::int32_t> blocks_of(std::int64_t sequence, std::int64_t segment) const;
 
   private:
+    void check_sequence(std::int64_t sequence) const;
+    void use_blocks(std::int64_t sequence);
     void read_sequence(std::int64_t sequence);
     void cut_writes(std::int64_t sequence);
     void share_segments();

@@ -19,10 +19,11 @@ namespace {
 using Address = std::uintptr_t;
 
 void make_plan(AttentionPlan* self, Address query_starts, Address context_lens, Address block_tables,
-               std::int64_t table_stride, Address slots, std::int64_t sequences, std::int64_t window) {
-    const StepTables step{sequences, at<const std::int32_t>(query_starts), at<const std::int32_t>(context_lens),
-                          at<const std::int32_t>(block_tables), table_stride, at<const std::int64_t>(slots), window,
-                          omp_get_max_threads()};
+               std::int64_t table_stride, std::int64_t table_blocks, Address slots, std::int64_t sequences,
+               std::int64_t tokens, std::int64_t window) {
+    const StepTables step{sequences, tokens, at<const std::int32_t>(query_starts), at<const std::int32_t>(context_lens),
+                          at<const std::int32_t>(block_tables), table_stride, table_blocks,
+                          at<const std::int64_t>(slots), window, omp_get_max_threads()};
     nb::gil_scoped_release unlocked;
     new (self) AttentionPlan(step);
 }
@@ -35,7 +36,7 @@ void run_attention(Backend& self, const AttentionPlan& plan, Address qkv, std::i
                              &plan, at<const float>(qkv), qkv_stride, at<const float>(cos), at<const float>(sin),
                              half_rotated, at<const float>(norm), eps, at<std::byte>(keys), at<std::byte>(values),
                              scale, softcap, at<float>(out), out_stride, &self.workspace};
-    nb::gil_scoped_release unlocked;
+    const Turn turn(self);
     KVARN_CALL(self.isa, attention, call);
 }
 
@@ -43,10 +44,13 @@ void run_attention(Backend& self, const AttentionPlan& plan, Address qkv, std::i
 
 void bind_attention(nb::module_& m, BackendClass& backend) {
     nb::class_<AttentionPlan>(m, "AttentionPlan", "Who reads which keys in one step. Its arrays must outlive it.")
-        .def("__init__", &make_plan, "query_starts"_a, "context_lens"_a, "block_tables"_a, "table_stride"_a, "slots"_a,
-             "sequences"_a, "window"_a)
+        .def("__init__", &make_plan, "query_starts"_a, "context_lens"_a, "block_tables"_a, "table_stride"_a,
+             "table_blocks"_a, "slots"_a, "sequences"_a, "tokens"_a, "window"_a,
+             "Raises ValueError where the arrays do not fit together.")
         .def_prop_ro("num_items", [](const AttentionPlan& self) { return self.items.size(); })
-        .def_prop_ro("num_partials", [](const AttentionPlan& self) { return self.num_partials; });
+        .def_prop_ro("num_partials", [](const AttentionPlan& self) { return self.num_partials; })
+        .def_prop_ro("num_blocks", [](const AttentionPlan& self) { return self.num_blocks; },
+                     "That the caches must have.");
     backend.def("attention", &run_attention, "plan"_a, "qkv"_a, "qkv_stride"_a, "query_heads"_a, "kv_heads"_a, "dim"_a,
                 "kv_type"_a, "cos"_a, "sin"_a, "half_rotated"_a, "norm"_a, "eps"_a, "keys"_a, "values"_a, "scale"_a,
                 "softcap"_a, "out"_a, "out_stride"_a);

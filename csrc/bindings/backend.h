@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 
 #include <nanobind/nanobind.h>
 
@@ -15,7 +16,18 @@ namespace kvarn {
 
 struct Backend {
     Isa isa;
-    Workspace workspace;
+    Workspace workspace;   // of one call at a time
+    std::mutex in_use;
+};
+
+// One call's use of a backend: calls from other Python threads wait for its end. Nobody waits while holding the GIL.
+class Turn {
+  public:
+    explicit Turn(Backend& backend) : taken_(backend.in_use) {}
+
+  private:
+    nanobind::gil_scoped_release unlocked_;
+    std::lock_guard<std::mutex> taken_;
 };
 
 template <class T>

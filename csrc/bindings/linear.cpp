@@ -74,7 +74,7 @@ void bind_linear(nb::module_& m, BackendClass& backend) {
             const LinearCall call{weight, at<const float>(x), rows, x_stride, at<const float>(norm), eps,
                                   static_cast<Activation>(activation), at<const float>(bias), at<float>(out),
                                   out_stride, accumulate, &self.workspace};
-            nb::gil_scoped_release unlocked;
+            const Turn turn(self);
             if (is_integer(weight)) {
                 KVARN_CALL(self.isa, linear_integer, call);
             }

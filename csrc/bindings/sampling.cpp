@@ -22,7 +22,7 @@ void most_likely_token(Backend& self, std::uintptr_t logits, std::int64_t rows, 
                        std::uintptr_t tokens, std::uintptr_t values) {
     const MostLikelyCall call{at<const float>(logits), rows,          vocab, stride, at<std::int64_t>(tokens),
                               at<float>(values),       &self.workspace};
-    nb::gil_scoped_release unlocked;
+    const Turn turn(self);
     KVARN_CALL(self.isa, most_likely, call);
 }
 
@@ -43,7 +43,7 @@ void draw(Backend& self, std::uintptr_t logits, std::int64_t vocab, std::int64_t
                         .uniforms = at<const double>(uniforms),
                         .tokens = at<std::int64_t>(tokens),
                         .workspace = &self.workspace};
-    nb::gil_scoped_release unlocked;
+    const Turn turn(self);
     KVARN_CALL(self.isa, draw_tokens, call);
 }
 
@@ -60,6 +60,7 @@ void weights_of(Backend& self, std::uintptr_t logits, std::int64_t vocab, int bi
     call.row_max = &row_max;
     call.temperature = &temperature;
     call.min_p = &min_p;
+    const Turn turn(self);
     KVARN_CALL(self.isa, token_weights, call, at<float>(out));
 }
 

@@ -94,11 +94,15 @@ class AttentionPlan:
         context_lens: int,
         block_tables: int,
         table_stride: int,
+        table_blocks: int,
         slots: int,
         sequences: int,
+        tokens: int,
         window: int,
     ) -> None: ...
     @property
     def num_items(self) -> int: ...
     @property
     def num_partials(self) -> int: ...
+    @property
+    def num_blocks(self) -> int: ...

@@ -22,20 +22,31 @@ class CpuAttentionPlan:
 
 
 def plan_attention(batch: PagedBatch, window: int | None = None) -> CpuAttentionPlan:
-    """The plan of one step. `window`: tokens a query sees, itself included; None sees all before it."""
+    """The plan of one step. `window`: tokens a query sees, itself included; None sees all before it.
+
+    Raises KvShapeError where the batch does not fit together.
+    """
     if batch.block_size != BLOCK:
         raise KvShapeError(f"blocks of {batch.block_size} tokens: the kernels read blocks of {BLOCK}")
     if window is not None and window < 1:
         raise KvShapeError(f"a window of {window} tokens shows a query not even itself")
-    native = _native.AttentionPlan(
-        _int32(batch.query_starts),
-        _int32(batch.context_lens),
-        _int32(batch.block_tables),
-        batch.block_tables.stride(0),
-        _int64(batch.slot_mapping),
-        batch.context_lens.shape[0],
-        window or 0,
-    )
+    (sequences,), (tokens,) = batch.context_lens.shape, batch.slot_mapping.shape
+    if batch.query_starts.shape != (sequences + 1,) or len(batch.block_tables) != sequences:
+        raise KvShapeError(f"query starts or block tables are not those of {sequences} sequences")
+    try:
+        native = _native.AttentionPlan(
+            _int32(batch.query_starts),
+            _int32(batch.context_lens),
+            _int32(batch.block_tables),
+            batch.block_tables.stride(0),
+            batch.block_tables.shape[1],
+            _int64(batch.slot_mapping),
+            sequences,
+            tokens,
+            window or 0,
+        )
+    except ValueError as error:
+        raise KvShapeError(str(error)) from error
     return CpuAttentionPlan(native, batch)
 
 
@@ -58,6 +69,9 @@ def attention(
     result depends on its own sequence alone, to the last bit.
     """
     _check(qkv, heads, rotation, norm, plan)
+    kv_type = native_type(key_cache, value_cache, heads)
+    if plan.native.num_blocks > len(key_cache):
+        raise KvShapeError(f"the step uses block {plan.native.num_blocks - 1} of a cache of {len(key_cache)} blocks")
     out = torch.empty((len(qkv), heads.query * heads.dim), dtype=torch.float32)
     backend.attention(
         plan.native,
@@ -66,7 +80,7 @@ def attention(
         heads.query,
         heads.kv,
         heads.dim,
-        native_type(key_cache, value_cache, heads),
+        kv_type,
         rotation.cos.data_ptr(),
         rotation.sin.data_ptr(),
         rotation.cos.shape[1],

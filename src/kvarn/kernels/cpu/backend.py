@@ -24,7 +24,7 @@ from kvarn.kernels.weights import Weight
 class CpuKernels:
     """See `kvarn.kernels.dispatch.Kernels` for what each operation means.
 
-    Operations that only encoders use are torch's own. One thread at a time: scratch memory is shared by all calls.
+    Operations that only encoders use are torch's own. Calls from several threads take turns: they share scratch memory.
     """
 
     def __init__(self, isa: str | None = None) -> None:

@@ -43,8 +43,10 @@ def new_kv_cache(num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDt
 
 def native_type(key_cache: torch.Tensor, value_cache: torch.Tensor, heads: HeadShape) -> int:
     """The number by which the kernels know the type of these caches."""
-    if key_cache.shape != value_cache.shape or key_cache.dtype != torch.uint8:
+    if key_cache.shape != value_cache.shape:
         raise KvShapeError(f"key blocks {tuple(key_cache.shape)}, but value blocks {tuple(value_cache.shape)}")
+    if any(cache.dtype != torch.uint8 or not cache.is_contiguous() for cache in (key_cache, value_cache)):
+        raise KvShapeError("key and value blocks must be bytes, one after another")
     return _NATIVE_TYPE[_kv_dtype_of(key_cache, heads)]
 
 
