@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -119,6 +122,32 @@ def test_the_result_is_added_to_what_is_given(isa: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
+def test_nan_and_infinity_show_in_their_own_row_and_spoil_no_other(isa: str, dtype: torch.dtype) -> None:
+    packed = pack_linear(_native.Backend(isa), random_weight(20, 70, dtype))
+    for rows in (7, 40, 300):
+        x = torch.randn(rows, 70)
+        sound = packed(x)
+        x[3, 41], x[5, 0], x[5, 1] = math.nan, math.inf, -math.inf
+        found = packed(x)
+        assert found[3].isnan().all() and not found[5].isfinite().any()
+        others = [row for row in range(rows) if row not in (3, 5)]
+        assert torch.equal(found[others], sound[others])
+
+
+def test_calls_from_several_threads_on_one_backend_take_turns(isa: str) -> None:
+    backend = _native.Backend(isa)
+    layers = [pack_linear(backend, random_weight(64, 300, torch.float32)) for _ in range(2)]
+    inputs = [torch.randn(rows, 300) for rows in (40, 200)]
+    alone = [layer(x) for layer, x in zip(layers, inputs, strict=True)]
+
+    def call(index: int) -> bool:
+        return all(torch.equal(layers[index](inputs[index]), alone[index]) for _ in range(100))
+
+    with ThreadPoolExecutor(2) as threads:
+        assert all(threads.map(call, range(2)))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_a_row_has_the_same_bits_alone_and_among_any_number(isa: str, dtype: torch.dtype) -> None:
     backend, norm = _native.Backend(isa), Norm(torch.randn(300), 1e-6)
     gated = pack_linear(backend, random_weight(70, 300, dtype), None, "silu")
@@ -198,6 +227,8 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         packed(torch.randn(2, 4), add_to=torch.randn(3, 6))
     with pytest.raises(LinearError, match="norm"):
         packed(torch.randn(2, 4), norm=Norm(torch.randn(3), 1e-6))
+    with pytest.raises(LinearError, match="side by side"):
+        packed(torch.randn(2, 4), norm=Norm(torch.randn(8)[::2], 1e-6))
     with pytest.raises(LinearError, match="between 0 and 5"):
         packed.rows(torch.tensor([6]))
     with pytest.raises(LinearError, match="between 0 and 5"):
@@ -206,5 +237,9 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         pack_linear(backend, torch.randn(6, 4), torch.randn(5))
     with pytest.raises(LinearError, match="gate and up"):
         pack_linear(backend, torch.randn(5, 4), None, "silu")
-    with pytest.raises(LinearError, match="boundary"):
+    with pytest.raises(LinearError, match=f"needs {packed.nbytes} bytes"):
         CpuLinear(backend, packed.form, packed.blob[:-1], None)
+    room = torch.zeros(2 * packed.nbytes + 64, dtype=torch.uint8)
+    for elsewhere in (room[1 : packed.nbytes + 1], room[: 2 * packed.nbytes : 2]):
+        with pytest.raises(LinearError, match="boundary, without gaps"):
+            CpuLinear(backend, packed.form, elsewhere, None)

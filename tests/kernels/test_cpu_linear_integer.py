@@ -12,10 +12,10 @@ from kvarn.kernels.weights import Int4Weight, Int8Weight, dequantise
 
 _native = pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was installed without its compiled kernels")
 
-from kvarn.kernels.cpu.linear import LinearError, pack_linear  # noqa: E402
+from kvarn.kernels.cpu.linear import MAX_INT8_INPUTS, LinearError, pack_linear  # noqa: E402
 
 SHAPES = [(1, 1), (16, 64), (37, 50), (40, 259), (33, 1100)]
-GROUPS = [32, 64, 128]
+GROUPS = [32, 96, 128]
 
 
 def int8_weight(out: int, in_features: int) -> Int8Weight:
@@ -125,12 +125,12 @@ def test_extreme_inputs_and_weights_keep_to_the_definition(isa: str) -> None:
         torch.arange(160) / 127 - 0.5,
     ]
     x = torch.stack(rows)
-    lowest = torch.full((20, 160), -127, dtype=torch.int8)
+    lowest = torch.full((20, 160), -128, dtype=torch.int8)
     small = torch.full((20, 5), 6e-8).half()
     high, low = torch.full((20, 160), 15, dtype=torch.uint8), torch.zeros(20, 160, dtype=torch.uint8)
     for weight in (
         Int8Weight(lowest, torch.full((20,), 1e-3)),
-        Int8Weight(-lowest, torch.full((20,), 1e-3)),
+        Int8Weight(lowest + 255, torch.full((20,), 1e-3)),
         Int4Weight(high, small, torch.zeros(20, 5, dtype=torch.uint8), 32),
         Int4Weight(low, small, torch.full((20, 5), 16, dtype=torch.uint8), 32),
         Int4Weight(low, -small, None, 32),
@@ -138,6 +138,15 @@ def test_extreme_inputs_and_weights_keep_to_the_definition(isa: str) -> None:
         packed = pack_linear(_native.Backend(isa), weight)
         for few in (x[:1], x[:3], x):
             assert torch.equal(packed(few), products(few, weight))
+
+
+def test_sums_of_as_many_extreme_products_as_are_allowed_fit(isa: str) -> None:
+    weight = Int8Weight(torch.full((3, MAX_INT8_INPUTS), -128, dtype=torch.int8), torch.ones(3))
+    packed = pack_linear(_native.Backend(isa), weight)
+    for rows in (1, 6):
+        x = torch.full((rows, MAX_INT8_INPUTS), 127.0)
+        assert torch.equal(packed(x), torch.full((rows, 3), -128.0 * 127 * MAX_INT8_INPUTS))
+        assert torch.equal(packed(-x), torch.full((rows, 3), 128.0 * 127 * MAX_INT8_INPUTS))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
@@ -236,7 +245,7 @@ def test_weights_that_cannot_be_packed_are_refused() -> None:
     for wrong, message in [
         (Int8Weight(int8.values, int8.scales[:5]), "6 float32 scales"),
         (Int8Weight(int8.values.float(), int8.scales), "int8 values"),
-        (int8_weight(1, 200_000), "at most 133144 inputs"),
+        (int8_weight(1, MAX_INT8_INPUTS + 1), f"at most {MAX_INT8_INPUTS} inputs"),
         (Int4Weight(int4.values + 1, int4.scales, None, 32), "0 to 15"),
         (Int4Weight(int4.values, int4.scales.float(), None, 32), "float16 scales"),
         (Int4Weight(int4.values, int4.scales, None, 64), r"\[6, 1\]"),

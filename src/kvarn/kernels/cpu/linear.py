@@ -21,8 +21,8 @@ Format = Literal["f32", "bf16", "int8", "int4"]
 _FORMATS: Mapping[Format, int] = MappingProxyType({"f32": 0, "bf16": 1, "int8": 2, "int4": 3})
 _ACTIVATIONS: Mapping[Activation | None, int] = MappingProxyType({None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3})
 
-MAX_INT8_INPUTS = (2**31 - 1) // (127 * 127)
-"""More products of two int8 numbers might not add up in 32 bits."""
+MAX_INT8_INPUTS = (2**31 - 1) // (128 * 127)
+"""More products of int8 weights and inputs (which are never -128) might not add up in 32 bits."""
 
 
 class LinearError(KernelError):
@@ -49,6 +49,8 @@ class PackedForm:
         gated = self.activation is not None
         if self.out < 1 or self.in_features < 1 or (gated and self.out % 2):
             raise LinearError(f"cannot pack a weight [{self.out}, {self.in_features}]" + (" of gate and up" * gated))
+        if self.format == "int8" and self.in_features > MAX_INT8_INPUTS:
+            raise LinearError(f"int8 weights have at most {MAX_INT8_INPUTS} inputs, not {self.in_features}")
         if self.format == "int4" and (self.group < 32 or self.group % 32):
             raise LinearError(f"groups of {self.group} inputs cannot be packed: a group is a multiple of 32")
         return _native.PackedWeight(
@@ -62,7 +64,7 @@ class PackedForm:
 
 
 class CpuLinear:
-    """See `kvarn.kernels.linear.Linear`. Immutable; several threads may call it, but not on the same backend."""
+    """See `kvarn.kernels.linear.Linear`. Immutable; calls from several threads on one backend take turns."""
 
     def __init__(
         self, backend: _native.Backend, form: PackedForm, blob: torch.Tensor, bias: torch.Tensor | None
@@ -79,8 +81,10 @@ class CpuLinear:
             LinearError: The blob is not of that size or boundary, or the bias not of that shape.
         """
         native = form.native()
-        if blob.dtype != torch.uint8 or blob.shape != (native.size,) or blob.data_ptr() % 64:
-            raise LinearError(f"a packed weight needs {native.size} bytes on a 64-byte boundary, not {blob.shape}")
+        if blob.dtype != torch.uint8 or blob.shape != (native.size,):
+            raise LinearError(f"a packed weight needs {native.size} bytes, not {blob.dtype} {tuple(blob.shape)}")
+        if blob.data_ptr() % 64 or not blob.is_contiguous():
+            raise LinearError("the bytes of a packed weight must begin on a 64-byte boundary, without gaps")
         if bias is not None and bias.shape != (form.out,):
             raise LinearError(f"bias {tuple(bias.shape)} does not fit a weight with {form.out} rows")
         native.blob = blob.data_ptr()
@@ -111,9 +115,10 @@ class CpuLinear:
         if norm is None:
             norm_weight, eps = 0, 0.0
         else:
-            if norm.weight.shape != (self.in_features,) or norm.weight.dtype != torch.float32:
-                raise LinearError(f"the norm of {self.in_features} inputs needs as many float32 weights")
-            norm_weight, eps = norm.weight.data_ptr(), norm.eps
+            weight = norm.weight
+            if weight.shape != (self.in_features,) or weight.dtype != torch.float32 or not weight.is_contiguous():
+                raise LinearError(f"the norm of {self.in_features} inputs needs as many float32 weights, side by side")
+            norm_weight, eps = weight.data_ptr(), norm.eps
         self._multiply(
             self._native,
             x.data_ptr(),
@@ -194,11 +199,9 @@ def _form_of(weight: Weight, activation: Activation | None) -> PackedForm:
 
 
 def _pack_int8(native: _native.PackedWeight, weight: Int8Weight, blob: torch.Tensor) -> None:
-    out, in_features = weight.values.shape
+    out = weight.values.shape[0]
     if weight.values.dtype != torch.int8 or weight.scales.dtype != torch.float32 or weight.scales.shape != (out,):
         raise LinearError(f"an int8 weight needs int8 values and {out} float32 scales")
-    if in_features > MAX_INT8_INPUTS:
-        raise LinearError(f"int8 weights have at most {MAX_INT8_INPUTS} inputs, not {in_features}: sums have 32 bits")
     values, scales = weight.values.contiguous(), weight.scales.contiguous()
     _native.pack_int8(native, values.data_ptr(), scales.data_ptr(), blob.data_ptr())
 
