@@ -63,15 +63,17 @@ void AttentionPlan::check_sequence(std::int64_t sequence) const {
 
 // Takes note of the blocks in which this step reads and writes.
 void AttentionPlan::use_blocks(std::int64_t sequence) {
-    const auto use = [&](std::int64_t block) {
-        require(block >= 0, "a block table names a negative block");
-        num_blocks = std::max(num_blocks, block + 1);
-    };
+    std::int32_t lowest = 0, highest = -1;
     for (std::int64_t segment = own_from_[sequence]; !ends_before(sequence, segment); ++segment)
-        for (const std::int32_t block : blocks_of(sequence, segment)) use(block);
+        for (const std::int32_t block : blocks_of(sequence, segment)) {
+            lowest = std::min(lowest, block);
+            highest = std::max(highest, block);
+        }
+    require(lowest >= 0, "a block table names a negative block");
+    num_blocks = std::max(num_blocks, std::int64_t{highest} + 1);
     for (std::int64_t token = first_token(sequence); token < last_token(sequence); ++token) {
         require(step.slots[token] >= 0, "a slot is negative");
-        use(step.slots[token] / kBlock);
+        num_blocks = std::max(num_blocks, step.slots[token] / kBlock + 1);
     }
 }
 
