@@ -21,6 +21,9 @@ from kvarn.wire.sampling import SamplingParams
 FIRST_TOKEN_ID = 300
 """Prompts are made of ids from here on: the lowest ones are special tokens in some vocabularies."""
 
+_FILL_TOKENS = 4096
+"""Prompt tokens computed in a step until a batch is complete: those that came first are then but few tokens ahead."""
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -33,6 +36,10 @@ class Case:
     def name(self) -> str:
         """For a table."""
         return f"decode {self.batch} x {self.context}" if self.batch else f"prefill {self.context}"
+
+    def longest(self, steps: int) -> int:
+        """Tokens that a sequence may reach while `steps` steps are measured."""
+        return self.context + steps + self.batch + 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,42 +61,59 @@ class Point:
 def measure(
     executor: Executor, costs: DecoderCosts, ceilings: Ceilings, cases: Sequence[Case], vocab_size: int, steps: int
 ) -> Iterator[Point]:
-    """One point for each case, `steps` steps each (prompts: an eighth of that, at least one)."""
-    engine = engine_for(executor)
+    """One point for each case, `steps` steps each (prompts: an eighth of that, at least one).
+
+    The executor holds every case: `Case.longest` tokens for each sequence of its batch.
+    """
+    engine = engine_for(executor, max([case.batch for case in cases], default=0))
     for case in cases:
         if case.batch:
-            # The context grows by one token a step: its middle is what the floor is counted for.
-            seconds = decode_seconds(engine, case.batch, max(1, case.context - steps // 2), steps, vocab_size)
-            work = costs.decode(case.batch, case.context)
+            work, seconds = _measure_decode(engine, case, costs, vocab_size, steps)
         else:
             seconds = [prefill_seconds(engine, case.context, turn, vocab_size) for turn in range(max(1, steps // 8))]
             work = costs.prefill(case.context)
         yield Point(case, work, floor_s(work, ceilings), statistics.median(seconds))
 
 
-def decode_seconds(engine: EngineCore, batch: int, context: int, steps: int, vocab_size: int) -> list[float]:
-    """Seconds of `steps` steps in which `batch` sequences with `context` tokens each decode one more."""
-    for number in range(batch):
-        engine.add(_request(str(number), _prompt(context, number, vocab_size), steps + 2))
-    while engine.stats().batch_tokens != batch or engine.stats().batch_seqs != batch:
+def _measure_decode(
+    engine: EngineCore, case: Case, costs: DecoderCosts, vocab_size: int, steps: int
+) -> tuple[StepWork, list[float]]:
+    """Steps in which a whole batch decodes, its contexts about `case.context` long, and what such a step must do."""
+    for number in range(case.batch):
+        prompt = _prompt(max(1, case.context - steps // 2), number, vocab_size)
+        engine.add(_request(str(number), prompt, steps + case.batch + 2))
+    while engine.stats().batch_tokens != case.batch or engine.stats().batch_seqs != case.batch:
         engine.step()
+    before = engine.stats()
     seconds = [_timed_step(engine) for _ in range(steps)]
-    _finish(engine)
-    return seconds
+    after = engine.stats()
+    engine.abort_all()
+    # What was read, not what was asked for: contexts grow with each step, and some began to earlier than others.
+    kv_tokens = (after.kv_tokens_read_total - before.kv_tokens_read_total) / steps
+    pairs = (after.attended_pairs_total - before.attended_pairs_total) / steps
+    work = costs.step(tokens=case.batch, logits_rows=case.batch, kv_tokens=round(kv_tokens), pairs=pairs)
+    return work, seconds
 
 
 def prefill_seconds(engine: EngineCore, tokens: int, seed: int, vocab_size: int) -> float:
     """Seconds of the one step that computes a prompt."""
     engine.add(_request("0", _prompt(tokens, seed, vocab_size), 1))
     seconds = _timed_step(engine)
-    _finish(engine)
+    engine.abort_all()
     return seconds
 
 
-def engine_for(executor: Executor) -> EngineCore:
-    """An engine that never holds work back and finds nothing of an earlier measurement in its cache."""
+def engine_for(executor: Executor, batch: int = 1) -> EngineCore:
+    """An engine that never holds work back and finds nothing of an earlier measurement in its cache.
+
+    A step has room for `batch` decodes and at least one whole prompt beside them: in `batch` steps all of them decode.
+    """
     config = EngineConfig(
-        token_budget=executor.max_context_length * 2, tpot_target_ms=1e9, prefix_cache=False, max_prefill_stretch=1e6
+        max_num_seqs=max(1, batch),
+        token_budget=max(_FILL_TOKENS, executor.max_context_length) + batch,
+        tpot_target_ms=1e9,
+        prefix_cache=False,
+        max_prefill_stretch=1e6,
     )
     return EngineCore(executor, config, time.monotonic)
 
@@ -108,8 +132,3 @@ def _timed_step(engine: EngineCore) -> float:
     began = time.perf_counter()
     engine.step()
     return time.perf_counter() - began
-
-
-def _finish(engine: EngineCore) -> None:
-    while engine.has_work():
-        engine.step()

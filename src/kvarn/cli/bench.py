@@ -165,7 +165,7 @@ def roofline(
     json_path: JsonPath = None,
 ) -> None:
     """Measure the machine's ceilings and, for each kind of step, the floor they allow and the time it takes."""
-    from kvarn.cli.roofline import NotADecoderError, RooflineOptions, run_roofline  # brings torch
+    from kvarn.cli.roofline import RooflineError, RooflineOptions, run_roofline  # brings torch
     from kvarn.config.schema import ModelConfig
     from kvarn.kernels.errors import KernelError
     from kvarn.models.errors import ModelError
@@ -183,7 +183,7 @@ def roofline(
     options = RooflineOptions(batch or [1, 8, 32], context, prompt or [512], steps, json_path)
     try:
         run_roofline(config, options, Console())
-    except (NotADecoderError, CheckpointError, ModelError, KernelError) as error:
+    except (RooflineError, CheckpointError, ModelError, KernelError) as error:
         _stop(str(error), EXIT_USAGE)
 
 

@@ -33,15 +33,15 @@ class RooflineOptions:
     json_path: Path | None
 
 
-class NotADecoderError(ValueError):
-    """The roofline is of decoders."""
+class RooflineError(ValueError):
+    """What was asked for cannot be measured."""
 
 
 def run_roofline(config: ModelConfig, options: RooflineOptions, console: Console) -> None:
     """Measure and print; write JSON where asked to.
 
     Raises:
-        NotADecoderError: The model is an encoder.
+        RooflineError: The model is an encoder, or takes no context as long as that.
         Exception: What loading raises; the message says what is wrong with the checkpoint or the options.
     """
     model = load_model(
@@ -52,7 +52,14 @@ def run_roofline(config: ModelConfig, options: RooflineOptions, console: Console
         kernels=config.kernels,
     )
     if not isinstance(model, Decoder):
-        raise NotADecoderError(f"{config.path} is an encoder: the roofline is of decoders")
+        raise RooflineError(f"{config.path} is an encoder: the roofline is of decoders")
+    cases = [Case(batch, options.context) for batch in options.batches] + [Case(0, n) for n in options.prompts]
+    longest = max(case.longest(options.steps) for case in cases)
+    if longest > model.spec.max_context_length:
+        raise RooflineError(
+            f"sequences would reach {longest} tokens (context, steps and batch; or prompt), but the model takes "
+            f"{model.spec.max_context_length} at most: lower --context, --prompt, --steps or --batch"
+        )
     threads = config.threads or kernel_threads(model.layer_bytes)
     torch.set_num_threads(threads)
     arithmetic: Arithmetic = "int8" if model.quantization else "float"
@@ -62,7 +69,7 @@ def run_roofline(config: ModelConfig, options: RooflineOptions, console: Console
         f"{ceilings.operations_per_s / 1e9:.0f} G operations/s ({arithmetic}): a step is bound by computing from "
         f"{ceilings.ridge:.0f} operations a byte on"
     )
-    points = list(_points(model, ceilings, options))
+    points = list(_points(model, ceilings, cases, options.steps))
     console.print(_table(points, f"{config.path}: {_held_as(model)}, KV {model.kv_dtype}, {model.kernels.name}"))
     if options.json_path is not None:
         found = {"ceilings": asdict(ceilings), "points": [asdict(p) | {"ratio": p.ratio} for p in points]}
@@ -83,33 +90,32 @@ def _held_as(model: Decoder) -> str:
     return model.quantization or str(model.dtype).removeprefix("torch.")
 
 
-def _points(model: Decoder, ceilings: Ceilings, options: RooflineOptions) -> Iterator[Point]:
-    cases = [Case(batch, options.context) for batch in options.batches] + [Case(0, n) for n in options.prompts]
-    longest = max([options.context + options.steps, *options.prompts]) + BLOCK_SIZE
-    blocks = max(max(options.batches, default=1) * -(-longest // BLOCK_SIZE), -(-longest // BLOCK_SIZE)) + 1
+def _points(model: Decoder, ceilings: Ceilings, cases: Sequence[Case], steps: int) -> Iterator[Point]:
+    blocks = max(max(1, case.batch) * -(-case.longest(steps) // BLOCK_SIZE) for case in cases)
     executor = InProcessExecutor(
         model,
-        num_blocks=blocks,
-        max_num_seqs=max(options.batches, default=1),
-        max_context_length=min(longest, model.spec.max_context_length),
+        num_blocks=blocks + 1,
+        max_num_seqs=max(1, *(case.batch for case in cases)),
+        max_context_length=max(case.longest(steps) for case in cases),
     )
     try:
-        yield from measure(executor, costs_of(model), ceilings, cases, model.spec.vocab_size, options.steps)
+        yield from measure(executor, costs_of(model), ceilings, cases, model.spec.vocab_size, steps)
     finally:
         executor.shutdown()
 
 
 def _table(points: Sequence[Point], title: str) -> Table:
     shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    # Two lines each, so that the table fits into 80 columns.
     for heading in (
         "step",
-        "weights MB",
-        "KV MB",
-        "G operations",
-        "op/byte",
-        "floor ms",
-        "measured ms",
-        "of the floor",
+        "weights\nMB",
+        "KV\nMB",
+        "G\nops",
+        "ops /\nbyte",
+        "floor\nms",
+        "measured\nms",
+        "of the\nfloor",
     ):
         shown.add_column(heading, justify="left" if heading == "step" else "right", no_wrap=True)
     for point in points:

@@ -68,7 +68,7 @@ class TorchKernels:
         """Tensors [num_blocks, kv_heads, block_size, head_dim]."""
         if dtype == "int8":
             raise UnsupportedByBackendError(
-                "an int8 KV cache needs the compiled kernels: set `kernels` to cpu (where they were not built, that says "
+                "an int8 KV cache needs the compiled kernels: set `kernels` to cpu (where they are missing, it says "
                 "how to get them), or kv_cache_dtype to bfloat16"
             )
         shape = (num_blocks, heads.kv, 16, heads.dim)
