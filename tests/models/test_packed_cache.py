@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from kvarn import models
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.linear import Linear
 from kvarn.kernels.packed import KeepsPackedWeights, PackedBytes
 from kvarn.kernels.torch_backend import TorchKernels
-from kvarn.kernels.weights import Weight, dequantise
+from kvarn.kernels.weights import Int4Weight, Weight, dequantise
 from kvarn.models import Decoder, load_model
 from kvarn.models.packed_cache import PackedCache
+from kvarn.models.quantise import quantise
 from kvarn.models.weight_parts import ReorderedLinear
 
 cpu_linear = pytest.importorskip("kvarn.kernels.cpu.linear", reason="needs the compiled kernels", exc_type=ImportError)
@@ -115,6 +121,35 @@ def test_another_layout_of_packed_bytes_is_another_file(load: Any, monkeypatch: 
     assert load()[1] == 13
 
 
+def test_weights_are_packed_anew_when_the_code_that_prepares_them_has_changed(
+    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load()
+    room = tmp_path / "room"
+    shutil.copytree(Path(models.__file__).parent, room)
+    monkeypatch.setattr("kvarn.models.packed_cache._ROOM", room)
+    assert load()[1] == 0
+    with (room / "formats" / "gptq.py").open("a") as stream:
+        stream.write("# zero points are read right now")
+    assert load()[1] == 13
+
+
+def test_a_changed_layout_of_packed_bytes_needs_a_new_name() -> None:
+    """Where this fails, count up PACKED_LAYOUT and put the digest here: else bytes of earlier starts are misread."""
+    from kvarn.kernels.cpu.packed import PACKED_LAYOUT
+
+    digest = hashlib.sha256()
+    numbers = (torch.arange(40 * 96, dtype=torch.float32).view(40, 96) * 37 % 101 - 50) / 64
+    zeros = (torch.arange(40 * 3, dtype=torch.int64).view(40, 3) % 16).to(torch.uint8)
+    four_bits = Int4Weight((numbers * 64 % 16).to(torch.uint8), torch.ones(40, 3).half(), zeros, 32)
+    weights = [numbers, numbers.bfloat16(), quantise(numbers, "int8"), four_bits, replace(four_bits, zeros=None)]
+    for activation in (None, "silu"):
+        for weight in weights:
+            packed = cpu_linear.pack_linear(CompiledLinears().backend, weight, None, activation)
+            digest.update(packed.blob.numpy().tobytes())
+    assert (PACKED_LAYOUT, digest.hexdigest()[:16]) == ("panels-of-16/1", "d6f6adf24acbdfdc")
+
+
 @pytest.mark.parametrize("damage", ["cut", "garbage", "other form"])
 def test_a_damaged_file_is_said_and_replaced(
     damage: str, load: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, run_paged: Any
@@ -169,3 +204,72 @@ def test_reordered_inputs_are_kept_with_their_order(tmp_path: Path) -> None:
     torch.testing.assert_close(again(x), x @ weight.T + 1)
     assert torch.equal(again.rows(torch.tensor([7, 2])), weight[[7, 2]])
     assert PackedCache.open(tmp_path, "m", ["x"], kernels).find("other") is None
+
+
+def small_cache(directory: Path) -> tuple[CompiledLinears, PackedCache]:
+    """Something to save."""
+    kernels = CompiledLinears()
+    cache = PackedCache.open(directory, "m", ["x"], kernels)
+    cache.keep("layer", kernels.pack_linear(torch.ones(16, 32)))
+    return kernels, cache
+
+
+def test_a_directory_that_may_not_be_looked_into_costs_only_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    small_cache(tmp_path)[1].save()
+    tmp_path.chmod(0o000)
+    user = os.geteuid()
+    try:
+        if user == 0:  # whom permissions do not bind
+            os.seteuid(65534)
+        assert PackedCache.open(tmp_path, "m", ["x"], CompiledLinears()).find("layer") is None
+    finally:
+        os.seteuid(user)
+        tmp_path.chmod(0o755)
+    assert "cannot be read" in caplog.text
+    assert "damaged" not in caplog.text
+
+
+def test_others_may_read_the_file_as_the_umask_says(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        small_cache(tmp_path)[1].save()
+    finally:
+        os.umask(before)
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_full_disk_costs_only_a_warning_and_leaves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, cache = small_cache(tmp_path)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    cache.save()
+    assert "could not be kept" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parts_of_writers_that_were_killed_are_removed_and_those_of_living_ones_are_not(tmp_path: Path) -> None:
+    kernels, cache = small_cache(tmp_path)
+    old, new, other = (tmp_path / f".{name}-ab" for name in (cache.file.name, f"{cache.file.name}-", "other"))
+    for part in (old, new, other):
+        part.write_bytes(b"part")
+    for part in (old, other):
+        os.utime(part, (1, 1))
+    cache.save()
+    assert sorted(tmp_path.iterdir()) == sorted([cache.file, new, other])
+    assert PackedCache.open(tmp_path, "m", ["x"], kernels).find("layer") is not None
+
+
+def test_two_processes_that_write_at_once_leave_one_whole_file(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda cache: cache.save(), [small_cache(tmp_path)[1] for _ in range(8)]))
+    (file,) = tmp_path.iterdir()
+    assert file.suffix == ".safetensors"
+    assert PackedCache.open(tmp_path, "m", ["x"], CompiledLinears()).find("layer") is not None

@@ -9,11 +9,13 @@ the header is padded with blanks (which the format allows), and each packed weig
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
-import tempfile
+import secrets
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +29,11 @@ from kvarn.kernels.linear import Linear
 from kvarn.kernels.packed import KeepsPackedWeights, PackedBytes
 from kvarn.models.weight_parts import ReorderedLinear
 
+_ROOM = Path(__file__).parent
+"""The code that reads, joins and quantises weights before they are packed."""
 _ALIGNMENT = 64
+_ABANDONED_S = 3600.0
+"""A part of a file that was not written to for so long has lost its writer."""
 _TYPES = {torch.uint8: "U8", torch.float32: "F32", torch.int64: "I64"}
 _log = logging.getLogger(__name__)
 
@@ -51,14 +57,13 @@ class PackedCache:
         Args:
             directory: Made when something is saved.
             model: Begins the file's name.
-            origin: All that the packed bytes follow from, beside the kernels' layout.
+            origin: All that the packed bytes follow from, beside the kernels' layout and the code of this room.
             kernels: They pack.
         """
-        text = json.dumps([kernels.packed_layout, *map(str, origin)])
+        text = json.dumps([kernels.packed_layout, _code_digest(), *map(str, origin)])
         digest = hashlib.sha256(text.encode()).hexdigest()[:24]
         cache = PackedCache(directory / f"{model}-{digest}.safetensors", kernels)
-        if cache.file.is_file():
-            cache._read()
+        cache._read()
         return cache
 
     def find(self, name: str) -> Linear | None:
@@ -88,6 +93,7 @@ class PackedCache:
             return
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
+            _remove_abandoned(self.file)
             _write(self.file, *self._contents())
         except OSError as error:
             _log.warning(
@@ -98,6 +104,16 @@ class PackedCache:
         _log.info("packed weights kept for the next start", extra={"file": str(self.file)})
 
     def _read(self) -> None:
+        try:
+            self.file.open("rb").close()  # safetensors does not tell a file that is missing from one it may not read
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            _log.warning(
+                "kept packed weights cannot be read: the weights are packed again",
+                extra={"file": str(self.file), "error": str(error)},
+            )
+            return
         try:
             self._stored = safe_open(self.file, framework="pt")
             self._forms = json.loads(self._stored.metadata()["layers"])
@@ -127,23 +143,45 @@ class PackedCache:
         return blobs | by_alignment, {"layers": json.dumps(forms)}
 
 
+def _code_digest() -> str:
+    """Changes with the code of this room: a reader that is mended must not find what it read before."""
+    digest = hashlib.sha256()
+    for file in sorted(_ROOM.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
 def origin_of(files: Iterable[Path]) -> list[tuple[str, int, int]]:
     """What tells one state of a checkpoint's files from another: path, size and time of the last change of each."""
     stats = [(file.resolve(), file.stat()) for file in sorted(files)]
     return [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in stats]
 
 
+def _remove_abandoned(file: Path) -> None:
+    """Remove what processes that were killed while they wrote the file have left: parts of it, maybe gigabytes each."""
+    for part in file.parent.iterdir():
+        if part.name.startswith(_part_prefix(file)):
+            with contextlib.suppress(FileNotFoundError):  # its writer has just finished, or another process was faster
+                if time.time() - part.stat().st_mtime > _ABANDONED_S:
+                    part.unlink()
+
+
+def _part_prefix(file: Path) -> str:
+    return f".{file.name}-"
+
+
 def _write(file: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
-    """All or nothing: another process sees the whole file or none."""
-    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}-", delete=False) as stream:
-        try:
+    """All or nothing: another process sees the whole file or none. Who may read it follows from the umask."""
+    part = file.with_name(_part_prefix(file) + secrets.token_hex(8))
+    try:
+        with part.open("xb") as stream:
             _write_safetensors(stream, tensors, metadata)
             stream.flush()
             os.fsync(stream.fileno())
-            Path(stream.name).replace(file)
-        except BaseException:
-            Path(stream.name).unlink(missing_ok=True)
-            raise
+        part.replace(file)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def _write_safetensors(stream: IO[bytes], tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
