@@ -85,10 +85,12 @@ def random_layer(
 
 
 def gptq(layer: Quantised, *, less_one: bool = True, g_idx: bool = True) -> dict[str, torch.Tensor]:
-    zeros = (layer.zeros - 1) % 2**layer.bits if less_one else layer.zeros
+    qzeros = words(layer.zeros.T, layer.bits)
+    if less_one:  # from whole words, as GPTQModel does
+        qzeros -= {4: 0x11111111, 8: 0x01010101}[layer.bits]
     tensors = {
         "qweight": words(layer.codes, layer.bits).t().contiguous(),
-        "qzeros": words(zeros.T, layer.bits),
+        "qzeros": qzeros,
         "scales": layer.scales.t().contiguous(),
     }
     return tensors | ({"g_idx": torch.from_numpy(layer.group_of).int()} if g_idx else {})
@@ -361,6 +363,7 @@ def test_ranks_that_would_cut_a_group_or_reordered_inputs_are_refused(tmp_path: 
         ({**GPTQ, "bits": 3}, "3 bits"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "marlin"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "gemv"),
+        ({"quant_method": "awq", "bits": 4, "checkpoint_format": "gemv"}, "gemv"),
         (compressed("float-quantized", {"num_bits": 8, "type": "float"}), "float-quantized"),
         (compressed("pack-quantized", {"num_bits": 2}), "'num_bits': 2"),
         (compressed("int-quantized", {"num_bits": 8, "strategy": "block"}), "block"),

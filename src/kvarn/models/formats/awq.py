@@ -1,4 +1,4 @@
-"""AWQ (Lin et al. 2023) as AutoAWQ stores it, version `gemm`.
+"""AWQ (Lin et al. 2023) as AutoAWQ stores it, version `gemm` (GPTQModel calls it `checkpoint_format`).
 
 For a layer [out, in] with 4 bits and G groups:
 
@@ -35,7 +35,7 @@ class AwqFormat:
         self._checkpoint = checkpoint
         self._note = note
         bits = config.get("bits", config.get("w_bit"))
-        version = str(config.get("version", "gemm")).lower()
+        version = str(config.get("version") or config.get("checkpoint_format") or "gemm").lower()
         if bits != 4 or version != "gemm":
             raise UnsupportedQuantizationError(f"AWQ in {bits} bits, version {version!r}")
         self._group_size = int(config.get("group_size", config.get("q_group_size", 128)))

@@ -7,8 +7,12 @@ For a layer [out, in] with b bits (4 or 8) and G groups:
     scales  [G, out]              a float type
     g_idx   [in]                  int32: the group of each input; not in order where `desc_act` reordered them
 
-The first format (`checkpoint_format` gptq, or none) stores zero points less one, in b bits; `gptq_v2` stores them as
-they are.
+The first format (`checkpoint_format` gptq, or none) stores zero points less one; `gptq_v2` stores them as they are.
+GPTQModel subtracts the ones from whole words, so that a zero point of 0 borrows from the next one, and adds them to
+whole words when it reads. AutoGPTQ subtracts before it packs: the same, but that a zero point of 0 spoils the rest of
+its word (https://github.com/AutoGPTQ/AutoGPTQ/pull/640), which no reader can mend. Symmetric weights have their zero in
+the middle, even where a checkpoint of the first format stores it as the second does
+(https://github.com/vllm-project/vllm/pull/38966).
 """
 
 from __future__ import annotations
@@ -42,7 +46,8 @@ class GptqFormat:
         version = "marlin" if config.get("is_marlin_format") else config.get("checkpoint_format") or "gptq"
         if version not in ("gptq", "gptq_v2"):
             raise UnsupportedQuantizationError(f"GPTQ in the format {version!r}")
-        self._zero_offset = 1 if version == "gptq" else 0
+        self._symmetric = config.get("sym") is True
+        self._zeros_are_whole = version == "gptq_v2"
         self._group_size = int(config.get("group_size", -1))
 
     def read(self, name: str, shape: tuple[int, int]) -> WeightPart:
@@ -57,13 +62,11 @@ class GptqFormat:
             raise WeightShapeError(f"{name}.qweight", expected, tuple(qweight.shape))
         scales = self._checkpoint.stored(f"{name}.scales")
         group = self._group(name, in_features, scales)
-        zeros = self._checkpoint.tensor(f"{name}.qzeros", (scales.shape[0], out_features * bits // 32))
-        zeros = (unpack_words(zeros, bits) + self._zero_offset) & (2**bits - 1)
         codes = Codes(
             bits=bits,
             values=unpack_words(qweight.t(), bits),
             scales=scales.t(),
-            zeros=zeros.t().contiguous(),
+            zeros=self._zeros(name, (scales.shape[0], out_features * bits // 32), bits),
             group=group,
             group_of=self._group_of(name, in_features),
         )
@@ -82,12 +85,25 @@ class GptqFormat:
         if self._group_size > 0 and -(-in_features // self._group_size) == groups:
             return self._group_size
         if in_features % groups:
-            raise WeightShapeError(
-                f"{name}.scales", (-(-in_features // self._group_size), scales.shape[1]), tuple(scales.shape)
-            )
+            expected = -(-in_features // self._group_size) if self._group_size > 0 else 1
+            raise WeightShapeError(f"{name}.scales", (expected, scales.shape[1]), tuple(scales.shape))
         return in_features // groups
+
+    def _zeros(self, name: str, shape: tuple[int, int], bits: int) -> torch.Tensor | None:
+        """[out, groups] uint8; None: the middle everywhere. `shape` is that of the words."""
+        stored = self._checkpoint.tensor(f"{name}.qzeros", shape)
+        middle = 1 << (bits - 1)
+        if self._symmetric and any(bool((unpack_words(stored, bits) == zero).all()) for zero in (middle - 1, middle)):
+            return None
+        return unpack_words(stored if self._zeros_are_whole else _plus_one(stored, bits), bits).t().contiguous()
 
     def _group_of(self, name: str, in_features: int) -> torch.Tensor | None:
         if f"{name}.g_idx" not in self._checkpoint:
             return None
         return self._checkpoint.tensor(f"{name}.g_idx", (in_features,)).long()
+
+
+def _plus_one(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """One added to each number of int32 words, carries going on to the next number."""
+    ones = sum(1 << place for place in range(0, 32, bits))
+    return (words.long() + ones).to(torch.int32)
