@@ -124,9 +124,9 @@ class WeightLoader:
 
     def embedding(self, name: str, vocab_size: int, hidden_size: int) -> torch.Tensor:
         """This rank's rows of an embedding [vocab_size, hidden_size]."""
-        share = self.parallel.vocab_share(vocab_size)
-        weight = self._checkpoint.tensor(f"{name}.weight", (vocab_size, hidden_size))
-        return weight[share.start : share.stop].to(self.dtype)
+        part = self._format.read(name, (vocab_size, hidden_size)).outputs(self.parallel.vocab_share(vocab_size))
+        plain = part.weight if isinstance(part.weight, torch.Tensor) else part.dequantised()
+        return plain.to(self.dtype)
 
     def finish(self) -> None:
         """All is loaded: keep what was packed for the next start, where that is asked for."""

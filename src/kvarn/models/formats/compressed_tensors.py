@@ -98,8 +98,13 @@ class CompressedTensorsFormat:
             values = self._packed(name, shape, scheme.bits)
         else:
             stored = self._checkpoint.tensor(f"{name}.weight", shape)
+            if stored.dtype != torch.int8:
+                raise CheckpointError(
+                    f"{name}.weight has a scale, but holds {stored.dtype}, not int8: the checkpoint was saved before "
+                    "it was compressed (save it with save_compressed=True)"
+                )
             if scheme.bits == 8 and scheme.symmetric and scheme.group_size is None:
-                return WeightPart(int8_weight(stored, self._checkpoint.stored(f"{name}.weight_scale")))
+                return WeightPart(int8_weight(stored, self._scales(name, shape[0], 1)[:, 0]))
             values = _unsigned(stored, scheme.bits)
         return weight_part(self._codes(name, values, scheme), name, self._note)
 
@@ -117,19 +122,24 @@ class CompressedTensorsFormat:
         out_features, in_features = values.shape
         group = scheme.group_size or in_features
         groups = -(-in_features // group)
-        scales = self._checkpoint.stored(f"{name}.weight_scale")
-        if scales.numel() == 1:
-            scales = scales.reshape(1, 1).expand(out_features, groups)
-        elif scales.shape != (out_features, groups):
-            raise WeightShapeError(f"{name}.weight_scale", (out_features, groups), tuple(scales.shape))
         return Codes(
             bits=scheme.bits,
             values=values,
-            scales=scales,
+            scales=self._scales(name, out_features, groups),
             zeros=None if scheme.symmetric else self._zeros(name, (out_features, groups), scheme.bits),
             group=group,
             group_of=self._group_of(name, in_features),
         )
+
+    def _scales(self, name: str, out_features: int, groups: int) -> torch.Tensor:
+        """[out_features, groups]; some write those of whole rows without the second dimension."""
+        scales = self._checkpoint.stored(f"{name}.weight_scale")
+        if scales.numel() == 1:
+            return scales.reshape(1, 1).expand(out_features, groups)
+        of_rows = groups == 1 and scales.shape == (out_features,)
+        if not of_rows and scales.shape != (out_features, groups):
+            raise WeightShapeError(f"{name}.weight_scale", (out_features, groups), tuple(scales.shape))
+        return scales.reshape(out_features, groups)
 
     def _packed(self, name: str, shape: tuple[int, int], bits: int) -> torch.Tensor:
         words = self._checkpoint.tensor(f"{name}.weight_packed", (shape[0], -(-shape[1] * bits // 32)))
@@ -148,13 +158,14 @@ class CompressedTensorsFormat:
         return None if bool((group_of < 0).any()) else group_of  # -1: made, but never set
 
     def _scheme(self, layer: str) -> Scheme:
-        """The scheme whose targets name the layer, before one for every `Linear`."""
+        """The scheme whose targets name the layer, before one for its class."""
         for scheme in self._schemes:
             if scheme.names(layer):
                 return scheme
-        for scheme in self._schemes:
-            if "Linear" in scheme.targets:
-                return scheme
+        for name in ("Embedding", "Linear") if layer.endswith("embed_tokens") else ("Linear",):
+            for scheme in self._schemes:
+                if name in scheme.targets:
+                    return scheme
         raise CheckpointError(f"config.json has no quantisation scheme for {layer}, whose weight is quantised")
 
 
