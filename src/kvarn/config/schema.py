@@ -75,8 +75,8 @@ class ModelConfig(Section):
     """What the model does. `auto` reads it from the checkpoint's architecture."""
 
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Type of the weights. `auto`: bfloat16 with the compiled kernels, and with torch's where the processor multiplies it
-    natively, else float32."""
+    """Type of the weights. `auto`: bfloat16 with the compiled kernels, and with torch's where the processor multiplies
+    it natively, else float32."""
 
     quantization: Literal["int8", "int4"] | None = None
     """Quantise plain weights when the model is loaded: int8 with a scale for each output, or int4 with a scale for each
