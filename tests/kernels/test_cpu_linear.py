@@ -225,6 +225,8 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         packed(torch.randn(4, 2).T)
     with pytest.raises(LinearError, match="add_to"):
         packed(torch.randn(2, 4), add_to=torch.randn(3, 6))
+    with pytest.raises(LinearError, match="overlap"):
+        packed(torch.randn(2, 4), add_to=torch.randn(1, 6).expand(2, 6))
     with pytest.raises(LinearError, match="norm"):
         packed(torch.randn(2, 4), norm=Norm(torch.randn(3), 1e-6))
     with pytest.raises(LinearError, match="side by side"):

@@ -46,5 +46,7 @@ def test_other_shapes_and_types_are_refused() -> None:
     for x in (torch.ones(2, 9), torch.ones(2, 8).double(), torch.ones(8, 2).T):
         with pytest.raises(NormShapeError, match=r"float32 \[T, 8\]"):
             rms_norm(backend, x, norm)
+    with pytest.raises(NormShapeError, match="not overlap"):
+        rms_norm(backend, torch.ones(2, 8), norm, torch.ones(1, 8).expand(2, 8))
     with pytest.raises(NormShapeError, match="as many float32 weights"):
         rms_norm(backend, torch.ones(2, 8), Norm(torch.ones(2, 8), 1e-5))

@@ -43,7 +43,7 @@ class Linear(Protocol):
         Args:
             x: [T, in_features] in the backend's activation type; T may be 0.
             norm: Applied to x first.
-            add_to: [T, out_features]; the result is added to it in place, and it is returned.
+            add_to: [T, out_features], no part of x; the result is added to it in place, and it is returned.
 
         Returns:
             [T, out_features] in x's type.

@@ -20,6 +20,8 @@ def rms_norm(backend: _native.Backend, x: torch.Tensor, norm: Norm, add_to: torc
     for name, tensor in (("x", x), ("add_to", out)):
         if tensor.dtype != torch.float32 or tensor.shape != (x.shape[0], size) or (size > 1 and tensor.stride(1) != 1):
             raise NormShapeError(f"{name} must be float32 [T, {size}] with contiguous rows, not {tuple(tensor.shape)}")
+    if len(out) > 1 and out.stride(0) < size:
+        raise NormShapeError("the rows of add_to must not overlap: threads write them at the same time")
     if norm.weight.dim() != 1 or norm.weight.dtype != torch.float32 or not norm.weight.is_contiguous():
         raise NormShapeError(f"the norm of {size} numbers needs as many float32 weights, side by side")
     backend.rms_norm(

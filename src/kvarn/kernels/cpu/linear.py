@@ -108,7 +108,7 @@ class CpuLinear:
     ) -> torch.Tensor:
         """x [T, in_features] float32 times the weight: [T, out_features] float32.
 
-        Raises LinearError where x or add_to has another shape or type, or rows that are not contiguous.
+        Raises LinearError where x or add_to has another shape or type, or rows that are not contiguous or overlap.
         """
         out = x.new_empty((x.shape[0], self.out_features)) if add_to is None else add_to
         self._check(x, out)
@@ -154,6 +154,8 @@ class CpuLinear:
                 raise LinearError(f"{name} must be float32 [T, {size}], not {tensor.dtype} {tuple(tensor.shape)}")
             if size > 1 and tensor.stride(1) != 1:
                 raise LinearError(f"the rows of {name} must be contiguous")
+        if len(out) > 1 and out.stride(0) < self.out_features:
+            raise LinearError("the rows of add_to must not overlap: threads write them at the same time")
 
 
 def pack_linear(
