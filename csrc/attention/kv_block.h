@@ -58,9 +58,9 @@ inline std::uint16_t to_bf16(float x) {
     return static_cast<std::uint16_t>(x != x ? bits >> 16 | 0x40 : rounded);
 }
 
-// Writes numbers to places `stride` apart, as signed bytes; returns what one unit of them is worth: NaN where one of them
-// is infinite or NaN.
-inline float quantise(const float* x, std::int64_t dim, std::int8_t* out, std::int64_t stride) {
+// Writes the numbers of a head to places `stride` apart, as signed bytes; returns what one unit of them is worth: NaN
+// where one of them is infinite or NaN.
+inline float quantise_head(const float* x, std::int64_t dim, std::int8_t* out, std::int64_t stride) {
     constexpr float kLargest = 127.0f;
     constexpr float kNothing = 1e-30f;    // below this the inverse of the scale would overflow
     float peak = 0.0f;
@@ -89,7 +89,7 @@ inline void store_key(std::byte* block, KvType type, const float* key, std::int6
         }
     } else {
         auto* out = reinterpret_cast<std::int8_t*>(block + kScaleBytes) + position;
-        reinterpret_cast<float*>(block)[position] = quantise(key, dim, out, kBlock);
+        reinterpret_cast<float*>(block)[position] = quantise_head(key, dim, out, kBlock);
     }
 }
 
@@ -103,7 +103,7 @@ inline void store_value(std::byte* block, KvType type, const float* value, const
         for (std::int64_t d = 0; d < dim; ++d) out[2 * d] = to_bf16(value[d]);
     } else {
         auto* out = reinterpret_cast<std::int8_t*>(block + kScaleBytes) + position * padded;
-        reinterpret_cast<float*>(block)[position] = quantise(value, dim, out, 1);
+        reinterpret_cast<float*>(block)[position] = quantise_head(value, dim, out, 1);
     }
 }
 
