@@ -23,12 +23,13 @@ namespace {
 
 constexpr std::int64_t kRowsAtOnce = 768;      // prepared rows that stand in memory together
 constexpr std::int64_t kRowBlock = 192;        // rows of a piece: their block of inputs stays in the second cache
-constexpr std::int64_t kBlockLines = 256;      // lines of a panel read by all rows in turn: half of the first cache
+constexpr std::int64_t kBlockLines = 256;      // lines of panels read by all rows in turn: half of the first cache
 constexpr std::int64_t kPiecePanels = 4;       // most panels of a piece
 constexpr std::int64_t kSumsStride = kPiecePanels * kPanel;  // floats between a piece's rows of sums
 constexpr std::int64_t kPiecesPerThread = 8;   // fewer would leave threads idle at the end
 constexpr std::int64_t kSerialNumbers = 32 * 1024;  // input numbers that one thread prepares sooner than a team
-constexpr std::int64_t kAhead = 4096;          // bytes that a tile asks for before it reads them, over all its panels
+constexpr std::int64_t kAhead = 4096;          // bytes by which a tile that streams asks ahead, over all its panels
+constexpr std::int64_t kAskingTiles = 4;       // more would ask for the same lines again and again
 constexpr std::int64_t kRowGap = 16;           // floats between prepared rows: equal places of rows in other cache sets
 
 using Tile = void (*)(const TileCall&);
@@ -62,38 +63,51 @@ struct Piece {
     std::int64_t first_panel, panels;
 };
 
-// All rows of a piece, tile by tile, on some panels and inputs. `tile` begins at the first row.
+// All rows of a piece, tile by tile, on some panels and inputs. `tile` begins at the first row, and `tile.ask` at the
+// block that comes after this one: the last tiles ask for a share of it each, so that memory is read evenly.
 template <class Lines>
 void multiply_rows(TileCall tile, std::int64_t rows, int panels) {
-    const std::int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+    const std::int64_t tiles = (rows + kTileRows - 1) / kTileRows, asking = std::min(tiles, kAskingTiles);
+    const std::byte* next = tile.ask;
     for (std::int64_t t = 0; t < tiles; ++t) {
-        const std::int64_t tile_rows = rows / tiles + (t < rows % tiles ? 1 : 0);
-        // The last tile finds its lines in the cache: it asks for those of the next block, which come from memory.
-        if (tiles > 1 && t == tiles - 1) tile.ahead = static_cast<std::size_t>(tile.inputs / Lines::kInputs * 64);
-        tile_of<Lines>(tile_rows, panels)(tile);
-        tile.x += tile_rows * tile.x_stride;
-        tile.sums += tile_rows * tile.sums_stride;
+        const std::int64_t count = rows / tiles + (t < rows % tiles ? 1 : 0), share = t - (tiles - asking);
+        tile.ask = share < 0 ? tile.weights : next + tile.inputs / Lines::kInputs * 64 * share / asking;
+        tile.ask_step = static_cast<std::size_t>(share < 0 ? 64 : 64 / asking);
+        tile_of<Lines>(count, panels)(tile);
+        tile.x += count * tile.x_stride;
+        tile.sums += count * tile.sums_stride;
+    }
+}
+
+template <class Lines>
+void multiply_panels(const PackedWeight& weight, const PreparedRows& prepared, const Piece& piece, float* sums) {
+    const Sections at = sections(weight);
+    const std::int64_t in = weight.in_padded();
+    const bool streams = piece.rows <= kTileRows;
+    const std::int64_t together = panels_at_once(std::min<std::int64_t>(piece.rows, kTileRows));
+    const std::int64_t block = streams ? in : kBlockLines / together * Lines::kInputs;
+    const auto lines_of = [&](std::int64_t panel, std::int64_t k) {
+        const auto place = static_cast<std::size_t>(piece.first_panel + panel) * at.panel_bytes;
+        return weight.blob + at.values + place + k / Lines::kInputs * 64;
+    };
+    for (std::int64_t k = 0; k < in; k += block) {
+        for (std::int64_t p = 0, step; p < piece.panels; p += step) {
+            step = together;
+            while (step > piece.panels - p) step /= 2;
+            const std::byte* next = p + step < piece.panels ? lines_of(p + step, k)
+                                    : k + block < in        ? lines_of(0, k + block)
+                                                            : lines_of(piece.panels, 0);
+            multiply_rows<Lines>({prepared.x + piece.first_row * prepared.stride + k, prepared.stride, lines_of(p, k),
+                                  at.panel_bytes, std::min(block, in - k), sums + p * kPanel, kSumsStride, k == 0,
+                                  streams ? lines_of(p, k) + kAhead / step : next, 0},
+                                 piece.rows, static_cast<int>(step));
+        }
     }
 }
 
 void multiply_piece(const LinearCall& call, const PreparedRows& prepared, const Piece& piece, float* sums) {
-    const PackedWeight& weight = call.weight;
-    const Sections at = sections(weight);
-    const bool wide = weight.format == Format::f32;
-    const std::int64_t in = weight.in_padded(), line_inputs = wide ? FloatLines::kInputs : Bf16Lines::kInputs;
-    const std::int64_t block = piece.rows <= kTileRows ? in : kBlockLines * line_inputs;
-    for (std::int64_t k = 0; k < in; k += block) {
-        for (std::int64_t p = 0, step; p < piece.panels; p += step) {
-            step = panels_at_once(std::min<std::int64_t>(piece.rows, kTileRows));
-            while (step > piece.panels - p) step /= 2;
-            const auto panel = static_cast<std::size_t>(piece.first_panel + p);
-            const std::byte* lines = weight.blob + at.values + panel * at.panel_bytes + k / line_inputs * 64;
-            const TileCall tile{prepared.x + piece.first_row * prepared.stride + k, prepared.stride,
-                                lines, at.panel_bytes, std::min(block, in - k), sums + p * kPanel, kSumsStride, k == 0,
-                                static_cast<std::size_t>(kAhead / step)};
-            (wide ? multiply_rows<FloatLines> : multiply_rows<Bf16Lines>)(tile, piece.rows, static_cast<int>(step));
-        }
-    }
+    const bool wide = call.weight.format == Format::f32;
+    (wide ? multiply_panels<FloatLines> : multiply_panels<Bf16Lines>)(call.weight, prepared, piece, sums);
     for (std::int64_t r = 0; r < piece.rows; ++r)
         finish_row(call, prepared.first + piece.first_row + r, piece.first_panel, piece.panels, sums + r * kSumsStride);
 }

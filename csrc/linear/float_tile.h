@@ -49,7 +49,8 @@ struct TileCall {
     float* sums;                 // [rows][panels][16], sums_stride floats from row to row
     std::int64_t sums_stride;
     bool begins;                 // sums begin at zero, else with what stands there
-    std::size_t ahead;           // lines are asked for this many bytes before they are read; 0 to ask for none
+    const std::byte* ask;        // lines that will be needed next, in the first panel: asked for meanwhile,
+    std::size_t ask_step;        // so many bytes further at each line
 };
 
 // Adds x * W of R rows and P panels to their sums, inputs in ascending order.
@@ -62,17 +63,18 @@ void multiply_tile(const TileCall& call) {
         for (int p = 0; p < P; ++p)
             sum[r][p] = call.begins ? zero() : load(call.sums + r * call.sums_stride + p * kPanel);
     const std::byte* line = call.weights;
+    const std::byte* ask = call.ask;
     const float* x = call.x;
-    for (std::int64_t k = 0; k < call.inputs; k += Lines::kInputs, line += 64, x += Lines::kInputs) {
+    for (std::int64_t k = 0; k < call.inputs; k += Lines::kInputs, line += 64, ask += call.ask_step, x += Lines::kInputs) {
 #pragma GCC unroll 4
-        for (int p = 0; p < P; ++p) __builtin_prefetch(line + p * call.panel_stride + call.ahead);
+        for (int p = 0; p < P; ++p) __builtin_prefetch(ask + p * call.panel_stride);
 #pragma GCC unroll 2
         for (int i = 0; i < Lines::kInputs; ++i) {
 #pragma GCC unroll 4
             for (int p = 0; p < P; ++p) {
                 const F16 w = Lines::weights(line + p * call.panel_stride, i);
 #pragma GCC unroll 16
-                for (int r = 0; r < R; ++r) sum[r][p] = fma(splat(x[r * call.x_stride + i]), w, sum[r][p]);
+                for (int r = 0; r < R; ++r) sum[r][p] = settled(fma(splat(x[r * call.x_stride + i]), w, sum[r][p]));
             }
         }
     }

@@ -53,6 +53,12 @@ inline F16 power_of_two(F16 a) {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(a.lo), bias), 23)),
             _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(a.hi), bias), 23))};
 }
+// a, in its registers: GCC orders nothing across this, which otherwise multiplies for all rows of a tile first, and then
+// has no registers left for their sums.
+inline F16 settled(F16 a) {
+    asm volatile("" : "+x"(a.lo), "+x"(a.hi));
+    return a;
+}
 // a where x < y, else b.
 inline F16 where_less(F16 x, F16 y, F16 a, F16 b) {
     return {_mm256_blendv_ps(b.lo, a.lo, _mm256_cmp_ps(x.lo, y.lo, _CMP_LT_OQ)),

@@ -42,6 +42,11 @@ inline F16 power_of_two(F16 a) {
     const __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(a.v), _mm512_set1_epi32(127));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23))};
 }
+// a, in its register: see simd/avx2.h.
+inline F16 settled(F16 a) {
+    asm volatile("" : "+v"(a.v));
+    return a;
+}
 // a where x < y, else b.
 inline F16 where_less(F16 x, F16 y, F16 a, F16 b) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(x.v, y.v, _CMP_LT_OQ), b.v, a.v)};

@@ -43,6 +43,8 @@ inline F16 power_of_two(F16 a) {
     // Added to 1.5 * 2^23, a whole number stands in the lowest bits.
     KVARN_EACH(std::bit_cast<float>(std::bit_cast<std::uint32_t>(a.v[i] + (0x1.8p23f + 127.0f)) << 23));
 }
+// See simd/avx2.h: there are no registers to be kept here.
+inline F16 settled(const F16& a) { return a; }
 // a where x < y, else b.
 inline F16 where_less(F16 x, F16 y, F16 a, F16 b) { KVARN_EACH(x.v[i] < y.v[i] ? a.v[i] : b.v[i]); }
 

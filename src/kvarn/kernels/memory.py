@@ -7,16 +7,22 @@ import mmap
 
 import torch
 
+HUGE_PAGE = 2 * 1024 * 1024
+"""Bytes. Memory of at least this size lies in huge pages where the system gives them: fewer address look-ups fail."""
+
 
 def zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A tensor of zeros whose pages the operating system supplies when they are first touched.
 
     `torch.zeros` writes every byte at once: a second for each few gigabytes, and memory held that may never be needed.
     The memory is page-aligned and lives as long as the tensor or a view of it. It is private: pages that could be
-    shared with other processes take twice as long to supply.
+    shared with other processes take twice as long to supply, and are never huge where the system keeps its defaults.
     """
     count = math.prod(shape)
     if count == 0:
         return torch.zeros(shape, dtype=dtype)
-    memory = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    size = count * dtype.itemsize
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if size >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)

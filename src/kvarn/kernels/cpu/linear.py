@@ -11,9 +11,9 @@ import torch
 
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.cpu import _native
-from kvarn.kernels.cpu.memory import allocate
 from kvarn.kernels.errors import KernelError
 from kvarn.kernels.linear import Norm
+from kvarn.kernels.memory import zeros_on_demand
 from kvarn.kernels.weights import Int4Weight, Int8Weight, Weight, weight_shape
 
 Format = Literal["f32", "bf16", "int8", "int4"]
@@ -167,7 +167,7 @@ def pack_linear(
     """
     form = _form_of(weight, activation)
     native = form.native()
-    blob = allocate(native.size)
+    blob = zeros_on_demand((native.size,), torch.uint8)
     match weight:
         case Int8Weight():
             _pack_int8(native, weight, blob)
