@@ -2,7 +2,7 @@
 //
 // int8: a pair of products may reach 32258, so two pairs no longer fit into 16 bits. Bytes are therefore spread to
 // 16-bit words and multiplied into 32-bit sums (vpmaddwd): two instructions for 16 products. Few rows spread each line
-// as they read it; many rows spread a block of the panel once, into the first-level cache. On one Zen 3 core that gave
+// as they read it; more rows spread a block of the panel once, into the first-level cache. On one Zen 3 core that gave
 // 160 billion operations per second; unsigned weights times inputs with their sign (vpsignb, vpmaddubsw, vpmaddwd),
 // which needs no spreading, gave 145.
 //
@@ -22,7 +22,9 @@
 namespace kvarn::KVARN_ISA {
 
 constexpr int kDotRows = 6;             // rows of a register tile: twelve sums, two weights, one input
-constexpr int kStreamRows = 4;           // up to so many rows read the packed weights themselves
+constexpr int kPackedRows = 8;           // up to so many rows read the packed weights themselves,
+constexpr int kPackedTile = 4;           // so many at a time: what spreads weights takes registers too
+constexpr std::int64_t kAhead = 2048;    // bytes by which they are asked for before they are read
 constexpr std::int64_t kSpread = 512;    // inputs of a panel that are spread at once
 
 // Calls tile(rows, first) for tiles of even size; `rows` is a compile-time number, at most Most.
@@ -74,6 +76,7 @@ inline void settle(__m256i& sum) { asm volatile("" : "+x"(sum)); }
 struct PackedBytes {
     const std::int8_t* values;
     __m256i words(std::int64_t quad, int odd, int side) const {
+        if (odd == 0 && side == 0) __builtin_prefetch(values + quad * 64 + kAhead);
         return spread(load_256(values + (quad * 2 + side) * 32), odd);
     }
 };
@@ -125,19 +128,20 @@ inline void spread_bytes(const std::int8_t* values, std::int64_t quads, std::int
 
 inline void dots8(const Rows8<Q8>& x, const Panel8& panel, std::int32_t* dots) {
     std::memset(dots, 0, static_cast<std::size_t>(x.count) * kPanel * sizeof(std::int32_t));
-    if (x.count <= kStreamRows) {
-        in_row_tiles<kStreamRows>(x.count, [&]<int R>(std::integral_constant<int, R>, std::int64_t) {
-            tile8<R>(x.values, x.stride, PackedBytes{panel.values}, panel.in / kQuad, dots);
-        });
-        return;
-    }
     alignas(64) std::int16_t words[kSpread * kPanel];
     for (std::int64_t first = 0; first < panel.in; first += kSpread) {
         const std::int64_t quads = std::min(kSpread, panel.in - first) / kQuad;
-        const std::int8_t* next = panel.values + (first + kSpread) * kPanel;
-        spread_bytes(panel.values + first * kPanel, quads, words);
+        const std::int8_t* packed = panel.values + first * kPanel;
+        if (x.count <= kPackedRows) {
+            in_row_tiles<kPackedTile>(x.count, [&]<int R>(std::integral_constant<int, R>, std::int64_t row) {
+                tile8<R>(x.values + row * x.stride + first, x.stride, PackedBytes{packed}, quads, dots + row * kPanel);
+            });
+            continue;
+        }
+        spread_bytes(packed, quads, words);
+        const SpreadBytes weights{words, packed + kSpread * kPanel};
         in_row_tiles<kDotRows>(x.count, [&]<int R>(std::integral_constant<int, R>, std::int64_t row) {
-            tile8<R>(x.values + row * x.stride + first, x.stride, SpreadBytes{words, next}, quads, dots + row * kPanel);
+            tile8<R>(x.values + row * x.stride + first, x.stride, weights, quads, dots + row * kPanel);
         });
     }
 }
@@ -158,7 +162,9 @@ inline __m256i high_nibbles(__m256i bytes) { return low_nibbles(_mm256_srli_epi1
 struct PackedNibbles {
     const std::uint8_t* values;
     __m256i bytes(std::int64_t block, int quad, int side) const {
-        const __m256i both = load_256(values + block * (kBlock * kPanel / 2) + quad / 2 * 64 + side * 32);
+        const std::uint8_t* line = values + block * (kBlock * kPanel / 2) + quad / 2 * 64;
+        if (quad % 2 == 0 && side == 0) __builtin_prefetch(line + kAhead);
+        const __m256i both = load_256(line + side * 32);
         return quad % 2 ? high_nibbles(both) : low_nibbles(both);
     }
 };
@@ -251,19 +257,20 @@ inline void spread_nibbles(const std::uint8_t* values, std::int64_t quads, std::
 
 inline void dots4(const Rows4& x, const Panel4& panel, float* sums) {
     std::memset(sums, 0, static_cast<std::size_t>(x.count) * kPanel * sizeof(float));
-    if (x.count <= kStreamRows) {
-        in_row_tiles<kStreamRows>(x.count, [&]<int R>(std::integral_constant<int, R>, std::int64_t) {
-            tile4<R>(x, 0, panel, PackedNibbles{panel.values}, 0, panel.in / kBlock, sums);
-        });
-        return;
-    }
     alignas(64) std::uint8_t bytes[kSpread * kPanel];
     for (std::int64_t first = 0; first < panel.in; first += kSpread) {
-        const std::int64_t inputs = std::min(kSpread, panel.in - first);
-        const std::uint8_t* next = panel.values + (first + kSpread) * kPanel / 2;
-        spread_nibbles(panel.values + first * kPanel / 2, inputs / kQuad, bytes);
+        const std::int64_t inputs = std::min(kSpread, panel.in - first), block = first / kBlock;
+        const std::uint8_t* packed = panel.values + first * kPanel / 2;
+        if (x.count <= kPackedRows) {
+            in_row_tiles<kPackedTile>(x.count, [&]<int R>(std::integral_constant<int, R>, std::int64_t row) {
+                tile4<R>(x, row, panel, PackedNibbles{packed}, block, inputs / kBlock, sums + row * kPanel);
+            });
+            continue;
+        }
+        spread_nibbles(packed, inputs / kQuad, bytes);
+        const SpreadNibbles weights{bytes, packed + kSpread * kPanel / 2};
         in_row_tiles<kDotRows>(x.count, [&]<int R>(std::integral_constant<int, R>, std::int64_t row) {
-            tile4<R>(x, row, panel, SpreadNibbles{bytes, next}, first / kBlock, inputs / kBlock, sums + row * kPanel);
+            tile4<R>(x, row, panel, weights, block, inputs / kBlock, sums + row * kPanel);
         });
     }
 }
