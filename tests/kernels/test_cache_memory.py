@@ -30,3 +30,22 @@ def test_zeros_on_demand_take_memory_only_where_they_are_touched():
 
 def test_no_elements_need_no_memory():
     assert zeros_on_demand((0, 4), torch.float32).shape == (0, 4)
+
+
+def flags_at(address: int) -> set[str]:
+    """What the system knows of the mapping that holds an address (`VmFlags` in proc(5))."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, _, rest = line.partition(" ")
+        if "-" in name and ":" not in name:
+            begin, end = (int(bound, 16) for bound in name.split("-"))
+            inside = begin <= address < end
+        elif inside and name == "VmFlags:":
+            return set(rest.split())
+    raise AssertionError(f"{address:x} is not mapped")
+
+
+def test_large_memory_is_private_and_asks_for_huge_pages():
+    # A shared mapping, which mmap makes unless told otherwise, gets none where the system keeps its defaults.
+    flags = flags_at(zeros_on_demand((8 << 20,), torch.uint8).data_ptr() + (4 << 20))
+    assert "hg" in flags and "sh" not in flags
