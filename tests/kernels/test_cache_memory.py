@@ -47,5 +47,6 @@ def flags_at(address: int) -> set[str]:
 
 def test_large_memory_is_private_and_asks_for_huge_pages():
     # A shared mapping, which mmap makes unless told otherwise, gets none where the system keeps its defaults.
-    flags = flags_at(zeros_on_demand((8 << 20,), torch.uint8).data_ptr() + (4 << 20))
+    memory = zeros_on_demand((8 << 20,), torch.uint8)
+    flags = flags_at(memory.data_ptr() + (4 << 20))
     assert "hg" in flags and "sh" not in flags
