@@ -115,8 +115,10 @@ def loss(model: Decoder, token_ids: Sequence[int], first: int) -> float:
 
 
 def perplexity(model: Decoder, asked: Sequence[Question], *, held_out: bool) -> float:
-    """Of the expected answers."""
+    """Of the expected answers; NaN where no such question was asked."""
     chosen = [question for question in asked if question.held_out == held_out]
+    if not chosen:
+        return math.nan
     total = sum(loss(model, q.prompt + q.answer_ids, len(q.prompt)) for q in chosen)
     return math.exp(total / sum(len(q.answer_ids) for q in chosen))
 

@@ -37,6 +37,7 @@ from kvarn.config import EngineConfig
 from kvarn.engine.plan import StepPlan, StepResult
 from kvarn.kernels.batch import KVCache
 from kvarn.models import Decoder
+from kvarn.models.load import choose_kernels
 from kvarn.replica.generate import GenerateService
 from kvarn.replica.link import EngineLink
 from kvarn.wire.messages import ModelCard, Submit
@@ -61,6 +62,7 @@ class InstantModel:
 
     def __init__(self) -> None:
         self.spec = _Spec()
+        self.kernels = choose_kernels("auto")
         self.entered = self.left = 0.0
         self._logits = torch.linspace(0, 1, VOCABULARY).repeat(4096, 1)
 
