@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvarn.kernels.memory import zeros_on_demand
+from kvarn.kernels.memory import HUGE_PAGE, zeros_on_demand
 
 
 def resident_bytes() -> int:
@@ -32,21 +32,34 @@ def test_no_elements_need_no_memory():
     assert zeros_on_demand((0, 4), torch.float32).shape == (0, 4)
 
 
-def flags_at(address: int) -> set[str]:
-    """What the system knows of the mapping that holds an address (`VmFlags` in proc(5))."""
-    inside = False
+@pytest.mark.parametrize("size", [1, 100, HUGE_PAGE - 1, HUGE_PAGE, HUGE_PAGE + 1])
+def test_memory_of_any_size_begins_on_a_line_and_can_be_written(size):
+    memory = zeros_on_demand((size,), torch.uint8)
+    assert memory.dtype is torch.uint8 and memory.shape == (size,) and memory.data_ptr() % 64 == 0
+    memory.fill_(7)
+    assert int(memory.sum(dtype=torch.int64)) == 7 * size
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="no list of this process's memory")
+def test_large_memory_is_private_and_asked_for_in_huge_pages():
+    memory = zeros_on_demand((4 * HUGE_PAGE,), torch.uint8).fill_(1)
+    mapping = _mapping_of(memory.data_ptr())
+    assert mapping[0].split()[1] == "rw-p"
+    flags = next(line for line in mapping if line.startswith("VmFlags:"))
+    if Path("/sys/kernel/mm/transparent_hugepage").exists():
+        assert "hg" in flags.split()
+
+
+def _mapping_of(address: int) -> list[str]:
+    """Lines of /proc/self/smaps that describe the memory at an address."""
+    lines: list[str] = []
     for line in Path("/proc/self/smaps").read_text().splitlines():
-        name, _, rest = line.partition(" ")
-        if "-" in name and ":" not in name:
-            begin, end = (int(bound, 16) for bound in name.split("-"))
-            inside = begin <= address < end
-        elif inside and name == "VmFlags:":
-            return set(rest.split())
-    raise AssertionError(f"{address:x} is not mapped")
-
-
-def test_large_memory_is_private_and_asks_for_huge_pages():
-    # A shared mapping, which mmap makes unless told otherwise, gets none where the system keeps its defaults.
-    memory = zeros_on_demand((8 << 20,), torch.uint8)
-    flags = flags_at(memory.data_ptr() + (4 << 20))
-    assert "hg" in flags and "sh" not in flags
+        head = line.split()[0]
+        if not head.endswith(":"):
+            first, last = (int(number, 16) for number in head.split("-"))
+            if lines:
+                return lines
+            lines = [line] if first <= address < last else []
+        elif lines:
+            lines.append(line)
+    return lines
