@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from kvarn.models import Decoder, DecoderSpec
+from kvarn.config.schema import BLOCK_SIZE
+from kvarn.kernels.batch import HeadShape, KvDtype
+from kvarn.models import Decoder, DecoderSpec, kv_bytes_per_token
 from kvarn.worker import CacheTooSmallError, plan_kv_blocks, usable_memory
 
 GIB = 1024**3
@@ -80,3 +82,13 @@ def test_the_tightest_cgroup_limit_counts(tmp_path: Path, files: dict[str, str],
 def test_without_limits_all_of_the_machine_counts(tmp_path: Path) -> None:
     assert usable_memory(tmp_path, tmp_path / "absent") > 100_000_000
     assert usable_memory() <= usable_memory(tmp_path, tmp_path / "absent")
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 96, 100, 120])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_a_block_takes_the_bytes_that_were_planned_for_it(head_dim: int, dtype: KvDtype, spec: DecoderSpec) -> None:
+    kv_cache = pytest.importorskip("kvarn.kernels.cpu.kv_cache", reason="needs compiled kernels", exc_type=ImportError)
+    wide = dataclasses.replace(spec, head_dim=head_dim)
+    cache = kv_cache.new_kv_cache(wide.num_layers, 5, HeadShape(wide.num_heads, wide.num_kv_heads, head_dim), dtype)
+    held = sum(tensor.nbytes for tensor in (*cache.keys, *cache.values))
+    assert held == 5 * BLOCK_SIZE * kv_bytes_per_token(wide, dtype)

@@ -112,10 +112,14 @@ class EncoderSpec:
 
 
 def kv_bytes_per_token(spec: DecoderSpec, dtype: KvDtype) -> int:
-    """Bytes that one token's keys and values take in all layers together."""
+    """Bytes that one token's keys and values take in all layers together.
+
+    As the compiled kernels hold them, heads filled up to a multiple of 16 numbers; torch's take no more.
+    """
+    held_dim = -(-spec.head_dim // 16) * 16
     bytes_per_head = {
-        "float32": 4 * spec.head_dim,
-        "bfloat16": 2 * spec.head_dim,
-        "int8": spec.head_dim + 4,  # with a float32 scale
+        "float32": 4 * held_dim,
+        "bfloat16": 2 * held_dim,
+        "int8": held_dim + 4,  # with a float32 scale
     }
     return 2 * spec.num_layers * spec.num_kv_heads * bytes_per_head[dtype]
