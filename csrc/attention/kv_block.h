@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -13,49 +12,44 @@
 
 namespace kvarn::KVARN_ISA {
 
-struct KvPair {
-    F16 first, second;
-};
-
 constexpr std::int64_t kScaleBytes = kBlock * sizeof(float);    // before the numbers of an int8 block
 
 inline const float* scales_of(const std::byte* block) { return reinterpret_cast<const float*>(block); }
 
-// Numbers `dim` and `dim` + 1 (dim even) of the keys at all sixteen positions.
+// Number `dim` + `i` (dim even, i 0 or 1) of the keys at all sixteen positions.
 template <KvType type>
-inline KvPair load_keys(const std::byte* block, std::int64_t dim) {
+inline F16 load_keys(const std::byte* block, std::int64_t dim, int i) {
     if constexpr (type == KvType::f32) {
-        const float* numbers = reinterpret_cast<const float*>(block) + dim * kBlock;
-        return {load(numbers), load(numbers + kBlock)};
+        return load(reinterpret_cast<const float*>(block) + (dim + i) * kBlock);
     } else if constexpr (type == KvType::bf16) {
         const std::byte* pairs = block + dim * kBlock * 2;
-        return {bf16_even(pairs), bf16_odd(pairs)};
+        return i ? bf16_odd(pairs) : bf16_even(pairs);
     } else {
-        const auto* numbers = reinterpret_cast<const std::int8_t*>(block + kScaleBytes) + dim * kBlock;
-        return {from_int8(numbers), from_int8(numbers + kBlock)};
+        return from_int8(reinterpret_cast<const std::int8_t*>(block + kScaleBytes) + (dim + i) * kBlock);
     }
 }
 
-// Sixteen numbers from `dim` on of the values at `position` (even) and the next one.
+// Where in a block of values the numbers from `dim` on at `position` (even) and the next one begin.
 template <KvType type>
-inline KvPair load_values(const std::byte* block, std::int64_t position, std::int64_t dim, std::int64_t padded) {
-    if constexpr (type == KvType::f32) {
-        const float* numbers = reinterpret_cast<const float*>(block) + position * padded + dim;
-        return {load(numbers), load(numbers + padded)};
-    } else if constexpr (type == KvType::bf16) {
-        const std::byte* pairs = block + position * padded * 2 + dim * 4;
-        return {bf16_even(pairs), bf16_odd(pairs)};
-    } else {
-        const auto* numbers = reinterpret_cast<const std::int8_t*>(block + kScaleBytes) + position * padded + dim;
-        return {from_int8(numbers), from_int8(numbers + padded)};
-    }
+inline std::int64_t place_of_values(std::int64_t position, std::int64_t dim, std::int64_t padded) {
+    if constexpr (type == KvType::f32) return (position * padded + dim) * 4;
+    if constexpr (type == KvType::bf16) return position * padded * 2 + dim * 4;
+    return kScaleBytes + position * padded + dim;
+}
+
+// Sixteen numbers from `dim` on of the values at `position` (even) + `i` (0 or 1).
+template <KvType type>
+inline F16 load_values(const std::byte* block, std::int64_t position, std::int64_t dim, std::int64_t padded, int i) {
+    const std::byte* place = block + place_of_values<type>(position, dim, padded);
+    if constexpr (type == KvType::f32) return load(reinterpret_cast<const float*>(place) + i * padded);
+    if constexpr (type == KvType::bf16) return i ? bf16_odd(place) : bf16_even(place);
+    return from_int8(reinterpret_cast<const std::int8_t*>(place) + i * padded);
 }
 
 // To the nearest bfloat16, ties to even; NaN stays NaN.
-inline std::uint16_t to_bf16(float x) {
-    const auto bits = std::bit_cast<std::uint32_t>(x);
-    const std::uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
-    return static_cast<std::uint16_t>(x != x ? bits >> 16 | 0x40 : rounded);
+inline void round_bf16(const float* x, std::int64_t dim, std::uint16_t* out) {
+    for (std::int64_t d = 0; d < dim; d += 16)
+        store_bf16(out + d, load_first(x + d, static_cast<int>(std::min<std::int64_t>(16, dim - d))));
 }
 
 // Writes the numbers of a head to places `stride` apart, as signed bytes; returns what one unit of them is worth: NaN
@@ -82,11 +76,10 @@ inline void store_key(std::byte* block, KvType type, const float* key, std::int6
         auto* out = reinterpret_cast<float*>(block) + position;
         for (std::int64_t d = 0; d < dim; ++d) out[d * kBlock] = key[d];
     } else if (type == KvType::bf16) {
+        alignas(64) std::uint16_t rounded[kMaxHeadDim];
+        round_bf16(key, dim, rounded);
         auto* out = reinterpret_cast<std::uint16_t*>(block) + 2 * position;
-        for (std::int64_t d = 0; d < dim; d += 2) {
-            out[d * kBlock] = to_bf16(key[d]);
-            out[d * kBlock + 1] = to_bf16(key[d + 1]);
-        }
+        for (std::int64_t d = 0; d < dim; d += 2) std::memcpy(out + d * kBlock, rounded + d, 4);
     } else {
         auto* out = reinterpret_cast<std::int8_t*>(block + kScaleBytes) + position;
         reinterpret_cast<float*>(block)[position] = quantise_head(key, dim, out, kBlock);
@@ -100,7 +93,9 @@ inline void store_value(std::byte* block, KvType type, const float* value, const
         std::memcpy(reinterpret_cast<float*>(block) + position * padded, value, dim * sizeof(float));
     } else if (type == KvType::bf16) {
         auto* out = reinterpret_cast<std::uint16_t*>(block) + position / 2 * padded * 2 + position % 2;
-        for (std::int64_t d = 0; d < dim; ++d) out[2 * d] = to_bf16(value[d]);
+        alignas(64) std::uint16_t rounded[kMaxHeadDim];
+        round_bf16(value, dim, rounded);
+        for (std::int64_t d = 0; d < dim; ++d) out[2 * d] = rounded[d];
     } else {
         auto* out = reinterpret_cast<std::int8_t*>(block + kScaleBytes) + position * padded;
         reinterpret_cast<float*>(block)[position] = quantise_head(value, dim, out, 1);
