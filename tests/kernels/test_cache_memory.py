@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import pytest
 import torch
 
-from kvarn.kernels.memory import HUGE_PAGE, zeros_on_demand
+from kvarn.kernels.memory import HUGE_PAGE, give_back_freed, zeros_on_demand
 
 
 def resident_bytes() -> int:
@@ -63,3 +64,13 @@ def _mapping_of(address: int) -> list[str]:
         elif lines:
             lines.append(line)
     return lines
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="this C library gives memory back by itself")
+def test_freed_memory_can_be_given_back():
+    before = resident_bytes()
+    kept = [torch.ones(8 << 10, dtype=torch.uint8) for _ in range(8192)]  # too small to be mapped one by one
+    last = kept[-1]
+    kept.clear()  # `last` lies above the others, so that the C library cannot shrink its heap by itself
+    give_back_freed()
+    assert resident_bytes() - before < 16 << 20 and last.all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 
@@ -26,3 +27,14 @@ def zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     if size >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
+
+
+def give_back_freed() -> None:
+    """Return memory that was freed, but kept for later, to the operating system.
+
+    The C library keeps what small and middle-sized tensors leave behind: after loading a model of 1.2 GB that was
+    300 MB which are not needed again.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)

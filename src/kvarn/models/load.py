@@ -12,6 +12,7 @@ from kvarn import __version__
 from kvarn.kernels.batch import KvDtype
 from kvarn.kernels.dispatch import Kernels, kernels_for
 from kvarn.kernels.errors import MissingKernelsError
+from kvarn.kernels.memory import give_back_freed
 from kvarn.kernels.packed import KeepsPackedWeights
 from kvarn.models.checkpoint import Checkpoint, Progress
 from kvarn.models.decoder import Decoder
@@ -84,6 +85,7 @@ def load_model(
         )
         model = Decoder(decoder, loader, _kv_dtype(kv_cache_dtype, loader))
     loader.finish()
+    give_back_freed()
     return model
 
 
