@@ -107,10 +107,12 @@ def first_answer_s(records: Iterable[Record], shape: str, precision: str, engine
 
 
 def peak_bytes(records: Iterable[Record], shape: str, precision: str, engine: str) -> float | None:
-    """Median over its sessions."""
+    """Most over its sessions, which may not all have measured the same workloads."""
     who = (shape, precision, engine)
     stops = [each for each in records if isinstance(each, Stop)]
-    return _median([each.peak_pss_bytes for each in stops if (each.shape, each.precision, each.engine) == who])
+    return max(
+        (each.peak_pss_bytes for each in stops if (each.shape, each.precision, each.engine) == who), default=None
+    )
 
 
 def failures(records: Iterable[Record]) -> list[Failure]:

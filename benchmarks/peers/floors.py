@@ -32,12 +32,11 @@ Ceiling = Callable[[str, str, str], float | None]
 
 
 def known_ceilings(records: Iterable[Record]) -> dict[str, Ceilings]:
-    """The machine's ceilings by precision, as last measured; empty where they were not."""
-    found: dict[str, Ceilings] = {}
-    for each in records:
-        if isinstance(each, Limits):
-            found = {name: Ceilings(each.bytes_per_s, most) for name, most in each.operations_per_s.items()}
-    return found
+    """The machine's ceilings by precision: the highest of all measured, as a ceiling is; empty where none was."""
+    limits = [each for each in records if isinstance(each, Limits)]
+    read = max((each.bytes_per_s for each in limits), default=0.0)
+    precisions = {name for each in limits for name in each.operations_per_s}
+    return {name: Ceilings(read, max(each.operations_per_s.get(name, 0.0) for each in limits)) for name in precisions}
 
 
 def ceiling(limits: Mapping[str, Ceilings]) -> Ceiling:

@@ -19,7 +19,7 @@ from benchmarks.peers.limits import LimitsError, measured_limits
 from benchmarks.peers.load import LoadError, job, measure, seed_of, target_at, warm_up
 from benchmarks.peers.plan import W6, Session, chosen_rate, gave_up, in_order, known_rate, left_of, rounds_of
 from benchmarks.peers.process import EndedError, Running, StartError, running
-from benchmarks.peers.records import Failure, Installation, Ledger, Limits, Machine, Measurement, Rate, Start, Stop
+from benchmarks.peers.records import Failure, Installation, Ledger, Machine, Measurement, Rate, Start, Stop
 from benchmarks.peers.workshop import PrepareError, Workshop
 from benchmarks.server import free_port
 from kvarn.bench.export import environment
@@ -108,7 +108,7 @@ class Runner:
             )
 
     def _limits(self) -> None:
-        if self._suite.smoke or any(isinstance(each, Limits) for each in self._ledger.records):
+        if self._suite.smoke:
             return
         try:
             self._ledger.add(measured_limits())

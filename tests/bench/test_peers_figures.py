@@ -180,3 +180,14 @@ def test_the_ceiling_is_what_bytes_and_operations_allow():
     assert most("0.6b", "int8", "W1") is None
     assert most("0.6b", "bf16", "W6") is None
     assert known_ceilings([]) == {}
+
+
+def test_a_ceiling_is_the_highest_that_was_measured():
+    from benchmarks.peers.floors import known_ceilings
+    from benchmarks.peers.records import Limits
+
+    first = Limits(bytes_per_s=31e9, operations_per_s={"bf16": 1e11, "int8": 3e11})  # while something else computed
+    second = Limits(bytes_per_s=29e9, operations_per_s={"bf16": 2e11})
+    ceilings = known_ceilings([first, second])
+    assert ceilings["bf16"].bytes_per_s == ceilings["int8"].bytes_per_s == 31e9
+    assert (ceilings["bf16"].operations_per_s, ceilings["int8"].operations_per_s) == (2e11, 3e11)

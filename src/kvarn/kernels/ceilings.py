@@ -19,6 +19,9 @@ Arithmetic = Literal["float", "int8"]
 _READ_BYTES = 512 * 1024**2
 """More than the last cache of any machine this is meant for."""
 _REPEATS = 7
+_AT_LEAST_S = 0.5
+"""Seconds that a ceiling is measured for: it takes a while until the system has moved each thread to a core of its own.
+Half the rate of two cores was seen where 7 repeats were over before."""
 _MATRIX = 1536
 """Rows of the square product that stands for the peak where nothing is compiled."""
 
@@ -58,9 +61,11 @@ def _native() -> Backend:
 
 def _best(work: Callable[[], float]) -> float:
     """The highest rate of a few runs: what the machine can do when nothing else takes its time."""
-    best = 0.0
-    for _ in range(_REPEATS):
+    best, repeats = 0.0, 0
+    first = time.perf_counter()
+    while repeats < _REPEATS or time.perf_counter() - first < _AT_LEAST_S:
         began = time.perf_counter()
         amount = work()
         best = max(best, amount / (time.perf_counter() - began))
+        repeats += 1
     return best
