@@ -7,7 +7,7 @@ ARGS   ?=
 
 NATIVE := CMakeLists.txt $(shell find csrc -type f)
 
-.PHONY: install serve test lint bench docs native clean
+.PHONY: install serve services test lint bench docs native clean
 
 install: $(VENV)/.serve
 
@@ -36,7 +36,17 @@ $(VENV)/.lint: $(VENV)/.test
 serve: $(VENV)/.serve
 	@$(BIN)/kvarn serve $(ARGS)
 
-test: $(VENV)/.test
+# PostgreSQL and Redis for the tests, where this user may install them; without them those tests are skipped, and say so.
+SERVICES := postgresql redis-server
+services:
+	@if [ -x /usr/bin/redis-server ] && ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing $(SERVICES) for the tests (once) ..."; \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SERVICES); } >/dev/null \
+	    || echo "note: $(SERVICES) could not be installed: the tests that need them will be skipped"; \
+	else echo "note: $(SERVICES) are missing: the tests that need them will be skipped"; fi
+
+test: $(VENV)/.test services
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/.lint

@@ -11,14 +11,15 @@ import sys
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from kvarn.config import schema
-from kvarn.config.schema import KvarnConfig, Section
+from kvarn.config import platform, schema
+from kvarn.config.schema import KvarnConfig
+from kvarn.config.section import Section
 
 HERE = Path(__file__).parent
 INTRODUCTION = """\
 # Configuration reference
 
-Generated from `src/kvarn/config/schema.py` by `make docs`; do not edit by hand.
+Generated from `src/kvarn/config/` by `make docs`; do not edit by hand.
 
 Kvarn needs no configuration: `kvarn serve` starts with the defaults below. Sources, later over earlier: a YAML
 file (`kvarn serve --config kvarn.yaml`), environment variables (`KVARN_GATEWAY__PORT=9000` is `gateway.port`), flags.
@@ -67,6 +68,8 @@ def default_of(field: Any) -> str:
         return "required"
     if isinstance(field.default, Section):
         return "see below"
+    if field.default == () or field.default_factory is not None:
+        return "none"
     if isinstance(field.default, tuple) and field.default and isinstance(field.default[0], Section):
         return "the demo model"
     return f"`{field.default}`" if field.default is not None else "none"
@@ -103,6 +106,15 @@ def configuration_page() -> str:
         ("models[].engine", schema.EngineConfig),
         ("gateway", schema.GatewayConfig),
         ("replica", schema.ReplicaConfig),
+        ("auth", platform.AuthConfig),
+        ("store", platform.StoreConfig),
+        ("limits", platform.LimitsConfig),
+        ("metering", platform.MeteringConfig),
+        ("metering.kafka", platform.KafkaConfig),
+        ("metering.prices[]", platform.PriceConfig),
+        ("admission", platform.AdmissionConfig),
+        ("safety", platform.SafetyConfig),
+        ("retention", platform.RetentionConfig),
     ]
     lines = [INTRODUCTION]
     for path, section in sections:

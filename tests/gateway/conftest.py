@@ -3,253 +3,49 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
-import struct
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 import httpx
 import openai
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from fastapi import FastAPI
+from starlette.types import Scope
 
+from fake_replica import (
+    EMBED_CARD,
+    GENERATE_CARD,
+    FakeReplica,
+    answer_text,
+    write_checkpoint,
+)
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.app import create_app
+from kvarn.gateway.context import Gateway
 from kvarn.gateway.served import ServedModel
 from kvarn.gateway.server import bind, build_server
-from kvarn.replica.api import ReplicaLostError, ReplicaState, RequestRefusedError
-from kvarn.wire.messages import (
-    EngineStats,
-    FinishReason,
-    ModelCard,
-    PositionLogprobs,
-    Submit,
-    TokenDelta,
-    TokenLogprob,
-)
+from kvarn.store.owner import ANYBODY, Principal
+from kvarn.store.repositories.tenants import create_organization
 
-BOS, EOS, SYSTEM, USER, ASSISTANT = 256, 257, 258, 259, 260
-SPECIALS = ["<bos>", "<eos>", "<|system|>", "<|user|>", "<|assistant|>"]
-TEMPLATE = (
-    "{{ bos_token }}"
-    "{% if tools %}<|system|>tools: {{ tools | tojson }}\n{% endif %}"
-    "{% for message in messages %}<|{{ message.role }}|>{{ message.content or '' }}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-
-
-def write_checkpoint(directory: Path, template: str | None = TEMPLATE) -> Path:
-    """A tokenizer in which every byte is one token: text in UTF-8 is cut at every possible place."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    byte_to_char = _byte_to_char()
-    assert sorted(byte_to_char.values()) == alphabet
-    tokenizer = Tokenizer(models.BPE(vocab={byte_to_char[b]: b for b in range(256)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIALS])
-    directory.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(directory / "tokenizer.json"))
-    settings = {"bos_token": "<bos>", "eos_token": "<eos>", "tokenizer_class": "PreTrainedTokenizerFast"}
-    if template is not None:
-        settings["chat_template"] = template
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-    (directory / "config.json").write_text(
-        json.dumps({"model_type": "llama", "bos_token_id": BOS, "eos_token_id": EOS})
-    )
-    (directory / "generation_config.json").write_text(json.dumps({"bos_token_id": BOS, "eos_token_id": EOS}))
-    return directory
-
-
-def _byte_to_char() -> dict[int, str]:
-    """The printable stand-in of each byte in byte-level BPE vocabularies (GPT-2)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [b for b in range(256) if b not in printable]
-    return {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
-
-
-def answer_text(text: str, *, end: bool = True) -> list[int]:
-    """The tokens of an answer: its bytes, then the end token."""
-    return [*text.encode(), *([EOS] if end else [])]
+ResultT = TypeVar("ResultT")
 
 
 @dataclass
-class FakeReplica:
-    """Implements the `Replica` protocol with answers a test chooses; merges deltas as the real one does."""
+class Doorkeeper:
+    """Lets in whoever a test made a principal for, by bearer token; everybody else as anybody."""
 
-    card: ModelCard | None
-    answer: Callable[[Submit, int], list[int]] = lambda request, index: answer_text("Hello, världen! 🌍")
-    state: ReplicaState = ReplicaState.READY
-    progress: tuple[str, float] = ("serve", 1.0)
-    stats: EngineStats = field(default_factory=EngineStats)
-    tokens_per_step: int = 1
-    step_s: float = 0.0
-    cached_tokens: int = 0
-    refusal: RequestRefusedError | None = None
-    lose_after: int | None = None
-    """Die once this many tokens of a choice are out."""
-    hold: asyncio.Event | None = None
-    """Where set, requests wait for it before their first token."""
-    submitted: list[Submit] = field(default_factory=list)
-    aborted: list[str] = field(default_factory=list)
-    finished: list[str] = field(default_factory=list)
-    running: set[str] = field(default_factory=set)
-    yields: int = 0
-    embedded: list[list[list[int]]] = field(default_factory=list)
+    principals: dict[str, Principal] = field(default_factory=dict)
 
-    def reset(self) -> None:
-        """As new, for the next test."""
-        card = EMBED_CARD if self.card is not None and self.card.kind == "embed" else GENERATE_CARD
-        self.__dict__.pop("generate", None)  # a test may have put its own in the way
-        self.__init__(card)  # type: ignore[misc]
-
-    async def generate(self, request: Submit) -> AsyncGenerator[TokenDelta, None]:
-        self.submitted.append(request)
-        if self.refusal is not None:
-            raise self.refusal
-        if self.state is not ReplicaState.READY:
-            raise ReplicaLostError("not ready")
-        self.running.add(request.request_id)
-        inbox = _Inbox(request.request_id)
-        producer = asyncio.create_task(self._produce(request, inbox))
-        try:
-            open_choices = set(range(request.sampling.n))
-            while open_choices:
-                for delta in await inbox.take():
-                    self.yields += 1
-                    yield delta
-                    if delta.finish_reason is not None:
-                        open_choices.discard(delta.index)
-            self.finished.append(request.request_id)
-        finally:
-            producer.cancel()
-            self.running.discard(request.request_id)
-            if request.request_id not in self.finished:
-                self.aborted.append(request.request_id)
-
-    async def _produce(self, request: Submit, inbox: _Inbox) -> None:
-        sampling = request.sampling
-        if self.hold is not None:
-            await self.hold.wait()
-        answers = [self.answer(request, index) for index in range(sampling.n)]
-        sent, open_choices = [0] * sampling.n, set(range(sampling.n))
-        while open_choices:
-            await asyncio.sleep(self.step_s)
-            if self.lose_after is not None and max(sent) >= self.lose_after:
-                inbox.fail(ReplicaLostError("the engine process died"))
-                return
-            for index in sorted(open_choices):
-                end = min(sent[index] + self.tokens_per_step, sampling.max_tokens)
-                tokens = answers[index][sent[index] : end]
-                first = sent[index] == 0 and index == 0
-                sent[index] += len(tokens)
-                reason = self._finish_reason(request, tokens, sent[index], len(answers[index]))
-                if reason is not None:
-                    open_choices.discard(index)
-                inbox.put(self._delta(request, index, tokens, reason, first))
-
-    @staticmethod
-    def _finish_reason(request: Submit, tokens: list[int], sent: int, total: int) -> FinishReason | None:
-        if tokens and tokens[-1] in request.sampling.stop_token_ids:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if sent >= request.sampling.max_tokens or sent >= total else None
-
-    def _delta(
-        self, request: Submit, index: int, tokens: list[int], reason: FinishReason | None, first: bool
-    ) -> TokenDelta:
-        sampling = request.sampling
-        prompt_logprobs: list[PositionLogprobs | None] | None = None
-        if first and sampling.prompt_logprobs is not None:
-            rest = [logprobs_of(token, sampling.prompt_logprobs) for token in request.prompt_token_ids[1:]]
-            prompt_logprobs = [None, *rest]
-        return TokenDelta(
-            request_id=request.request_id,
-            index=index,
-            token_ids=tokens,
-            logprobs=None if sampling.logprobs is None else [logprobs_of(token, sampling.logprobs) for token in tokens],
-            prompt_logprobs=prompt_logprobs,
-            finish_reason=reason,
-            cached_tokens=self.cached_tokens if first else 0,
-        )
-
-    async def embed(self, request_id: str, inputs: list[list[int]]) -> list[bytes]:
-        if self.refusal is not None:
-            raise self.refusal
-        self.embedded.append(inputs)
-        await asyncio.sleep(self.step_s)
-        assert self.card is not None
-        size = self.card.embedding_size
-        return [struct.pack(f"<{size}f", *[(sum(each) + i) / 1000 for i in range(size)]) for each in inputs]
-
-
-class _Inbox:
-    """Deltas not yet taken, merged per choice."""
-
-    def __init__(self, request_id: str) -> None:
-        self._request_id = request_id
-        self._pending: dict[int, TokenDelta] = {}
-        self._error: Exception | None = None
-        self._arrived = asyncio.Event()
-
-    def put(self, delta: TokenDelta) -> None:
-        old = self._pending.get(delta.index)
-        if old is not None:
-            delta = TokenDelta(
-                request_id=self._request_id,
-                index=delta.index,
-                token_ids=old.token_ids + delta.token_ids,
-                logprobs=None if old.logprobs is None else old.logprobs + (delta.logprobs or []),
-                prompt_logprobs=old.prompt_logprobs,
-                finish_reason=delta.finish_reason,
-                cached_tokens=old.cached_tokens,
-            )
-        self._pending[delta.index] = delta
-        self._arrived.set()
-
-    def fail(self, error: Exception) -> None:
-        self._error = error
-        self._arrived.set()
-
-    async def take(self) -> list[TokenDelta]:
-        await self._arrived.wait()
-        self._arrived.clear()
-        deltas, self._pending = list(self._pending.values()), {}
-        if not deltas and self._error is not None:
-            raise self._error
-        if self._error is not None:
-            self._arrived.set()
-        return deltas
-
-
-def logprobs_of(token: int, top: int) -> PositionLogprobs:
-    """A made-up but fixed distribution: the token itself first, then the ids after it."""
-    ranked = [TokenLogprob((token + i) % 256, -0.25 * (i + 1), i + 1) for i in range(max(top, 1))]
-    chosen = TokenLogprob(token, -0.25, 1)
-    return PositionLogprobs(chosen, [chosen, *ranked[1:]][:top])
-
-
-GENERATE_CARD = ModelCard(
-    kind="generate",
-    architecture="LlamaForCausalLM",
-    dtype="float32",
-    vocab_size=261,
-    max_context_length=512,
-    num_parameters=1000,
-    kv_blocks=64,
-)
-EMBED_CARD = ModelCard(
-    kind="embed",
-    architecture="BertModel",
-    dtype="float32",
-    vocab_size=261,
-    max_context_length=64,
-    num_parameters=1000,
-    embedding_size=4,
-)
+    async def principal(self, scope: Scope) -> Principal:
+        headers = dict(scope["headers"])
+        token = headers.get(b"authorization", b"").decode().removeprefix("Bearer ")
+        return self.principals.get(token, ANYBODY)
 
 
 @dataclass
@@ -261,6 +57,8 @@ class House:
     embed: FakeReplica
     served: dict[str, ServedModel]
     port: int = 0
+    doorkeeper: Doorkeeper = field(default_factory=Doorkeeper)
+    app: FastAPI | None = None
     loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -269,6 +67,23 @@ class House:
 
     def client(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=20)
+
+    @property
+    def gateway(self) -> Gateway:
+        assert self.app is not None
+        gateway: Gateway = self.app.state.gateway
+        return gateway
+
+    def do(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Run something on the gateway's event loop, where its database lives."""
+        assert self.loop is not None
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(20)
+
+    def add_tenant(self, name: str, **changes: Any) -> httpx.Client:
+        """A new organisation with one project; its client. `changes` are fields of its principal."""
+        principal = replace(self.do(create_organization(self.gateway.store, name)), **changes)
+        self.doorkeeper.principals[name] = principal
+        return httpx.Client(base_url=self.url, timeout=20, headers={"authorization": f"Bearer {name}"})
 
     def connect(self, receive_buffer: int | None = None) -> socket.socket:
         raw = socket.socket()
@@ -292,6 +107,7 @@ def make_house(directory: Path, **gateway: object) -> House:
     config = KvarnConfig.model_validate(
         {
             "gateway": {"port": 0, **gateway},
+            "data_dir": str(directory / "data"),
             "models": [{"name": "tiny", "path": "tiny"}, {"name": "vec", "path": "vec"}],
         }
     )
@@ -308,7 +124,8 @@ def running(house: House, *, wait_ready: bool = True) -> Iterator[House]:
     """Serve a house in a thread until the block ends."""
     listener = bind(house.config.gateway)
     house.port = listener.getsockname()[1]
-    server = build_server(create_app(house.config, house.served), house.config.gateway)
+    house.app = create_app(house.config, house.served, house.doorkeeper)
+    server = build_server(house.app, house.config.gateway)
 
     async def main() -> None:
         house.loop = asyncio.get_running_loop()

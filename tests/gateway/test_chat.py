@@ -161,7 +161,7 @@ def test_the_engine_gets_the_rendered_prompt_and_the_extensions(house: Any, sdk:
     )
     sampling = submit.sampling
     assert (sampling.top_k, sampling.min_p, sampling.min_tokens, sampling.seed) == (7, 0.1, 2, 11)
-    assert sampling.stop_token_ids == [] and (submit.priority, submit.cache_salt) == (10, "s")
+    assert sampling.stop_token_ids == [] and (submit.priority, submit.cache_salt) == (10, "/s")
 
 
 def test_a_continued_message_is_echoed_where_asked_for(answering: Callable[..., None], client: httpx.Client) -> None:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from kvarn.config.platform import (
+    AdmissionConfig,
+    AuthConfig,
+    LimitsConfig,
+    MeteringConfig,
+    RetentionConfig,
+    SafetyConfig,
+    StoreConfig,
+)
+from kvarn.config.section import Section
 
 BLOCK_SIZE = 16
 """Tokens in one block of the paged KV cache. Fixed: block hashes are names shared between processes."""
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
-
-
-class Section(BaseModel):
-    """A part of the configuration: immutable, and strict about unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class EngineConfig(Section):
@@ -106,6 +111,12 @@ class ModelConfig(Section):
     """Threads of the engine's kernels. Default: one for each physical core the engine may use (affinity, container
     limits and `replica.separate_cores` respected); one in all for a model of less than 64 MiB."""
 
+    fallback: str | None = Field(None, min_length=1)
+    """Name of a smaller served model that answers instead when this one would answer too late."""
+
+    tool_format: Literal["auto", "hermes", "llama3", "mistral"] = "auto"
+    """How the model writes tool calls. `auto`: read from its chat template."""
+
     engine: EngineConfig = EngineConfig()
     """How this model's replica schedules."""
 
@@ -118,6 +129,16 @@ class GatewayConfig(Section):
 
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one and prints it."""
+
+    max_connections: int = Field(16384, ge=1)
+    """Connections open at once at most; more are closed before they are read."""
+
+    idle_timeout_s: float = Field(75.0, gt=0)
+    """Seconds an idle connection is kept. Longer than the usual 60 s of load balancers, so that it is they who
+    close."""
+
+    header_timeout_s: float = Field(10.0, gt=0)
+    """Seconds a request's headers may take to arrive once their first byte has."""
 
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
     """Largest request body. A longer one gets 413 before it is read to its end."""
@@ -186,6 +207,30 @@ class KvarnConfig(Section):
     replica: ReplicaConfig = ReplicaConfig()
     """How engine processes are watched."""
 
+    data_dir: str = Field("~/.local/share/kvarn", min_length=1)
+    """Directory of what the server keeps on this machine: its database, files, and usage not yet in the ledger."""
+
+    auth: AuthConfig = AuthConfig()
+    """Who may use the server."""
+
+    store: StoreConfig = StoreConfig()
+    """Where tenants, keys, the ledger and conversations are kept."""
+
+    limits: LimitsConfig = LimitsConfig()
+    """Requests and tokens per minute, and how many requests may run at once."""
+
+    metering: MeteringConfig = MeteringConfig()
+    """The usage ledger."""
+
+    admission: AdmissionConfig = AdmissionConfig()
+    """Which requests are taken when there are more than can be served in time."""
+
+    safety: SafetyConfig = SafetyConfig()
+    """What is looked at on the way in and on the way out."""
+
+    retention: RetentionConfig = RetentionConfig()
+    """How long things are kept."""
+
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """What is logged to standard error."""
 
@@ -197,4 +242,7 @@ class KvarnConfig(Section):
             raise ValueError(f"two models share the name {doubled[0]!r}: give each model its own name")
         if not names:
             raise ValueError("no model to serve: name at least one under `models`")
+        for model in self.models:
+            if model.fallback is not None and (model.fallback not in names or model.fallback == model.name):
+                raise ValueError(f"the fallback of {model.name!r} must be another served model, not {model.fallback!r}")
         return self

@@ -8,13 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 
 import kvarn
 from kvarn.config.schema import KvarnConfig
+from kvarn.gateway.authentication import Authenticator
 from kvarn.gateway.context import Gateway
 from kvarn.gateway.errors import add_error_handlers
 from kvarn.gateway.middleware import RequestMiddleware
 from kvarn.gateway.openapi import describe
+from kvarn.gateway.platform import Platform
 from kvarn.gateway.routes import chat, completions, docs, embeddings, health, metrics, models, tokens
 from kvarn.gateway.served import ModelTable, ServedModel
 from kvarn.observe.metrics import GatewayMetrics
@@ -26,25 +29,51 @@ from kvarn.wire.openai.tokenize import DetokenizeRequest, TokenizeRequest
 _OBSERVE_EVERY_S = 1.0
 
 
-def create_app(config: KvarnConfig, models_by_name: Mapping[str, ServedModel]) -> FastAPI:
+_ROUTES = (
+    chat,
+    completions,
+    docs,
+    embeddings,
+    health,
+    metrics,
+    models,
+    tokens,
+)
+
+_BODIES: list[type[BaseModel]] = [
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TokenizeRequest,
+]
+
+
+def create_app(
+    config: KvarnConfig, models_by_name: Mapping[str, ServedModel], authenticator: Authenticator | None = None
+) -> FastAPI:
     """Build the gateway's application. It answers at once; models become ready as their replicas and tokenizers do.
 
     Args:
         config: The whole configuration; the gateway reads its own section.
         models_by_name: What is served. The replicas are started and stopped by the caller.
+        authenticator: Who finds out whom a request acts for. Default: what the configuration says.
     """
     pool = ThreadPoolExecutor(config.gateway.tokenize_threads, thread_name_prefix="tokenize")
     table = ModelTable(models_by_name, pool)
-    gateway = Gateway(config.gateway, table, GatewayMetrics(table))
+    platform = Platform(config)
+    gateway = Gateway(config, table, GatewayMetrics(table), platform.store, platform.pipeline)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
+        await platform.start()
         tasks = [asyncio.create_task(table.load_text()), asyncio.create_task(_watch_engines(gateway.metrics))]
         try:
             yield
         finally:
             for task in tasks:
                 task.cancel()
+            await platform.stop()
             pool.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(
@@ -57,11 +86,13 @@ def create_app(config: KvarnConfig, models_by_name: Mapping[str, ServedModel]) -
         redirect_slashes=False,
     )
     app.state.gateway = gateway
-    app.add_middleware(RequestMiddleware, metrics=gateway.metrics)
+    app.add_middleware(
+        RequestMiddleware, metrics=gateway.metrics, authenticator=authenticator or platform.authenticator
+    )
     add_error_handlers(app)
-    for resource in (chat, completions, embeddings, models, tokens, health, metrics, docs):
+    for resource in _ROUTES:
         app.include_router(resource.router)
-    describe(app, [ChatCompletionRequest, CompletionRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest])
+    describe(app, _BODIES)
     return app
 
 

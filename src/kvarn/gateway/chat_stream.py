@@ -10,8 +10,8 @@ from msgspec import UNSET
 
 from kvarn.gateway.chat_choice import ChatParts, ChatReader
 from kvarn.gateway.choice import Piece
-from kvarn.gateway.generation import Tally
 from kvarn.gateway.sse import TextEvents, event
+from kvarn.gateway.work import Tally
 from kvarn.wire.openai.chat_answer import ChatCompletionChunk, ChoiceLogprobs, ChunkChoice, Delta
 from kvarn.wire.openai.usage import Usage
 

@@ -9,11 +9,13 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from kvarn.config.schema import GatewayConfig
+from kvarn.config.schema import GatewayConfig, KvarnConfig
 from kvarn.gateway.body import read_request
-from kvarn.gateway.record import record_of
+from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.served import ModelTable, ReadyModel
+from kvarn.gateway.work import Pipeline, Work
 from kvarn.observe.metrics import GatewayMetrics
+from kvarn.store.engine import Store
 from kvarn.wire.openai.errors import invalid_request
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
@@ -24,28 +26,69 @@ _OPERATIONS = {"generate": "chat and text completions", "embed": "embeddings"}
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """Limits, models and metrics of one gateway."""
+    """Everything of one gateway that outlives a request."""
 
-    limits: GatewayConfig
+    config: KvarnConfig
     models: ModelTable
     metrics: GatewayMetrics
+    store: Store
+    pipeline: Pipeline
+
+    @property
+    def limits(self) -> GatewayConfig:
+        """Bounds of requests."""
+        return self.config.gateway
 
     async def read(self, request: Request, model: type[RequestT]) -> RequestT:
         """Read and validate the JSON body; see `read_request`."""
         return await read_request(request, model, self.limits.max_body_bytes, self.limits.body_timeout_s)
 
-    async def run(self, request: Request, work: Callable[[], ResultT]) -> ResultT:
+    async def run(self, record: RequestRecord, work: Callable[[], ResultT]) -> ResultT:
         """Run text work for a request: on the event loop where it is small, in the pool where it is large."""
-        return await self.models.run(record_of(request.scope).body_bytes, work)
+        return await self.models.run(record.body_bytes, work)
 
-    def ready_model(self, request: Request, name: str, kind: Literal["generate", "embed"] | None = None) -> ReadyModel:
+    async def begin(
+        self,
+        record: RequestRecord,
+        model: ReadyModel,
+        *,
+        prompt_tokens: int,
+        max_output_tokens: int = 0,
+        priority: int = 0,
+        service_tier: str | None = None,
+    ) -> Work:
+        """Take work in for a request; it is settled when the record is closed.
+
+        Raises:
+            ApiError: A stage refuses it: a scope, a budget, a limit, admission.
+        """
+        best = max(record.principal.priority, record.least_priority or record.principal.priority)
+        work = Work(
+            request_id=record.request_id,
+            endpoint=record.endpoint,
+            principal=record.principal,
+            model=model.name,
+            prompt_tokens=prompt_tokens,
+            max_output_tokens=max_output_tokens,
+            priority=max(priority, best),
+            service_tier=service_tier or "default",
+            received=record.received,
+        )
+        await self.pipeline.begin(work)
+        record.work.append(work)
+        record.headers.update(work.headers)
+        return work
+
+    def ready_model(
+        self, record: RequestRecord, name: str, kind: Literal["generate", "embed"] | None = None
+    ) -> ReadyModel:
         """The model a request names, ready to work; `kind` is what it must be able to do.
 
         Raises:
             ApiError: 404 unknown, 400 of the wrong kind, 503 not ready yet.
         """
         model = self.models.find(name)
-        record_of(request.scope).model = model.name
+        record.model = model.name
         ready = model.when_ready()
         if kind is not None and ready.card.kind != kind:
             does = _OPERATIONS.get(ready.card.kind, ready.card.kind)

@@ -5,27 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 
 from kvarn.gateway.choice import Choice, Piece
 from kvarn.gateway.served import ReadyModel
+from kvarn.gateway.work import Tally
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.replica.api import ReplicaLostError, RequestRefusedError
 from kvarn.wire.messages import FinishReason, RefusalReason, Submit
-from kvarn.wire.openai.usage import Usage, usage
-
-
-@dataclass(slots=True)
-class Tally:
-    """Tokens of one HTTP request, over all its prompts and choices."""
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-
-    def usage(self) -> Usage:
-        """As OpenAI's usage object."""
-        return usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
 
 
 class Generation:
@@ -43,6 +29,7 @@ class Generation:
         self._submit = submit
         self._choices = choices
         self._tally = tally
+        tally.pending += 1
 
     async def pieces(self, metrics: GatewayMetrics, received: float) -> AsyncGenerator[Piece, None]:
         """Run it; yields what each delta adds to a choice.
@@ -56,14 +43,13 @@ class Generation:
         """
         observer = metrics.generation(self._model.name, received)
         tally, choices = self._tally, self._choices
-        tally.prompt_tokens += len(self._submit.prompt_token_ids)
+        tally.count(prompt=len(self._submit.prompt_token_ids))
         open_choices = len(choices)
         try:
             async with aclosing(self._model.replica.generate(self._submit)) as deltas:
                 async for delta in deltas:
                     if delta.finish_reason is FinishReason.ABORT:
                         raise RequestRefusedError(RefusalReason.INTERNAL, "the engine gave up the request")
-                    tally.cached_tokens += delta.cached_tokens
                     choice = choices[delta.index]
                     if choice.ended:
                         continue
@@ -71,14 +57,16 @@ class Generation:
                         observer.delta(delta.index, len(delta.token_ids))
                     before = choice.num_tokens
                     piece = choice.add(delta)
-                    tally.completion_tokens += choice.num_tokens - before
+                    tally.count(cached=delta.cached_tokens, completion=choice.num_tokens - before)
                     open_choices -= choice.ended
                     if not open_choices:
+                        tally.pending -= 1
                         observer.finished()
                     yield piece
                     if not open_choices:
                         return
         except (RequestRefusedError, ReplicaLostError):
+            tally.failed = True
             observer.failed()
             raise
 

@@ -9,12 +9,17 @@ import time
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kvarn.gateway.authentication import Authenticator
 from kvarn.gateway.errors import error_response, shutting_down, to_api_error
 from kvarn.gateway.record import RequestRecord, new_record
 from kvarn.observe.metrics import UNKNOWN, GatewayMetrics
+from kvarn.wire.openai.errors import ApiError
 
 CLIENT_LEFT = 499
 """Status under which metrics count requests whose client left before an answer began."""
+
+PUBLIC = frozenset({"/", "/docs", "/openapi.json", "/health", "/ready", "/metrics"})
+"""Paths that need no key."""
 
 _PROBES = frozenset({"/health", "/ready", "/metrics"})
 """Asked every few seconds by machines: their log lines are for debugging only."""
@@ -25,9 +30,10 @@ _log = logging.getLogger("kvarn.gateway")
 class RequestMiddleware:
     """Outermost layer: plain ASGI, since what wraps every chunk of every stream must cost next to nothing."""
 
-    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics, authenticator: Authenticator) -> None:
         self._app = app
         self._metrics = metrics
+        self._authenticator = authenticator
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -40,17 +46,22 @@ class RequestMiddleware:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                message["headers"] = [*message.get("headers", []), id_header]
+                own = [(name.encode(), value.encode()) for name, value in record.headers.items()]
+                message["headers"] = [*message.get("headers", []), id_header, *own]
             await send(message)
 
         self._metrics.in_flight.inc()
         try:
+            if record.endpoint not in PUBLIC:
+                record.principal = await self._authenticator.principal(scope)
             await self._app(scope, receive, send_with_id)
         except asyncio.CancelledError:
             # Only the server's own end cancels a request here: its time to drain is over. Passed on, it would be a
             # traceback in the log and a 500 in the HTTP server's own shape.
             if not record.status:
                 await error_response(shutting_down())(scope, receive, send_with_id)
+        except ApiError as error:  # of the authenticator: those of the routes have their own handlers
+            await error_response(error)(scope, receive, send_with_id)
         except Exception as error:
             _log.exception("request %s failed", record.request_id)
             if not record.status:
@@ -58,6 +69,7 @@ class RequestMiddleware:
         finally:
             self._metrics.in_flight.dec()
             self._count(scope, record)
+            await record.close()
 
     def _count(self, scope: Scope, record: RequestRecord) -> None:
         endpoint = endpoint_label(scope)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kvarn.gateway.choice import Choice
 from kvarn.gateway.served import ReadyModel
+from kvarn.gateway.work import Work
 from kvarn.text.detokenizer import IncrementalDetokenizer
 from kvarn.text.stop_strings import StopMatcher, StopStrings
 from kvarn.wire.messages import Submit
@@ -52,13 +53,18 @@ def choices_of(
 
 
 def submit_of(
-    request_id: str, prompt: list[int], sampling: SamplingParams, asked: ChatCompletionRequest | CompletionRequest
+    request_id: str, prompt: list[int], sampling: SamplingParams, work: Work, cache_salt: str | None
 ) -> Submit:
-    """What the engine is asked for; tenants come with a later change, so all share the nameless one."""
+    """What the engine is asked for. The tenant and its secret salt come from the server, never from the client: a
+    tenant's cached prompts cannot be found, or their presence timed, by another."""
+    principal = work.principal
     return Submit(
         request_id=request_id,
         prompt_token_ids=prompt,
         sampling=sampling,
-        priority=asked.priority,
-        cache_salt=asked.cache_salt or "",
+        tenant=principal.organization_id,
+        weight=principal.weight,
+        priority=work.priority,
+        cache_salt=f"{principal.cache_salt}/{cache_salt or ''}",
+        adapter=work.adapter,
     )

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 
 from starlette.types import Scope
 
+from kvarn.gateway.work import Work
 from kvarn.observe.metrics import UNKNOWN
+from kvarn.store.owner import ANYBODY, Principal
 
 _SCOPE_KEY = "kvarn.record"
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -17,7 +19,7 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One HTTP request: set up by the middleware, filled in by the route."""
+    """One request: set up by the middleware (or by a batch, for each of its lines), filled in on its way."""
 
     request_id: str
     """Sent back as `x-request-id`; the client's own where it sent a sane one."""
@@ -31,13 +33,28 @@ class RequestRecord:
     """HTTP status sent; 0 before the answer starts."""
     disconnected: bool = False
     """The client left before the end of the answer."""
+    endpoint: str = UNKNOWN
+    """Path of the operation, such as `/v1/chat/completions`."""
+    principal: Principal = ANYBODY
+    """Who it acts for."""
+    least_priority: int | None = None
+    """Best tier it may have, where it is not the client's to say: 10 for a line of a batch."""
+    work: list[Work] = field(default_factory=list)
+    """What it has begun; closed when the answer is over."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """Go into the answer."""
+
+    async def close(self) -> None:
+        """Settle all its work; may be called again."""
+        while self.work:
+            await self.work.pop().close()
 
 
 def new_record(scope: Scope) -> RequestRecord:
     """Make the record of a request and hang it on its ASGI scope."""
     supplied = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
     request_id = supplied.decode("ascii") if _SANE_ID.fullmatch(supplied) else f"req-{uuid.uuid4().hex}"
-    record = RequestRecord(request_id)
+    record = RequestRecord(request_id, endpoint=scope["path"][:256])
     scope[_SCOPE_KEY] = record
     return record
 

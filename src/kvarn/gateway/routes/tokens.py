@@ -8,6 +8,7 @@ from starlette.responses import Response
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.context import Gateway, gateway_of
 from kvarn.gateway.openapi import json_body
+from kvarn.gateway.record import record_of
 from kvarn.gateway.served import ReadyModel
 from kvarn.wire.openai.tokenize import (
     DetokenizeRequest,
@@ -22,19 +23,21 @@ router = APIRouter(tags=["tokens"])
 @router.post("/tokenize", summary="Text or messages to token ids", openapi_extra=json_body(TokenizeRequest))
 async def tokenize(request: Request) -> Response:
     """Tokenize a prompt, or the messages of a chat as the model would see them."""
-    gateway = gateway_of(request)
+    gateway, record = gateway_of(request), record_of(request.scope)
     asked = await gateway.read(request, TokenizeRequest)
-    model = gateway.ready_model(request, asked.model or _default(gateway))
-    return json_response(await gateway.run(request, lambda: _tokenized(asked, model)))
+    model = gateway.ready_model(record, asked.model or _default(gateway))
+    return json_response(await gateway.run(record, lambda: _tokenized(asked, model)))
 
 
 @router.post("/detokenize", summary="Token ids to text", openapi_extra=json_body(DetokenizeRequest))
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens included."""
-    gateway = gateway_of(request)
+    gateway, record = gateway_of(request), record_of(request.scope)
     asked = await gateway.read(request, DetokenizeRequest)
-    model = gateway.ready_model(request, asked.model or _default(gateway))
-    text = await gateway.run(request, lambda: model.tokenizer.decode(asked.tokens, skip_special_tokens=False))
+    model = gateway.ready_model(record, asked.model or _default(gateway))
+    text = await gateway.run(
+        record_of(request.scope), lambda: model.tokenizer.decode(asked.tokens, skip_special_tokens=False)
+    )
     return json_response(DetokenizeResponse(prompt=text))
 
 

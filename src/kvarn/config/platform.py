@@ -1,0 +1,185 @@
+"""Settings of what stands around the models: who may use them, how much, and what is kept."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from kvarn.config.section import Section
+
+Money = Annotated[float, Field(ge=0)]
+
+
+class AuthConfig(Section):
+    """Who may use the server."""
+
+    mode: Literal["auto", "keys", "open"] = "auto"
+    """`keys`: every request needs an API key. `open`: none is needed, and whoever has none acts for the default
+    organisation as its administrator; refused on an address that other machines reach. `auto`: open on a loopback
+    address, keys on any other."""
+
+    refresh_s: float = Field(0.25, gt=0, le=60)
+    """Seconds after which a change made by another gateway (a revoked key, a new limit) is noticed at the latest. A
+    change made through this gateway holds at once."""
+
+    stale_s: float = Field(300.0, ge=0)
+    """Seconds for which keys already seen go on working while the database is away."""
+
+
+class StoreConfig(Section):
+    """Where tenants, keys, the ledger and conversations are kept."""
+
+    url: str | None = Field(None, min_length=1)
+    """Database: `sqlite:////path/kvarn.db` or `postgresql://user:password@host/name`. Default: `kvarn.db` in
+    `data_dir`."""
+
+    pool_size: int = Field(8, ge=1, le=256)
+    """Connections to PostgreSQL at most. SQLite has one writer and needs none of this."""
+
+    timeout_s: float = Field(5.0, gt=0)
+    """Seconds a query may take before the database counts as away."""
+
+    migrate: bool = True
+    """Bring the schema up to date at the start. Off: where it is not, the start fails and names
+    `kvarn store upgrade`."""
+
+
+class LimitsConfig(Section):
+    """Requests and tokens per minute, and how many requests may run at once."""
+
+    redis_url: str | None = Field(None, min_length=1)
+    """`redis://host:6379/0`: gateways share their counts there. Default: counts are kept in the process, exact for one
+    gateway."""
+
+    when_away: Literal["open", "closed"] = "open"
+    """While Redis is away: `open` counts in each process alone, `closed` answers 503."""
+
+    timeout_s: float = Field(0.25, gt=0)
+    """Seconds Redis may take to answer before it counts as away."""
+
+    requests_per_minute: int | None = Field(None, ge=1)
+    """Of each organisation that has no limit of its own, for each model. Default: no limit."""
+
+    tokens_per_minute: int | None = Field(None, ge=1)
+    """Prompt and output tokens, as above. Default: no limit."""
+
+    concurrency: int | None = Field(None, ge=1)
+    """Requests running at once, as above. Default: no limit."""
+
+
+class KafkaConfig(Section):
+    """Where usage events are published."""
+
+    bootstrap_servers: str = Field(min_length=1)
+    """Brokers, as `host:port,host:port`."""
+
+    topic: str = Field("kvarn.usage", min_length=1)
+    """Topic of the usage events; the key of each message is the event's id."""
+
+    settings: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    """More settings of librdkafka, such as `security.protocol`."""
+
+
+class PriceConfig(Section):
+    """What a model's tokens cost from a day on."""
+
+    model: str = Field(min_length=1)
+    """Name of the model, or `*` for all that have no price of their own."""
+
+    since: str = Field("1970-01-01", pattern=r"^\d{4}-\d{2}-\d{2}$")
+    """First day (UTC) on which the price holds, as `YYYY-MM-DD`."""
+
+    input_per_million: Money = 0.0
+    """For a million prompt tokens that had to be computed, in `metering.currency`."""
+
+    cached_per_million: Money | None = None
+    """For a million prompt tokens found in the prefix cache. Default: as computed ones."""
+
+    output_per_million: Money = 0.0
+    """For a million output tokens."""
+
+
+class MeteringConfig(Section):
+    """The usage ledger."""
+
+    kafka: KafkaConfig | None = None
+    """Publish every usage event to Kafka. Default: the ledger is the table in the database."""
+
+    currency: str = Field("usd", pattern=r"^[a-z]{3}$")
+    """Currency of prices, costs and budgets."""
+
+    prices: tuple[PriceConfig, ...] = ()
+    """Prices by model and day. Without one, tokens cost nothing and are counted all the same."""
+
+    flush_interval_s: float = Field(0.05, gt=0)
+    """Seconds for which finished events are gathered into one transaction."""
+
+    @model_validator(mode="after")
+    def _prices_are_unique(self) -> MeteringConfig:
+        keys = [(price.model, price.since) for price in self.prices]
+        doubled = sorted({key for key in keys if keys.count(key) > 1})
+        if doubled:
+            raise ValueError(f"two prices of {doubled[0][0]!r} hold from {doubled[0][1]}: keep one")
+        return self
+
+
+class AdmissionConfig(Section):
+    """Which requests are taken when there are more than can be served in time."""
+
+    enabled: bool = True
+    """Predict each request's TTFT and TPOT, and queue, degrade or shed what would miss. Off: the engine's queue takes
+    everything up to its bounds."""
+
+    ttft_target_s: float = Field(2.0, gt=0)
+    """Time to first token that interactive requests shall keep. Seconds."""
+
+    tpot_target_s: float = Field(0.2, gt=0)
+    """Time per output token that interactive requests shall keep. Seconds."""
+
+    max_queue: int = Field(4096, ge=0)
+    """Requests that may wait at the gateway. One more is shed at once."""
+
+    max_queue_s: float = Field(30.0, gt=0)
+    """Seconds a request without a latency target (batch) may wait at the gateway."""
+
+
+class SafetyConfig(Section):
+    """What is looked at on the way in and on the way out."""
+
+    moderate_input: bool = False
+    """Refuse prompts that the classifier or a rule flags."""
+
+    moderate_output: bool = False
+    """End answers that the classifier or a rule flags, and say so."""
+
+    threshold: float = Field(0.5, gt=0, lt=1)
+    """Score from which a category counts as flagged."""
+
+    model: str | None = Field(None, min_length=1)
+    """Name of a served model that moderates. Default: the small built-in classifier."""
+
+    rules: tuple[str, ...] = ()
+    """Regular expressions that flag a text by themselves, as category `rule`."""
+
+    log_prompts_sample: float = Field(1.0, ge=0, le=1)
+    """Share of the requests of projects that opted in whose prompts are kept, encrypted."""
+
+
+class RetentionConfig(Section):
+    """How long things are kept. Organisations may ask for less."""
+
+    conversations_days: int | None = Field(None, ge=1)
+    """Days after their last change. Default: until they are deleted."""
+
+    responses_days: int = Field(30, ge=1)
+    """Days that stored responses and chat completions are kept."""
+
+    files_days: int | None = Field(None, ge=1)
+    """Days that files without an expiry of their own are kept. Default: until they are deleted."""
+
+    max_file_bytes: int = Field(200 * 1024 * 1024, ge=1024)
+    """Largest file that may be uploaded."""
+
+    max_batch_lines: int = Field(50_000, ge=1)
+    """Requests in one batch at most."""

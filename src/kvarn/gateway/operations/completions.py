@@ -1,0 +1,135 @@
+"""Continuing a text."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from msgspec import UNSET
+
+from kvarn.gateway.choice import Piece
+from kvarn.gateway.completion_choice import CompletionFields, CompletionReader, Prompt
+from kvarn.gateway.context import Gateway
+from kvarn.gateway.generation import Generation, interleave
+from kvarn.gateway.prompts import check_token_ids, choices_of, submit_of
+from kvarn.gateway.record import RequestRecord
+from kvarn.gateway.served import ReadyModel
+from kvarn.gateway.sse import TextEvents, event
+from kvarn.gateway.work import Tally
+from kvarn.text.sampling import check_sampling, completion_sampling, stop_strings
+from kvarn.text.stop_strings import StopStrings
+from kvarn.wire.openai.completions import Completion, CompletionChoice, CompletionRequest
+from kvarn.wire.openai.errors import invalid_request
+from kvarn.wire.openai.inputs import as_list
+from kvarn.wire.openai.usage import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRun:
+    """A completion that has been taken: choice `i` of prompt `p` has number `p * n + i`. Let `stream` or `collect` run
+    it."""
+
+    id: str
+    created: int
+    model: str
+    include_usage: bool
+    pieces: AsyncGenerator[Piece, None]
+    readers: list[CompletionReader]
+    tally: Tally
+
+    async def collect(self) -> Completion:
+        """The answer as one object."""
+        chunks: list[list[CompletionChoice]] = [[] for _ in self.readers]
+        async with aclosing(self.pieces) as pieces:
+            async for piece in pieces:
+                chunks[piece.index].append(self.readers[piece.index].read(piece))
+        choices = [reader.joined(read) for reader, read in zip(self.readers, chunks, strict=True)]
+        return self._completion(choices, self.tally.usage(), whole=True)
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """The answer as server-sent events."""
+        texts = [self._text_events(index) for index in range(len(self.readers))]
+        async with aclosing(self.pieces) as pieces:
+            async for piece in pieces:
+                choice = self.readers[piece.index].read(piece)
+                if choice.finish_reason is not None or choice.logprobs is not None or choice.token_ids is not UNSET:
+                    yield event(self._completion([choice]))
+                elif choice.text:
+                    yield texts[piece.index].event(choice.text)
+        if self.include_usage:
+            yield event(self._completion([], self.tally.usage()))
+
+    def _completion(
+        self, choices: list[CompletionChoice], usage: Usage | None = None, whole: bool = False
+    ) -> Completion:
+        """The answer's object, whole or one chunk of its stream."""
+        shown = usage if whole or self.include_usage else UNSET
+        return Completion(id=self.id, created=self.created, model=self.model, choices=choices, usage=shown)
+
+    def _text_events(self, index: int) -> TextEvents:
+        def chunk(text: str) -> Completion:
+            return self._completion([CompletionChoice(index=index, text=text, finish_reason=None)])
+
+        return TextEvents(chunk)
+
+
+async def start_completion(gateway: Gateway, record: RequestRecord, asked: CompletionRequest) -> CompletionRun:
+    """Check a completion request, tokenize its prompts, and take it in.
+
+    Raises:
+        ApiError: It cannot be answered as asked, or not now.
+    """
+    model = gateway.ready_model(record, asked.model, "generate")
+    checked = await gateway.run(record, lambda: check_sampling(asked, model.tokenizer, gateway.limits))
+    given = as_list(asked.prompt)
+    most = gateway.limits.max_prompts
+    if len(given) > most:
+        raise invalid_request(f"'prompt' has {len(given)} prompts; this server takes at most {most}.", "prompt")
+    prompts = await gateway.run(record, lambda: [_prompt(each, asked, model) for each in given])
+    samplings = [
+        completion_sampling(
+            asked,
+            checked,
+            gateway.limits,
+            prompt_tokens=len(prompt.token_ids),
+            context_length=model.card.max_context_length,
+        )
+        for prompt in prompts
+    ]
+    work = await gateway.begin(
+        record,
+        model,
+        prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
+        max_output_tokens=sum(sampling.max_tokens * sampling.n for sampling in samplings),
+        priority=asked.priority,
+    )
+    fields = CompletionFields(
+        echo=bool(asked.echo),
+        logprobs=asked.logprobs,
+        prompt_logprobs=asked.prompt_logprobs is not None,
+        token_ids=asked.return_token_ids,
+        skip_special_tokens=asked.skip_special_tokens,
+    )
+    answer_id = f"cmpl-{uuid.uuid4().hex}"
+    stops = StopStrings(stop_strings(asked, gateway.limits))
+    generations: list[Generation] = []
+    readers: list[CompletionReader] = []
+    for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
+        choices = choices_of(asked, sampling, model, stops, number * sampling.n, prompt.token_ids)
+        submit = submit_of(f"{answer_id}-{number}", prompt.token_ids, sampling, work, asked.cache_salt)
+        generations.append(Generation(model, submit, choices, work.tally))
+        readers += [CompletionReader(prompt, fields, model.tokenizer) for _ in choices]
+    pieces = interleave([generation.pieces(gateway.metrics, record.received) for generation in generations])
+    return CompletionRun(answer_id, int(time.time()), model.name, asked.include_usage, pieces, readers, work.tally)
+
+
+def _prompt(given: str | list[int], asked: CompletionRequest, model: ReadyModel) -> Prompt:
+    if isinstance(given, str):
+        token_ids = model.tokenizer.encode(given, add_special_tokens=asked.add_special_tokens is not False)
+        return Prompt(token_ids, given if asked.echo else "")
+    check_token_ids(given, model, "prompt")
+    text = model.tokenizer.decode(given, skip_special_tokens=asked.skip_special_tokens) if asked.echo else ""
+    return Prompt(given, text)

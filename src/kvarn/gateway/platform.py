@@ -1,0 +1,74 @@
+"""What stands around the models: the database, keys, limits and the ledger; started and stopped with the app."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from kvarn.config.schema import KvarnConfig
+from kvarn.gateway.authentication import Authenticator, OpenDoor
+from kvarn.gateway.work import Pipeline, Stage
+from kvarn.store import migrate
+from kvarn.store.engine import Store
+from kvarn.store.errors import StoreAwayError
+from kvarn.store.repositories.tenants import ensure_default_organization
+
+_RETRY_S = 1.0
+
+_log = logging.getLogger("kvarn.gateway")
+
+
+class Platform:
+    """The parts, joined.
+
+    Raises:
+        StoreError: The configured database cannot be used.
+    """
+
+    def __init__(self, config: KvarnConfig) -> None:
+        self.config = config
+        self.store = Store.open(config)
+        self.authenticator: Authenticator = OpenDoor()
+        self.pipeline = Pipeline(self._stages())
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Bring the database up to date and start what runs beside the requests. Where the database is away, serving
+        begins all the same, and this goes on in the background until it is back.
+
+        Raises:
+            StoreError: The schema cannot be used; the message says what to do.
+        """
+        try:
+            await self._prepare_store()
+        except StoreAwayError as error:
+            _log.warning("%s: serving without it until it is back", error)
+            self._tasks.append(asyncio.create_task(self._prepare_store_later()))
+
+    async def stop(self) -> None:
+        """End what runs beside the requests, and close the database."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.store.close()
+
+    def _stages(self) -> list[Stage]:
+        """In the order in which they are asked: scopes, budgets, limits, admission, the ledger."""
+        return []
+
+    async def _prepare_store(self) -> None:
+        if self.config.store.migrate:
+            await migrate.upgrade(self.store)
+        else:
+            await migrate.check(self.store)
+        await ensure_default_organization(self.store)
+
+    async def _prepare_store_later(self) -> None:
+        while True:
+            await asyncio.sleep(_RETRY_S)
+            try:
+                await self._prepare_store()
+            except StoreAwayError:
+                continue
+            _log.info("the database is back")
+            return

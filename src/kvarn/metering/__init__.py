@@ -1,0 +1,1 @@
+"""The usage ledger: what every request did, once; its way to Kafka; prices and budgets."""

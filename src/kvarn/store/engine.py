@@ -1,0 +1,177 @@
+"""The connection to the database: SQLite in a file, or PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+
+from kvarn.config.schema import KvarnConfig
+from kvarn.store.errors import StoreAwayError, StoreError
+
+DATABASE_FILE = "kvarn.db"
+_READING = "kvarn_reading"
+
+
+class Store:
+    """One database. Repositories are built on its sessions.
+
+    Args:
+        url: An SQLAlchemy URL with an asynchronous driver; see `store_url`.
+        pool_size: Connections at most (PostgreSQL).
+        timeout_s: Seconds a query may take.
+        now: Wall clock, seconds since 1970.
+    """
+
+    def __init__(
+        self, url: URL, *, pool_size: int = 8, timeout_s: float = 5.0, now: Callable[[], float] = time.time
+    ) -> None:
+        self.url = url
+        self.now = now
+        self._timeout_s = timeout_s
+        self.engine = _make_engine(url, pool_size, timeout_s)
+        self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)
+
+    @classmethod
+    def open(cls, config: KvarnConfig) -> Store:
+        """The configured database; nothing is connected yet.
+
+        Raises:
+            StoreError: The URL cannot be used.
+        """
+        return cls(store_url(config), pool_size=config.store.pool_size, timeout_s=config.store.timeout_s)
+
+    @property
+    def is_sqlite(self) -> bool:
+        """Whether the database is a file."""
+        return self.url.get_backend_name() == "sqlite"
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[AsyncSession, None]:
+        """A session whose changes are committed when the block ends, and undone when it raises.
+
+        Raises:
+            StoreAwayError: The database does not answer in time.
+        """
+        async with self._guarded(), self._sessions() as session, session.begin():
+            yield session
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncGenerator[AsyncSession, None]:
+        """A session for queries only: a writer does not make it wait. Raises as `transaction` does."""
+        async with self._guarded(), self._sessions() as session:
+            await session.connection(execution_options={_READING: True})
+            yield session
+
+    @asynccontextmanager
+    async def migrating(self) -> AsyncGenerator[AsyncConnection, None]:
+        """A bare connection in one transaction, without a limit of time: a large table takes long to change."""
+        with _away_when_lost():
+            async with self.engine.begin() as connection:
+                yield connection
+
+    @asynccontextmanager
+    async def _guarded(self) -> AsyncGenerator[None, None]:
+        try:
+            with _away_when_lost():
+                async with asyncio.timeout(self._timeout_s) as limit:
+                    yield
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise StoreAwayError(f"the database did not answer within {self._timeout_s:g} s") from error
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.engine.dispose()
+
+
+def store_url(config: KvarnConfig) -> URL:
+    """The configured database with the driver Kvarn uses for it.
+
+    Raises:
+        StoreError: Not a URL, or of a database that is not served.
+    """
+    given = config.store.url
+    if given is None:
+        path = data_dir(config) / DATABASE_FILE
+        return URL.create("sqlite+aiosqlite", database=str(path))
+    try:
+        url = make_url(given)
+    except ArgumentError:
+        raise StoreError("store.url is no database URL: write sqlite:////path/kvarn.db or postgresql://…") from None
+    drivers = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
+    backend = url.drivername.partition("+")[0]
+    if backend not in drivers:
+        raise StoreError(f"store.url names the database {backend!r}: sqlite and postgresql are served")
+    return url.set(drivername=drivers[backend])
+
+
+def data_dir(config: KvarnConfig) -> Path:
+    """The directory of what this server keeps, made if missing, readable by its user only.
+
+    Raises:
+        StoreError: It cannot be made.
+    """
+    path = Path(config.data_dir).expanduser()
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot make the directory {path} (data_dir): {error.strerror}") from None
+    return path
+
+
+def _make_engine(url: URL, pool_size: int, timeout_s: float) -> AsyncEngine:
+    if url.get_backend_name() == "sqlite":
+        engine = create_async_engine(url, connect_args={"timeout": timeout_s})
+        event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+        event.listen(engine.sync_engine, "begin", _begin_sqlite)
+        return engine
+    return create_async_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=0,
+        pool_timeout=timeout_s,
+        pool_pre_ping=True,
+        connect_args={"timeout": timeout_s, "command_timeout": timeout_s},
+    )
+
+
+def _prepare_sqlite(connection: Any, _: object) -> None:
+    connection.isolation_level = None  # the driver shall not begin transactions by itself: see `_begin_sqlite`
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Any) -> None:
+    # A reader that turns writer in mid-transaction fails at once where another has written meanwhile: so all that may
+    # write begin as writers.
+    reading = connection.get_execution_options().get(_READING, False)
+    connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+
+@contextmanager
+def _away_when_lost() -> Generator[None, None, None]:
+    try:
+        yield
+    except (OperationalError, InterfaceError, PoolTimeoutError, ConnectionError) as error:
+        raise StoreAwayError(f"the database is away: {_cause(error)}") from error
+    except DBAPIError as error:
+        if not error.connection_invalidated:
+            raise
+        raise StoreAwayError(f"the database is away: {_cause(error)}") from error
+
+
+def _cause(error: BaseException) -> str:
+    cause = getattr(error, "orig", None) or error
+    return (str(cause).splitlines() or [type(cause).__name__])[0]

@@ -1,0 +1,19 @@
+"""What can go wrong with the database."""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """The database cannot be used as asked; the message says what to do."""
+
+
+class StoreAwayError(StoreError):
+    """The database does not answer. What was asked has not been done, or nobody knows."""
+
+
+class NotFoundError(StoreError):
+    """There is no such object, or it belongs to somebody else: the two are told apart by nobody."""
+
+
+class ConflictError(StoreError):
+    """The object is not in a state that allows the change, or one of that name is there already."""

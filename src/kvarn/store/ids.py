@@ -1,0 +1,15 @@
+"""Names of stored objects, in the style of OpenAI's."""
+
+from __future__ import annotations
+
+import secrets
+
+DEFAULT_ORGANIZATION = "org-default"
+"""The organisation that a new database has."""
+DEFAULT_PROJECT = "proj_default"
+"""Its project: what requests without a key, on an open server, belong to."""
+
+
+def new_id(prefix: str) -> str:
+    """A name nobody can guess, such as `file-9f0c…`: 128 random bits."""
+    return f"{prefix}{secrets.token_hex(16)}"

@@ -1,0 +1,1 @@
+"""Alembic's revisions. `kvarn.store.migrate` runs them."""

@@ -1,0 +1,45 @@
+"""The tables, by aggregate."""
+
+from __future__ import annotations
+
+from kvarn.store.models.base import Base
+from kvarn.store.models.conversations import Conversation, ConversationItem, StoredCompletion, StoredResponse
+from kvarn.store.models.files import Batch, BatchLine, File, FileChunk
+from kvarn.store.models.tenants import (
+    ApiKey,
+    AuditEntry,
+    Organization,
+    Project,
+    ProjectMember,
+    PromptSample,
+    RateLimit,
+    Revision,
+    User,
+)
+from kvarn.store.models.usage import BilledEvent, BilledHour, Budget, OutboxEntry, UsageEvent
+
+__all__ = [
+    "ApiKey",
+    "AuditEntry",
+    "Base",
+    "Batch",
+    "BatchLine",
+    "BilledEvent",
+    "BilledHour",
+    "Budget",
+    "Conversation",
+    "ConversationItem",
+    "File",
+    "FileChunk",
+    "Organization",
+    "OutboxEntry",
+    "Project",
+    "ProjectMember",
+    "PromptSample",
+    "RateLimit",
+    "Revision",
+    "StoredCompletion",
+    "StoredResponse",
+    "UsageEvent",
+    "User",
+]

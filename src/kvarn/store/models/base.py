@@ -1,0 +1,36 @@
+"""What all tables have in common. Times are whole seconds since 1970 (UTC) where the name ends in `_at`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from sqlalchemy import JSON, BigInteger, Integer, MetaData, String, Text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, mapped_column
+
+Id = Annotated[str, mapped_column(String(64))]
+"""Id of an object, such as `proj_…`."""
+Name = Annotated[str, mapped_column(String(256))]
+Seconds = Annotated[int, mapped_column(BigInteger)]
+"""Seconds since 1970."""
+Number = Annotated[int, mapped_column(BigInteger)]
+LongText = Annotated[str, mapped_column(Text)]
+Sequence = Annotated[int, mapped_column(BigInteger().with_variant(Integer, "sqlite"), autoincrement=True)]
+"""A key that the database counts up."""
+
+Json = JSON().with_variant(JSONB(), "postgresql")
+
+NAMES = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "ck": "ck_%(table_name)s_%(constraint_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class Base(DeclarativeBase):
+    """Base of all tables."""
+
+    metadata = MetaData(naming_convention=NAMES)
+    type_annotation_map = {dict[str, Any]: Json, list[Any]: Json}  # noqa: RUF012  SQLAlchemy's way

@@ -1,0 +1,79 @@
+"""Conversations and their items, responses, and stored chat completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ForeignKey, Index, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from kvarn.store.models.base import Base, Id, Name, Number, Seconds
+
+
+class Conversation(Base):
+    """A list of items that grows with every turn."""
+
+    __tablename__ = "conversations"
+    __table_args__ = (Index("ix_conversations_project_id_created_at", "project_id", "created_at"),)
+
+    id: Mapped[Id] = mapped_column(primary_key=True)
+    organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"))
+    project_id: Mapped[Id] = mapped_column(ForeignKey("projects.id", ondelete="CASCADE"))
+    created_at: Mapped[Seconds]
+    changed_at: Mapped[Seconds] = mapped_column(index=True)
+    extra: Mapped[dict[str, Any]]
+    """The client's `metadata`."""
+    num_items: Mapped[Number] = mapped_column(default=0)
+    """Items ever added: the position of the next."""
+
+
+class ConversationItem(Base):
+    """A message, a call or its result, in OpenAI's shape."""
+
+    __tablename__ = "conversation_items"
+    __table_args__ = (Index("ix_conversation_items_conversation_id_position", "conversation_id", "position"),)
+
+    id: Mapped[Id] = mapped_column(primary_key=True)
+    conversation_id: Mapped[Id] = mapped_column(ForeignKey("conversations.id", ondelete="CASCADE"), primary_key=True)
+    position: Mapped[Number]
+    created_at: Mapped[Seconds]
+    item: Mapped[dict[str, Any]]
+
+
+class StoredResponse(Base):
+    """A response of `/v1/responses`, with what it was asked."""
+
+    __tablename__ = "responses"
+    __table_args__ = (Index("ix_responses_project_id_created_at", "project_id", "created_at"),)
+
+    id: Mapped[Id] = mapped_column(primary_key=True)
+    organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"))
+    project_id: Mapped[Id] = mapped_column(ForeignKey("projects.id", ondelete="CASCADE"))
+    created_at: Mapped[Seconds] = mapped_column(index=True)
+    status: Mapped[str] = mapped_column(String(16), index=True)
+    background: Mapped[bool] = mapped_column(default=False)
+    previous_response_id: Mapped[Id | None]
+    conversation_id: Mapped[Id | None]
+    input_items: Mapped[list[Any]]
+    """What this turn added, in OpenAI's shape."""
+    body: Mapped[dict[str, Any]]
+    """The response object, its output among it."""
+    request: Mapped[dict[str, Any]]
+    """What was asked, for a background run that has to begin again."""
+
+
+class StoredCompletion(Base):
+    """A chat completion that its client asked to store."""
+
+    __tablename__ = "stored_completions"
+    __table_args__ = (Index("ix_stored_completions_project_id_created_at", "project_id", "created_at"),)
+
+    id: Mapped[Id] = mapped_column(primary_key=True)
+    organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"))
+    project_id: Mapped[Id] = mapped_column(ForeignKey("projects.id", ondelete="CASCADE"))
+    created_at: Mapped[Seconds] = mapped_column(index=True)
+    model: Mapped[Name]
+    extra: Mapped[dict[str, Any]]
+    """The client's `metadata`."""
+    messages: Mapped[list[Any]]
+    body: Mapped[dict[str, Any]]

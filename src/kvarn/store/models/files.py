@@ -1,0 +1,81 @@
+"""Files and batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ForeignKey, Index, LargeBinary, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from kvarn.store.models.base import Base, Id, Number, Seconds
+
+
+class File(Base):
+    """A file a client uploaded, or a batch wrote. Its content lies in `file_chunks`."""
+
+    __tablename__ = "files"
+    __table_args__ = (Index("ix_files_project_id_created_at", "project_id", "created_at"),)
+
+    id: Mapped[Id] = mapped_column(primary_key=True)
+    organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"))
+    project_id: Mapped[Id] = mapped_column(ForeignKey("projects.id", ondelete="CASCADE"))
+    filename: Mapped[str] = mapped_column(String(512))
+    purpose: Mapped[str] = mapped_column(String(32))
+    status: Mapped[str] = mapped_column(String(16), default="processed")
+    size: Mapped[Number]
+    created_at: Mapped[Seconds]
+    expires_at: Mapped[Seconds | None] = mapped_column(index=True)
+
+
+class FileChunk(Base):
+    """A part of a file: what every gateway can read without a shared directory."""
+
+    __tablename__ = "file_chunks"
+
+    file_id: Mapped[Id] = mapped_column(ForeignKey("files.id", ondelete="CASCADE"), primary_key=True)
+    position: Mapped[Number] = mapped_column(primary_key=True)
+    content: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class Batch(Base):
+    """A file of requests, to be answered within a window."""
+
+    __tablename__ = "batches"
+    __table_args__ = (Index("ix_batches_project_id_created_at", "project_id", "created_at"),)
+
+    id: Mapped[Id] = mapped_column(primary_key=True)
+    organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"))
+    project_id: Mapped[Id] = mapped_column(ForeignKey("projects.id", ondelete="CASCADE"))
+    key_id: Mapped[Id | None]
+    """Whose scopes and limits hold."""
+    endpoint: Mapped[str] = mapped_column(String(64))
+    input_file_id: Mapped[Id]
+    output_file_id: Mapped[Id | None]
+    error_file_id: Mapped[Id | None]
+    status: Mapped[str] = mapped_column(String(16), index=True)
+    window_s: Mapped[Number]
+    created_at: Mapped[Seconds]
+    expires_at: Mapped[Seconds]
+    times: Mapped[dict[str, Any]]
+    """When each state was reached: `in_progress_at`, `completed_at`, …"""
+    errors: Mapped[list[Any]]
+    extra: Mapped[dict[str, Any]]
+    """The client's `metadata`."""
+    total: Mapped[Number] = mapped_column(default=0)
+    leased_by: Mapped[str | None] = mapped_column(String(64))
+    """The gateway that works on it."""
+    leased_until: Mapped[Seconds | None]
+
+
+class BatchLine(Base):
+    """One request of a batch, and its answer once there is one."""
+
+    __tablename__ = "batch_lines"
+
+    batch_id: Mapped[Id] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True)
+    line: Mapped[Number] = mapped_column(primary_key=True)
+    custom_id: Mapped[str] = mapped_column(String(512))
+    body: Mapped[dict[str, Any]]
+    answer: Mapped[dict[str, Any] | None]
+    """OpenAI's output line; None while it is open."""
+    failed: Mapped[bool | None]

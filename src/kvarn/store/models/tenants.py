@@ -1,0 +1,157 @@
+"""Organisations (the tenants), their projects, users, keys and limits, and what administrators did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ForeignKey, Index, String, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from kvarn.store.models.base import Base, Id, Name, Number, Seconds, Sequence
+
+
+class Organization(Base):
+    """A tenant: what it owns is seen by nobody else."""
+
+    __tablename__ = "organizations"
+
+    id: Mapped[Id] = mapped_column(primary_key=True)
+    name: Mapped[Name]
+    created_at: Mapped[Seconds]
+    archived_at: Mapped[Seconds | None]
+    weight: Mapped[float] = mapped_column(default=1.0)
+    """Share of a saturated engine."""
+    priority: Mapped[int] = mapped_column(default=0)
+    """Best tier its requests may have; lower runs first."""
+    cache_salt: Mapped[str] = mapped_column(String(64))
+    """Secret under which its prompts are cached."""
+    retention_days: Mapped[int | None]
+    """Days that conversations, responses and files are kept; None: the server's setting."""
+
+
+class Project(Base):
+    """Part of an organisation; owns keys and stored objects."""
+
+    __tablename__ = "projects"
+
+    id: Mapped[Id] = mapped_column(primary_key=True)
+    organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"), index=True)
+    name: Mapped[Name]
+    created_at: Mapped[Seconds]
+    archived_at: Mapped[Seconds | None]
+    log_prompts: Mapped[bool] = mapped_column(default=False)
+    """Whether its prompts may be sampled and kept, encrypted."""
+
+
+class User(Base):
+    """A person or a service account of an organisation."""
+
+    __tablename__ = "users"
+    __table_args__ = (UniqueConstraint("organization_id", "email"),)
+
+    id: Mapped[Id] = mapped_column(primary_key=True)
+    organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"))
+    kind: Mapped[str] = mapped_column(String(16), default="person")
+    """`person` or `service_account`."""
+    name: Mapped[Name]
+    email: Mapped[str | None] = mapped_column(String(320))
+    role: Mapped[str] = mapped_column(String(16))
+    """In the organisation: `admin` or `member`."""
+    created_at: Mapped[Seconds]
+
+
+class ProjectMember(Base):
+    """A user's place in a project."""
+
+    __tablename__ = "project_members"
+
+    project_id: Mapped[Id] = mapped_column(ForeignKey("projects.id", ondelete="CASCADE"), primary_key=True)
+    user_id: Mapped[Id] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"), primary_key=True, index=True)
+    role: Mapped[str] = mapped_column(String(16))
+    """`owner` or `member`."""
+    created_at: Mapped[Seconds]
+
+
+class ApiKey(Base):
+    """A key; of its secret only the hash is known."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[Id] = mapped_column(primary_key=True)
+    organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"), index=True)
+    project_id: Mapped[Id] = mapped_column(ForeignKey("projects.id", ondelete="CASCADE"), index=True)
+    user_id: Mapped[Id | None] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"), index=True)
+    name: Mapped[Name]
+    lookup: Mapped[str] = mapped_column(String(32), unique=True)
+    """First part of the key, not secret: finds the row."""
+    digest: Mapped[str] = mapped_column(String(64))
+    """SHA-256 of the whole key, hexadecimal. The key has 256 random bits: no slow hash is needed."""
+    redacted: Mapped[str] = mapped_column(String(32))
+    """What may be shown of it."""
+    role: Mapped[str] = mapped_column(String(16))
+    scopes: Mapped[dict[str, Any]]
+    """`models`, `endpoints`, `adapters`: lists; one that is missing restricts nothing."""
+    created_at: Mapped[Seconds]
+    expires_at: Mapped[Seconds | None]
+    revoked_at: Mapped[Seconds | None]
+    last_used_at: Mapped[Seconds | None]
+
+
+class RateLimit(Base):
+    """Limits of an organisation, a project or a key for one model or for each (`*`)."""
+
+    __tablename__ = "rate_limits"
+    __table_args__ = (UniqueConstraint("holder_id", "model"),)
+
+    id: Mapped[Id] = mapped_column(primary_key=True)
+    organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"), index=True)
+    holder_id: Mapped[Id]
+    """Id of the organisation, project or key."""
+    model: Mapped[Name]
+    requests_per_minute: Mapped[Number | None]
+    tokens_per_minute: Mapped[Number | None]
+    concurrency: Mapped[Number | None]
+
+
+class AuditEntry(Base):
+    """An administrative act: written in the act's own transaction, never changed."""
+
+    __tablename__ = "audit_log"
+    __table_args__ = (Index("ix_audit_log_organization_id_at", "organization_id", "effective_at"),)
+
+    id: Mapped[Id] = mapped_column(primary_key=True)
+    organization_id: Mapped[Id]
+    effective_at: Mapped[Seconds]
+    type: Mapped[str] = mapped_column(String(64))
+    """Such as `api_key.created`."""
+    actor_key_id: Mapped[Id | None]
+    """None: the command line on the server's machine, or an open server."""
+    actor: Mapped[Name]
+    """Who, in words."""
+    object_id: Mapped[Id]
+    project_id: Mapped[Id | None]
+    detail: Mapped[dict[str, Any]]
+
+
+class Revision(Base):
+    """A number that grows with every change to what a kind of rows says: caches compare it."""
+
+    __tablename__ = "revisions"
+
+    kind: Mapped[str] = mapped_column(String(32), primary_key=True)
+    number: Mapped[Number]
+
+
+class PromptSample(Base):
+    """A prompt that a project allowed to be kept; encrypted."""
+
+    __tablename__ = "prompt_samples"
+
+    id: Mapped[Sequence] = mapped_column(primary_key=True)
+    organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"), index=True)
+    project_id: Mapped[Id] = mapped_column(ForeignKey("projects.id", ondelete="CASCADE"), index=True)
+    request_id: Mapped[str] = mapped_column(String(128))
+    model: Mapped[Name]
+    created_at: Mapped[Seconds]
+    sealed: Mapped[bytes]
+    """JSON of the request's input, under the server's key (Fernet)."""

@@ -1,0 +1,105 @@
+"""The ledger: usage events, the outbox that publishes them, budgets, and the billing tables a consumer builds."""
+
+from __future__ import annotations
+
+from sqlalchemy import ForeignKey, Index, LargeBinary, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from kvarn.store.models.base import Base, Id, Name, Number, Seconds, Sequence
+
+
+class UsageEvent(Base):
+    """What one request did. Written once, never changed."""
+
+    __tablename__ = "usage_events"
+    __table_args__ = (
+        Index("ix_usage_events_organization_id_at", "organization_id", "finished_at"),
+        Index("ix_usage_events_finished_at", "finished_at"),
+    )
+
+    id: Mapped[Id] = mapped_column(primary_key=True)
+    """Made when the request is taken: whoever records it twice records it once."""
+    request_id: Mapped[str] = mapped_column(String(128))
+    organization_id: Mapped[Id]
+    project_id: Mapped[Id]
+    user_id: Mapped[Id | None]
+    key_id: Mapped[Id | None]
+    endpoint: Mapped[Name]
+    model: Mapped[Name]
+    model_version: Mapped[Name] = mapped_column(default="")
+    adapter: Mapped[Name] = mapped_column(default="")
+    replica: Mapped[Name] = mapped_column(default="")
+    service_tier: Mapped[str] = mapped_column(String(16), default="default")
+    outcome: Mapped[str] = mapped_column(String(16))
+    """`finished`, `aborted` (the client left), `failed`, or `lost` (the gateway died; found at its next start)."""
+    input_tokens: Mapped[Number]
+    """All prompt tokens, cached ones among them."""
+    cached_tokens: Mapped[Number]
+    output_tokens: Mapped[Number]
+    started_at: Mapped[Seconds]
+    finished_at: Mapped[Seconds]
+    duration_ms: Mapped[Number]
+    ttft_ms: Mapped[Number | None]
+    cost: Mapped[Number]
+    """In billionths of the currency's unit, at the price of its day."""
+    currency: Mapped[str] = mapped_column(String(3))
+
+
+class OutboxEntry(Base):
+    """An event to be published; written in the event's own transaction, deleted when the broker has it."""
+
+    __tablename__ = "usage_outbox"
+
+    id: Mapped[Sequence] = mapped_column(primary_key=True)
+    event_id: Mapped[Id] = mapped_column(ForeignKey("usage_events.id", ondelete="CASCADE"), unique=True)
+    created_at: Mapped[Seconds]
+    payload: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class Budget(Base):
+    """Money or tokens an organisation or a project may spend in a period."""
+
+    __tablename__ = "budgets"
+
+    id: Mapped[Id] = mapped_column(primary_key=True)
+    organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"), index=True)
+    holder_id: Mapped[Id] = mapped_column(index=True)
+    """The organisation, or one of its projects."""
+    unit: Mapped[str] = mapped_column(String(16))
+    """`cost` (billionths of the currency's unit) or `tokens`."""
+    period: Mapped[str] = mapped_column(String(16))
+    """`day`, `month` (UTC) or `total`."""
+    hard_limit: Mapped[Number | None]
+    """Requests are refused from here on."""
+    soft_limit: Mapped[Number | None]
+    """An alert is given once in a period."""
+    alerted_period: Mapped[str | None] = mapped_column(String(16))
+    """The period for which the alert has been given, such as `2026-11`."""
+
+
+class BilledEvent(Base):
+    """An event that the consumer has counted: a repeat is dropped."""
+
+    __tablename__ = "billed_events"
+
+    event_id: Mapped[Id] = mapped_column(primary_key=True)
+    billed_at: Mapped[Seconds]
+
+
+class BilledHour(Base):
+    """Sums of an hour, by project, key and model: what an invoice is made of."""
+
+    __tablename__ = "billed_hours"
+    __table_args__ = (Index("ix_billed_hours_organization_id_hour", "organization_id", "hour_at"),)
+
+    hour_at: Mapped[Seconds] = mapped_column(primary_key=True)
+    organization_id: Mapped[Id] = mapped_column(primary_key=True)
+    project_id: Mapped[Id] = mapped_column(primary_key=True)
+    key_id: Mapped[Id] = mapped_column(primary_key=True)
+    """Empty for requests without a key."""
+    model: Mapped[Name] = mapped_column(primary_key=True)
+    requests: Mapped[Number]
+    input_tokens: Mapped[Number]
+    cached_tokens: Mapped[Number]
+    output_tokens: Mapped[Number]
+    cost: Mapped[Number]

@@ -1,0 +1,89 @@
+"""Who a request acts for, and whose data it may touch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT
+
+
+class Role(StrEnum):
+    """What a key may do besides using models."""
+
+    ADMIN = "admin"
+    """Administers its organisation."""
+    MEMBER = "member"
+    """A person's key: uses models and sees the usage of its project."""
+    SERVICE = "service"
+    """A program's key: uses models, nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A project of an organisation: every stored object has one, and every query of a repository is bound to one."""
+
+    organization_id: str
+    project_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scopes:
+    """What a key is restricted to; None restricts nothing, an empty tuple allows nothing."""
+
+    models: tuple[str, ...] | None = None
+    """Names of models."""
+    endpoints: tuple[str, ...] | None = None
+    """Beginnings of paths, such as `/v1/chat`."""
+    adapters: tuple[str, ...] | None = None
+    """Names of LoRA adapters."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRule:
+    """Limits of one holder (organisation, project or key) for one model, or for all models together."""
+
+    holder: str
+    """Id of the organisation, project or key whose requests are counted together."""
+    model: str = "*"
+    """Model it holds for; `*`: each model has counts of its own under the same limits."""
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrency: int | None = None
+    """Requests running at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who a request acts for: the bearer of a key, or anybody on an open server."""
+
+    owner: Owner
+    role: Role = Role.SERVICE
+    user_id: str | None = None
+    key_id: str | None = None
+    """None for requests without a key."""
+    scopes: Scopes = Scopes()
+    weight: float = 1.0
+    """The organisation's share of a saturated engine."""
+    priority: int = 0
+    """Lowest tier number (0 is interactive, 10 is batch) that the organisation's requests may ask for."""
+    cache_salt: str = ""
+    """Secret of the organisation: cached prompts are found only under it."""
+    limits: tuple[LimitRule, ...] = ()
+    """All that hold for this key, its project and its organisation."""
+    log_prompts: bool = False
+    """Whether the project opted in to its prompts being sampled and kept, encrypted."""
+
+    @property
+    def organization_id(self) -> str:
+        """The tenant."""
+        return self.owner.organization_id
+
+    @property
+    def project_id(self) -> str:
+        """The project."""
+        return self.owner.project_id
+
+
+ANYBODY = Principal(Owner(DEFAULT_ORGANIZATION, DEFAULT_PROJECT), Role.ADMIN, priority=-1000)
+"""Whoever reaches an open server."""

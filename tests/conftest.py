@@ -1,0 +1,215 @@
+"""Real services for the tests: PostgreSQL and Redis on free ports of this machine, and librdkafka's mock cluster.
+
+Each is started once, by the first test that asks for it, and ended with the tests. Where its programs are missing the
+tests that need it are skipped, and say so. `KVARN_TEST_STORES=sqlite` leaves PostgreSQL out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from sqlalchemy import make_url
+
+from kvarn.store.engine import Store
+from kvarn.store.migrate import upgrade
+
+START_S = 30.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _data_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Servers that tests start keep nothing in the user's home."""
+    os.environ["KVARN_DATA_DIR"] = str(tmp_path_factory.mktemp("data"))
+
+
+@dataclass
+class Service:
+    """A server process on a port of its own, which a test may kill and start again."""
+
+    command: list[str]
+    port: int
+    home: Path
+    user: str | None = None
+    ready: Callable[[int], bool] = field(default_factory=lambda: can_connect)
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start and wait until it answers."""
+        log = (self.home / "log").open("ab")
+        self.process = subprocess.Popen(
+            self.command, stdout=log, stderr=log, cwd=self.home, user=self.user, start_new_session=True
+        )
+        log.close()
+        deadline = time.monotonic() + START_S
+        while not self.ready(self.port):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{self.command[0]} did not start:\n{(self.home / 'log').read_text()[-2000:]}")
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """End it as a power failure would."""
+        if self.process is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, 9)
+            self.process.wait(10)
+
+
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def can_connect(port: int) -> bool:
+    """Whether somebody listens there."""
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture(scope="session")
+def postgres_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A private PostgreSQL; user `kvarn` needs no password."""
+    yield from _serving(make_postgres(tmp_path_factory.mktemp("postgres")))
+
+
+@pytest.fixture(scope="session")
+def redis_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A private Redis that keeps nothing on disk."""
+    yield from _serving(make_redis(tmp_path_factory.mktemp("redis")))
+
+
+def _serving(service: Service) -> Iterator[Service]:
+    service.start()
+    try:
+        yield service
+    finally:
+        service.kill()
+
+
+def make_redis(home: Path) -> Service:
+    """A Redis not yet started, for tests that kill it. Skips where it is not installed."""
+    program = shutil.which("redis-server") or pytest.skip("redis-server is not installed: apt-get install redis-server")
+    port = free_port()
+    settings = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(home)]
+    return Service([program, *settings], port, home)
+
+
+def make_postgres(home: Path) -> Service:
+    """A PostgreSQL not yet started, for tests that kill it. Skips where it is not installed."""
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    found = str(programs[-1]) if programs else shutil.which("initdb")
+    if found is None:
+        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+    user = _ordinary_user(home)
+    data, port = home / "data", free_port()
+    make = [found, "-D", str(data), "-U", "kvarn", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale", "C"]
+    subprocess.run(make, check=True, capture_output=True, user=user, cwd=home)
+    settings = ["-k", "", "-h", "127.0.0.1", "-p", str(port), "-c", "fsync=off", "-c", "max_connections=200"]
+    command = [str(Path(found).with_name("postgres")), "-D", str(data), *settings]
+    return Service(command, port, home, user, ready=_postgres_ready)
+
+
+def _ordinary_user(home: Path) -> str | None:
+    """PostgreSQL refuses to run as root: whom to run it as, with a home it may write and reach."""
+    if os.geteuid() != 0:
+        return None
+    user = pwd.getpwnam("postgres")
+    os.chown(home, user.pw_uid, user.pw_gid)
+    for folder in home.parents:
+        if folder.stat().st_uid == 0 and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o011)
+    return "postgres"
+
+
+def _postgres_ready(port: int) -> bool:
+    if not can_connect(port):
+        return False
+
+    async def ask() -> bool:
+        import asyncpg
+
+        try:
+            connection = await asyncpg.connect(f"postgresql://kvarn@127.0.0.1:{port}/postgres")
+        except (OSError, asyncpg.PostgresError):
+            return False
+        await connection.close()
+        return True
+
+    return _in_new_loop(ask())
+
+
+def _in_new_loop(work: object) -> bool:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        return bool(pool.submit(lambda: asyncio.run(work)).result())  # type: ignore[arg-type]
+
+
+def make_database(port: int) -> str:
+    """A new empty database on a running PostgreSQL; its URL."""
+    name = f"kvarn_{uuid.uuid4().hex[:12]}"
+
+    async def create() -> bool:
+        import asyncpg
+
+        connection = await asyncpg.connect(f"postgresql://kvarn@127.0.0.1:{port}/postgres")
+        await connection.execute(f"CREATE DATABASE {name}")
+        await connection.close()
+        return True
+
+    _in_new_loop(create())
+    return f"postgresql://kvarn@127.0.0.1:{port}/{name}"
+
+
+def stores() -> list[str]:
+    """The databases that tests of stored things run on."""
+    return os.environ.get("KVARN_TEST_STORES", "sqlite,postgresql").split(",")
+
+
+@pytest.fixture(params=stores())
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of an empty database, for `store.url`: once in SQLite, once in PostgreSQL."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/kvarn.db"
+    service: Service = request.getfixturevalue("postgres_service")
+    return make_database(service.port)
+
+
+@pytest.fixture
+async def store(database_url: str) -> AsyncGenerator[Store, None]:
+    """A database with the newest schema, once in SQLite, once in PostgreSQL."""
+    url = make_url(database_url)
+    driver = "sqlite+aiosqlite" if url.get_backend_name() == "sqlite" else "postgresql+asyncpg"
+    store = Store(url.set(drivername=driver), timeout_s=20)
+    await upgrade(store)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+def redis_url(redis_service: Service) -> str:
+    """URL of the private Redis."""
+    return f"redis://127.0.0.1:{redis_service.port}/0"
+
+
+@pytest.fixture(scope="session")
+def kafka_servers() -> Iterator[str]:
+    """Brokers of librdkafka's mock cluster, which lives as long as its first client."""
+    from confluent_kafka import Producer
+
+    cluster = Producer({"test.mock.num.brokers": 3, "log_level": 2})
+    brokers = cluster.list_topics(timeout=10).brokers.values()
+    yield ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
+    cluster.flush(1)

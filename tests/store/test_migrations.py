@@ -1,0 +1,52 @@
+"""The schema goes up and down on both databases, and is what the models say."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import inspect
+
+from kvarn.store import migrate
+from kvarn.store.engine import Store
+from kvarn.store.errors import StoreError
+from kvarn.store.models import Base
+
+
+async def differences(store: Store) -> list[object]:
+    async with store.engine.connect() as connection:
+        return await connection.run_sync(
+            lambda sync: list(compare_metadata(MigrationContext.configure(sync), Base.metadata))
+        )
+
+
+async def tables(store: Store) -> set[str]:
+    async with store.engine.connect() as connection:
+        return set(await connection.run_sync(lambda sync: inspect(sync).get_table_names()))
+
+
+async def test_the_migrated_schema_is_the_one_of_the_models(store: Store) -> None:
+    await migrate.check(store)
+    assert await differences(store) == []
+
+
+async def test_every_revision_can_be_undone_and_done_again(store: Store) -> None:
+    for revision in ("0003", "0002", "0001", "base"):
+        await migrate.downgrade(store, revision)
+    assert await tables(store) == {"alembic_version"}
+    with pytest.raises(StoreError, match="kvarn store upgrade"):
+        await migrate.check(store)
+    for revision in ("0001", "0002", "0003", "head"):
+        await migrate.upgrade(store, revision)
+    assert await differences(store) == []
+
+
+async def test_gateways_that_start_together_migrate_once(store: Store) -> None:
+    await migrate.downgrade(store, "base")
+    others = [Store(store.url, timeout_s=20) for _ in range(4)]
+    await asyncio.gather(*[migrate.upgrade(other) for other in others])
+    await migrate.check(store)
+    for other in others:
+        await other.close()
