@@ -24,6 +24,7 @@ from kvarn.replica.launch import EngineProcess
 from kvarn.replica.local import LocalReplica
 from kvarn.replica.spawn import SpawnedEngine
 from kvarn.replica.spec import ReplicaSpec
+from kvarn.store.errors import StoreError
 from kvarn.text.checkpoint import resolve_checkpoint
 from kvarn.text.errors import TextError
 
@@ -63,7 +64,8 @@ def run_server(options: ServeOptions, engine: SpawnedEngine | None) -> int:
     try:
         config = configure(options)
         configure_logging(config.log_level)
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)  # its news at start and end are told better here
+        for told_better_here in ("uvicorn", "alembic"):
+            logging.getLogger(told_better_here).setLevel(logging.WARNING)
         threads = max(model.threads or 0 for model in config.models)
         shares = share_cores(threads) if config.replica.separate_cores else None
         launched = _launch(config, engine, shares.engines if shares else ())
@@ -73,7 +75,7 @@ def run_server(options: ServeOptions, engine: SpawnedEngine | None) -> int:
         finally:
             for entry in launched:
                 entry.replica.abandon()
-    except (ConfigError, TextError) as error:
+    except (ConfigError, StoreError, TextError) as error:
         typer.echo(f"error: {error}", err=True)
         return EXIT_USAGE
 
