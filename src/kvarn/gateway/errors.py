@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from kvarn.gateway.body import BodyRefusedError
 from kvarn.gateway.record import record_of
 from kvarn.replica.api import ReplicaLostError, RequestRefusedError
+from kvarn.store.errors import ConflictError, NotFoundError, StoreAwayError
 from kvarn.text.errors import ChatTemplateError, TokenizerError
 from kvarn.wire.messages import RefusalReason
 from kvarn.wire.openai.errors import ApiError, invalid_request
@@ -36,6 +37,18 @@ _REFUSALS: dict[RefusalReason, tuple[int, str, str]] = {
 }
 """HTTP status, OpenAI error type and code of each refusal. A full queue is the client's signal to slow down (429); a
 wait that grew too long and a server going down are the server's state (503). 429 and 503 carry Retry-After."""
+
+
+_TOLD: tuple[type[Exception], ...] = (
+    ApiError,
+    RequestRefusedError,
+    ReplicaLostError,
+    TokenizerError,
+    ChatTemplateError,
+    ConflictError,
+    NotFoundError,
+    StoreAwayError,
+)
 
 
 def unavailable(message: str, code: str, retry_after_s: float | None = None) -> ApiError:
@@ -61,6 +74,12 @@ def to_api_error(error: Exception) -> ApiError:
     if isinstance(error, ReplicaLostError):
         # The replica has logged why; what an engine died of is not for its clients to read.
         return unavailable("The model's engine was lost before the answer's end. Try again.", "replica_lost")
+    if isinstance(error, NotFoundError):
+        return ApiError(404, str(error), code="not_found")
+    if isinstance(error, ConflictError):
+        return ApiError(409, str(error), code="conflict")
+    if isinstance(error, StoreAwayError):
+        return unavailable("The database does not answer. Try again.", "database_away")
     return ApiError(
         500, "The server failed to answer; its log names the cause.", type="server_error", code="internal_error"
     )
@@ -75,7 +94,7 @@ def error_response(error: ApiError) -> Response:
 
 def add_error_handlers(app: FastAPI) -> None:
     """Answer the errors that routes raise, and those of routing itself, in OpenAI's shape."""
-    for kind in (ApiError, RequestRefusedError, ReplicaLostError, TokenizerError, ChatTemplateError):
+    for kind in _TOLD:
         app.add_exception_handler(kind, _answer)
     app.add_exception_handler(HTTPException, _answer_routing)
     app.add_exception_handler(ClientDisconnect, _note_disconnect)

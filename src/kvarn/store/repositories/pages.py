@@ -1,0 +1,105 @@
+"""Pages of a list: in the order of a key that never changes, from behind (or before) one of the list's own objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import Select, tuple_
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
+
+from kvarn.store.errors import NotFoundError
+
+ItemT = TypeVar("ItemT")
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Which part of a list is asked for."""
+
+    limit: int = 20
+    """Objects at most."""
+    after: str | None = None
+    """Id of the object behind which the page begins."""
+    before: str | None = None
+    """Id of the object before which the page ends. Not both."""
+    ascending: bool = False
+    """Oldest first."""
+
+
+@dataclass(frozen=True)
+class Page(Generic[ItemT]):
+    """A part of a list."""
+
+    items: list[ItemT]
+    has_more: bool
+    """Whether there are more in the direction in which one reads: behind the page, or before it for `before`."""
+
+
+async def read_page(
+    session: AsyncSession,
+    query: Select[ItemT],
+    cursor: Cursor,
+    keys: Sequence[InstrumentedAttribute[Any]],
+) -> Page[ItemT]:
+    """A page of what `query` selects.
+
+    Args:
+        session: Where to read.
+        query: Selects one entity with an `id`, bound to its owner; without an order.
+        cursor: Which part. Its ids are looked for in `query` alone: somebody else's are as unknown as none.
+        keys: Columns that order the list and never change, unique together, such as `(File.created_at, File.id)`.
+
+    Raises:
+        NotFoundError: The list holds no object of the cursor's id.
+    """
+    backwards = cursor.before is not None
+    ascending = cursor.ascending != backwards
+    anchor = cursor.before if backwards else cursor.after
+    if anchor is not None:
+        position = await _position(session, query, anchor, keys)
+        behind = tuple_(*keys) > tuple_(*position) if ascending else tuple_(*keys) < tuple_(*position)
+        query = query.where(behind)
+    query = query.order_by(*[key.asc() if ascending else key.desc() for key in keys]).limit(cursor.limit + 1)
+    found = list(await session.scalars(query))
+    items = found[: cursor.limit]
+    return Page(items[::-1] if backwards else items, len(found) > cursor.limit)
+
+
+def cut_page(items: Sequence[ItemT], cursor: Cursor, id_of: Callable[[ItemT], str]) -> Page[ItemT]:
+    """A page of a list that is in memory, oldest object first. Raises as `read_page` does."""
+    ordered = list(items if cursor.ascending else reversed(items))
+    start, end = 0, len(ordered)
+    if cursor.before is not None:
+        end = _index(ordered, cursor.before, id_of)
+        start = max(0, end - cursor.limit)
+        return Page(ordered[start:end], start > 0)
+    if cursor.after is not None:
+        start = _index(ordered, cursor.after, id_of) + 1
+    end = min(end, start + cursor.limit)
+    return Page(ordered[start:end], end < len(ordered))
+
+
+async def _position(
+    session: AsyncSession, query: Select[Any], anchor: str, keys: Sequence[InstrumentedAttribute[Any]]
+) -> tuple[Any, ...]:
+    entity = query.column_descriptions[0]["entity"]
+    row = (
+        await session.execute(query.with_only_columns(*keys, maintain_column_froms=True).where(entity.id == anchor))
+    ).first()
+    if row is None:
+        raise _unknown(anchor)
+    return tuple(row)
+
+
+def _index(items: Sequence[ItemT], anchor: str, id_of: Callable[[ItemT], str]) -> int:
+    for index, item in enumerate(items):
+        if id_of(item) == anchor:
+            return index
+    raise _unknown(anchor)
+
+
+def _unknown(anchor: str) -> NotFoundError:
+    return NotFoundError(f"The list holds no object {anchor[:80]!r} to go on from.")
