@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvarn.store.models.base import Base
 from kvarn.store.models.conversations import Conversation, ConversationItem, StoredCompletion, StoredResponse
 from kvarn.store.models.files import Batch, BatchLine, File, FileChunk
+from kvarn.store.models.leases import Lease
 from kvarn.store.models.tenants import (
     ApiKey,
     AuditEntry,
@@ -16,7 +17,7 @@ from kvarn.store.models.tenants import (
     Revision,
     User,
 )
-from kvarn.store.models.usage import BilledEvent, BilledHour, Budget, OutboxEntry, UsageEvent
+from kvarn.store.models.usage import BilledEvent, BilledHour, Budget, OutboxEntry, UsageDay, UsageEvent
 
 __all__ = [
     "ApiKey",
@@ -31,6 +32,7 @@ __all__ = [
     "ConversationItem",
     "File",
     "FileChunk",
+    "Lease",
     "Organization",
     "OutboxEntry",
     "Project",
@@ -40,6 +42,7 @@ __all__ = [
     "Revision",
     "StoredCompletion",
     "StoredResponse",
+    "UsageDay",
     "UsageEvent",
     "User",
 ]

@@ -56,6 +56,19 @@ class OutboxEntry(Base):
     payload: Mapped[bytes] = mapped_column(LargeBinary)
 
 
+class UsageDay(Base):
+    """Sums of a day (UTC) by project, kept in the events' own transaction: what budgets are compared with."""
+
+    __tablename__ = "usage_days"
+    __table_args__ = (Index("ix_usage_days_organization_id_day", "organization_id", "day_at"),)
+
+    day_at: Mapped[Seconds] = mapped_column(primary_key=True)
+    organization_id: Mapped[Id] = mapped_column(primary_key=True)
+    project_id: Mapped[Id] = mapped_column(primary_key=True)
+    tokens: Mapped[Number]
+    cost: Mapped[Number]
+
+
 class Budget(Base):
     """Money or tokens an organisation or a project may spend in a period."""
 
@@ -65,6 +78,7 @@ class Budget(Base):
     organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"), index=True)
     holder_id: Mapped[Id] = mapped_column(index=True)
     """The organisation, or one of its projects."""
+    created_at: Mapped[Seconds]
     unit: Mapped[str] = mapped_column(String(16))
     """`cost` (billionths of the currency's unit) or `tokens`."""
     period: Mapped[str] = mapped_column(String(16))

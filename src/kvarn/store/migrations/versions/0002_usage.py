@@ -1,4 +1,4 @@
-"""The usage ledger, its outbox, budgets and billing tables."""
+"""The usage ledger, its outbox, budgets and billing tables; leases."""
 
 from __future__ import annotations
 
@@ -71,10 +71,30 @@ def upgrade() -> None:
     )
 
     op.create_table(
+        "usage_days",
+        sa.Column("day_at", sa.BigInteger(), nullable=False),
+        sa.Column("organization_id", sa.String(length=64), nullable=False),
+        sa.Column("project_id", sa.String(length=64), nullable=False),
+        sa.Column("tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cost", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("day_at", "organization_id", "project_id", name=op.f("pk_usage_days")),
+    )
+    op.create_index("ix_usage_days_organization_id_day", "usage_days", ["organization_id", "day_at"], unique=False)
+
+    op.create_table(
+        "leases",
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("holder", sa.String(length=64), nullable=False),
+        sa.Column("until_ms", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_leases")),
+    )
+
+    op.create_table(
         "budgets",
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("organization_id", sa.String(length=64), nullable=False),
         sa.Column("holder_id", sa.String(length=64), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("unit", sa.String(length=16), nullable=False),
         sa.Column("period", sa.String(length=16), nullable=False),
         sa.Column("hard_limit", sa.BigInteger(), nullable=True),
@@ -109,6 +129,10 @@ def downgrade() -> None:
     op.drop_index(op.f("ix_budgets_holder_id"), "budgets")
 
     op.drop_table("budgets")
+    op.drop_table("leases")
+    op.drop_index("ix_usage_days_organization_id_day", "usage_days")
+
+    op.drop_table("usage_days")
     op.drop_index("ix_usage_events_organization_id_at", "usage_events")
     op.drop_index("ix_usage_events_finished_at", "usage_events")
 

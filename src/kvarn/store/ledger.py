@@ -1,0 +1,99 @@
+"""What the ledger holds, as plain data: one event for each request that did work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+DAY_S = 86_400
+HOUR_S = 3_600
+
+BATCH_TIER = "batch"
+"""Service tier of the lines of a batch."""
+
+
+class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One request's entry. Fields are those of the table `usage_events`, which explains them."""
+
+    id: str
+    request_id: str
+    organization_id: str
+    project_id: str
+    user_id: str | None = None
+    key_id: str | None = None
+    endpoint: str
+    model: str
+    model_version: str = ""
+    adapter: str = ""
+    replica: str = ""
+    service_tier: str = "default"
+    outcome: str
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    started_at: int
+    finished_at: int
+    duration_ms: int
+    ttft_ms: int | None = None
+    cost: int
+    currency: str
+
+    @property
+    def tokens(self) -> int:
+        """What budgets in tokens count: prompt and output."""
+        return self.input_tokens + self.output_tokens
+
+    @property
+    def day_at(self) -> int:
+        """Beginning of its day (UTC), seconds since 1970."""
+        return self.finished_at - self.finished_at % DAY_S
+
+    @property
+    def hour_at(self) -> int:
+        """Beginning of its hour, seconds since 1970."""
+        return self.finished_at - self.finished_at % HOUR_S
+
+
+@dataclass(frozen=True, slots=True)
+class UsageSum:
+    """What many events come to."""
+
+    start: int
+    """Beginning of the bucket of time, seconds since 1970; 0 where there are no buckets."""
+    group: Mapping[str, str | None]
+    """Values of the fields that were grouped by."""
+    requests: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    cost: int = 0
+    """Billionths of the currency's unit."""
+    currency: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Spend:
+    """What a holder of budgets has spent in a period."""
+
+    tokens: int = 0
+    cost: int = 0
+    """Billionths of the currency's unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageFilter:
+    """Which events are summed. None lets all through."""
+
+    organization_id: str | None = None
+    project_ids: tuple[str, ...] | None = None
+    user_ids: tuple[str, ...] | None = None
+    key_ids: tuple[str, ...] | None = None
+    models: tuple[str, ...] | None = None
+    endpoints: tuple[str, ...] | None = None
+    """Only these paths."""
+    not_endpoints: tuple[str, ...] = field(default=())
+    """All but these paths."""
+    batch: bool | None = None
+    """Only lines of batches, or only what is none."""

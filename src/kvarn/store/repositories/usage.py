@@ -1,0 +1,155 @@
+"""The usage ledger: written once, summed in many ways."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import ColumnElement, case, func, literal, select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
+
+from kvarn.store.engine import Store
+from kvarn.store.ledger import BATCH_TIER, LedgerEvent, UsageFilter, UsageSum
+from kvarn.store.models import OutboxEntry, UsageDay, UsageEvent
+from kvarn.store.repositories.dialect import insert
+
+GROUPS: dict[str, InstrumentedAttribute[str] | InstrumentedAttribute[str | None]] = {
+    "organization_id": UsageEvent.organization_id,
+    "project_id": UsageEvent.project_id,
+    "user_id": UsageEvent.user_id,
+    "api_key_id": UsageEvent.key_id,
+    "model": UsageEvent.model,
+    "service_tier": UsageEvent.service_tier,
+    "endpoint": UsageEvent.endpoint,
+    "outcome": UsageEvent.outcome,
+}
+"""What sums can be grouped by."""
+
+
+async def record(store: Store, events: Sequence[LedgerEvent], payloads: Sequence[bytes] | None = None) -> set[str]:
+    """Write events in one transaction with their outbox entries and their days' sums. One whose id is in the ledger
+    already changes nothing.
+
+    Args:
+        store: The database.
+        events: At most some hundreds.
+        payloads: What is to be published, one for each event; None: nothing is.
+
+    Returns:
+        The ids that are new.
+
+    Raises:
+        StoreAwayError: The database does not answer; nothing is written, or nobody knows.
+    """
+    async with store.transaction() as session:
+        statement = insert(session, UsageEvent).on_conflict_do_nothing(index_elements=["id"]).returning(UsageEvent.id)
+        rows = {event.id: msgspec.structs.asdict(event) for event in reversed(events)}
+        written = set((await session.execute(statement, [rows[key] for key in sorted(rows)])).scalars())
+        if payloads is not None:
+            first = {event.id: payload for event, payload in zip(reversed(events), reversed(payloads), strict=True)}
+            await _queue(session, {key: first[key] for key in first if key in written}, int(store.now()))
+        await _add_to_days(session, [event for event in _unique(events) if event.id in written])
+    return written
+
+
+async def sums(
+    store: Store, where: UsageFilter, *, start: int, end: int, width: int = 0, group_by: Sequence[str] = ()
+) -> list[UsageSum]:
+    """Sums of the events that ended from `start` on and before `end` (seconds since 1970).
+
+    Args:
+        store: The database.
+        where: Which events.
+        start: First second.
+        end: First second no longer counted.
+        width: Seconds of a bucket of time, aligned to 1970; 0: one bucket.
+        group_by: Names of `GROUPS`, or `batch` (`true` or `false`).
+
+    Returns:
+        By time, then by group. Events in several currencies have a sum in each.
+    """
+    columns = [_group(name).label(name) for name in group_by]
+    bucket = UsageEvent.finished_at - UsageEvent.finished_at % width if width else literal(0)
+    query = (
+        select(
+            bucket.label("start"),
+            func.count(),
+            func.sum(UsageEvent.input_tokens),
+            func.sum(UsageEvent.cached_tokens),
+            func.sum(UsageEvent.output_tokens),
+            func.sum(UsageEvent.cost),
+            UsageEvent.currency,
+            *columns,
+        )
+        .where(UsageEvent.finished_at >= start, UsageEvent.finished_at < end, *_conditions(where))
+        .group_by("start", UsageEvent.currency, *columns)
+        .order_by("start", *columns)
+    )
+    async with store.reading() as session:
+        rows = (await session.execute(query)).all()
+    return [_sum_of(row, group_by) for row in rows]
+
+
+def _sum_of(row: Sequence[Any], group_by: Sequence[str]) -> UsageSum:
+    start, *counts = (int(value) for value in row[:6])  # PostgreSQL sums integers to decimals
+    requests, given, cached, output, cost = counts
+    group = dict(zip(group_by, row[7:], strict=True))
+    return UsageSum(start, group, requests, given, cached, output, cost, row[6])
+
+
+def _group(name: str) -> ColumnElement[Any]:
+    if name == "batch":
+        return case((UsageEvent.service_tier == BATCH_TIER, "true"), else_="false")
+    return GROUPS[name].expression
+
+
+def _conditions(where: UsageFilter) -> list[ColumnElement[bool]]:
+    wanted = (
+        (UsageEvent.project_id, where.project_ids),
+        (UsageEvent.user_id, where.user_ids),
+        (UsageEvent.key_id, where.key_ids),
+        (UsageEvent.model, where.models),
+        (UsageEvent.endpoint, where.endpoints),
+    )
+    found: list[ColumnElement[bool]] = [column.in_(values) for column, values in wanted if values is not None]
+    if where.organization_id is not None:
+        found.append(UsageEvent.organization_id == where.organization_id)
+    if where.not_endpoints:
+        found.append(UsageEvent.endpoint.not_in(where.not_endpoints))
+    if where.batch is not None:
+        is_batch = UsageEvent.service_tier == BATCH_TIER
+        found.append(is_batch if where.batch else ~is_batch)
+    return found
+
+
+async def _queue(session: AsyncSession, payloads: dict[str, bytes], now: int) -> None:
+    rows = [{"event_id": key, "created_at": now, "payload": payload} for key, payload in payloads.items()]
+    if rows:
+        await session.execute(insert(session, OutboxEntry), rows)
+
+
+async def _add_to_days(session: AsyncSession, events: Sequence[LedgerEvent]) -> None:
+    days: dict[tuple[int, str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for event in events:
+        day = days[event.day_at, event.organization_id, event.project_id]
+        day[0] += event.tokens
+        day[1] += event.cost
+    if not days:
+        return
+    # Sorted: two gateways that touch the same days lock them in the same order.
+    rows = [
+        {"day_at": key[0], "organization_id": key[1], "project_id": key[2], "tokens": tokens, "cost": cost}
+        for key, (tokens, cost) in sorted(days.items())
+    ]
+    statement = insert(session, UsageDay)
+    added = {name: getattr(UsageDay, name) + getattr(statement.excluded, name) for name in ("tokens", "cost")}
+    keys = ["day_at", "organization_id", "project_id"]
+    await session.execute(statement.on_conflict_do_update(index_elements=keys, set_=added), rows)
+
+
+def _unique(events: Sequence[LedgerEvent]) -> list[LedgerEvent]:
+    """The first event of each id."""
+    return list({event.id: event for event in reversed(events)}.values())

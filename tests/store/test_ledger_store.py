@@ -1,0 +1,128 @@
+"""The ledger's tables: an event counts once, whoever writes it how often."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from sqlalchemy import func, select
+
+from kvarn.store.engine import Store
+from kvarn.store.ledger import LedgerEvent, UsageFilter, UsageSum
+from kvarn.store.models import OutboxEntry, UsageDay, UsageEvent
+from kvarn.store.repositories import leases, usage
+
+DAY = 1_790_000_000 // 86_400 * 86_400
+
+EVENT = LedgerEvent(
+    id="use_1",
+    request_id="req-1",
+    organization_id="org-a",
+    project_id="proj_a",
+    endpoint="/v1/chat/completions",
+    model="tiny",
+    outcome="finished",
+    input_tokens=10,
+    cached_tokens=4,
+    output_tokens=5,
+    started_at=DAY,
+    finished_at=DAY + 1,
+    duration_ms=900,
+    ttft_ms=100,
+    cost=1_000,
+    currency="usd",
+)
+
+
+def event(number: int, **changes: Any) -> LedgerEvent:
+    return msgspec.structs.replace(EVENT, id=f"use_{number}", **changes)
+
+
+async def count(store: Store, table: type) -> int:
+    async with store.reading() as session:
+        return int((await session.execute(select(func.count()).select_from(table))).scalar_one())
+
+
+async def test_an_event_written_again_changes_nothing(store: Store) -> None:
+    first = await usage.record(store, [event(1), event(2)], [b"1", b"2"])
+    again = await usage.record(store, [event(2, output_tokens=99), event(3)], [b"2", b"3"])
+    assert (first, again) == ({"use_1", "use_2"}, {"use_3"})
+    assert await count(store, UsageEvent) == await count(store, OutboxEntry) == 3
+    (total,) = await usage.sums(store, UsageFilter(), start=0, end=DAY * 2)
+    assert total == UsageSum(0, {}, 3, 30, 12, 15, 3_000, "usd")
+    async with store.reading() as session:
+        day = (await session.execute(select(UsageDay))).scalar_one()
+    assert (day.day_at, day.tokens, day.cost) == (DAY, 45, 3_000)
+
+
+async def test_of_an_event_twice_in_one_batch_the_first_counts(store: Store) -> None:
+    written = await usage.record(store, [event(1), event(1, output_tokens=99, outcome="lost")], [b"first", b"second"])
+    assert written == {"use_1"}
+    (total,) = await usage.sums(store, UsageFilter(), start=0, end=DAY * 2, group_by=["outcome"])
+    assert total.group == {"outcome": "finished"} and total.output_tokens == 5
+    async with store.reading() as session:
+        assert (await session.execute(select(OutboxEntry.payload))).scalars().all() == [b"first"]
+
+
+async def test_writers_at_once_add_up(store: Store) -> None:
+    async def write(writer: int) -> None:
+        for number in range(10):
+            # Every event is written by two writers.
+            await usage.record(store, [event(writer // 2 * 100 + number), event(writer * 1000 + 500 + number)])
+
+    await asyncio.gather(*[write(writer) for writer in range(4)])
+    (total,) = await usage.sums(store, UsageFilter(), start=0, end=DAY * 2)
+    assert total.requests == 20 + 40
+    async with store.reading() as session:
+        day = (await session.execute(select(UsageDay))).scalar_one()
+    assert day.tokens == 60 * 15
+
+
+async def test_sums_by_time_and_group(store: Store) -> None:
+    await usage.record(
+        store,
+        [
+            event(1),
+            event(2, finished_at=DAY + 3_600, service_tier="batch", user_id="user-1"),
+            event(3, finished_at=DAY + 3_700, key_id="key_1", model="other"),
+            event(4, organization_id="org-b", project_id="proj_b"),
+            event(5, endpoint="/v1/embeddings"),
+        ],
+    )
+    mine = UsageFilter(organization_id="org-a", not_endpoints=("/v1/embeddings",))
+    hours = await usage.sums(store, mine, start=DAY, end=DAY + 7_200, width=3_600, group_by=["model", "batch"])
+    assert [(each.start, each.group["model"], each.group["batch"], each.requests) for each in hours] == [
+        (DAY, "tiny", "false", 1),
+        (DAY + 3_600, "other", "false", 1),
+        (DAY + 3_600, "tiny", "true", 1),
+    ]
+    for narrower, found in (
+        ({"batch": True}, 1),
+        ({"batch": False}, 2),
+        ({"key_ids": ("key_1",)}, 1),
+        ({"user_ids": ("user-1", "user-2")}, 1),
+        ({"models": ()}, 0),
+        ({"project_ids": ("proj_b",)}, 0),
+    ):
+        total = await usage.sums(store, replace(mine, **narrower), start=DAY, end=DAY + 7_200)
+        assert sum(each.requests for each in total) == found, narrower
+
+
+async def test_a_lease_is_held_by_one_until_its_time_is_over(store: Store) -> None:
+    now = 1000.0
+    store.now = lambda: now
+    assert await leases.take(store, "work", "a", 10)
+    assert not await leases.take(store, "work", "b", 10)
+    now = 1009.0
+    assert await leases.take(store, "work", "a", 10)
+    now = 1018.0
+    assert not await leases.take(store, "work", "b", 10)
+    now = 1019.0
+    assert await leases.take(store, "work", "b", 10)
+    assert not await leases.take(store, "work", "a", 10)
+    await leases.give_back(store, "work", "a")
+    assert not await leases.take(store, "work", "a", 10)
+    await leases.give_back(store, "work", "b")
+    assert await leases.take(store, "work", "a", 10)
