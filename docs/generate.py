@@ -115,6 +115,7 @@ def configuration_page() -> str:
         ("admission", platform.AdmissionConfig),
         ("safety", platform.SafetyConfig),
         ("retention", platform.RetentionConfig),
+        ("batches", platform.BatchesConfig),
     ]
     lines = [INTRODUCTION]
     for path, section in sections:

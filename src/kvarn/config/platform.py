@@ -176,10 +176,40 @@ class RetentionConfig(Section):
     """Days that stored responses and chat completions are kept."""
 
     files_days: int | None = Field(None, ge=1)
-    """Days that files without an expiry of their own are kept. Default: until they are deleted."""
+    """Days that files without an expiry of their own, and batches that are over, are kept. Default: until they are
+    deleted."""
+
+    prompt_samples_days: int = Field(30, ge=1)
+    """Days that sampled prompts are kept."""
+
+    sweep_interval_s: float = Field(600.0, gt=0)
+    """Seconds between two sweeps, which delete what has expired. Of several gateways one does it."""
 
     max_file_bytes: int = Field(200 * 1024 * 1024, ge=1024)
     """Largest file that may be uploaded."""
 
-    max_batch_lines: int = Field(50_000, ge=1)
+
+class BatchesConfig(Section):
+    """How batches are run: on what the engines have left over."""
+
+    enabled: bool = True
+    """Run batches in this gateway. Off: it takes them, and another one on the same database runs them."""
+
+    max_lines: int = Field(50_000, ge=1)
     """Requests in one batch at most."""
+
+    max_line_bytes: int = Field(1024 * 1024, ge=1024)
+    """Largest line of a batch's input."""
+
+    max_in_flight: int = Field(32, ge=1)
+    """Lines this gateway has in each model's engine at once at most. Fewer while anything better waits there, or while
+    steps with interactive requests are slower than `admission.tpot_target_s`."""
+
+    max_running: int = Field(8, ge=1)
+    """Batches this gateway works on at once; the rest wait."""
+
+    lease_s: float = Field(30.0, ge=1)
+    """Seconds after which the batches of a gateway that died are taken over by another."""
+
+    poll_s: float = Field(1.0, gt=0)
+    """Seconds between looks for new batches."""

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from kvarn.config.platform import (
     AdmissionConfig,
     AuthConfig,
+    BatchesConfig,
     LimitsConfig,
     MeteringConfig,
     RetentionConfig,
@@ -230,6 +231,9 @@ class KvarnConfig(Section):
 
     retention: RetentionConfig = RetentionConfig()
     """How long things are kept."""
+
+    batches: BatchesConfig = BatchesConfig()
+    """How batches are run."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """What is logged to standard error."""

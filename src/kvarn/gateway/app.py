@@ -18,12 +18,13 @@ from kvarn.gateway.errors import add_error_handlers
 from kvarn.gateway.middleware import RequestMiddleware
 from kvarn.gateway.openapi import describe
 from kvarn.gateway.platform import Platform
-from kvarn.gateway.routes import chat, completions, docs, embeddings, health, metrics, models, tokens
+from kvarn.gateway.routes import chat, completions, docs, embeddings, files, health, metrics, models, rerank, tokens
 from kvarn.gateway.served import ModelTable, ServedModel
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.wire.openai.chat import ChatCompletionRequest
 from kvarn.wire.openai.completions import CompletionRequest
 from kvarn.wire.openai.embeddings import EmbeddingRequest
+from kvarn.wire.openai.rerank import RerankRequest, ScoreRequest
 from kvarn.wire.openai.tokenize import DetokenizeRequest, TokenizeRequest
 
 _OBSERVE_EVERY_S = 1.0
@@ -34,9 +35,11 @@ _ROUTES = (
     completions,
     docs,
     embeddings,
+    files,
     health,
     metrics,
     models,
+    rerank,
     tokens,
 )
 
@@ -45,6 +48,8 @@ _BODIES: list[type[BaseModel]] = [
     CompletionRequest,
     DetokenizeRequest,
     EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
     TokenizeRequest,
 ]
 

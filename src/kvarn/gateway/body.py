@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -14,6 +15,9 @@ from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.parse import parse_request
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
+
+_MIN_BYTES_PER_S = 64 * 1024
+"""Slowest upload that is taken, once its time to start is over."""
 
 
 class BodyRefusedError(ApiError):
@@ -59,6 +63,40 @@ async def _read(receive: Receive, max_bytes: int) -> bytes:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+async def read_stream(request: Request, max_bytes: int, timeout_s: float) -> AsyncGenerator[bytes, None]:
+    """A body piece by piece, as it comes; for what is too large to be held in memory.
+
+    It has `timeout_s` seconds, and one more for each 64 KiB that came: the longest body that is taken takes a bounded
+    time, and a client that sends next to nothing is not waited for.
+
+    Raises:
+        ApiError: 408 (too slow) or 413 (too large).
+        ClientDisconnect: The client left in the middle of its body.
+    """
+    declared = request.headers.get("content-length")
+    if declared is not None and int(declared) > max_bytes:
+        raise _too_large(max_bytes, "retention.max_file_bytes")
+    clock, size = asyncio.get_running_loop().time, 0
+    began = clock()
+    more = True
+    while more:
+        try:
+            async with asyncio.timeout_at(began + timeout_s + size / _MIN_BYTES_PER_S):
+                message = await request.receive()
+        except TimeoutError:
+            why = f"The request body came slower than {_MIN_BYTES_PER_S} bytes a second."
+            raise BodyRefusedError(408, why, code="request_timeout") from None
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part = message.get("body", b"")
+        more = message.get("more_body", False)
+        size += len(part)
+        if size > max_bytes:
+            raise _too_large(max_bytes, "retention.max_file_bytes")
+        if part:
+            yield part
+
+
 def _require_json(request: Request) -> None:
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
@@ -67,6 +105,6 @@ def _require_json(request: Request) -> None:
         raise ApiError(415, message, code="unsupported_media_type")
 
 
-def _too_large(max_bytes: int) -> BodyRefusedError:
-    message = f"The request body is larger than {max_bytes} bytes (the server's gateway.max_body_bytes)."
+def _too_large(max_bytes: int, setting: str = "gateway.max_body_bytes") -> BodyRefusedError:
+    message = f"The request body is larger than {max_bytes} bytes (the server's {setting})."
     return BodyRefusedError(413, message, code="request_too_large")

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import ForeignKey, Index, LargeBinary, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from kvarn.store.models.base import Base, Id, Number, Seconds
+from kvarn.store.models.base import Base, Id, Name, Number, Seconds
 
 
 class File(Base):
@@ -22,9 +22,11 @@ class File(Base):
     filename: Mapped[str] = mapped_column(String(512))
     purpose: Mapped[str] = mapped_column(String(32))
     status: Mapped[str] = mapped_column(String(16), default="processed")
+    """`processed`, or `incomplete` while it is written or deleted: then nobody sees it."""
     size: Mapped[Number]
     created_at: Mapped[Seconds]
     expires_at: Mapped[Seconds | None] = mapped_column(index=True)
+    """Nobody sees it from then on; the sweep deletes it."""
 
 
 class FileChunk(Base):
@@ -61,21 +63,32 @@ class Batch(Base):
     errors: Mapped[list[Any]]
     extra: Mapped[dict[str, Any]]
     """The client's `metadata`."""
+    output_expires_after_s: Mapped[Number | None]
+    """Seconds that its output and error files are kept."""
+    model: Mapped[Name | None]
+    """The one that all its lines ask for; None where they differ."""
     total: Mapped[Number] = mapped_column(default=0)
+    completed: Mapped[Number] = mapped_column(default=0)
+    failed: Mapped[Number] = mapped_column(default=0)
+    input_tokens: Mapped[Number] = mapped_column(default=0)
+    cached_tokens: Mapped[Number] = mapped_column(default=0)
+    output_tokens: Mapped[Number] = mapped_column(default=0)
     leased_by: Mapped[str | None] = mapped_column(String(64))
     """The gateway that works on it."""
     leased_until: Mapped[Seconds | None]
 
 
 class BatchLine(Base):
-    """One request of a batch, and its answer once there is one."""
+    """One request of a batch, and its answer once there is one; deleted when the batch's files are written."""
 
     __tablename__ = "batch_lines"
 
     batch_id: Mapped[Id] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True)
     line: Mapped[Number] = mapped_column(primary_key=True)
     custom_id: Mapped[str] = mapped_column(String(512))
-    body: Mapped[dict[str, Any]]
-    answer: Mapped[dict[str, Any] | None]
-    """OpenAI's output line; None while it is open."""
     failed: Mapped[bool | None]
+    """Which file its answer goes to; None while it is open."""
+    body: Mapped[bytes] = mapped_column(LargeBinary)
+    """The request as it was written: JSON."""
+    answer: Mapped[bytes | None] = mapped_column(LargeBinary)
+    """Its line of the output or error file: JSON."""

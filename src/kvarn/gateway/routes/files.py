@@ -1,0 +1,93 @@
+"""`/v1/files`: what clients upload, and what batches write."""
+
+from __future__ import annotations
+
+import urllib.parse
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response, StreamingResponse
+
+from kvarn.gateway.answer import json_response
+from kvarn.gateway.body import read_stream
+from kvarn.gateway.context import gateway_of
+from kvarn.gateway.operations.files import PURPOSES, describe_file, take_file
+from kvarn.gateway.pagination import check_query, list_answer, query_value, read_cursor
+from kvarn.gateway.record import record_of
+from kvarn.store.repositories.files import delete_file, find_file, list_files, read_content
+from kvarn.wire.openai.files import FileDeleted
+
+router = APIRouter(prefix="/v1/files", tags=["files"])
+
+_FORM_BYTES = 64 * 1024
+"""What a form may hold besides its file."""
+_MAX_LISTED = 10_000
+_FORM: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string", "enum": list(PURPOSES)},
+                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+                        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000},
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+@router.post("", summary="Upload a file", openapi_extra=_FORM)
+async def create_file(request: Request) -> Response:
+    """Keep a file; it is read and written piece by piece. One larger than `retention.max_file_bytes` gets a 413."""
+    gateway, record = gateway_of(request), record_of(request.scope)
+    max_bytes = gateway.config.retention.max_file_bytes + _FORM_BYTES
+    body = read_stream(request, max_bytes, gateway.limits.body_timeout_s)
+    owner = record.principal.owner
+    return json_response(await take_file(gateway, owner, request.headers.get("content-type", ""), body))
+
+
+@router.get("", summary="List files")
+async def list_all_files(request: Request) -> Response:
+    """The project's files by age, newest first unless `order` is `asc`; of one `purpose`, or all."""
+    gateway, owner = gateway_of(request), record_of(request.scope).principal.owner
+    cursor = read_cursor(request, filters=("purpose",), default_limit=_MAX_LISTED, max_limit=_MAX_LISTED)
+    page = await list_files(gateway.store, owner, cursor, query_value(request, "purpose"))
+    return json_response(list_answer(page, describe_file))
+
+
+@router.get("/{file_id}", summary="Describe a file")
+async def get_file(request: Request, file_id: str) -> Response:
+    """One file, without its content."""
+    check_query(request)
+    owner = record_of(request.scope).principal.owner
+    return json_response(describe_file(await find_file(gateway_of(request).store, owner, file_id)))
+
+
+@router.get("/{file_id}/content", summary="Download a file")
+async def get_file_content(request: Request, file_id: str) -> Response:
+    """The bytes of a file, read as fast as the client takes them."""
+    check_query(request)
+    store = gateway_of(request).store
+    file = await find_file(store, record_of(request.scope).principal.owner, file_id)
+    headers = {
+        "content-length": str(file.size),
+        "content-disposition": f"attachment; filename*=UTF-8''{urllib.parse.quote(file.filename, safe='')}",
+        "x-content-type-options": "nosniff",
+    }
+    return StreamingResponse(read_content(store, file), headers=headers, media_type="application/octet-stream")
+
+
+@router.delete("/{file_id}", summary="Delete a file")
+async def delete_one_file(request: Request, file_id: str) -> Response:
+    """Delete a file and its content."""
+    check_query(request)
+    await delete_file(gateway_of(request).store, record_of(request.scope).principal.owner, file_id)
+    return json_response(FileDeleted(id=file_id))

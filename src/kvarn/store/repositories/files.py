@@ -1,0 +1,155 @@
+"""Files: what clients uploaded and what batches wrote. Their content lies in the database, in chunks, so that every
+gateway can read it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+
+from sqlalchemy import Select, delete, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from kvarn.store.engine import Store
+from kvarn.store.errors import NotFoundError
+from kvarn.store.ids import new_id
+from kvarn.store.models import File, FileChunk
+from kvarn.store.owner import Owner
+from kvarn.store.repositories.pages import Cursor, Page, read_page
+
+CHUNK_BYTES = 256 * 1024
+"""Size of all chunks of a file but its last."""
+PROCESSED, INCOMPLETE = "processed", "incomplete"
+
+_CHUNKS_AT_ONCE = 16
+"""Chunks deleted in one transaction."""
+
+
+async def begin_file(store: Store, owner: Owner, expires_at: int) -> str:
+    """Make a file that nobody sees until it is published; its id.
+
+    Args:
+        store: The database.
+        owner: Whose it will be.
+        expires_at: When the sweep deletes it, should whoever writes it never come back.
+    """
+    file_id = new_id("file-")
+    async with store.transaction() as session:
+        session.add(
+            File(
+                id=file_id,
+                organization_id=owner.organization_id,
+                project_id=owner.project_id,
+                filename="",
+                purpose="",
+                status=INCOMPLETE,
+                size=0,
+                created_at=int(store.now()),
+                expires_at=expires_at,
+            )
+        )
+    return file_id
+
+
+async def add_chunks(store: Store, file_id: str, position: int, chunks: Sequence[bytes]) -> None:
+    """Append to a file that is being written; the first chunk gets number `position`."""
+    rows = [FileChunk(file_id=file_id, position=position + i, content=chunk) for i, chunk in enumerate(chunks)]
+    async with store.transaction() as session:
+        session.add_all(rows)
+
+
+async def publish_file(
+    session: AsyncSession, file_id: str, *, filename: str, purpose: str, size: int, now: int, expires_at: int | None
+) -> File:
+    """Let a file that was begun be seen, as part of a transaction.
+
+    Raises:
+        NotFoundError: It was given up meanwhile.
+    """
+    file = await session.get(File, file_id)
+    if file is None or file.status != INCOMPLETE:
+        raise NotFoundError(f"The file {file_id} was given up before its end.")
+    file.filename, file.purpose, file.size = filename, purpose, size
+    file.status, file.created_at, file.expires_at = PROCESSED, now, expires_at
+    return file
+
+
+async def find_file(store: Store, owner: Owner, file_id: str) -> File:
+    """An owner's file.
+
+    Raises:
+        NotFoundError: There is none of this id, or it is not theirs, or it has expired.
+    """
+    async with store.reading() as session:
+        file = await session.scalar(_visible(owner, store.now()).where(File.id == file_id))
+    if file is None:
+        raise NotFoundError(f"There is no file {file_id[:80]!r}.")
+    return file
+
+
+async def list_files(store: Store, owner: Owner, cursor: Cursor, purpose: str | None = None) -> Page[File]:
+    """A page of an owner's files, by age.
+
+    Raises:
+        NotFoundError: The cursor's file is not in the list.
+    """
+    query = _visible(owner, store.now())
+    if purpose is not None:
+        query = query.where(File.purpose == purpose)
+    async with store.reading() as session:
+        return await read_page(session, query, cursor, (File.created_at, File.id))
+
+
+async def read_content(store: Store, file: File) -> AsyncGenerator[bytes, None]:
+    """The content of a file, chunk by chunk; between two chunks no connection is held.
+
+    Raises:
+        NotFoundError: The file was deleted meanwhile.
+    """
+    read = position = 0
+    while read < file.size:
+        async with store.reading() as session:
+            query = select(FileChunk.content).where(FileChunk.file_id == file.id, FileChunk.position == position)
+            content = await session.scalar(query)
+        if content is None:
+            raise NotFoundError(f"The file {file.id} was deleted while it was read.")
+        yield content
+        read += len(content)
+        position += 1
+
+
+async def delete_file(store: Store, owner: Owner, file_id: str) -> None:
+    """Delete an owner's file. It is gone at once; its content goes in steps, which the sweep would end.
+
+    Raises:
+        NotFoundError: There is none of this id, or it is not theirs.
+    """
+    await find_file(store, owner, file_id)
+    async with store.transaction() as session:
+        await session.execute(update(File).where(File.id == file_id).values(status=INCOMPLETE, expires_at=0))
+    await drop_file(store, file_id)
+
+
+async def drop_file(store: Store, file_id: str) -> None:
+    """Delete a file that nobody sees, and its content, in steps of bounded size."""
+    await _drop_content(store, file_id)
+    async with store.transaction() as session:
+        await session.execute(delete(File).where(File.id == file_id))
+
+
+async def _drop_content(store: Store, file_id: str) -> None:
+    while True:
+        async with store.transaction() as session:
+            chunks = select(FileChunk.position).where(FileChunk.file_id == file_id).limit(_CHUNKS_AT_ONCE)
+            positions = list(await session.scalars(chunks))
+            doomed = delete(FileChunk).where(FileChunk.file_id == file_id, FileChunk.position.in_(positions))
+            await session.execute(doomed)
+        if len(positions) < _CHUNKS_AT_ONCE:
+            return
+
+
+def _visible(owner: Owner, now: float) -> Select[File]:
+    return select(File).where(
+        File.organization_id == owner.organization_id,
+        File.project_id == owner.project_id,
+        File.status == PROCESSED,
+        or_(File.expires_at.is_(None), File.expires_at > int(now)),
+    )
