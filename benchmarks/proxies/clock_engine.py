@@ -1,0 +1,143 @@
+"""A stand-in for an engine: every step takes a fixed time and gives each running request one token.
+
+As an executor it runs inside Kvarn's real engine process; as an HTTP server it is what LiteLLM's proxy (or a client
+without any gateway) speaks to. A request joins at the next step, so both answer with the first token after one and a
+half steps on average.
+
+    python -m benchmarks.proxies.clock_engine --step-ms 20
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+
+from kvarn.engine.plan import RowResult, StepPlan, StepResult
+from kvarn.replica.generate import GenerateService
+from kvarn.replica.service import ReportProgress
+from kvarn.replica.spec import ReplicaSpec
+from kvarn.wire.messages import ModelCard
+
+STEP_VARIABLE = "CLOCK_ENGINE_STEP_S"
+_WORDS = (" mills", " grind", " grain", " with", " wind", " and", " running", " water")
+
+
+class ClockExecutor:
+    """Sleeps for a step; each token is followed by its successor, within ids that are ordinary text."""
+
+    num_blocks = 16384
+    max_context_length = 4096
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Take the time of a step."""
+        if self._step_s:
+            time.sleep(self._step_s)
+        rows = [
+            RowResult(row.slot, [300 + (row.token_ids[-1] - 299) % 3000] if row.sample else []) for row in plan.rows
+        ]
+        return StepResult(plan.step, rows, self._step_s or 1e-4)
+
+    def shutdown(self) -> None:
+        """Nothing to free."""
+
+
+def build(spec: ReplicaSpec, _report: ReportProgress) -> GenerateService:
+    """Kvarn's engine process with a clock for a model; the step is in the environment."""
+    import os
+
+    card = ModelCard(
+        kind="generate", architecture="clock", dtype="none", vocab_size=4096, max_context_length=4096, num_parameters=0
+    )
+    return GenerateService(ClockExecutor(float(os.environ[STEP_VARIABLE])), spec.engine_config, card)
+
+
+class _Stream:
+    """A request that runs: written to at every step."""
+
+    def __init__(self, writer: asyncio.StreamWriter, tokens: int) -> None:
+        self.writer = writer
+        self.left = tokens
+        self.done = asyncio.Event()
+
+
+class ClockServer:
+    """`POST /v1/chat/completions`, streamed only."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self._joining: list[_Stream] = []
+        head = {"id": "chatcmpl-clock", "object": "chat.completion.chunk", "created": 0, "model": "m"}
+        deltas = [{"role": "assistant", "content": word} for word in _WORDS]
+        self._chunks = [_event(head | {"choices": [{"index": 0, "delta": delta}]}) for delta in deltas]
+        last = _event(head | {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+        self._end = last + _chunked(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the requests of one connection, one after another."""
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                lines = head.decode("latin-1").lower().split("\r\n")
+                size = next((int(line.split(":")[1]) for line in lines if line.startswith("content-length:")), 0)
+                body = json.loads(await reader.readexactly(size)) if size else {}
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+                )
+                stream = _Stream(writer, int(body.get("max_tokens", 16)))
+                self._joining.append(stream)
+                await stream.done.wait()
+                writer.write(self._end)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the client has closed the connection
+        finally:
+            writer.close()
+
+    async def run(self) -> None:
+        """Step for ever."""
+        running: list[_Stream] = []
+        while True:
+            running += self._joining
+            self._joining = []
+            await asyncio.sleep(self._step_s if running else 0.0005)
+            for stream in running:
+                stream.writer.write(self._chunks[stream.left % len(_WORDS)])
+                stream.left -= 1
+                if not stream.left:
+                    stream.done.set()
+            running = [stream for stream in running if stream.left]
+
+
+def _event(chunk: dict[str, object]) -> bytes:
+    return _chunked(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+
+
+def _chunked(data: bytes) -> bytes:
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
+
+
+async def _serve(step_s: float) -> None:
+    clock = ClockServer(step_s)
+    server = await asyncio.start_server(clock.answer, "127.0.0.1", 0, limit=1 << 20)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    async with server:
+        await clock.run()
+
+
+def main() -> None:
+    """Serve until killed; the first line of output is the port."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--step-ms", type=float, default=20.0)
+    try:
+        asyncio.run(_serve(parser.parse_args().step_ms / 1000))
+    except KeyboardInterrupt:
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()
