@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from kvarn.config.section import Section
 
@@ -99,6 +100,15 @@ class PriceConfig(Section):
     output_per_million: Money = 0.0
     """For a million output tokens."""
 
+    @field_validator("since")
+    @classmethod
+    def _is_a_day(cls, since: str) -> str:
+        try:
+            date.fromisoformat(since)
+        except ValueError as error:
+            raise ValueError(f"{since!r} is no day, written as YYYY-MM-DD: {error}") from None
+        return since
+
 
 class MeteringConfig(Section):
     """The usage ledger."""
@@ -114,6 +124,12 @@ class MeteringConfig(Section):
 
     flush_interval_s: float = Field(0.05, gt=0)
     """Seconds for which finished events are gathered into one transaction."""
+
+    max_spool_bytes: int = Field(1 << 30, ge=1 << 20)
+    """Usage events kept on disk at most while the database is away; about 500 bytes each."""
+
+    budget_refresh_s: float = Field(1.0, gt=0)
+    """Seconds after which spending through other gateways, and changes of budgets, are noticed at the latest."""
 
     @model_validator(mode="after")
     def _prices_are_unique(self) -> MeteringConfig:

@@ -66,8 +66,9 @@ def create_app(
     """
     pool = ThreadPoolExecutor(config.gateway.tokenize_threads, thread_name_prefix="tokenize")
     table = ModelTable(models_by_name, pool)
-    platform = Platform(config)
-    gateway = Gateway(config, table, GatewayMetrics(table), platform.store, platform.pipeline)
+    metrics = GatewayMetrics(table)
+    platform = Platform(config, metrics.registry)
+    gateway = Gateway(config, table, metrics, platform.store, platform.pipeline)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:

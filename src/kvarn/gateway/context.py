@@ -16,6 +16,7 @@ from kvarn.gateway.served import ModelTable, ReadyModel
 from kvarn.gateway.work import Pipeline, Work
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.store.engine import Store
+from kvarn.store.ledger import BATCH_TIER
 from kvarn.wire.openai.errors import invalid_request
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
@@ -68,10 +69,12 @@ class Gateway:
             endpoint=record.endpoint,
             principal=record.principal,
             model=model.name,
+            model_version=model.version,
+            replica=model.replica_name,
             prompt_tokens=prompt_tokens,
             max_output_tokens=max_output_tokens,
             priority=max(priority, best),
-            service_tier=service_tier or "default",
+            service_tier=BATCH_TIER if record.least_priority is not None else service_tier or "default",
             received=record.received,
         )
         await self.pipeline.begin(work)

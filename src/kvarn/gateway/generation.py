@@ -65,8 +65,9 @@ class Generation:
                     yield piece
                     if not open_choices:
                         return
-        except (RequestRefusedError, ReplicaLostError):
+        except (RequestRefusedError, ReplicaLostError) as error:
             tally.failed = True
+            tally.refused = tally.refused or isinstance(error, RequestRefusedError)
             observer.failed()
             raise
 

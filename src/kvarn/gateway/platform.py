@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from prometheus_client import CollectorRegistry
+
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.authentication import Authenticator, OpenDoor
+from kvarn.gateway.stages.ledger import LedgerStage
 from kvarn.gateway.work import Pipeline, Stage
+from kvarn.metering.service import Metering
 from kvarn.store import migrate
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
@@ -21,13 +25,18 @@ _log = logging.getLogger("kvarn.gateway")
 class Platform:
     """The parts, joined.
 
+    Args:
+        config: The whole configuration.
+        registry: Where their metrics are shown.
+
     Raises:
         StoreError: The configured database cannot be used.
     """
 
-    def __init__(self, config: KvarnConfig) -> None:
+    def __init__(self, config: KvarnConfig, registry: CollectorRegistry | None = None) -> None:
         self.config = config
         self.store = Store.open(config)
+        self.metering = Metering(config, self.store, registry)
         self.authenticator: Authenticator = OpenDoor()
         self.pipeline = Pipeline(self._stages())
         self._tasks: list[asyncio.Task[None]] = []
@@ -39,6 +48,7 @@ class Platform:
         Raises:
             StoreError: The schema cannot be used; the message says what to do.
         """
+        self.metering.open()
         try:
             await self._prepare_store()
         except StoreAwayError as error:
@@ -50,11 +60,12 @@ class Platform:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.metering.stop()
         await self.store.close()
 
     def _stages(self) -> list[Stage]:
         """In the order in which they are asked: scopes, budgets, limits, admission, the ledger."""
-        return []
+        return [LedgerStage(self.metering)]
 
     async def _prepare_store(self) -> None:
         if self.config.store.migrate:
@@ -62,6 +73,7 @@ class Platform:
         else:
             await migrate.check(self.store)
         await ensure_default_organization(self.store)
+        self.metering.start()
 
     async def _prepare_store_later(self) -> None:
         while True:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
@@ -15,6 +16,7 @@ from kvarn.config.schema import ModelConfig
 from kvarn.gateway.errors import unavailable
 from kvarn.replica.api import Replica, ReplicaState
 from kvarn.text.chat_template import ChatTemplate
+from kvarn.text.fingerprint import checkpoint_fingerprint
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.wire.messages import EngineStats, ModelCard
 from kvarn.wire.openai.errors import ApiError, model_not_found
@@ -37,6 +39,13 @@ class ReadyModel:
     tokenizer: Tokenizer
     chat_template: ChatTemplate
     config: ModelConfig
+    version: str = ""
+    """Fingerprint of the checkpoint."""
+
+    @property
+    def replica_name(self) -> str:
+        """Which of the copies of the model this is: the machine's name and the model's."""
+        return f"{platform.node()}/{self.name}"
 
 
 @dataclass(slots=True)
@@ -51,6 +60,8 @@ class ServedModel:
     tokenizer: Tokenizer | None = None
     """Loaded in the background when the gateway starts, as is the template."""
     chat_template: ChatTemplate | None = None
+    version: str = ""
+    """Fingerprint of the checkpoint."""
     load_error: str | None = None
 
     @property
@@ -85,7 +96,7 @@ class ServedModel:
         template = self.chat_template
         if not self.up or self.tokenizer is None or template is None or card is None:
             raise unavailable(f"The model {self.name!r} is not ready: {self.state_text}.", "model_not_ready")
-        return ReadyModel(self.name, self.replica, card, self.tokenizer, template, self.config)
+        return ReadyModel(self.name, self.replica, card, self.tokenizer, template, self.config, self.version)
 
     @property
     def state_text(self) -> str:
@@ -100,6 +111,7 @@ class ServedModel:
         """Read tokenizer and template from the checkpoint; a failure is kept for `/ready` and for requests."""
         try:
             self.chat_template = ChatTemplate.load(self.directory)
+            self.version = checkpoint_fingerprint(self.directory)
             self.tokenizer = Tokenizer.load(self.directory)
         except Exception as error:
             self.load_error = f"cannot load the tokenizer of {self.name!r}: {error}"

@@ -42,6 +42,8 @@ class Tally:
     pending: int = 0
     """Parts that have not ended."""
     failed: bool = False
+    refused: bool = False
+    """The engine did not take it, or gave it up."""
     first_token: float | None = None
     """Monotonic seconds."""
     watch: Callable[[Tally], None] | None = None
@@ -73,6 +75,10 @@ class Work:
     """Path of the operation, such as `/v1/chat/completions`."""
     principal: Principal
     model: str
+    model_version: str = ""
+    """Fingerprint of the checkpoint."""
+    replica: str = ""
+    """Which copy of the model answers."""
     adapter: str = ""
     prompt_tokens: int
     """Exactly counted."""

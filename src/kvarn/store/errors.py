@@ -17,3 +17,7 @@ class NotFoundError(StoreError):
 
 class ConflictError(StoreError):
     """The object is not in a state that allows the change, or one of that name is there already."""
+
+
+class UnstorableError(StoreError):
+    """The database refuses a row as it is; trying again changes nothing."""

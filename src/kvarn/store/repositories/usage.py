@@ -8,10 +8,12 @@ from typing import Any
 
 import msgspec
 from sqlalchemy import ColumnElement, case, func, literal, select
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
 from kvarn.store.engine import Store
+from kvarn.store.errors import UnstorableError
 from kvarn.store.ledger import BATCH_TIER, LedgerEvent, UsageFilter, UsageSum
 from kvarn.store.models import OutboxEntry, UsageDay, UsageEvent
 from kvarn.store.repositories.dialect import insert
@@ -28,6 +30,9 @@ GROUPS: dict[str, InstrumentedAttribute[str] | InstrumentedAttribute[str | None]
 }
 """What sums can be grouped by."""
 
+_DATA_AT_FAULT = ("22", "23")
+"""Classes of SQLSTATE: data exception, integrity constraint violation."""
+
 
 async def record(store: Store, events: Sequence[LedgerEvent], payloads: Sequence[bytes] | None = None) -> set[str]:
     """Write events in one transaction with their outbox entries and their days' sums. One whose id is in the ledger
@@ -43,7 +48,18 @@ async def record(store: Store, events: Sequence[LedgerEvent], payloads: Sequence
 
     Raises:
         StoreAwayError: The database does not answer; nothing is written, or nobody knows.
+        UnstorableError: It refuses one of them as it is; nothing is written.
     """
+    try:
+        return await _record(store, events, payloads)
+    except DBAPIError as error:
+        state = getattr(error.orig, "sqlstate", None) or ""
+        if not isinstance(error, DataError | IntegrityError) and state[:2] not in _DATA_AT_FAULT:
+            raise
+        raise UnstorableError(f"the database refuses a usage event: {error.orig}") from error
+
+
+async def _record(store: Store, events: Sequence[LedgerEvent], payloads: Sequence[bytes] | None) -> set[str]:
     async with store.transaction() as session:
         statement = insert(session, UsageEvent).on_conflict_do_nothing(index_elements=["id"]).returning(UsageEvent.id)
         rows = {event.id: msgspec.structs.asdict(event) for event in reversed(events)}

@@ -1,0 +1,91 @@
+"""From a request to its entry in the ledger."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from kvarn.metering.prices import PriceBook
+from kvarn.store.ledger import LedgerEvent
+
+LOST = "lost"
+"""Outcome of requests whose gateway died."""
+FAILED = "failed"
+
+
+class Tokens(Protocol):
+    """What has been counted of a request so far."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    first_token: float | None
+    """Monotonic seconds."""
+
+
+class InFlight(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """Who asked for what: known from the moment a request is taken. Fields as in `usage_events`."""
+
+    id: str
+    request_id: str
+    organization_id: str
+    project_id: str
+    user_id: str | None = None
+    key_id: str | None = None
+    endpoint: str
+    model: str
+    model_version: str = ""
+    adapter: str = ""
+    replica: str = ""
+    service_tier: str = "default"
+    writes: bool = True
+    """Whether its answer is made of tokens: without one, nothing was delivered."""
+    started: float
+    """Seconds since 1970."""
+
+
+class Measured(msgspec.Struct, frozen=True, gc=False):
+    """What a request had when it ended."""
+
+    outcome: str
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    finished: float
+    """Seconds since 1970."""
+    ttft_s: float | None
+
+
+def settle(request: InFlight, had: Measured, prices: PriceBook, currency: str) -> LedgerEvent:
+    """The ledger's entry of a request, at the price of the day on which it ended.
+
+    An answer that the platform failed or lost before its first token is entered with its tokens and costs nothing.
+    """
+    delivered = had.output_tokens > 0 or not request.writes or had.outcome not in (FAILED, LOST)
+    cached = min(had.cached_tokens, had.prompt_tokens)
+    cost = prices.cost(request.model, had.finished, prompt=had.prompt_tokens, cached=cached, output=had.output_tokens)
+    return LedgerEvent(
+        id=request.id,
+        request_id=request.request_id,
+        organization_id=request.organization_id,
+        project_id=request.project_id,
+        user_id=request.user_id,
+        key_id=request.key_id,
+        endpoint=request.endpoint,
+        model=request.model,
+        model_version=request.model_version,
+        adapter=request.adapter,
+        replica=request.replica,
+        service_tier=request.service_tier,
+        outcome=had.outcome,
+        input_tokens=had.prompt_tokens,
+        cached_tokens=cached,
+        output_tokens=had.output_tokens,
+        started_at=int(request.started),
+        finished_at=int(had.finished),
+        duration_ms=max(0, round(1000 * (had.finished - request.started))),
+        ttft_ms=None if had.ttft_s is None else max(0, round(1000 * had.ttft_s)),
+        cost=cost if delivered else 0,
+        currency=currency,
+    )

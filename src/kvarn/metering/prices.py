@@ -1,0 +1,73 @@
+"""What tokens cost: integers all the way, so that sums of costs are exact."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+from kvarn.config.platform import PriceConfig
+
+BILLIONTHS = 10**9
+"""Of the currency's unit: what costs are counted in."""
+_EVERY_MODEL = "*"
+_MILLION = 10**6
+
+
+class PriceBook:
+    """Prices by model and day.
+
+    A model's own prices go before those of `*`; of several the one with the latest first day holds. What has no price
+    costs nothing.
+    """
+
+    def __init__(self, prices: Iterable[PriceConfig] = ()) -> None:
+        self._days: dict[str, list[int]] = defaultdict(list)
+        self._prices: dict[str, list[_Price]] = defaultdict(list)
+        for price in sorted(prices, key=lambda price: price.since):
+            self._days[price.model].append(date.fromisoformat(price.since).toordinal())
+            self._prices[price.model].append(_Price(price))
+
+    def cost(self, model: str, at: float, *, prompt: int, cached: int, output: int) -> int:
+        """What a request costs.
+
+        Args:
+            model: Its name.
+            at: When it ended, seconds since 1970; the UTC day counts.
+            prompt: All its prompt tokens.
+            cached: Those of them found in the prefix cache.
+            output: Its output tokens.
+
+        Returns:
+            Billionths of the currency's unit, rounded half up.
+        """
+        price = self._price(model, at) or self._price(_EVERY_MODEL, at)
+        return 0 if price is None else price.cost(prompt, min(cached, prompt), output)
+
+    def _price(self, model: str, at: float) -> _Price | None:
+        days = self._days.get(model)
+        if days is None:
+            return None
+        found = bisect_right(days, datetime.fromtimestamp(at, UTC).toordinal())
+        return self._prices[model][found - 1] if found else None
+
+
+class _Price:
+    """A configured price in billionths for a million tokens."""
+
+    def __init__(self, price: PriceConfig) -> None:
+        cached = price.input_per_million if price.cached_per_million is None else price.cached_per_million
+        self._input, self._cached, self._output = (
+            billionths(per_million) for per_million in (price.input_per_million, cached, price.output_per_million)
+        )
+
+    def cost(self, prompt: int, cached: int, output: int) -> int:
+        total = (prompt - cached) * self._input + cached * self._cached + output * self._output
+        return (total + _MILLION // 2) // _MILLION
+
+
+def billionths(amount: float) -> int:
+    """Money in billionths; 0.1 is exactly a tenth, as it was written."""
+    return int((Decimal(repr(amount)) * BILLIONTHS).to_integral_value())

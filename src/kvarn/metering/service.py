@@ -1,0 +1,115 @@
+"""The ledger of one gateway: takes requests in, and writes what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry
+
+from kvarn.config.schema import KvarnConfig
+from kvarn.metering.event import InFlight, Measured, settle
+from kvarn.metering.journal import Journal
+from kvarn.metering.metrics import MeteringMetrics
+from kvarn.metering.prices import PriceBook
+from kvarn.metering.slots import Slot
+from kvarn.metering.writer import LedgerWriter
+from kvarn.store.engine import Store, data_dir
+from kvarn.store.errors import StoreError
+from kvarn.store.ledger import LedgerEvent
+
+JOURNALS = "usage"
+"""Directory under `data_dir`."""
+_LAST_WRITE_S = 5.0
+
+_log = logging.getLogger("kvarn.metering")
+
+
+class Metering:
+    """Journal, writer and budgets, started and stopped together.
+
+    Args:
+        config: The whole configuration.
+        store: The database.
+        registry: Where its metrics are shown.
+    """
+
+    def __init__(self, config: KvarnConfig, store: Store, registry: CollectorRegistry | None = None) -> None:
+        self._config = config
+        self._settings = config.metering
+        self._store = store
+        self.metrics = MeteringMetrics(registry)
+        self.prices = PriceBook(config.metering.prices)
+        self._journal: Journal | None = None
+        self._writer: LedgerWriter | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def open(self) -> None:
+        """Open the journal: from here on requests are noted. The database is not needed yet.
+
+        Raises:
+            StoreError: `data_dir` cannot be written.
+        """
+        root = data_dir(self._config) / JOURNALS
+        try:
+            self._journal = Journal(root, self._settings.max_spool_bytes)
+        except OSError as error:
+            raise StoreError(f"cannot keep usage in {root} (data_dir): {error.strerror}") from None
+        self._writer = LedgerWriter(
+            self._store,
+            self._journal,
+            root,
+            self.prices,
+            self._settings.currency,
+            publish=self._settings.kafka is not None,
+            written=self._written,
+            metrics=self.metrics,
+        )
+
+    def start(self) -> None:
+        """Begin to write: the database's schema is there."""
+        self._tasks.append(asyncio.create_task(self._write_for_ever()))
+
+    async def stop(self) -> None:
+        """Write what is left, in a bounded time; what cannot be written is found by the next start."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._journal is None or self._writer is None:
+            return
+        if self._tasks:
+            try:
+                async with asyncio.timeout(_LAST_WRITE_S):
+                    await self._writer.work()
+            except TimeoutError:
+                _log.warning("the database is slow: the next start writes the last usage events")
+        self._journal.close()
+
+    def begin(self, request: InFlight, received: float) -> Slot | None:
+        """Note a request that was taken at monotonic second `received`; see `Journal.begin`."""
+        return None if self._journal is None else self._journal.begin(request, received)
+
+    def finish(self, slot: Slot | None, request: InFlight, had: Measured) -> LedgerEvent:
+        """A request that did work has ended: its event is on disk when this returns, and soon in the database."""
+        event = settle(request, had, self.prices, self._settings.currency)
+        if self._journal is None:
+            _log.error("usage event before the journal was opened", extra={"event_id": event.id})
+            return event
+        self._journal.finish(slot, event)
+        return event
+
+    async def _write_for_ever(self) -> None:
+        assert self._writer is not None
+        while True:
+            await self._writer.work()
+            await asyncio.sleep(self._settings.flush_interval_s)
+
+    def _written(self, events: Sequence[LedgerEvent]) -> None:
+        """These events of this gateway are in the database."""
+
+
+def wall_clock_of(monotonic: float) -> float:
+    """A monotonic second as seconds since 1970."""
+    return time.time() - (time.monotonic() - monotonic)

@@ -1,0 +1,178 @@
+"""Moves finished events from this machine's journals into the database."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from kvarn.metering.journal import DeadJournal, Journal, dead_journals, decode_event
+from kvarn.metering.message import encode_message
+from kvarn.metering.metrics import MeteringMetrics
+from kvarn.metering.prices import PriceBook
+from kvarn.metering.spool import Spool
+from kvarn.store.engine import Store
+from kvarn.store.errors import StoreAwayError, UnstorableError
+from kvarn.store.ledger import LedgerEvent
+from kvarn.store.repositories import usage
+
+BATCH_EVENTS = 400
+"""In one transaction at most."""
+_LOOK_FOR_DEAD_S = 10.0
+_RETRY_S = 1.0
+_WARN_EVERY_S = 60.0
+
+_log = logging.getLogger("kvarn.metering")
+
+
+class LedgerWriter:
+    """Writes events in the order in which they ended; each exactly once.
+
+    Args:
+        store: The database.
+        journal: This gateway's; those of gateways that died lie beside it.
+        root: Directory of all journals of this machine.
+        prices: For the requests that dead gateways left in flight.
+        currency: Of the prices.
+        publish: Whether events are to be published too.
+        written: Told of this gateway's own events once they are in the database.
+        metrics: Where lag and losses are counted.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        journal: Journal,
+        root: Path,
+        prices: PriceBook,
+        currency: str,
+        *,
+        publish: bool,
+        written: Callable[[Sequence[LedgerEvent]], None],
+        metrics: MeteringMetrics,
+    ) -> None:
+        self._store = store
+        self._journal = journal
+        self._root = root
+        self._prices = prices
+        self._currency = currency
+        self._publish = publish
+        self._written = written
+        self._metrics = metrics
+        self._looked_for_dead = float("-inf")
+        self._behind_since: float | None = None
+        self._warned = float("-inf")
+
+    async def work(self) -> None:
+        """Write all there is. Where that fails it is said, and tried again at the next call, after a pause."""
+        try:
+            await self._write_all()
+        except StoreAwayError as error:
+            await asyncio.to_thread(self._journal.spool.sync)
+            self._observe()
+            self._warn(str(error))
+            await asyncio.sleep(_RETRY_S)
+        except Exception:
+            self._observe()
+            _log.exception("usage events cannot be written; they stay in the journal")
+            await asyncio.sleep(_RETRY_S)
+        else:
+            self._observe()
+
+    async def _write_all(self) -> None:
+        await self._write_own()
+        if time.monotonic() - self._looked_for_dead >= _LOOK_FOR_DEAD_S:
+            for dead in dead_journals(self._root):
+                await self._take_over(dead)
+            self._looked_for_dead = time.monotonic()
+
+    async def _write_own(self) -> None:
+        while events := await self._write_next(self._journal.spool):
+            self._written(events)
+        unwritten = self._journal.unwritten
+        while unwritten:  # the disk is full: straight into the database
+            pairs = [unwritten[position] for position in range(min(BATCH_EVENTS, len(unwritten)))]
+            events = [event for event, _ in pairs]
+            await self._write(events)
+            self._written(events)
+            for _, slot in pairs:
+                unwritten.popleft()
+                if slot is not None:
+                    slot.free()
+
+    async def _take_over(self, dead: DeadJournal) -> None:
+        """Write what a dead gateway left, then remove it."""
+        try:
+            found = 0
+            while events := await self._write_next(dead.spool):
+                found += len(events)
+            lost = dead.lost(self._prices, self._currency)
+            for start in range(0, len(lost), BATCH_EVENTS):
+                await self._write(lost[start : start + BATCH_EVENTS])
+        except BaseException:
+            dead.release()
+            raise
+        dead.remove()
+        _log.info("took over the usage of a gateway that ended", extra={"finished": found, "in_flight": len(lost)})
+
+    async def _write_next(self, spool: Spool) -> list[LedgerEvent]:
+        """Write the next events of a spool; none when it is empty."""
+        batch = spool.read(BATCH_EVENTS)
+        events = [event for record in batch.records if (event := self._decode(record)) is not None]
+        if batch.records:
+            await self._write(events)
+            spool.done(batch)
+        return events
+
+    async def _write(self, events: Sequence[LedgerEvent]) -> None:
+        if not events:
+            return
+        payloads = [encode_message(event) for event in events] if self._publish else None
+        try:
+            new = await usage.record(self._store, events, payloads)
+        except UnstorableError as error:
+            if len(events) == 1:
+                self._reject(msgspec.json.encode(events[0]), error)
+                return
+            for event in events:
+                await self._write([event])
+            return
+        for outcome in [event.outcome for event in events if event.id in new]:
+            self._metrics.events.labels(outcome).inc()
+
+    def _decode(self, record: bytes) -> LedgerEvent | None:
+        try:
+            return decode_event(record)
+        except msgspec.DecodeError as error:
+            self._reject(record.hex().encode(), error)
+            return None
+
+    def _reject(self, line: bytes, why: Exception) -> None:
+        """Keep an event that cannot be written for a person to look at: it shall not hold up all others."""
+        with (self._root / "rejected").open("ab") as file:
+            file.write(line + b"\n")
+        self._metrics.rejected.inc()
+        _log.error("a usage event cannot be written, kept in %s: %s", self._root / "rejected", why)
+
+    def _observe(self) -> None:
+        journal, metrics = self._journal, self._metrics
+        waiting = journal.spool.has_unread or bool(journal.unwritten)
+        if not waiting:
+            self._behind_since = None
+        elif self._behind_since is None:
+            self._behind_since = time.monotonic()
+        metrics.ledger_lag.set(0 if self._behind_since is None else time.monotonic() - self._behind_since)
+        metrics.spool_bytes.set(journal.spool.size if waiting else 0)
+        if journal.dropped:
+            metrics.dropped.inc(journal.dropped)
+            journal.dropped = 0
+
+    def _warn(self, why: str) -> None:
+        if time.monotonic() - self._warned >= _WARN_EVERY_S:
+            self._warned = time.monotonic()
+            size = self._journal.spool.size
+            _log.warning("usage events wait on disk: %s", why, extra={"spool_bytes": size})

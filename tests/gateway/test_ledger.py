@@ -1,0 +1,118 @@
+"""Each request that did work is on the ledger once, with what its client was told; what was refused is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import select
+
+from fake_replica import answer_text
+from kvarn.replica.api import RequestRefusedError
+from kvarn.store.models import UsageEvent
+from kvarn.wire.messages import RefusalReason
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+
+
+@pytest.fixture
+def tenant(house: Any, request: Any) -> Iterator[httpx.Client]:
+    """A client of an organisation of its own."""
+    with house.add_tenant(request.node.name, key_id="key_1", user_id="user-1") as client:
+        yield client
+
+
+@pytest.fixture
+def ledger(house: Any, request: Any, wait_for: Any) -> Any:
+    """The events of the tenant, once there are so many."""
+
+    async def read() -> list[UsageEvent]:
+        organization = house.doorkeeper.principals[request.node.name].organization_id
+        async with house.gateway.store.reading() as session:
+            query = select(UsageEvent).where(UsageEvent.organization_id == organization)
+            return list((await session.execute(query.order_by(UsageEvent.started_at))).scalars())
+
+    def wait(count: int) -> list[UsageEvent]:
+        wait_for(lambda: len(house.do(read())) >= count, f"{count} events")
+        found: list[UsageEvent] = house.do(read())
+        assert len(found) == count
+        return found
+
+    return wait
+
+
+def test_a_finished_chat_is_entered_with_the_counts_its_client_was_told(
+    house: Any, tenant: httpx.Client, ledger: Any
+) -> None:
+    house.chat.cached_tokens = 3
+    answer = tenant.post("/v1/chat/completions", json=CHAT, headers={"x-request-id": "my-request"})
+    told = answer.json()["usage"]
+    (event,) = ledger(1)
+    assert (event.input_tokens, event.output_tokens) == (told["prompt_tokens"], told["completion_tokens"])
+    assert event.cached_tokens == 3 == told["prompt_tokens_details"]["cached_tokens"]
+    assert (event.request_id, event.endpoint, event.model) == ("my-request", "/v1/chat/completions", "tiny")
+    assert (event.key_id, event.user_id, event.outcome) == ("key_1", "user-1", "finished")
+    assert len(event.model_version) == 16 and event.replica.endswith("/tiny") and event.ttft_ms is not None
+    assert event.service_tier == "default" and event.currency == "usd" and event.cost == 0
+
+
+def test_streams_completions_and_embeddings_are_entered_too(house: Any, tenant: httpx.Client, ledger: Any) -> None:
+    with tenant.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}) as stream:
+        stream.read()
+    tenant.post("/v1/completions", json={"model": "tiny", "prompt": ["a", "bc"], "n": 2, "max_tokens": 5})
+    tenant.post("/v1/embeddings", json={"model": "vec", "input": ["abc", "de"]})
+    events = {event.endpoint: event for event in ledger(3)}
+    assert events["/v1/chat/completions"].output_tokens == len(answer_text("Hello, världen! 🌍"))
+    assert events["/v1/completions"].output_tokens == 2 * 2 * 5
+    assert (events["/v1/embeddings"].input_tokens, events["/v1/embeddings"].output_tokens) == (5, 0)
+    assert {event.outcome for event in events.values()} == {"finished"}
+
+
+def test_an_aborted_stream_is_entered_with_what_it_had(house: Any, tenant: httpx.Client, ledger: Any) -> None:
+    house.chat.answer = lambda request, index: answer_text("x" * 400)
+    house.chat.step_s = 0.002
+    seen = 0
+    with tenant.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}) as stream:
+        for line in stream.iter_lines():
+            seen += line.count('"content":"x')
+            if seen >= 10:
+                break
+    (event,) = ledger(1)
+    assert event.outcome == "aborted" and seen <= event.output_tokens < 400
+
+
+def test_a_request_whose_replica_died_is_entered_as_failed(house: Any, tenant: httpx.Client, ledger: Any) -> None:
+    house.chat.lose_after = 5
+    house.chat.step_s = 0.001
+    body = {**CHAT, "stream": True, "stream_options": {"include_usage": True}}
+    with tenant.stream("POST", "/v1/chat/completions", json=body) as stream:
+        assert "replica_lost" in json.dumps(list(stream.iter_lines()))
+    (event,) = ledger(1)
+    assert (event.outcome, event.output_tokens) == ("failed", 5)
+
+
+def test_what_was_refused_is_not_entered(house: Any, tenant: httpx.Client, ledger: Any) -> None:
+    house.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "full")
+    assert tenant.post("/v1/chat/completions", json=CHAT).status_code == 429
+    assert tenant.post("/v1/chat/completions", json={**CHAT, "model": "none"}).status_code == 404
+    assert tenant.post("/v1/chat/completions", json={**CHAT, "n": 0}).status_code == 400
+    house.embed.refusal = house.chat.refusal
+    assert tenant.post("/v1/embeddings", json={"model": "vec", "input": "a"}).status_code == 429
+    house.chat.refusal = None
+    assert tenant.post("/v1/chat/completions", json=CHAT).status_code == 200
+    (event,) = ledger(1)
+    assert event.outcome == "finished"
+
+
+def test_a_gateway_that_stops_leaves_no_journal(serve: Any, wait_for: Any) -> None:
+    with serve() as house, house.client() as client:
+        wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+        root = Path(house.config.data_dir) / "usage"
+        while_it_serves = set(root.iterdir())
+        assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+    # Its directory and its lock are gone; those of other gateways of this machine are not.
+    assert len(while_it_serves - set(root.iterdir())) == 2 and set(root.iterdir()) <= while_it_serves
