@@ -17,4 +17,4 @@ def test_both_ways_to_the_clock_engine_are_measured():
     assert done.returncode == 0, done.stderr[-2000:]
     rows = dict(re.findall(r"^ +(direct|kvarn): TTFT ([\d.]+) ms; paced [\d,]+ tokens/s", done.stdout, re.MULTILINE))
     assert set(rows) == {"direct", "kvarn"}, done.stdout
-    assert all(20 <= float(ttft) for ttft in rows.values()), "a step takes 20 ms, and the first token comes after one"
+    assert all(float(ttft) >= 20 for ttft in rows.values()), "a step takes 20 ms, and the first token comes after one"
