@@ -9,7 +9,6 @@ import signal
 import socket
 import time
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ import typer
 from kvarn.cli.options import ServeOptions, configure
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import GatewayConfig, KvarnConfig
+from kvarn.gateway.identity.mode import Mode, auth_mode
 from kvarn.observe.logging import configure_logging
 from kvarn.replica.cores import keep_to, share_cores
 from kvarn.replica.launch import EngineProcess
@@ -63,6 +63,7 @@ def run_server(options: ServeOptions, engine: SpawnedEngine | None) -> int:
     began = time.monotonic() if engine is None else engine.spawned_at
     try:
         config = configure(options)
+        auth_mode(config)  # refuses before an engine loads anything
         configure_logging(config.log_level)
         for told_better_here in ("uvicorn", "alembic"):
             logging.getLogger(told_better_here).setLevel(logging.WARNING)
@@ -107,11 +108,15 @@ def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -
         listener = bind(config.gateway)
     except OSError as error:
         raise ConfigError(_explain_bind(config.gateway, error)) from None
-    _warn_if_open(config.gateway)
-    server = build_server(create_app(config, models), config.gateway)
+    _say_who_may(auth_mode(config))
+    app = create_app(config, models)
+    server = build_server(app, config.gateway)
     url = _url(listener)
     with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-        return runner.run(_serve(server, listener, launched, list(models.values()), url, began))
+        status = runner.run(_serve(server, listener, launched, list(models.values()), url, began))
+    if app.state.start_error is not None:
+        raise app.state.start_error
+    return status
 
 
 async def _serve(
@@ -157,17 +162,11 @@ def _explain_bind(config: GatewayConfig, error: OSError) -> str:
     return f"cannot listen on {where}: {error.strerror or error}; check --host and --port"
 
 
-def _warn_if_open(config: GatewayConfig) -> None:
-    try:
-        loopback = ip_address(config.host).is_loopback
-    except ValueError:
-        loopback = config.host == "localhost"
-    if not loopback:
-        log.warning(
-            "there is no authentication yet: whoever reaches this address can use the models; keep it behind a "
-            "firewall or a proxy that authenticates",
-            extra={"host": config.host},
-        )
+def _say_who_may(mode: Mode) -> None:
+    if mode == "open":
+        log.info("open: whoever is on this machine may use and administer the server without a key (auth.mode)")
+    else:
+        log.info("keys: every request needs an API key (auth.mode)")
 
 
 def _url(listener: socket.socket) -> str:

@@ -21,6 +21,7 @@ from kvarn.gateway.platform import Platform
 from kvarn.gateway.routes import chat, completions, docs, embeddings, files, health, metrics, models, rerank, tokens
 from kvarn.gateway.served import ModelTable, ServedModel
 from kvarn.observe.metrics import GatewayMetrics
+from kvarn.store.errors import StoreError
 from kvarn.wire.openai.chat import ChatCompletionRequest
 from kvarn.wire.openai.completions import CompletionRequest
 from kvarn.wire.openai.embeddings import EmbeddingRequest
@@ -68,11 +69,15 @@ def create_app(
     table = ModelTable(models_by_name, pool)
     metrics = GatewayMetrics(table)
     platform = Platform(config, metrics.registry)
-    gateway = Gateway(config, table, metrics, platform.store, platform.pipeline)
+    gateway = Gateway(config, table, metrics, platform.store, platform.pipeline, platform.identity.directory)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
-        await platform.start()
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
+        try:
+            await platform.start()
+        except StoreError as error:
+            app.state.start_error = error
+            raise
         tasks = [asyncio.create_task(table.load_text()), asyncio.create_task(_watch_engines(gateway.metrics))]
         try:
             yield
@@ -92,8 +97,9 @@ def create_app(
         redirect_slashes=False,
     )
     app.state.gateway = gateway
+    app.state.start_error = None
     app.add_middleware(
-        RequestMiddleware, metrics=gateway.metrics, authenticator=authenticator or platform.authenticator
+        RequestMiddleware, metrics=gateway.metrics, authenticator=authenticator or platform.identity.authenticator
     )
     add_error_handlers(app)
     for resource in _ROUTES:

@@ -6,7 +6,11 @@ from typing import Protocol
 
 from starlette.types import Scope
 
-from kvarn.store.owner import ANYBODY, Principal
+from kvarn.gateway.identity.bearer import not_authenticated, presented
+from kvarn.gateway.identity.directory import Directory
+from kvarn.gateway.identity.last_used import LastUsed
+from kvarn.store.keys import is_key
+from kvarn.store.owner import Principal
 
 
 class Authenticator(Protocol):
@@ -21,9 +25,32 @@ class Authenticator(Protocol):
         ...
 
 
-class OpenDoor:
-    """Lets everybody in, as administrator of the default organisation."""
+class KeyAuthenticator:
+    """Finds the principal by the request's API key.
+
+    Args:
+        directory: Knows the keys.
+        last_used: Told of every key that was accepted.
+        is_open: Let those without a valid key act as anybody. A valid one is honoured all the same.
+    """
+
+    def __init__(self, directory: Directory, last_used: LastUsed, *, is_open: bool) -> None:
+        self._directory = directory
+        self._last_used = last_used
+        self._is_open = is_open
 
     async def principal(self, scope: Scope) -> Principal:
-        """Anybody."""
-        return ANYBODY
+        """The bearer of the key; on an open server, anybody.
+
+        Raises:
+            ApiError: 401, no key or none that is valid; 503, the database is away and the key not known.
+        """
+        key = presented(scope["headers"])
+        found = await self._directory.bearer_of(key) if key is not None and is_key(key) else None
+        if found is not None:
+            if found.key_id is not None:
+                self._last_used.mark(found.key_id)
+            return found
+        if self._is_open:
+            return await self._directory.anybody()
+        raise not_authenticated(key)

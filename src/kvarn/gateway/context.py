@@ -11,6 +11,8 @@ from starlette.requests import Request
 
 from kvarn.config.schema import GatewayConfig, KvarnConfig
 from kvarn.gateway.body import read_request
+from kvarn.gateway.identity.directory import Directory
+from kvarn.gateway.identity.scopes import check_model, may_use_model
 from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.served import ModelTable, ReadyModel
 from kvarn.gateway.work import Pipeline, Work
@@ -34,6 +36,7 @@ class Gateway:
     metrics: GatewayMetrics
     store: Store
     pipeline: Pipeline
+    directory: Directory
 
     @property
     def limits(self) -> GatewayConfig:
@@ -88,9 +91,10 @@ class Gateway:
         """The model a request names, ready to work; `kind` is what it must be able to do.
 
         Raises:
-            ApiError: 404 unknown, 400 of the wrong kind, 503 not ready yet.
+            ApiError: 404 unknown, 403 out of the key's scope, 400 of the wrong kind, 503 not ready yet.
         """
-        model = self.models.find(name)
+        model = self.models.find(name, visible=lambda served: may_use_model(record.principal, served))
+        check_model(record.principal, model.name)
         record.model = model.name
         ready = model.when_ready()
         if kind is not None and ready.card.kind != kind:

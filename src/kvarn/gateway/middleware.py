@@ -11,9 +11,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvarn.gateway.authentication import Authenticator
 from kvarn.gateway.errors import error_response, shutting_down, to_api_error
+from kvarn.gateway.identity.scopes import check_endpoint
 from kvarn.gateway.record import RequestRecord, new_record
 from kvarn.observe.metrics import UNKNOWN, GatewayMetrics
-from kvarn.wire.openai.errors import ApiError
+from kvarn.wire.openai.errors import ApiError, invalid_request
 
 CLIENT_LEFT = 499
 """Status under which metrics count requests whose client left before an answer began."""
@@ -38,7 +39,7 @@ class RequestMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, _without_traceback(send))
             return
         record = new_record(scope)
         id_header = (b"x-request-id", record.request_id.encode())
@@ -53,7 +54,10 @@ class RequestMiddleware:
         self._metrics.in_flight.inc()
         try:
             if record.endpoint not in PUBLIC:
+                if "\0" in scope["path"]:
+                    raise invalid_request("The path holds a NUL byte.")
                 record.principal = await self._authenticator.principal(scope)
+                check_endpoint(record.principal, record.endpoint)
             await self._app(scope, receive, send_with_id)
         except asyncio.CancelledError:
             # Only the server's own end cancels a request here: its time to drain is over. Passed on, it would be a
@@ -92,6 +96,17 @@ class RequestMiddleware:
                 "client_left": record.disconnected,
             },
         )
+
+
+def _without_traceback(send: Send) -> Send:
+    """A start that failed is told by whoever runs the server, in one line: `app.state.start_error`."""
+
+    async def send_plain(message: Message) -> None:
+        if message["type"] == "lifespan.startup.failed":
+            message = {"type": message["type"]}
+        await send(message)
+
+    return send_plain
 
 
 def endpoint_label(scope: Scope) -> str:

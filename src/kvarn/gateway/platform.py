@@ -8,14 +8,14 @@ import logging
 from prometheus_client import CollectorRegistry
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.gateway.authentication import Authenticator, OpenDoor
+from kvarn.gateway.identity.service import Identity
 from kvarn.gateway.stages.ledger import LedgerStage
+from kvarn.gateway.stages.scopes import ScopeStage
 from kvarn.gateway.work import Pipeline, Stage
 from kvarn.metering.service import Metering
 from kvarn.store import migrate
 from kvarn.store.engine import Store
-from kvarn.store.errors import StoreAwayError
-from kvarn.store.repositories.tenants import ensure_default_organization
+from kvarn.store.errors import StoreAwayError, StoreError
 
 _RETRY_S = 1.0
 
@@ -30,6 +30,7 @@ class Platform:
         registry: Where their metrics are shown.
 
     Raises:
+        ConfigError: It would be open to other machines.
         StoreError: The configured database cannot be used.
     """
 
@@ -37,7 +38,7 @@ class Platform:
         self.config = config
         self.store = Store.open(config)
         self.metering = Metering(config, self.store, registry)
-        self.authenticator: Authenticator = OpenDoor()
+        self.identity = Identity(config, self.store)
         self.pipeline = Pipeline(self._stages())
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -46,9 +47,10 @@ class Platform:
         begins all the same, and this goes on in the background until it is back.
 
         Raises:
-            StoreError: The schema cannot be used; the message says what to do.
+            StoreError: The schema cannot be used, or nobody could have a key; the message says what to do.
         """
         self.metering.open()
+        self.identity.start()
         try:
             await self._prepare_store()
         except StoreAwayError as error:
@@ -61,18 +63,19 @@ class Platform:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.metering.stop()
+        await self.identity.stop()
         await self.store.close()
 
     def _stages(self) -> list[Stage]:
         """In the order in which they are asked: scopes, budgets, limits, admission, the ledger."""
-        return [LedgerStage(self.metering)]
+        return [ScopeStage(), LedgerStage(self.metering)]
 
     async def _prepare_store(self) -> None:
         if self.config.store.migrate:
             await migrate.upgrade(self.store)
         else:
             await migrate.check(self.store)
-        await ensure_default_organization(self.store)
+        await self.identity.prepare()
         self.metering.start()
 
     async def _prepare_store_later(self) -> None:
@@ -82,5 +85,8 @@ class Platform:
                 await self._prepare_store()
             except StoreAwayError:
                 continue
-            _log.info("the database is back")
+            except StoreError as error:
+                _log.error("the database is back but cannot be used: %s", error)
+            else:
+                _log.info("the database is back")
             return

@@ -128,15 +128,15 @@ class ModelTable:
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
 
-    def find(self, name: str) -> ServedModel:
-        """The model of that name.
+    def find(self, name: str, visible: Callable[[str], bool] = lambda name: True) -> ServedModel:
+        """The model of that name. `visible` says which models the client may hear of.
 
         Raises:
-            ApiError: 404 `model_not_found`.
+            ApiError: 404 `model_not_found`; names those that are visible.
         """
         model = self._models.get(name)
         if model is None:
-            raise model_not_found(name[:200], list(self._models))
+            raise model_not_found(name[:200], [served for served in self._models if visible(served)])
         return model
 
     async def load_text(self) -> None:

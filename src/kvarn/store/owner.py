@@ -39,6 +39,10 @@ class Scopes:
     """Names of LoRA adapters."""
 
 
+UNRESTRICTED = Scopes()
+"""Of a key that may use everything."""
+
+
 @dataclass(frozen=True, slots=True)
 class LimitRule:
     """Limits of one holder (organisation, project or key) for one model, or for all models together."""
@@ -62,7 +66,7 @@ class Principal:
     user_id: str | None = None
     key_id: str | None = None
     """None for requests without a key."""
-    scopes: Scopes = Scopes()
+    scopes: Scopes = UNRESTRICTED
     weight: float = 1.0
     """The organisation's share of a saturated engine."""
     priority: int = 0

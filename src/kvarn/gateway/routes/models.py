@@ -7,8 +7,10 @@ from starlette.responses import Response
 
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.context import gateway_of
+from kvarn.gateway.identity.scopes import may_use_model
 from kvarn.gateway.record import record_of
 from kvarn.gateway.served import ServedModel
+from kvarn.wire.openai.errors import model_not_found
 from kvarn.wire.openai.models import Capacity, Model, ModelList
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
@@ -16,15 +18,21 @@ router = APIRouter(prefix="/v1/models", tags=["models"])
 
 @router.get("", summary="List the served models")
 async def list_models(request: Request) -> Response:
-    """Every model, with readiness and capacity."""
-    return json_response(ModelList(data=[_describe(model) for model in gateway_of(request).models]))
+    """Every model in the key's scope, with readiness and capacity."""
+    principal = record_of(request.scope).principal
+    visible = [model for model in gateway_of(request).models if may_use_model(principal, model.name)]
+    return json_response(ModelList(data=[_describe(model) for model in visible]))
 
 
 @router.get("/{model:path}", summary="Describe one model")
 async def get_model(request: Request, model: str) -> Response:
-    """One model, with readiness and capacity; 404 `model_not_found` for a name that is not served."""
-    found = gateway_of(request).models.find(model)
-    record_of(request.scope).model = found.name
+    """One model, with readiness and capacity; 404 `model_not_found` for one that is not served or not in scope."""
+    record, models = record_of(request.scope), gateway_of(request).models
+    visible = [served.name for served in models if may_use_model(record.principal, served.name)]
+    if model not in visible:
+        raise model_not_found(model[:200], visible)
+    found = models.find(model)
+    record.model = found.name
     return json_response(_describe(found))
 
 

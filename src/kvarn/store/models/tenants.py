@@ -39,6 +39,8 @@ class Project(Base):
     name: Mapped[Name]
     created_at: Mapped[Seconds]
     archived_at: Mapped[Seconds | None]
+    is_default: Mapped[bool] = mapped_column(default=False)
+    """Whether the organisation was made with it: administrators' keys belong to it, so it is never archived."""
     log_prompts: Mapped[bool] = mapped_column(default=False)
     """Whether its prompts may be sampled and kept, encrypted."""
 

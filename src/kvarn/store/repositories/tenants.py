@@ -1,35 +1,170 @@
-"""Organisations and their projects."""
+"""Organisations: the tenants."""
 
 from __future__ import annotations
 
 import secrets
+from typing import Any
+
+from sqlalchemy import Table, delete, select, tuple_
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
+from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT, new_id
-from kvarn.store.models import Organization, Project
+from kvarn.store.models import Base, Organization, Project
 from kvarn.store.owner import Owner, Principal, Role
+from kvarn.store.repositories.acts import Act, Actor, acting
+from kvarn.store.repositories.pages import Cursor, Page, read_page
+
+_THE_SERVER = Actor("server")
+_LEDGER = frozenset({"usage_events", "usage_outbox", "billed_hours"})
+_FEW_ROWS, _MANY_ROWS = 10, 1000
+"""Deleted in one transaction: of files, which may be large, and of everything else."""
 
 
 async def create_organization(store: Store, name: str) -> Principal:
     """A new organisation with one project; the principal may do everything in both."""
-    now, organization_id, project_id = int(store.now()), new_id("org-"), new_id("proj_")
-    salt = secrets.token_hex(16)
-    async with store.transaction() as session:
-        session.add(Organization(id=organization_id, name=name, created_at=now, cache_salt=salt))
-        await session.flush()
-        session.add(Project(id=project_id, organization_id=organization_id, name="Default project", created_at=now))
-    return Principal(Owner(organization_id, project_id), Role.ADMIN, cache_salt=salt)
+    async with acting(store, _THE_SERVER) as act:
+        organization, project = await add_organization(act, name)
+    return Principal(Owner(organization.id, project.id), Role.ADMIN, cache_salt=organization.cache_salt)
 
 
-async def ensure_default_organization(store: Store) -> None:
-    """Make the organisation and the project that requests without a key belong to, where they are missing."""
-    async with store.transaction() as session:
-        if await session.get(Organization, DEFAULT_ORGANIZATION) is not None:
-            return
-        now = int(store.now())
-        salt = secrets.token_hex(16)
-        session.add(Organization(id=DEFAULT_ORGANIZATION, name="Default", created_at=now, cache_salt=salt))
-        await session.flush()
-        session.add(
-            Project(id=DEFAULT_PROJECT, organization_id=DEFAULT_ORGANIZATION, name="Default project", created_at=now)
-        )
+async def ensure_default_organization(store: Store) -> bool:
+    """Make the organisation and the project that requests without a key belong to, where they are missing.
+
+    Returns:
+        Whether they were missing: the database is new.
+    """
+    async with acting(store, _THE_SERVER) as act:
+        if await act.session.get(Organization, DEFAULT_ORGANIZATION) is not None:
+            return False
+        await add_organization(act, "Default", ids=(DEFAULT_ORGANIZATION, DEFAULT_PROJECT))
+        return True
+
+
+async def add_organization(
+    act: Act,
+    name: str,
+    *,
+    weight: float = 1.0,
+    priority: int = 0,
+    retention_days: int | None = None,
+    ids: tuple[str, str] | None = None,
+) -> tuple[Organization, Project]:
+    """A new organisation and its default project. `ids` are theirs, where they are not to be drawn."""
+    organization_id, project_id = ids or (new_id("org-"), new_id("proj_"))
+    organization = Organization(
+        id=organization_id,
+        name=name,
+        created_at=act.now,
+        weight=weight,
+        priority=priority,
+        retention_days=retention_days,
+        cache_salt=secrets.token_hex(16),
+    )
+    act.session.add(organization)
+    await act.session.flush()
+    project = Project(
+        id=project_id, organization_id=organization_id, name="Default project", created_at=act.now, is_default=True
+    )
+    act.session.add(project)
+    data = {"name": name, "weight": weight, "priority": priority, "retention_days": retention_days}
+    # The new organisation's own log begins with it, and the platform's administrators find it in theirs.
+    for reader in {organization_id, DEFAULT_ORGANIZATION}:
+        act.record("organization.created", reader, organization_id, data=data)
+    return organization, project
+
+
+async def list_organizations(session: AsyncSession, cursor: Cursor) -> Page[Organization]:
+    """All organisations."""
+    return await read_page(session, select(Organization), cursor, (Organization.created_at, Organization.id))
+
+
+async def get_organization(session: AsyncSession, organization_id: str) -> Organization:
+    """One organisation.
+
+    Raises:
+        NotFoundError: There is none of that id.
+    """
+    found = await session.get(Organization, organization_id)
+    if found is None:
+        raise NotFoundError(f"No such organization: {organization_id!r}.")
+    return found
+
+
+async def default_project_id(session: AsyncSession, organization_id: str) -> str:
+    """The project that an organisation was made with. Raises as `get_organization` does."""
+    query = select(Project.id).where(Project.organization_id == organization_id, Project.is_default)
+    found = await session.scalar(query)
+    if found is None:
+        raise NotFoundError(f"No such organization: {organization_id!r}.")
+    return found
+
+
+async def lock_organization(act: Act, organization_id: str) -> Organization:
+    """An organisation that nobody else changes until the act is over. Raises as `get_organization` does."""
+    query = select(Organization).where(Organization.id == organization_id).with_for_update()
+    found = await act.session.scalar(query)
+    if found is None:
+        raise NotFoundError(f"No such organization: {organization_id!r}.")
+    return found
+
+
+async def change_organization(act: Act, organization_id: str, changes: dict[str, Any]) -> Organization:
+    """Set fields of an organisation: `name`, `weight`, `priority`, `retention_days`, `archived`.
+
+    Raises:
+        NotFoundError: There is none of that id.
+        ConflictError: The default organisation is to be archived: its administrators run the platform.
+    """
+    organization = await lock_organization(act, organization_id)
+    fields = dict(changes)
+    archived = fields.pop("archived", None)
+    if archived and organization_id == DEFAULT_ORGANIZATION:
+        raise ConflictError("The default organization cannot be archived: its administrators run the platform.")
+    if archived is not None:
+        fields["archived_at"] = (organization.archived_at or act.now) if archived else None
+    for name, value in fields.items():
+        setattr(organization, name, value)
+    for reader in {organization_id, DEFAULT_ORGANIZATION}:
+        act.record("organization.updated", reader, organization_id, changes_requested=changes)
+    return organization
+
+
+async def delete_organization(store: Store, actor: Actor, organization_id: str, *, keep_usage: bool = False) -> None:
+    """Delete an organisation and everything it owns. Its keys stop working first. Interrupted, it may be called again.
+
+    Args:
+        store: The database.
+        actor: Who wants it.
+        organization_id: What goes.
+        keep_usage: Leave its usage in the ledger, for the last invoice.
+
+    Raises:
+        NotFoundError: There is none of that id.
+        ConflictError: It is the default organisation.
+    """
+    if organization_id == DEFAULT_ORGANIZATION:
+        raise ConflictError("The default organization cannot be deleted: its administrators run the platform.")
+    async with acting(store, actor) as act:
+        await change_organization(act, organization_id, {"archived": True})
+    for table in reversed(Base.metadata.sorted_tables):
+        if "organization_id" in table.columns and not (keep_usage and table.name in _LEDGER):
+            await _empty(store, table, organization_id)
+    async with acting(store, actor) as act:
+        organization = await lock_organization(act, organization_id)
+        await act.session.delete(organization)
+        data = {"name": organization.name, "keep_usage": keep_usage}
+        act.record("organization.deleted", DEFAULT_ORGANIZATION, organization_id, data=data)
+
+
+async def _empty(store: Store, table: Table, organization_id: str) -> None:
+    """Delete the organisation's rows of a table in steps that each take a short time."""
+    step = _FEW_ROWS if table.name == "files" else _MANY_ROWS
+    key = tuple_(*table.primary_key.columns)
+    some = select(*table.primary_key.columns).where(table.c.organization_id == organization_id).limit(step)
+    deleted = step
+    while deleted == step:
+        async with store.transaction() as session:
+            result = await session.execute(delete(table).where(key.in_(some)))
+            deleted = result.rowcount  # type: ignore[attr-defined]

@@ -42,12 +42,13 @@ def upgrade() -> None:
         sa.Column("retention_days", sa.Integer(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_organizations")),
     )
-    op.create_table(
+    revisions = op.create_table(
         "revisions",
         sa.Column("kind", sa.String(length=32), nullable=False),
         sa.Column("number", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("kind", name=op.f("pk_revisions")),
     )
+    op.bulk_insert(revisions, [{"kind": "principals", "number": 0}])
     op.create_table(
         "projects",
         sa.Column("id", sa.String(length=64), nullable=False),
@@ -55,6 +56,7 @@ def upgrade() -> None:
         sa.Column("name", sa.String(length=256), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("archived_at", sa.BigInteger(), nullable=True),
+        sa.Column("is_default", sa.Boolean(), nullable=False),
         sa.Column("log_prompts", sa.Boolean(), nullable=False),
         sa.ForeignKeyConstraint(
             ["organization_id"], ["organizations.id"], name=op.f("fk_projects_organization_id"), ondelete="CASCADE"

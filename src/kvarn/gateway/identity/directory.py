@@ -1,0 +1,235 @@
+"""The principals of keys, cached: what a request asks costs no query, and no change goes unnoticed.
+
+A number in the database (`revisions`) grows with every change to what keys may do. What is cached under an older number
+is read again. A number younger than half of `refresh_s` is taken as it is; an older one is asked for again beside the
+request; one older than `refresh_s` before it. So a change made elsewhere is seen within `refresh_s`, and one made
+through this gateway (`renew`) at once. Nothing polls while nobody asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from kvarn.config.platform import AuthConfig
+from kvarn.gateway.errors import unavailable
+from kvarn.store.engine import Store
+from kvarn.store.errors import StoreAwayError, StoreError
+from kvarn.store.keys import digest_of, lookup_of
+from kvarn.store.owner import ANYBODY, Principal
+from kvarn.store.repositories.acts import read_revision
+from kvarn.store.repositories.principals import Grant, find_anybody, find_grant, find_grant_by_id
+
+_AWAY_S = 1.0
+"""Seconds for which a database that did not answer is not waited for again, and how long it is waited for."""
+_KNOWN_MOST = 65_536
+_UNKNOWN_MOST = 4_096
+"""Keys remembered at most. Unknown ones apart: whoever tries keys shall not push out those in use."""
+_NOBODY = digest_of("")
+
+_log = logging.getLogger("kvarn.gateway")
+
+ValueT = TypeVar("ValueT")
+
+
+@dataclass(frozen=True)
+class _Seen(Generic[ValueT]):
+    """What the database said when its number was `revision`."""
+
+    revision: int
+    value: ValueT
+
+
+class Directory:
+    """Finds principals.
+
+    Args:
+        store: Where keys are kept.
+        config: How old an answer may be.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, store: Store, config: AuthConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._config = config
+        self._clock = clock
+        self._known = OrderedDict[str, _Seen[Grant | None]]()
+        self._unknown = OrderedDict[str, _Seen[Grant | None]]()
+        self._anybody: _Seen[Principal] | None = None
+        self._reading = dict[str, tuple[float, asyncio.Task[_Seen[Grant | None]]]]()
+        self._checking: tuple[float, asyncio.Task[None]] | None = None
+        self._revision = -1
+        self._asked_at = -math.inf
+        """When the newest answer of the database was asked for."""
+        self._not_before = -math.inf
+        """Answers asked for earlier do not count."""
+        self._failing_since: float | None = None
+        self._failed_at = -math.inf
+
+    async def bearer_of(self, key: str) -> Principal | None:
+        """Whom a key acts for; None for one that is unknown, expired or revoked, all alike in way and time.
+
+        Raises:
+            ApiError: 503, the database is away and the key has not been seen lately.
+        """
+        grant = await self._grant(lookup_of(key))
+        same = hmac.compare_digest(digest_of(key), _NOBODY if grant is None else grant.digest)
+        principal = None if grant is None else grant.principal_at(self._store.now())
+        return principal if same else None
+
+    async def of_key(self, key_id: str) -> Principal | None:
+        """Whom a key acts for, by its id: for work done later in its bearer's name. None where it may no more.
+
+        Raises:
+            StoreAwayError: The database does not answer.
+        """
+        now = self._store.now()
+        async with self._store.reading() as session:
+            grant = await find_grant_by_id(session, key_id, now)
+        return None if grant is None else grant.principal
+
+    async def anybody(self) -> Principal:
+        """Whom requests without a key act for on an open server."""
+        await self._is_current()
+        if (self._anybody is None or self._anybody.revision != self._revision) and not self._just_failed:
+            try:
+                await self._read_anybody()
+            except StoreAwayError as error:
+                self._note_failure(error)
+        return ANYBODY if self._anybody is None else self._anybody.value
+
+    def renew(self) -> None:
+        """Something has been changed through this gateway: no answer asked for until now counts."""
+        self._not_before = self._clock()
+
+    async def close(self) -> None:
+        """Leave the database alone."""
+        tasks = [task for _, task in self._reading.values()] + ([self._checking[1]] if self._checking else [])
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _grant(self, lookup: str) -> Grant | None:
+        seen = self._remembered(lookup)
+        if seen is not None and await self._is_current() and seen.revision == self._revision:
+            return seen.value
+        if not self._just_failed:
+            try:
+                return (await self._read_once(lookup)).value
+            except StoreAwayError as error:
+                self._note_failure(error)
+        if seen is not None and seen.value is not None and self._may_trust_memory:
+            return seen.value
+        raise unavailable("Keys cannot be checked: the database is away. Try again.", "database_away")
+
+    @property
+    def _just_failed(self) -> bool:
+        return self._clock() - self._failed_at < _AWAY_S
+
+    @property
+    def _may_trust_memory(self) -> bool:
+        return self._failing_since is None or self._clock() - self._failing_since < self._config.stale_s
+
+    async def _is_current(self) -> bool:
+        """Whether the number is young enough; asks for it where that may help."""
+        oldest = max(self._not_before, self._clock() - self._config.refresh_s)
+        young = max(self._not_before, self._clock() - self._config.refresh_s / 2)
+        if self._asked_at < young and not self._just_failed:
+            checking = self._check_soon()
+            if self._asked_at < oldest and self._failing_since is None:
+                done, _ = await asyncio.wait({checking}, timeout=_AWAY_S)
+                if not done:
+                    self._note_failure(StoreAwayError(f"the database did not answer within {_AWAY_S:g} s"))
+        return self._asked_at >= oldest
+
+    def _check_soon(self) -> asyncio.Task[None]:
+        """Ask for the number; those who want it at the same time ask once."""
+        if self._checking is not None and self._checking[0] >= self._not_before:
+            return self._checking[1]
+        began = self._clock()
+        task = asyncio.create_task(self._check(began))
+        self._checking = (began, task)
+        return task
+
+    async def _check(self, began: float) -> None:
+        try:
+            async with self._store.reading() as session:
+                revision = await read_revision(session)
+        except StoreError as error:
+            self._note_failure(error)
+        else:
+            self._note(began, revision)
+        finally:
+            if self._checking is not None and self._checking[0] == began:
+                self._checking = None
+
+    async def _read_once(self, lookup: str) -> _Seen[Grant | None]:
+        """Read a key's grant; those who ask at the same time read it once."""
+        began, task = self._reading.get(lookup, (-math.inf, None))
+        if task is None or began < self._not_before:
+            began = self._clock()
+            task = asyncio.create_task(self._read(lookup, began))
+            self._reading[lookup] = (began, task)
+            task.add_done_callback(lambda done: self._forget_reading(lookup, done))
+        return await asyncio.shield(task)
+
+    def _forget_reading(self, lookup: str, task: asyncio.Task[_Seen[Grant | None]]) -> None:
+        if self._reading[lookup][1] is task:
+            del self._reading[lookup]
+        if not task.cancelled():
+            task.exception()  # told to those who wait, if anybody still does
+
+    async def _read(self, lookup: str, began: float) -> _Seen[Grant | None]:
+        now = self._store.now()
+        async with self._store.reading() as session:
+            revision = await read_revision(session)  # first: what is read after it is not older
+            grant = await find_grant(session, lookup, now)
+        self._note(began, revision)
+        seen = _Seen(revision, grant)
+        self._remember(lookup, seen)
+        return seen
+
+    async def _read_anybody(self) -> None:
+        began = self._clock()
+        async with self._store.reading() as session:
+            revision = await read_revision(session)
+            principal = await find_anybody(session)
+        self._note(began, revision)
+        if principal is not None:
+            self._anybody = _Seen(revision, principal)
+
+    def _note(self, began: float, revision: int) -> None:
+        if self._failing_since is not None:
+            _log.info("the database answers: keys are checked again")
+            self._failing_since, self._failed_at = None, -math.inf
+        if began >= max(self._asked_at, self._not_before):
+            self._asked_at, self._revision = began, revision
+
+    def _note_failure(self, error: StoreError) -> None:
+        self._failed_at = self._clock()
+        if self._failing_since is None:
+            self._failing_since = self._failed_at
+            _log.warning("keys are taken from memory: %s", error)
+
+    def _remembered(self, lookup: str) -> _Seen[Grant | None] | None:
+        for table in (self._known, self._unknown):
+            seen = table.get(lookup)
+            if seen is not None:
+                table.move_to_end(lookup)
+                return seen
+        return None
+
+    def _remember(self, lookup: str, seen: _Seen[Grant | None]) -> None:
+        table, most = (self._unknown, _UNKNOWN_MOST) if seen.value is None else (self._known, _KNOWN_MOST)
+        self._known.pop(lookup, None)
+        self._unknown.pop(lookup, None)
+        table[lookup] = seen
+        if len(table) > most:
+            table.popitem(last=False)

@@ -1,0 +1,58 @@
+"""API keys: how they are made, and what is kept of them.
+
+A key is `kv-`, twelve characters that find its row (`lookup`), and 43 characters that nobody can guess: of 62 kinds, a
+little more than 256 random bits. Only its SHA-256 is stored. A slow hash protects passwords, which people choose; it
+would add nothing to 256 random bits, and cost every request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import string
+from dataclasses import dataclass
+
+_PREFIX = "kv-"
+_ALPHABET = string.ascii_letters + string.digits
+_LOOKUP_CHARS = 12
+_SECRET_CHARS = 43
+_KEY = re.compile(rf"{_PREFIX}[A-Za-z0-9]{{{_LOOKUP_CHARS + _SECRET_CHARS}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """A key just made: the only moment at which its value is known."""
+
+    value: str
+    """The whole key, as its bearer sends it."""
+    lookup: str
+    digest: str
+    redacted: str
+    """What may be shown of it."""
+
+
+def new_key() -> NewKey:
+    """Draw a key."""
+    lookup = _draw(_LOOKUP_CHARS)
+    value = f"{_PREFIX}{lookup}{_draw(_SECRET_CHARS)}"
+    return NewKey(value, lookup, digest_of(value), f"{_PREFIX}{lookup[:6]}...{value[-4:]}")
+
+
+def is_key(text: str) -> bool:
+    """Whether a text has the form of a key."""
+    return _KEY.fullmatch(text) is not None
+
+
+def lookup_of(key: str) -> str:
+    """The part of a key that finds its row."""
+    return key[len(_PREFIX) : len(_PREFIX) + _LOOKUP_CHARS]
+
+
+def digest_of(key: str) -> str:
+    """SHA-256 of a key, hexadecimal."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _draw(count: int) -> str:
+    return "".join(secrets.choice(_ALPHABET) for _ in range(count))

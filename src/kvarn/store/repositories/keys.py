@@ -1,0 +1,189 @@
+"""API keys."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from kvarn.store.errors import ConflictError, NotFoundError
+from kvarn.store.ids import DEFAULT_ORGANIZATION, new_id
+from kvarn.store.keys import new_key
+from kvarn.store.models import ApiKey, Organization, User
+from kvarn.store.owner import UNRESTRICTED, Role, Scopes
+from kvarn.store.repositories.acts import Act
+from kvarn.store.repositories.pages import Cursor, Page, read_page
+from kvarn.store.repositories.projects import get_active_project
+
+_ORDER = (ApiKey.created_at, ApiKey.id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRequest:
+    """What a new key shall be."""
+
+    name: str
+    role: Role = Role.SERVICE
+    user_id: str | None = None
+    """Whose it is: a user or a service account of the organisation."""
+    scopes: Scopes = UNRESTRICTED
+    lifetime_s: int | None = None
+    """Seconds after which it expires; None: never."""
+
+
+async def add_key(act: Act, organization_id: str, project_id: str, asked: KeyRequest) -> tuple[ApiKey, str]:
+    """A new key and its value, which nobody can ask for again.
+
+    Raises:
+        NotFoundError: The organisation has no such project.
+        ConflictError: The project is archived, or an administrator's key is to have scopes.
+    """
+    await get_active_project(act, organization_id, project_id)
+    scopes = scopes_as_json(asked.scopes)
+    if asked.role is Role.ADMIN and scopes:
+        raise ConflictError("An administrator's key cannot have scopes: it could make itself one without them.")
+    made = new_key()
+    key = ApiKey(
+        id=new_id("key_"),
+        organization_id=organization_id,
+        project_id=project_id,
+        user_id=asked.user_id,
+        name=asked.name,
+        lookup=made.lookup,
+        digest=made.digest,
+        redacted=made.redacted,
+        role=str(asked.role),
+        scopes=scopes,
+        created_at=act.now,
+        expires_at=None if asked.lifetime_s is None else act.now + asked.lifetime_s,
+    )
+    act.session.add(key)
+    data = {"name": key.name, "role": key.role, "expires_at": key.expires_at, "scopes": _scope_names(scopes)}
+    act.record("api_key.created", organization_id, key.id, project_id=project_id, data=data)
+    return key, made.value
+
+
+async def list_keys(
+    session: AsyncSession,
+    organization_id: str,
+    cursor: Cursor,
+    *,
+    project_id: str | None = None,
+    admin: bool = False,
+) -> Page[ApiKey]:
+    """Keys of a project (or of all), or the administrators' keys; not the revoked ones."""
+    return await read_page(session, _query(organization_id, project_id, admin), cursor, _ORDER)
+
+
+async def list_all_keys(session: AsyncSession, organization_id: str) -> list[ApiKey]:
+    """All keys of an organisation, revoked ones too, oldest first."""
+    query = select(ApiKey).where(ApiKey.organization_id == organization_id).order_by(*_ORDER)
+    return list(await session.scalars(query))
+
+
+async def get_key(
+    session: AsyncSession, organization_id: str, key_id: str, *, project_id: str | None = None, admin: bool = False
+) -> ApiKey:
+    """One key.
+
+    Raises:
+        NotFoundError: There is no such key, or it is revoked.
+    """
+    found = await session.scalar(_query(organization_id, project_id, admin).where(ApiKey.id == key_id))
+    if found is None:
+        raise NotFoundError(f"No such API key: {key_id!r}.")
+    return found
+
+
+async def revoke_key(
+    act: Act, organization_id: str, key_id: str, *, project_id: str | None = None, admin: bool = False
+) -> ApiKey:
+    """Revoke a key for good.
+
+    Raises:
+        NotFoundError: There is no such key, or it is revoked already.
+        ConflictError: It is the last with which the organisation can be administered.
+    """
+    async with keeping_an_administrator(act, organization_id):
+        key = await get_key(act.session, organization_id, key_id, project_id=project_id, admin=admin)
+        key.revoked_at = act.now
+        act.record("api_key.deleted", organization_id, key_id, project_id=key.project_id, name=key.name)
+    return key
+
+
+async def revoke_keys_of(act: Act, project_id: str, user_id: str) -> None:
+    """Revoke all keys that a user or service account has in a project."""
+    mine = select(ApiKey).where(ApiKey.project_id == project_id, ApiKey.user_id == user_id, ApiKey.revoked_at.is_(None))
+    for key in await act.session.scalars(mine):
+        key.revoked_at = act.now
+        act.record("api_key.deleted", key.organization_id, key.id, project_id=project_id, name=key.name)
+
+
+@asynccontextmanager
+async def keeping_an_administrator(act: Act, organization_id: str) -> AsyncGenerator[None, None]:
+    """A change after which somebody must still be able to administer the organisation, if anybody was before.
+
+    Raises:
+        ConflictError: Nobody could.
+    """
+    # Locked, so that two administrators do not revoke each other's keys at once.
+    await act.session.scalar(select(Organization.id).where(Organization.id == organization_id).with_for_update())
+    before = await has_admin_key(act.session, organization_id, act.now)
+    yield
+    await act.session.flush()
+    if before and not await has_admin_key(act.session, organization_id, act.now):
+        raise ConflictError("This is the organization's last administrator's key: make another one first.")
+
+
+async def has_admin_key(session: AsyncSession, organization_id: str = DEFAULT_ORGANIZATION, now: float = 0) -> bool:
+    """Whether somebody can administer the organisation at the time `now` (seconds since 1970)."""
+    query = (
+        select(ApiKey.id)
+        .outerjoin(User, User.id == ApiKey.user_id)
+        .where(
+            ApiKey.organization_id == organization_id,
+            ApiKey.role == str(Role.ADMIN),
+            or_(ApiKey.user_id.is_(None), User.role == str(Role.ADMIN)),
+            *in_force(now),
+        )
+        .limit(1)
+    )
+    return await session.scalar(query) is not None
+
+
+async def mark_used(session: AsyncSession, used_at: Mapping[str, int]) -> None:
+    """Write when keys were last used, by id. No administrative act."""
+    for key_id, at in used_at.items():
+        later = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at < at)
+        await session.execute(update(ApiKey).where(ApiKey.id == key_id, later).values(last_used_at=at))
+
+
+def in_force(now: float) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    """Neither revoked nor expired."""
+    return ApiKey.revoked_at.is_(None), or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now)
+
+
+def scopes_as_json(scopes: Scopes) -> dict[str, Any]:
+    """As a row holds them: what is not restricted is left out."""
+    parts = {"models": scopes.models, "endpoints": scopes.endpoints, "adapters": scopes.adapters}
+    return {name: list(values) for name, values in parts.items() if values is not None}
+
+
+def scopes_from_json(stored: Mapping[str, list[str]]) -> Scopes:
+    """The other way."""
+    return Scopes(**{name: tuple(values) for name, values in stored.items()})
+
+
+def _query(organization_id: str, project_id: str | None, admin: bool) -> Select[ApiKey]:
+    query = select(ApiKey).where(ApiKey.organization_id == organization_id, ApiKey.revoked_at.is_(None))
+    query = query.where(ApiKey.role == str(Role.ADMIN) if admin else ApiKey.role != str(Role.ADMIN))
+    return query if project_id is None else query.where(ApiKey.project_id == project_id)
+
+
+def _scope_names(scopes: Mapping[str, list[str]]) -> list[str]:
+    """In one list, as OpenAI's audit log has them: `models:tiny`."""
+    return [f"{kind}:{value}" for kind, values in scopes.items() for value in values]

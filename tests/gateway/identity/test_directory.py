@@ -1,0 +1,232 @@
+"""The cache of principals: no query while nothing changes, no change unnoticed, and a database that may go away."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kvarn.config.platform import AuthConfig
+from kvarn.gateway.identity.directory import Directory
+from kvarn.store.engine import Store
+from kvarn.store.errors import StoreAwayError
+from kvarn.store.ids import DEFAULT_ORGANIZATION
+from kvarn.store.keys import new_key
+from kvarn.store.repositories.acts import Actor, acting
+from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
+from kvarn.store.repositories.rate_limits import set_limit
+from kvarn.store.repositories.tenants import create_organization, ensure_default_organization
+from kvarn.wire.openai.errors import ApiError
+
+ACTOR = Actor("test")
+
+
+class Clock:
+    """Monotonic seconds that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Watched:
+    """A store whose reads are counted, and which may go away."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.now = store.now
+        self.reads = 0
+        self.away = False
+
+    @asynccontextmanager
+    async def reading(self):
+        self.reads += 1
+        if self.away:
+            raise StoreAwayError("the cable is cut")
+        async with self._store.reading() as session:
+            yield session
+
+
+class Scene:
+    """A tenant with a key, and a directory over a store that is watched."""
+
+    def __init__(self, store: Store, **config: float) -> None:
+        self.store, self.watched, self.clock = store, Watched(store), Clock()
+        self.directory = Directory(self.watched, AuthConfig(**config), self.clock)  # type: ignore[arg-type]
+        self.key_id = self.value = self.organization_id = ""
+
+    async def furnish(self) -> Scene:
+        tenant = await create_organization(self.store, "a")
+        self.organization_id = tenant.organization_id
+        async with acting(self.store, ACTOR) as act:
+            key, self.value = await add_key(act, tenant.organization_id, tenant.project_id, KeyRequest(name="k"))
+        self.key_id = key.id
+        return self
+
+    async def revoke(self) -> None:
+        async with acting(self.store, ACTOR) as act:
+            await revoke_key(act, self.organization_id, self.key_id)
+
+    async def holds(self) -> bool:
+        return await self.directory.bearer_of(self.value) is not None
+
+    async def settle(self) -> None:
+        """Let what runs beside the requests end."""
+        for _ in range(100):
+            await asyncio.sleep(0.001)
+            if self.directory._checking is None:
+                return
+
+
+async def test_a_known_key_costs_no_query_until_its_answer_is_half_as_old_as_it_may_be(store: Store) -> None:
+    scene = await Scene(store, refresh_s=1.0).furnish()
+    assert [await scene.holds() for _ in range(5)] == [True] * 5
+    assert scene.watched.reads == 1
+    scene.clock.now += 0.6
+    assert await scene.holds()
+    await scene.settle()
+    assert scene.watched.reads == 2, "asked again beside the request"
+    assert await scene.holds() and scene.watched.reads == 2
+
+
+async def test_those_who_ask_for_a_key_at_once_read_it_once(store: Store) -> None:
+    scene = await Scene(store).furnish()
+    assert all(await asyncio.gather(*[scene.holds() for _ in range(50)]))
+    assert scene.watched.reads == 1
+
+
+async def test_a_change_made_elsewhere_is_seen_once_the_answer_may_not_be_older(store: Store) -> None:
+    scene = await Scene(store, refresh_s=0.25).furnish()
+    assert await scene.holds()
+    await scene.revoke()
+    scene.clock.now += 0.12
+    assert await scene.holds(), "younger than half of refresh_s: nothing is asked"
+    scene.clock.now += 0.14
+    assert not await scene.holds()
+
+
+async def test_a_change_made_here_holds_at_once(store: Store) -> None:
+    scene = await Scene(store, refresh_s=60).furnish()
+    assert await scene.holds()
+    await scene.revoke()
+    assert await scene.holds()
+    scene.clock.now += 0.001
+    scene.directory.renew()
+    assert not await scene.holds()
+
+
+async def test_a_key_made_after_it_was_asked_for_in_vain_is_found(store: Store) -> None:
+    scene = await Scene(store, refresh_s=60).furnish()
+    tenant = await create_organization(store, "b")
+    assert await scene.directory.bearer_of(new_key().value) is None
+    async with acting(store, ACTOR) as act:
+        _, value = await add_key(act, tenant.organization_id, tenant.project_id, KeyRequest(name="k"))
+    scene.directory.renew()
+    assert await scene.directory.bearer_of(value) is not None
+
+
+async def test_an_unknown_key_and_a_revoked_one_are_read_alike(store: Store) -> None:
+    scene = await Scene(store, refresh_s=60).furnish()
+    await scene.revoke()
+    for value in (new_key().value, scene.value, scene.value[:-1] + ("a" if scene.value[-1] != "a" else "b")):
+        before = scene.watched.reads
+        fresh = Directory(scene.watched, AuthConfig(refresh_s=60), scene.clock)  # type: ignore[arg-type]
+        assert [await fresh.bearer_of(value) for _ in range(3)] == [None] * 3
+        assert scene.watched.reads == before + 1
+
+
+async def test_the_beginning_of_a_key_is_not_enough(store: Store) -> None:
+    scene = await Scene(store).furnish()
+    forged = scene.value[:15] + new_key().value[15:]
+    assert await scene.directory.bearer_of(forged) is None
+    assert await scene.holds()
+
+
+async def test_trying_many_keys_pushes_no_known_one_out(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvarn.gateway.identity.directory._UNKNOWN_MOST", 3)
+    scene = await Scene(store, refresh_s=60).furnish()
+    assert await scene.holds()
+    for _ in range(10):
+        await scene.directory.bearer_of(new_key().value)
+    reads = scene.watched.reads
+    assert await scene.holds() and scene.watched.reads == reads
+
+
+async def test_known_keys_go_on_while_the_database_is_away_and_unknown_ones_hear_so(store: Store) -> None:
+    scene = await Scene(store, refresh_s=0.25, stale_s=100).furnish()
+    assert await scene.holds()
+    scene.watched.away = True
+    scene.clock.now += 50
+    assert await scene.holds()
+    with pytest.raises(ApiError) as refusal:
+        await scene.directory.bearer_of(new_key().value)
+    assert refusal.value.status == 503 and "retry-after" in refusal.value.headers
+    scene.clock.now += 99
+    assert await scene.holds(), "counted from when the database was missed"
+    scene.clock.now += 2
+    with pytest.raises(ApiError):
+        await scene.holds()
+
+
+async def test_a_database_that_is_away_is_asked_once_a_second(store: Store) -> None:
+    scene = await Scene(store).furnish()
+    assert await scene.holds()
+    scene.watched.away = True
+    scene.clock.now += 10
+    assert await scene.holds()
+    reads = scene.watched.reads
+    for _ in range(20):
+        assert await scene.holds()
+    assert scene.watched.reads == reads
+
+
+async def test_when_the_database_is_back_what_was_changed_meanwhile_holds(store: Store) -> None:
+    scene = await Scene(store).furnish()
+    assert await scene.holds()
+    scene.watched.away = True
+    scene.clock.now += 10
+    assert await scene.holds()
+    await scene.revoke()
+    scene.watched.away = False
+    scene.clock.now += 2
+    await scene.holds()  # asks beside itself: a database that was away is not waited for
+    await scene.settle()
+    assert not await scene.holds()
+
+
+async def test_an_expired_key_ends_without_a_query(store: Store) -> None:
+    scene = await Scene(store, refresh_s=60).furnish()
+    tenant = await create_organization(store, "b")
+    asked = KeyRequest(name="k", lifetime_s=100)
+    async with acting(store, ACTOR) as act:
+        _, value = await add_key(act, tenant.organization_id, tenant.project_id, asked)
+    assert await scene.directory.bearer_of(value) is not None
+    reads = scene.watched.reads
+    scene.watched.now = lambda: store.now() + 101
+    assert await scene.directory.bearer_of(value) is None
+    assert scene.watched.reads == reads
+
+
+async def test_anybody_has_the_default_organisations_salt_and_limits(store: Store) -> None:
+    scene = Scene(store, refresh_s=60)
+    assert (await scene.directory.anybody()).cache_salt == ""
+    assert await ensure_default_organization(store)
+    assert not await ensure_default_organization(store)
+    scene.directory.renew()
+    anybody = await scene.directory.anybody()
+    assert anybody.organization_id == DEFAULT_ORGANIZATION and anybody.cache_salt and anybody.limits == ()
+    async with acting(store, ACTOR) as act:
+        await set_limit(act, DEFAULT_ORGANIZATION, DEFAULT_ORGANIZATION, "*", {"tokens_per_minute": 9})
+    scene.clock.now += 61
+    assert [rule.tokens_per_minute for rule in (await scene.directory.anybody()).limits] == [9]
+
+
+async def test_work_done_later_finds_its_key_by_id(store: Store) -> None:
+    scene = await Scene(store).furnish()
+    found = await scene.directory.of_key(scene.key_id)
+    assert found is not None and found.organization_id == scene.organization_id
+    await scene.revoke()
+    assert await scene.directory.of_key(scene.key_id) is None
