@@ -112,11 +112,13 @@ def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -
     app = create_app(config, models)
     server = build_server(app, config.gateway)
     url = _url(listener)
-    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-        status = runner.run(_serve(server, listener, launched, list(models.values()), url, began))
-    if app.state.start_error is not None:
-        raise app.state.start_error
-    return status
+    try:
+        with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+            return runner.run(_serve(server, listener, launched, list(models.values()), url, began))
+    except SystemExit:  # the HTTP server's way to say that the application did not start
+        if app.state.start_error is None:
+            raise
+        raise app.state.start_error from None
 
 
 async def _serve(

@@ -101,9 +101,9 @@ async def test_a_server_that_asks_for_keys_makes_one_where_the_last_is_gone(data
 
 
 async def test_without_a_place_for_its_key_a_server_that_asks_for_keys_does_not_start(database_url, tmp_path) -> None:
-    (tmp_path / "data").write_text("a file, no directory")
+    (tmp_path / "data" / FILE / "in-the-way").mkdir(parents=True)
     asking = Platform(config_of(tmp_path / "data", database_url, mode="keys"))
-    with pytest.raises(StoreError, match="cannot make the directory"):
+    with pytest.raises(StoreError, match="cannot write the administrator"):
         await asking.start()
     await asking.stop()
     open_one = Platform(config_of(tmp_path / "data", database_url, mode="open"))

@@ -1,0 +1,39 @@
+"""A server that cannot be started safely says so in one line; one that can says who may use it."""
+
+from __future__ import annotations
+
+import httpx
+
+
+def test_a_server_open_to_other_machines_does_not_start(kvarn):
+    done = kvarn("serve", "--host", "0.0.0.0", KVARN_AUTH__MODE="open")
+    assert done.returncode == 2
+    assert "anybody could administer" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_server_that_could_have_no_key_says_so_in_its_last_line(kvarn, tmp_path):
+    (tmp_path / "bootstrap-admin-key" / "in-the-way").mkdir(parents=True)
+    done = kvarn("serve", "--port", "0", KVARN_AUTH__MODE="keys", KVARN_DATA_DIR=str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].startswith("error: cannot write the administrator's key")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_server_for_other_machines_asks_for_the_key_it_made(serve, tmp_path, monkeypatch):
+    monkeypatch.setenv("KVARN_DATA_DIR", str(tmp_path))
+    served = serve("--host", "0.0.0.0", "--max-context-length", "512", "--kv-cache-gib", "0.05")
+    key = (tmp_path / "bootstrap-admin-key").read_text().strip()
+    url = served.url.replace("0.0.0.0", "127.0.0.1")
+    assert httpx.get(f"{url}/v1/models").status_code == 401
+    assert httpx.get(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
+    served.stop()
+    log = "".join(served.log)
+    assert "every request needs an API key" in log
+    assert "bootstrap-admin-key" in log and key not in log
+
+
+def test_a_server_on_loopback_says_that_it_is_open(serve):
+    served = serve("--max-context-length", "512", "--kv-cache-gib", "0.05")
+    assert httpx.get(f"{served.url}/v1/models").status_code == 200
+    served.stop()
+    assert "without a key" in "".join(served.log)
