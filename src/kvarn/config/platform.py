@@ -182,6 +182,19 @@ class SafetyConfig(Section):
     """Share of the requests of projects that opted in whose prompts are kept, encrypted."""
 
 
+class ResponsesConfig(Section):
+    """`/v1/responses` in the background."""
+
+    max_background: int = Field(1024, ge=1)
+    """Background responses that one gateway works on at a time. One more is refused with 429."""
+
+    wait_s: float = Field(3600.0, ge=0)
+    """Seconds for which a background response is tried again while the model is busy or not ready."""
+
+    lease_s: int = Field(15, ge=3)
+    """Seconds after which another gateway takes over the background responses of one that has died."""
+
+
 class RetentionConfig(Section):
     """How long things are kept. Organisations may ask for less."""
 

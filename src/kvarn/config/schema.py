@@ -12,6 +12,7 @@ from kvarn.config.platform import (
     BatchesConfig,
     LimitsConfig,
     MeteringConfig,
+    ResponsesConfig,
     RetentionConfig,
     SafetyConfig,
     StoreConfig,
@@ -228,6 +229,9 @@ class KvarnConfig(Section):
 
     safety: SafetyConfig = SafetyConfig()
     """What is looked at on the way in and on the way out."""
+
+    responses: ResponsesConfig = ResponsesConfig()
+    """`/v1/responses` in the background."""
 
     retention: RetentionConfig = RetentionConfig()
     """How long things are kept."""

@@ -77,42 +77,48 @@ def json_when_done(work: Coroutine[None, None, object]) -> WatchedResponse:
     return WatchedResponse(answer)
 
 
-def event_stream(events: AsyncGenerator[bytes, None]) -> WatchedResponse:
-    """Server-sent events, already encoded, one write for each item of `events`.
+def event_stream(
+    events: AsyncGenerator[bytes, None],
+    end: bytes = DONE,
+    tell: Callable[[Exception], bytes] | None = None,
+) -> WatchedResponse:
+    """Server-sent events, already encoded, one write for each item of `events`; `end` follows the last.
 
     The first item is awaited before the status is sent: a request refused in the queue is an ordinary HTTP error. A
-    later error is sent as an event in OpenAI's error shape, and the stream ends without `[DONE]`. `send` waits while
-    the client's socket is full; meanwhile nothing is taken from `events`, so nothing piles up here.
+    later error is sent as the event that `tell` makes of it (default: OpenAI's error shape), and the stream ends
+    without `end`. `send` waits while the client's socket is full; meanwhile nothing is taken from `events`, so nothing
+    piles up here.
     """
+    say = tell or error_event
 
     async def answer(send: Send) -> None:
         started = False
         try:
             async with aclosing(events):
-                first = await anext(events)
+                first = await anext(events, b"")
                 started = True
                 await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
                 await send({"type": "http.response.body", "body": first, "more_body": True})
-                last = DONE
+                last = end
                 try:
                     async for item in events:
                         await send({"type": "http.response.body", "body": item, "more_body": True})
                 except Exception as error:
-                    last = error_event(error)
+                    last = say(error)
                 await send({"type": "http.response.body", "body": last, "more_body": False})
         except asyncio.CancelledError:
             if started:
-                await _take_leave(send)
+                await _take_leave(send, say(shutting_down()))
             raise
 
     return WatchedResponse(answer)
 
 
-async def _take_leave(send: Send) -> None:
+async def _take_leave(send: Send, last: bytes) -> None:
     """Say why a stream ends unfinished. Where it is the client that left, nobody hears it."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_LEAVE_S):  # the socket of a slow reader may be full
-            await send({"type": "http.response.body", "body": error_event(shutting_down()), "more_body": False})
+            await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 def error_event(error: Exception) -> bytes:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI
 from pydantic import BaseModel
@@ -17,15 +18,32 @@ from kvarn.gateway.context import Gateway
 from kvarn.gateway.errors import add_error_handlers
 from kvarn.gateway.middleware import RequestMiddleware
 from kvarn.gateway.openapi import describe
+from kvarn.gateway.operations.background_responses import run_background
 from kvarn.gateway.platform import Platform
-from kvarn.gateway.routes import chat, completions, docs, embeddings, files, health, metrics, models, rerank, tokens
+from kvarn.gateway.response_runs import ResponseRuns
+from kvarn.gateway.routes import (
+    chat,
+    completions,
+    conversations,
+    docs,
+    embeddings,
+    files,
+    health,
+    metrics,
+    models,
+    rerank,
+    responses,
+    tokens,
+)
 from kvarn.gateway.served import ModelTable, ServedModel
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.store.errors import StoreError
 from kvarn.wire.openai.chat import ChatCompletionRequest
 from kvarn.wire.openai.completions import CompletionRequest
+from kvarn.wire.openai.conversations import CreateConversationRequest, CreateItemsRequest, UpdateConversationRequest
 from kvarn.wire.openai.embeddings import EmbeddingRequest
 from kvarn.wire.openai.rerank import RerankRequest, ScoreRequest
+from kvarn.wire.openai.responses import ResponseRequest, TokenCountRequest
 from kvarn.wire.openai.tokenize import DetokenizeRequest, TokenizeRequest
 
 _OBSERVE_EVERY_S = 1.0
@@ -34,6 +52,7 @@ _OBSERVE_EVERY_S = 1.0
 _ROUTES = (
     chat,
     completions,
+    conversations,
     docs,
     embeddings,
     files,
@@ -41,17 +60,23 @@ _ROUTES = (
     metrics,
     models,
     rerank,
+    responses,
     tokens,
 )
 
 _BODIES: list[type[BaseModel]] = [
     ChatCompletionRequest,
     CompletionRequest,
+    CreateConversationRequest,
+    CreateItemsRequest,
     DetokenizeRequest,
     EmbeddingRequest,
     RerankRequest,
+    ResponseRequest,
     ScoreRequest,
+    TokenCountRequest,
     TokenizeRequest,
+    UpdateConversationRequest,
 ]
 
 
@@ -69,7 +94,8 @@ def create_app(
     table = ModelTable(models_by_name, pool)
     metrics = GatewayMetrics(table)
     platform = Platform(config, metrics.registry)
-    gateway = Gateway(config, table, metrics, platform.store, platform.pipeline, platform.identity.directory)
+    runs = ResponseRuns(platform.store, config.responses)
+    gateway = Gateway(config, table, metrics, platform.store, platform.pipeline, platform.identity.directory, runs)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
@@ -78,12 +104,14 @@ def create_app(
         except StoreError as error:
             app.state.start_error = error
             raise
+        runs.start(partial(run_background, gateway))
         tasks = [asyncio.create_task(table.load_text()), asyncio.create_task(_watch_engines(gateway.metrics))]
         try:
             yield
         finally:
             for task in tasks:
                 task.cancel()
+            await runs.stop()
             await platform.stop()
             pool.shutdown(wait=False, cancel_futures=True)
 

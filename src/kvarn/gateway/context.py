@@ -14,7 +14,8 @@ from kvarn.gateway.body import read_request
 from kvarn.gateway.identity.directory import Directory
 from kvarn.gateway.identity.scopes import check_model, may_use_model
 from kvarn.gateway.record import RequestRecord
-from kvarn.gateway.served import ModelTable, ReadyModel
+from kvarn.gateway.response_runs import ResponseRuns
+from kvarn.gateway.served import ModelTable, ReadyModel, ServedModel
 from kvarn.gateway.work import Pipeline, Work
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.store.engine import Store
@@ -37,6 +38,7 @@ class Gateway:
     store: Store
     pipeline: Pipeline
     directory: Directory
+    responses: ResponseRuns
 
     @property
     def limits(self) -> GatewayConfig:
@@ -93,14 +95,22 @@ class Gateway:
         Raises:
             ApiError: 404 unknown, 403 out of the key's scope, 400 of the wrong kind, 503 not ready yet.
         """
-        model = self.models.find(name, visible=lambda served: may_use_model(record.principal, served))
-        check_model(record.principal, model.name)
-        record.model = model.name
-        ready = model.when_ready()
+        ready = self.find_model(record, name).when_ready()
         if kind is not None and ready.card.kind != kind:
             does = _OPERATIONS.get(ready.card.kind, ready.card.kind)
             raise invalid_request(f"The model {name!r} does {does} only.", "model", "model_not_supported")
         return ready
+
+    def find_model(self, record: RequestRecord, name: str) -> ServedModel:
+        """The model a request names, whether it is ready or not.
+
+        Raises:
+            ApiError: 404 unknown, 403 out of the key's scope.
+        """
+        model = self.models.find(name, visible=lambda served: may_use_model(record.principal, served))
+        check_model(record.principal, model.name)
+        record.model = model.name
+        return model
 
 
 def gateway_of(request: Request) -> Gateway:

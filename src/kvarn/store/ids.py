@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 
 DEFAULT_ORGANIZATION = "org-default"
@@ -13,3 +14,11 @@ DEFAULT_PROJECT = "proj_default"
 def new_id(prefix: str) -> str:
     """A name nobody can guess, such as `file-9f0c…`: 128 random bits."""
     return f"{prefix}{secrets.token_hex(16)}"
+
+
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def is_id(text: str) -> bool:
+    """Whether a client's text can be the name of anything: a database need not be asked for others."""
+    return _ID.fullmatch(text) is not None

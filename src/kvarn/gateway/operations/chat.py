@@ -75,7 +75,7 @@ async def start_chat(gateway: Gateway, record: RequestRecord, asked: ChatComplet
     """
     model = gateway.ready_model(record, asked.model, "generate")
     checked = await gateway.run(record, lambda: check_sampling(asked, model.tokenizer, gateway.limits))
-    prompt = await gateway.run(record, lambda: _render(asked, model))
+    prompt = await gateway.run(record, lambda: render_chat(asked, model))
     sampling = chat_sampling(
         asked, checked, gateway.limits, prompt_tokens=len(prompt), context_length=model.card.max_context_length
     )
@@ -103,7 +103,12 @@ async def start_chat(gateway: Gateway, record: RequestRecord, asked: ChatComplet
     )
 
 
-def _render(asked: ChatCompletionRequest, model: ReadyModel) -> list[int]:
+def render_chat(asked: ChatCompletionRequest, model: ReadyModel) -> list[int]:
+    """The prompt of a chat, in tokens.
+
+    Raises:
+        ChatTemplateError: The model's template refuses the messages.
+    """
     text = model.chat_template.render(
         asked.plain_messages,
         tools=asked.active_tools,

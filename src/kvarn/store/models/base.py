@@ -19,6 +19,8 @@ Sequence = Annotated[int, mapped_column(BigInteger().with_variant(Integer, "sqli
 """A key that the database counts up."""
 
 Json = JSON().with_variant(JSONB(), "postgresql")
+ExactJson = JSON()
+"""JSON as it was written: keys keep their order, and texts may hold U+0000, which PostgreSQL's JSONB refuses."""
 
 NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",

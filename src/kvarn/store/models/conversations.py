@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import ForeignKey, Index, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from kvarn.store.models.base import Base, Id, Name, Number, Seconds
+from kvarn.store.models.base import Base, ExactJson, Id, Name, Number, Seconds
 
 
 class Conversation(Base):
@@ -21,10 +21,14 @@ class Conversation(Base):
     project_id: Mapped[Id] = mapped_column(ForeignKey("projects.id", ondelete="CASCADE"))
     created_at: Mapped[Seconds]
     changed_at: Mapped[Seconds] = mapped_column(index=True)
-    extra: Mapped[dict[str, Any]]
+    extra: Mapped[dict[str, Any]] = mapped_column(ExactJson)
     """The client's `metadata`."""
     num_items: Mapped[Number] = mapped_column(default=0)
     """Items ever added: the position of the next."""
+    locked_by: Mapped[Id | None] = mapped_column(index=True)
+    """The response that is being made in it: a conversation has one writer at a time."""
+    locked_until: Mapped[Seconds | None]
+    """When the lock falls off by itself, should its gateway have died."""
 
 
 class ConversationItem(Base):
@@ -37,7 +41,7 @@ class ConversationItem(Base):
     conversation_id: Mapped[Id] = mapped_column(ForeignKey("conversations.id", ondelete="CASCADE"), primary_key=True)
     position: Mapped[Number]
     created_at: Mapped[Seconds]
-    item: Mapped[dict[str, Any]]
+    item: Mapped[dict[str, Any]] = mapped_column(ExactJson)
 
 
 class StoredResponse(Base):
@@ -54,12 +58,20 @@ class StoredResponse(Base):
     background: Mapped[bool] = mapped_column(default=False)
     previous_response_id: Mapped[Id | None]
     conversation_id: Mapped[Id | None]
-    input_items: Mapped[list[Any]]
+    input_items: Mapped[list[Any]] = mapped_column(ExactJson)
     """What this turn added, in OpenAI's shape."""
-    body: Mapped[dict[str, Any]]
+    body: Mapped[dict[str, Any]] = mapped_column(ExactJson)
     """The response object, its output among it."""
-    request: Mapped[dict[str, Any]]
+    request: Mapped[dict[str, Any]] = mapped_column(ExactJson)
     """What was asked, for a background run that has to begin again."""
+    cuts: Mapped[list[Any]] = mapped_column(ExactJson)
+    """Where the stream was cut into deltas: for each item of the output its deltas' lengths, in characters and in
+    tokens with log-probabilities. With it the same stream can be sent again."""
+    attempts: Mapped[int] = mapped_column(default=0)
+    """How often a background run was begun."""
+    leased_by: Mapped[Id | None]
+    """The gateway that works on it."""
+    leased_until: Mapped[Seconds | None]
 
 
 class StoredCompletion(Base):
@@ -75,5 +87,5 @@ class StoredCompletion(Base):
     model: Mapped[Name]
     extra: Mapped[dict[str, Any]]
     """The client's `metadata`."""
-    messages: Mapped[list[Any]]
-    body: Mapped[dict[str, Any]]
+    messages: Mapped[list[Any]] = mapped_column(ExactJson)
+    body: Mapped[dict[str, Any]] = mapped_column(ExactJson)

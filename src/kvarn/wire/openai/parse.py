@@ -40,6 +40,11 @@ def parse_request(model: type[RequestT], body: bytes) -> RequestT:
         raise invalid_request(
             f"Unrecognized request argument supplied: {_shorten(name)}", _shorten(name), "unknown_parameter"
         )
+    return validate(model, data)
+
+
+def validate(model: type[RequestT], data: dict[str, Any]) -> RequestT:
+    """Validate decoded data. Raises as `parse_request` does."""
     try:
         return model.model_validate(data)
     except ValidationError as error:

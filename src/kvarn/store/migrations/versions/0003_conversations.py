@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from kvarn.store.models.base import Json
+from kvarn.store.models.base import ExactJson, Json
 
 revision = "0003"
 down_revision = "0002"
@@ -22,8 +22,10 @@ def upgrade() -> None:
         sa.Column("project_id", sa.String(length=64), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("changed_at", sa.BigInteger(), nullable=False),
-        sa.Column("extra", Json, nullable=False),
+        sa.Column("extra", ExactJson, nullable=False),
         sa.Column("num_items", sa.BigInteger(), nullable=False),
+        sa.Column("locked_by", sa.String(length=64), nullable=True),
+        sa.Column("locked_until", sa.BigInteger(), nullable=True),
         sa.ForeignKeyConstraint(
             ["organization_id"], ["organizations.id"], name=op.f("fk_conversations_organization_id"), ondelete="CASCADE"
         ),
@@ -33,6 +35,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_conversations")),
     )
     op.create_index(op.f("ix_conversations_changed_at"), "conversations", ["changed_at"], unique=False)
+    op.create_index(op.f("ix_conversations_locked_by"), "conversations", ["locked_by"], unique=False)
     op.create_index(
         "ix_conversations_project_id_created_at", "conversations", ["project_id", "created_at"], unique=False
     )
@@ -47,9 +50,13 @@ def upgrade() -> None:
         sa.Column("background", sa.Boolean(), nullable=False),
         sa.Column("previous_response_id", sa.String(length=64), nullable=True),
         sa.Column("conversation_id", sa.String(length=64), nullable=True),
-        sa.Column("input_items", Json, nullable=False),
-        sa.Column("body", Json, nullable=False),
-        sa.Column("request", Json, nullable=False),
+        sa.Column("input_items", ExactJson, nullable=False),
+        sa.Column("body", ExactJson, nullable=False),
+        sa.Column("request", ExactJson, nullable=False),
+        sa.Column("cuts", ExactJson, nullable=False),
+        sa.Column("attempts", sa.Integer(), nullable=False),
+        sa.Column("leased_by", sa.String(length=64), nullable=True),
+        sa.Column("leased_until", sa.BigInteger(), nullable=True),
         sa.ForeignKeyConstraint(
             ["organization_id"], ["organizations.id"], name=op.f("fk_responses_organization_id"), ondelete="CASCADE"
         ),
@@ -70,8 +77,8 @@ def upgrade() -> None:
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("model", sa.String(length=256), nullable=False),
         sa.Column("extra", Json, nullable=False),
-        sa.Column("messages", Json, nullable=False),
-        sa.Column("body", Json, nullable=False),
+        sa.Column("messages", ExactJson, nullable=False),
+        sa.Column("body", ExactJson, nullable=False),
         sa.ForeignKeyConstraint(
             ["organization_id"],
             ["organizations.id"],
@@ -94,7 +101,7 @@ def upgrade() -> None:
         sa.Column("conversation_id", sa.String(length=64), nullable=False),
         sa.Column("position", sa.BigInteger(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
-        sa.Column("item", Json, nullable=False),
+        sa.Column("item", ExactJson, nullable=False),
         sa.ForeignKeyConstraint(
             ["conversation_id"],
             ["conversations.id"],
@@ -126,6 +133,7 @@ def downgrade() -> None:
 
     op.drop_table("responses")
     op.drop_index("ix_conversations_project_id_created_at", "conversations")
+    op.drop_index(op.f("ix_conversations_locked_by"), "conversations")
     op.drop_index(op.f("ix_conversations_changed_at"), "conversations")
 
     op.drop_table("conversations")

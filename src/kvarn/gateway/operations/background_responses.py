@@ -1,0 +1,272 @@
+"""Responses made in the background: queued, run, taken over, retrieved, streamed again, cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator
+
+import msgspec
+
+from kvarn.gateway.context import Gateway
+from kvarn.gateway.errors import RETRY_AFTER_S, to_api_error
+from kvarn.gateway.operations.response_context import Turn, open_turn, open_turn_again
+from kvarn.gateway.operations.response_request import chat_request, new_response
+from kvarn.gateway.operations.responses import end_early, ended, run_turn, to_the_end
+from kvarn.gateway.record import RequestRecord
+from kvarn.gateway.response_replay import replay, unwritten
+from kvarn.gateway.response_runs import BackgroundRun
+from kvarn.gateway.response_writer import ResponseWriter
+from kvarn.store.errors import StoreAwayError
+from kvarn.store.ids import new_id
+from kvarn.store.models import StoredResponse
+from kvarn.store.owner import Owner, Principal
+from kvarn.store.repositories import background_responses as leased
+from kvarn.store.repositories import responses as stored
+from kvarn.store.repositories.conversations import Lock, unlock_conversation
+from kvarn.wire.openai.errors import ApiError, invalid_request
+from kvarn.wire.openai.response_answer import ENDED, Response, StreamEvent
+from kvarn.wire.openai.responses import ResponseRequest
+
+_log = logging.getLogger("kvarn.gateway")
+
+MAX_ATTEMPTS = 2
+"""Times a response is begun where its gateways die under it."""
+
+_LOOK_EVERY_S = 0.5
+"""How often a response that another gateway makes is looked at."""
+
+_BUSY = (409, 429, 503)
+"""Refusals that pass: the conversation is locked, a limit is reached, the model is not ready."""
+
+
+async def start_background(gateway: Gateway, record: RequestRecord, asked: ResponseRequest) -> BackgroundRun:
+    """Queue a response and begin to run it.
+
+    Raises:
+        ApiError: It cannot be answered as asked, or too many run here already.
+        StoreAwayError: The database does not answer.
+    """
+    principal, runs = record.principal, gateway.responses
+    gateway.find_model(record, asked.model)
+    if runs.full:
+        message = f"{runs.config.max_background} background responses are running here: try again later."
+        raise ApiError(429, message, type="rate_limit_error", code="too_many_background", headers={"retry-after": "5"})
+    response_id = new_id("resp_")
+    turn = await open_turn(gateway.store, principal.owner, asked, response_id)
+    response = new_response(asked, response_id, int(gateway.store.now()))
+    row = StoredResponse(
+        id=response_id,
+        input_items=turn.items,
+        body=msgspec.to_builtins(response),
+        request={
+            "asked": asked.model_dump(by_alias=True, exclude_unset=True, exclude={"input"}),
+            "key_id": principal.key_id,
+            "seed": secrets.randbits(63),
+        },
+        attempts=1,
+        conversation_id=asked.conversation_id,
+    )
+    try:
+        chat_request(asked, asked.model, turn.context)
+        await leased.queue_response(
+            gateway.store,
+            principal.owner,
+            row.body,
+            row.input_items,
+            row.request,
+            row.conversation_id,
+            runs.gateway_id,
+            runs.config.lease_s,
+        )
+    except BaseException:
+        if turn.lock is not None:
+            await to_the_end(unlock_conversation(gateway.store, turn.lock))
+        raise
+    run = BackgroundRun(response_id, principal.owner, row, principal)
+    runs.launch(run)
+    return run
+
+
+async def run_background(gateway: Gateway, run: BackgroundRun) -> None:
+    """Run a queued response to its end, whatever that is."""
+    making = _Making(gateway, run)
+    try:
+        await making.run()
+    except asyncio.CancelledError:
+        await to_the_end(making.stopped())
+    finally:
+        if run.row.conversation_id is not None:
+            gateway.responses.locking.discard(run.id)
+
+
+class _Making:
+    """One background response while it is made."""
+
+    def __init__(self, gateway: Gateway, run: BackgroundRun) -> None:
+        row = run.row
+        lock = None if row.conversation_id is None else Lock(row.conversation_id, run.id)
+        response = msgspec.convert(row.body, Response)
+        self._gateway = gateway
+        self._run = run
+        self._turn = Turn([], row.input_items, lock)
+        self._writer = ResponseWriter(unwritten(response), len(row.input_items))
+        # The input lies in items of its own, with their references resolved.
+        self._asked = ResponseRequest.model_validate({**row.request["asked"], "input": ""})
+        run.log.append(*self._writer.queue())
+
+    async def run(self) -> None:
+        """Make it, trying again while it is refused for reasons that pass."""
+        if self._run.row.attempts > MAX_ATTEMPTS:
+            message = f"The server stopped {MAX_ATTEMPTS} times while the response was being made. Ask again."
+            await self._fail(ApiError(500, message, type="server_error", code="interrupted"))
+            return
+        last_try = time.monotonic() + self._gateway.config.responses.wait_s
+        while True:
+            record = RequestRecord(self._run.id, endpoint="/v1/responses")
+            try:
+                await self._make(record)
+                return
+            except Exception as error:
+                told = to_api_error(error)
+                if told.status not in _BUSY or time.monotonic() >= last_try:
+                    await self._fail(error)
+                    return
+                pause = min(30.0, float(told.headers.get("retry-after", RETRY_AFTER_S)))
+            finally:
+                await record.close()
+            await asyncio.sleep(pause)
+
+    async def _make(self, record: RequestRecord) -> None:
+        gateway, run = self._gateway, self._run
+        record.principal = run.principal or await _principal(gateway, run)
+        self._turn = await open_turn_again(gateway.store, run.owner, self._asked, self._turn)
+        seed = run.row.request["seed"]
+        made = await run_turn(gateway, record, self._asked, self._turn, self._writer, self._keep, seed)
+        noted = False
+        async for event in made.events():
+            run.log.append(event)
+            if not noted:
+                noted = True
+                await self._note_begun()
+
+    async def stopped(self) -> None:
+        """It was stopped from outside. Where that was its client, what has been written is kept."""
+        if self._run.why == "cancelled":
+            if self._writer.response.status not in ENDED:
+                await end_early(self._writer, self._turn, self._keep)
+            told = len(self._run.log)  # what was written as it was stopped has not been
+            events = list(replay(self._writer.response, len(self._turn.items), self._writer.cuts))
+            self._run.log.append(*events[told:])
+        elif self._run.why == "shutdown":
+            await self._give_back()
+
+    async def _fail(self, error: Exception) -> None:
+        self._run.log.append(*await end_early(self._writer, self._turn, self._keep, error=error))
+
+    async def _keep(self, writer: ResponseWriter, turn: Turn) -> None:
+        """Write how it ended, as soon as the database answers. What was stopped for another gateway's sake is not
+        this one's to write."""
+        gateway, runs = self._gateway, self._gateway.responses
+        last_try = time.monotonic() + gateway.config.responses.wait_s
+        kept = False
+        while self._run.why not in ("shutdown", "lost"):
+            try:
+                kept = await stored.finish_background(
+                    gateway.store, self._run.owner, ended(writer, turn), runs.gateway_id
+                )
+                break
+            except StoreAwayError as error:
+                if time.monotonic() >= last_try:
+                    raise
+                _log.warning("background response %s waits to be kept: %s", writer.response.id, error)
+                await asyncio.sleep(RETRY_AFTER_S)
+        if kept or self._run.why == "lost":  # the lock is let go with it, or is another's
+            runs.locking.discard(writer.response.id)
+
+    async def _note_begun(self) -> None:
+        body = msgspec.to_builtins(self._writer.response)
+        try:
+            await leased.note_begun(self._gateway.store, self._gateway.responses.gateway_id, body)
+        except StoreAwayError as error:  # its end will be written all the same
+            _log.debug("background response %s: %s", self._run.id, error)
+
+    async def _give_back(self) -> None:
+        try:
+            await leased.release_response(self._gateway.store, self._gateway.responses.gateway_id, self._run.id)
+        except StoreAwayError as error:  # its lease runs out by itself
+            _log.debug("background response %s: %s", self._run.id, error)
+
+
+async def retrieve_response(gateway: Gateway, owner: Owner, response_id: str) -> Response:
+    """A response as it stands.
+
+    Raises:
+        NotFoundError: The owner has none of that id.
+    """
+    row = await stored.find_response(gateway.store, owner, response_id)
+    return msgspec.convert(row.body, Response)
+
+
+async def follow_response(
+    gateway: Gateway, owner: Owner, response_id: str, after: int
+) -> AsyncGenerator[StreamEvent, None]:
+    """The events of a response with numbers above `after`, once more and up to its end. Raises as `retrieve_response`
+    does.
+
+    One that runs here is followed live. One that another gateway makes is waited for; of one that has ended, the
+    stream is made again, just as it was.
+    """
+    row = await stored.find_response(gateway.store, owner, response_id)
+    run = gateway.responses.find(owner, response_id)
+    if run is not None:
+        async for event in run.log.follow(after):
+            yield event
+        return
+    while row.status not in ENDED:
+        await asyncio.sleep(_LOOK_EVERY_S)
+        row = await stored.find_response(gateway.store, owner, response_id)
+    for event in replay(msgspec.convert(row.body, Response), len(row.input_items), row.cuts):
+        if event.sequence_number > after:
+            yield event
+
+
+async def cancel_response(gateway: Gateway, owner: Owner, response_id: str) -> Response:
+    """Cancel a background response; one that has ended stays as it is.
+
+    Raises:
+        ApiError: 400, it does not run in the background.
+        NotFoundError: The owner has none of that id.
+    """
+    row = await stored.find_response(gateway.store, owner, response_id)
+    if not row.background:
+        message = f"The response {response_id!r} does not run in the background: only those can be cancelled."
+        raise invalid_request(message, "response_id", "not_cancellable")
+    run = gateway.responses.find(owner, response_id)
+    if run is not None:
+        await run.stop("cancelled")
+    row = await leased.cancel_response(gateway.store, owner, response_id)
+    return msgspec.convert(row.body, Response)
+
+
+async def delete_response(gateway: Gateway, owner: Owner, response_id: str) -> None:
+    """Delete a response; one that runs is stopped. Raises as `retrieve_response` does."""
+    row = await stored.find_response(gateway.store, owner, response_id)
+    await stored.delete_response(gateway.store, owner, response_id)
+    run = gateway.responses.find(owner, response_id)
+    if run is not None:
+        await run.stop("lost")
+    if row.conversation_id is not None:
+        await unlock_conversation(gateway.store, Lock(row.conversation_id, response_id))
+
+
+async def _principal(gateway: Gateway, run: BackgroundRun) -> Principal:
+    """Whoever asked, as of now: a key may have been revoked since."""
+    key_id = run.row.request["key_id"]
+    principal = await (gateway.directory.anybody() if key_id is None else gateway.directory.of_key(key_id))
+    if principal is None or principal.owner != run.owner:
+        message = "Whoever asked for the response may no longer do so."
+        raise ApiError(401, message, code="invalid_api_key")
+    return principal

@@ -1,0 +1,137 @@
+"""Responses that outlive the request that asked for them, and the locks and leases that running ones hold."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kvarn.config.platform import ResponsesConfig
+from kvarn.gateway.response_stream import EventLog
+from kvarn.store.engine import Store
+from kvarn.store.errors import StoreAwayError
+from kvarn.store.ids import new_id
+from kvarn.store.models import StoredResponse
+from kvarn.store.owner import Owner, Principal
+from kvarn.store.repositories import background_responses, conversations
+
+_log = logging.getLogger("kvarn.gateway")
+
+LOCK_S = 30
+"""Seconds for which a conversation is locked at a time."""
+
+
+@dataclass(slots=True)
+class BackgroundRun:
+    """A response that this gateway makes in the background."""
+
+    id: str
+    owner: Owner
+    row: StoredResponse
+    """As it was queued, or taken over."""
+    principal: Principal | None
+    """Who asked; None where it was taken over: then it is found again by its key."""
+    log: EventLog = field(default_factory=EventLog)
+    task: asyncio.Task[None] | None = None
+    why: Literal["cancelled", "shutdown", "lost"] | None = None
+    """Why it is being stopped."""
+
+    async def stop(self, why: Literal["cancelled", "shutdown", "lost"]) -> None:
+        """Stop it and wait until it has put away what it has."""
+        assert self.task is not None
+        self.why = self.why or why
+        self.task.cancel()
+        await asyncio.wait({self.task})
+
+
+Runner = Callable[[BackgroundRun], Awaitable[None]]
+
+
+class ResponseRuns:
+    """The background responses of one gateway, and the conversations that its responses hold.
+
+    Args:
+        store: Where they are kept.
+        config: How many there may be, and for how long each is leased.
+    """
+
+    def __init__(self, store: Store, config: ResponsesConfig) -> None:
+        self.gateway_id = new_id("gw_")
+        self.config = config
+        self.locking: set[str] = set()
+        """Responses that hold the lock of a conversation; what is in here is renewed."""
+        self._store = store
+        self._runs: dict[str, BackgroundRun] = {}
+        self._runner: Runner | None = None
+        self._upkeep: asyncio.Task[None] | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether no more may be begun here."""
+        return len(self._runs) >= self.config.max_background
+
+    def start(self, runner: Runner) -> None:
+        """Begin to take over what nobody works on; `runner` makes one response."""
+        self._runner = runner
+        self._upkeep = asyncio.create_task(self._keep_up())
+
+    async def stop(self) -> None:
+        """Stop all runs; their leases are given back, so that another gateway begins them again at once."""
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+            await asyncio.wait({self._upkeep})
+        await asyncio.gather(*[run.stop("shutdown") for run in list(self._runs.values())])
+
+    def launch(self, run: BackgroundRun) -> None:
+        """Run it."""
+        assert self._runner is not None
+        self._runs[run.id] = run
+        run.task = asyncio.ensure_future(self._runner(run))
+        run.task.add_done_callback(lambda task: self._over(run, task))
+
+    def find(self, owner: Owner, response_id: str) -> BackgroundRun | None:
+        """The owner's run of that id, where it is here."""
+        run = self._runs.get(response_id)
+        return run if run is not None and run.owner == owner else None
+
+    def _over(self, run: BackgroundRun, task: asyncio.Future[None]) -> None:
+        self._runs.pop(run.id, None)
+        run.log.end()
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("background response %s was dropped", run.id, exc_info=task.exception())
+
+    async def _keep_up(self) -> None:
+        while True:
+            try:
+                await self._renew()
+                await self._take_over()
+            except StoreAwayError as error:
+                _log.debug("leases of responses wait: %s", error)
+            except Exception:
+                _log.exception("leases of responses could not be renewed")
+            await asyncio.sleep(self.config.lease_s / 3)
+
+    async def _renew(self) -> None:
+        if self.locking:
+            await conversations.renew_locks(self._store, list(self.locking), LOCK_S)
+        ours = list(self._runs.values())
+        if not ours:
+            return
+        kept = await background_responses.renew_leases(
+            self._store, self.gateway_id, [run.id for run in ours], self.config.lease_s
+        )
+        lost = [run for run in ours if run.id not in kept and run.id in self._runs]
+        await asyncio.gather(*[run.stop("lost") for run in lost])
+
+    async def _take_over(self) -> None:
+        room = self.config.max_background - len(self._runs)
+        if room <= 0:
+            return
+        rows = await background_responses.claim_responses(
+            self._store, self.gateway_id, self.config.lease_s, min(room, 32)
+        )
+        for row in rows:
+            _log.warning("background response %s is begun again (attempt %d)", row.id, row.attempts)
+            self.launch(BackgroundRun(row.id, Owner(row.organization_id, row.project_id), row, None))

@@ -1,0 +1,105 @@
+"""`/v1/conversations`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from kvarn.gateway.answer import json_response
+from kvarn.gateway.context import gateway_of
+from kvarn.gateway.openapi import json_body
+from kvarn.gateway.operations import conversations
+from kvarn.gateway.pagination import check_query, list_answer, read_cursor
+from kvarn.gateway.record import record_of
+from kvarn.gateway.routes.responses import check_include
+from kvarn.store.engine import Store
+from kvarn.store.models import Conversation
+from kvarn.store.owner import Owner
+from kvarn.store.repositories import conversations as stored
+from kvarn.store.repositories.pages import Page
+from kvarn.wire.openai.conversations import (
+    ConversationAnswer,
+    CreateConversationRequest,
+    CreateItemsRequest,
+    DeletedConversation,
+    UpdateConversationRequest,
+)
+
+router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
+
+
+@router.post("", summary="Make a conversation", openapi_extra=json_body(CreateConversationRequest))
+async def create_conversation(request: Request) -> Response:
+    """A new conversation, empty or begun with items."""
+    check_query(request)
+    asked = await gateway_of(request).read(request, CreateConversationRequest)
+    store, owner = _whose(request)
+    items = await conversations.kept_items(store, owner, asked.items or [])
+    return _answer(await stored.create_conversation(store, owner, asked.metadata or {}, items))
+
+
+@router.get("/{conversation_id}", summary="Retrieve a conversation")
+async def get_conversation(request: Request, conversation_id: str) -> Response:
+    """A conversation, without its items."""
+    check_query(request)
+    return _answer(await stored.find_conversation(*_whose(request), conversation_id))
+
+
+@router.post("/{conversation_id}", summary="Change a conversation", openapi_extra=json_body(UpdateConversationRequest))
+async def update_conversation(request: Request, conversation_id: str) -> Response:
+    """Give a conversation other metadata."""
+    check_query(request)
+    asked = await gateway_of(request).read(request, UpdateConversationRequest)
+    return _answer(await stored.update_conversation(*_whose(request), conversation_id, asked.metadata or {}))
+
+
+@router.delete("/{conversation_id}", summary="Delete a conversation")
+async def delete_conversation(request: Request, conversation_id: str) -> Response:
+    """Delete a conversation with all its items."""
+    check_query(request)
+    await stored.delete_conversation(*_whose(request), conversation_id)
+    return json_response(DeletedConversation(id=conversation_id))
+
+
+@router.post("/{conversation_id}/items", summary="Add items", openapi_extra=json_body(CreateItemsRequest))
+async def create_items(request: Request, conversation_id: str) -> Response:
+    """Add items at the end of a conversation."""
+    check_query(request, ("include",))
+    check_include(request)
+    asked = await gateway_of(request).read(request, CreateItemsRequest)
+    store, owner = _whose(request)
+    items = await conversations.kept_items(store, owner, asked.items)
+    await stored.add_items(store, owner, conversation_id, items)
+    return json_response(list_answer(Page(items, False), lambda item: item))
+
+
+@router.get("/{conversation_id}/items", summary="List a conversation's items")
+async def list_items(request: Request, conversation_id: str) -> Response:
+    """The items of a conversation, newest first unless asked otherwise."""
+    cursor = read_cursor(request, filters=("include",))
+    check_include(request)
+    return json_response(list_answer(await stored.list_items(*_whose(request), conversation_id, cursor), lambda i: i))
+
+
+@router.get("/{conversation_id}/items/{item_id}", summary="Retrieve an item")
+async def get_item(request: Request, conversation_id: str, item_id: str) -> Response:
+    """One item of a conversation."""
+    check_query(request, ("include",))
+    check_include(request)
+    return json_response(await stored.find_item(*_whose(request), conversation_id, item_id))
+
+
+@router.delete("/{conversation_id}/items/{item_id}", summary="Delete an item")
+async def delete_item(request: Request, conversation_id: str, item_id: str) -> Response:
+    """Delete one item of a conversation; the answer is the conversation."""
+    check_query(request)
+    return _answer(await stored.delete_item(*_whose(request), conversation_id, item_id))
+
+
+def _whose(request: Request) -> tuple[Store, Owner]:
+    return gateway_of(request).store, record_of(request.scope).principal.owner
+
+
+def _answer(conversation: Conversation) -> Response:
+    answer = ConversationAnswer(id=conversation.id, created_at=conversation.created_at, metadata=conversation.extra)
+    return json_response(answer)

@@ -1,0 +1,117 @@
+"""`/v1/responses`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import get_args
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from kvarn.gateway.answer import event_stream, json_response, json_when_done
+from kvarn.gateway.context import gateway_of
+from kvarn.gateway.openapi import json_body
+from kvarn.gateway.operations import background_responses as background
+from kvarn.gateway.operations.responses import count_input_tokens, start_response
+from kvarn.gateway.pagination import check_query, list_answer, query_flag, query_value, query_values, read_cursor
+from kvarn.gateway.record import record_of
+from kvarn.gateway.response_stream import ResponseStream
+from kvarn.store.owner import Owner
+from kvarn.store.repositories.pages import cut_page
+from kvarn.store.repositories.responses import find_response
+from kvarn.wire.openai.errors import invalid_request
+from kvarn.wire.openai.response_answer import DeletedResponse, StreamEvent
+from kvarn.wire.openai.responses import Include, ResponseRequest, TokenCountRequest
+
+router = APIRouter(prefix="/v1/responses", tags=["responses"])
+
+
+@router.post("", summary="Make a response", openapi_extra=json_body(ResponseRequest))
+async def create_response(request: Request) -> Response:
+    """Answer input items, going on from earlier turns where asked to: as one object, as a stream of events, or in the
+    background."""
+    gateway, record = gateway_of(request), record_of(request.scope)
+    asked = await gateway.read(request, ResponseRequest)
+    if asked.background:
+        queued = await background.start_background(gateway, record, asked)
+        return _stream(queued.log.follow()) if asked.stream else json_response(queued.row.body)
+    run = await start_response(gateway, record, asked)
+    return _stream(run.events()) if asked.stream else json_when_done(run.collect())
+
+
+@router.post("/input_tokens", summary="Count a response's input tokens", openapi_extra=json_body(TokenCountRequest))
+async def count_tokens(request: Request) -> Response:
+    """How many tokens the prompt of a response would have."""
+    gateway = gateway_of(request)
+    asked = await gateway.read(request, TokenCountRequest)
+    return json_response(await count_input_tokens(gateway, record_of(request.scope), asked))
+
+
+@router.get("/{response_id}", summary="Retrieve a response")
+async def get_response(request: Request, response_id: str) -> Response:
+    """A stored response as it stands, or (`stream=true`) its events above number `starting_after`, up to its end."""
+    check_query(request, ("include", "include_obfuscation", "starting_after", "stream"))
+    check_include(request)
+    if query_flag(request, "include_obfuscation"):
+        raise invalid_request("'include_obfuscation' is not supported.", "include_obfuscation", "unsupported_parameter")
+    gateway, after = gateway_of(request), _starting_after(request)
+    if query_flag(request, "stream"):
+        return _stream(background.follow_response(gateway, _owner(request), response_id, after))
+    if query_value(request, "starting_after") is not None:
+        raise invalid_request("'starting_after' needs 'stream' to be true.", "starting_after")
+    return json_response(await background.retrieve_response(gateway, _owner(request), response_id))
+
+
+@router.delete("/{response_id}", summary="Delete a response")
+async def delete_response(request: Request, response_id: str) -> Response:
+    """Delete a stored response; one that runs in the background is stopped."""
+    check_query(request)
+    await background.delete_response(gateway_of(request), _owner(request), response_id)
+    return json_response(DeletedResponse(id=response_id))
+
+
+@router.post("/{response_id}/cancel", summary="Cancel a background response")
+async def cancel_response(request: Request, response_id: str) -> Response:
+    """Stop a background response; what has been written is kept. One that has ended stays as it is."""
+    check_query(request)
+    return json_response(await background.cancel_response(gateway_of(request), _owner(request), response_id))
+
+
+@router.get("/{response_id}/input_items", summary="List a response's input items")
+async def list_input_items(request: Request, response_id: str) -> Response:
+    """The items that the request for a response brought."""
+    cursor = read_cursor(request, filters=("include",))
+    check_include(request)
+    row = await find_response(gateway_of(request).store, _owner(request), response_id)
+    return json_response(
+        list_answer(cut_page(row.input_items, cursor, lambda item: str(item["id"])), lambda item: item)
+    )
+
+
+def check_include(request: Request) -> None:
+    """Refuse what `include` has no word for; nothing of what it may name is ever left out here.
+
+    Raises:
+        ApiError: 400.
+    """
+    for name in query_values(request, "include"):
+        if name not in get_args(Include):
+            raise invalid_request(f"Invalid value for 'include': {name!r} is not known.", "include")
+
+
+def _owner(request: Request) -> Owner:
+    return record_of(request.scope).principal.owner
+
+
+def _starting_after(request: Request) -> int:
+    text = query_value(request, "starting_after")
+    if text is None:
+        return -1
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise invalid_request("Invalid value for 'starting_after': the number of an event.", "starting_after")
+    return int(text)
+
+
+def _stream(events: AsyncGenerator[StreamEvent, None]) -> Response:
+    stream = ResponseStream(events)
+    return event_stream(stream.encoded(), end=b"", tell=stream.tell)

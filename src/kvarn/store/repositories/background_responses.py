@@ -1,0 +1,129 @@
+"""Responses that run in the background: a gateway works on one under a lease, so that no two do.
+
+A lease that its gateway does not renew runs out, and another gateway (or the same one, started again) takes the
+response over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import or_, select, update
+
+from kvarn.store.engine import Store
+from kvarn.store.models import StoredResponse
+from kvarn.store.owner import Owner
+from kvarn.store.repositories.conversations import Item, Lock, unlock_conversation
+from kvarn.store.repositories.responses import hold_response
+
+RUNNING = ("queued", "in_progress")
+"""States of responses that have not ended."""
+
+
+async def queue_response(
+    store: Store,
+    owner: Owner,
+    body: dict[str, Any],
+    input_items: list[Item],
+    request: dict[str, Any],
+    conversation_id: str | None,
+    gateway_id: str,
+    lease_s: int,
+) -> None:
+    """Keep a response that shall run in the background, leased to this gateway."""
+    now = int(store.now())
+    async with store.transaction() as session:
+        session.add(
+            StoredResponse(
+                id=body["id"],
+                organization_id=owner.organization_id,
+                project_id=owner.project_id,
+                created_at=body["created_at"],
+                status="queued",
+                background=True,
+                previous_response_id=body["previous_response_id"],
+                conversation_id=conversation_id,
+                input_items=input_items,
+                body=body,
+                request=request,
+                cuts=[],
+                attempts=1,
+                leased_by=gateway_id,
+                leased_until=now + lease_s,
+            )
+        )
+
+
+async def claim_responses(store: Store, gateway_id: str, lease_s: int, most: int) -> list[StoredResponse]:
+    """Take over background responses that nobody works on, oldest first; each counts one more attempt."""
+    now = int(store.now())
+    free = or_(StoredResponse.leased_until.is_(None), StoredResponse.leased_until <= now)
+    unfinished = StoredResponse.background & StoredResponse.status.in_(RUNNING) & free
+    query = select(StoredResponse).where(unfinished).order_by(StoredResponse.created_at, StoredResponse.id).limit(most)
+    async with store.reading() as session:
+        if await session.scalar(query.with_only_columns(StoredResponse.id)) is None:
+            return []
+    async with store.transaction() as session:
+        claimed = list(await session.scalars(query.with_for_update(skip_locked=True)))
+        for row in claimed:
+            row.leased_by, row.leased_until, row.attempts = gateway_id, now + lease_s, row.attempts + 1
+    return claimed
+
+
+async def renew_leases(store: Store, gateway_id: str, response_ids: list[str], lease_s: int) -> set[str]:
+    """Keep working on these responses.
+
+    Returns:
+        Those that are still this gateway's: the others were cancelled, deleted or taken over.
+    """
+    async with store.transaction() as session:
+        renewed = await session.scalars(
+            update(StoredResponse)
+            .where(
+                StoredResponse.id.in_(response_ids),
+                StoredResponse.leased_by == gateway_id,
+                StoredResponse.status.in_(RUNNING),
+            )
+            .values(leased_until=int(store.now()) + lease_s)
+            .returning(StoredResponse.id)
+        )
+        return set(renewed)
+
+
+async def note_begun(store: Store, gateway_id: str, body: dict[str, Any]) -> None:
+    """The model has begun to write a background response: `body` is how it stands."""
+    async with store.transaction() as session:
+        await session.execute(
+            update(StoredResponse)
+            .where(StoredResponse.id == body["id"], StoredResponse.leased_by == gateway_id)
+            .values(status=body["status"], body=body)
+        )
+
+
+async def release_response(store: Store, gateway_id: str, response_id: str) -> None:
+    """Give back a background response that this gateway will not end, for another to begin again; the attempt does not
+    count."""
+    async with store.transaction() as session:
+        await session.execute(
+            update(StoredResponse)
+            .where(StoredResponse.id == response_id, StoredResponse.leased_by == gateway_id)
+            .values(leased_by=None, leased_until=None, attempts=StoredResponse.attempts - 1)
+        )
+
+
+async def cancel_response(store: Store, owner: Owner, response_id: str) -> StoredResponse:
+    """Mark a background response as cancelled, unless it has ended; the gateway that works on it finds out when it
+    renews its lease.
+
+    Raises:
+        NotFoundError: The owner has none of that id.
+    """
+    async with store.transaction() as session:
+        row = await hold_response(session, owner, response_id)
+        if not row.background or row.status not in RUNNING:
+            return row
+        row.status, row.body = "cancelled", {**row.body, "status": "cancelled"}
+        row.leased_by = row.leased_until = None
+    if row.conversation_id is not None:
+        await unlock_conversation(store, Lock(row.conversation_id, response_id))
+    return row

@@ -1,0 +1,248 @@
+"""Conversations and their items."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from kvarn.store.engine import Store
+from kvarn.store.errors import ConflictError, NotFoundError
+from kvarn.store.ids import is_id, new_id
+from kvarn.store.models import Conversation, ConversationItem
+from kvarn.store.owner import Owner
+from kvarn.store.repositories.pages import Cursor, Page, read_page
+
+Item = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """A response's hold on a conversation: nobody else adds to it meanwhile."""
+
+    conversation_id: str
+    response_id: str
+
+
+class ConversationLockedError(ConflictError):
+    """A response is being made in the conversation."""
+
+
+async def create_conversation(store: Store, owner: Owner, metadata: dict[str, str], items: list[Item]) -> Conversation:
+    """A new conversation that begins with `items`."""
+    now = int(store.now())
+    conversation = Conversation(
+        id=new_id("conv_"),
+        organization_id=owner.organization_id,
+        project_id=owner.project_id,
+        created_at=now,
+        changed_at=now,
+        extra=metadata,
+        num_items=0,
+    )
+    async with store.transaction() as session:
+        session.add(conversation)
+        await session.flush()
+        await append_items(session, conversation, items, now)
+    return conversation
+
+
+async def find_conversation(store: Store, owner: Owner, conversation_id: str) -> Conversation:
+    """The conversation of that id.
+
+    Raises:
+        NotFoundError: The owner has none.
+    """
+    async with store.reading() as session:
+        return await _find(session, owner, conversation_id)
+
+
+async def update_conversation(
+    store: Store, owner: Owner, conversation_id: str, metadata: dict[str, str]
+) -> Conversation:
+    """Give it other metadata. Raises as `find_conversation` does."""
+    async with store.transaction() as session:
+        conversation = await _find(session, owner, conversation_id, to_change=True)
+        conversation.extra = metadata
+        conversation.changed_at = int(store.now())
+    return conversation
+
+
+async def delete_conversation(store: Store, owner: Owner, conversation_id: str) -> None:
+    """Delete it with its items. Raises as `find_conversation` does."""
+    async with store.transaction() as session:
+        await session.delete(await _find(session, owner, conversation_id, to_change=True))
+
+
+async def list_items(store: Store, owner: Owner, conversation_id: str, cursor: Cursor) -> Page[Item]:
+    """A page of its items. Raises as `find_conversation` does, also where the cursor's item is not in it."""
+    async with store.reading() as session:
+        await _find(session, owner, conversation_id)
+        query = select(ConversationItem).where(ConversationItem.conversation_id == conversation_id)
+        page = await read_page(session, query, cursor, (ConversationItem.position,))
+    return Page([row.item for row in page.items], page.has_more)
+
+
+async def all_items(store: Store, owner: Owner, conversation_id: str) -> list[Item]:
+    """Its items, oldest first. Raises as `find_conversation` does."""
+    async with store.reading() as session:
+        await _find(session, owner, conversation_id)
+        query = select(ConversationItem.item).where(ConversationItem.conversation_id == conversation_id)
+        return list(await session.scalars(query.order_by(ConversationItem.position)))
+
+
+async def add_items(store: Store, owner: Owner, conversation_id: str, items: list[Item]) -> None:
+    """Add items at its end.
+
+    Raises:
+        NotFoundError: The owner has no such conversation.
+        ConversationLockedError: A response is being made in it.
+        ConflictError: It has an item of one of the ids already.
+    """
+    now = int(store.now())
+    async with store.transaction() as session:
+        conversation = await _find(session, owner, conversation_id, to_change=True)
+        if conversation.locked_by is not None and (conversation.locked_until or 0) > now:
+            raise _locked(conversation_id)
+        await append_items(session, conversation, items, now)
+
+
+async def find_item(store: Store, owner: Owner, conversation_id: str, item_id: str) -> Item:
+    """One of its items.
+
+    Raises:
+        NotFoundError: The owner has no such conversation, or it has no such item.
+    """
+    async with store.reading() as session:
+        await _find(session, owner, conversation_id)
+        row = await _item(session, conversation_id, item_id)
+        return row.item
+
+
+async def find_item_anywhere(store: Store, owner: Owner, item_id: str) -> Item | None:
+    """An item of any of the owner's conversations; None if there is none."""
+    query = (
+        select(ConversationItem.item)
+        .join(Conversation, Conversation.id == ConversationItem.conversation_id)
+        .where(
+            ConversationItem.id == item_id,
+            Conversation.organization_id == owner.organization_id,
+            Conversation.project_id == owner.project_id,
+        )
+        .limit(1)
+    )
+    async with store.reading() as session:
+        found: Item | None = await session.scalar(query)
+        return found
+
+
+async def delete_item(store: Store, owner: Owner, conversation_id: str, item_id: str) -> Conversation:
+    """Delete one of its items. Raises as `find_item` does."""
+    async with store.transaction() as session:
+        conversation = await _find(session, owner, conversation_id, to_change=True)
+        row = await _item(session, conversation_id, item_id)
+        await session.delete(row)
+        conversation.changed_at = int(store.now())
+    return conversation
+
+
+async def lock_conversation(store: Store, owner: Owner, lock: Lock, seconds: int) -> list[Item]:
+    """Take hold of a conversation for a response, or keep hold of it; returns its items, oldest first.
+
+    Raises:
+        NotFoundError: The owner has no such conversation.
+        ConversationLockedError: Another response is being made in it.
+    """
+    now = int(store.now())
+    async with store.transaction() as session:
+        conversation = await _find(session, owner, lock.conversation_id, to_change=True)
+        mine = conversation.locked_by in (None, lock.response_id)
+        if not mine and (conversation.locked_until or 0) > now:
+            raise _locked(lock.conversation_id)
+        conversation.locked_by, conversation.locked_until = lock.response_id, now + seconds
+        query = select(ConversationItem.item).where(ConversationItem.conversation_id == lock.conversation_id)
+        return list(await session.scalars(query.order_by(ConversationItem.position)))
+
+
+async def renew_locks(store: Store, response_ids: list[str], seconds: int) -> None:
+    """Keep hold of the conversations that these responses have locked."""
+    until = int(store.now()) + seconds
+    async with store.transaction() as session:
+        await session.execute(
+            update(Conversation).where(Conversation.locked_by.in_(response_ids)).values(locked_until=until)
+        )
+
+
+async def unlock_conversation(store: Store, lock: Lock) -> None:
+    """Let go of a conversation; nothing where it is not held."""
+    async with store.transaction() as session:
+        await _unlock(session, lock)
+
+
+async def finish_turn(session: AsyncSession, owner: Owner, lock: Lock, items: list[Item], now: int) -> None:
+    """Add a response's items to its conversation and let go of it, within the caller's transaction. Where the
+    conversation has been deleted meanwhile there is nothing to add to: deletion wins."""
+    try:
+        conversation = await _find(session, owner, lock.conversation_id, to_change=True)
+    except NotFoundError:
+        return
+    await append_items(session, conversation, items, now)
+    await _unlock(session, lock)
+
+
+async def append_items(session: AsyncSession, conversation: Conversation, items: list[Item], now: int) -> None:
+    """Add items at the end of a conversation that is held for a change.
+
+    Raises:
+        ConflictError: It has an item of one of the ids already.
+    """
+    ids = [item["id"] for item in items]
+    known = select(func.count()).where(
+        ConversationItem.conversation_id == conversation.id, ConversationItem.id.in_(ids)
+    )
+    if len(set(ids)) < len(ids) or await session.scalar(known):
+        raise ConflictError("Two items would have the same 'id': leave it out, and each gets its own.")
+    for position, item in enumerate(items, start=conversation.num_items):
+        session.add(
+            ConversationItem(
+                id=item["id"], conversation_id=conversation.id, position=position, created_at=now, item=item
+            )
+        )
+    conversation.num_items += len(items)
+    conversation.changed_at = now
+
+
+async def _unlock(session: AsyncSession, lock: Lock) -> None:
+    held = update(Conversation).where(
+        Conversation.id == lock.conversation_id, Conversation.locked_by == lock.response_id
+    )
+    await session.execute(held.values(locked_by=None, locked_until=None))
+
+
+async def _find(session: AsyncSession, owner: Owner, conversation_id: str, *, to_change: bool = False) -> Conversation:
+    query = select(Conversation).where(
+        Conversation.id == conversation_id,
+        Conversation.organization_id == owner.organization_id,
+        Conversation.project_id == owner.project_id,
+    )
+    if to_change:
+        query = query.with_for_update()
+    found = await session.scalar(query) if is_id(conversation_id) else None
+    if found is None:
+        raise NotFoundError(f"There is no conversation {conversation_id[:80]!r}.")
+    return found
+
+
+async def _item(session: AsyncSession, conversation_id: str, item_id: str) -> ConversationItem:
+    found = await session.get(ConversationItem, (item_id, conversation_id)) if is_id(item_id) else None
+    if found is None:
+        raise NotFoundError(f"The conversation has no item {item_id[:80]!r}.")
+    return found
+
+
+def _locked(conversation_id: str) -> ConversationLockedError:
+    return ConversationLockedError(
+        f"A response is being made in the conversation {conversation_id!r}. Try again when it has ended."
+    )

@@ -1,0 +1,193 @@
+"""Items: what the input and the output of a response, and a conversation, are made of.
+
+Clients send them in several forms (`InputItem`); kept and sent back they have one, OpenAI's resource, as plain data
+(`StoredItem`): every item has an id, content is a list of parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from kvarn.wire.openai.common import RequestModel, refused
+
+StoredItem = dict[str, Any]
+"""An item as it is kept: valid as OpenAI's `ItemResource` and as its `ConversationItem`."""
+
+ItemId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+CallId = Annotated[str, Field(min_length=1, max_length=64)]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputText(RequestModel):
+    """A text in a message or in a call's result."""
+
+    type: Literal["input_text"]
+    text: str
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+    """A hint: prompts are cached wherever they have been seen before."""
+
+
+class OutputText(RequestModel):
+    """A text the model wrote. Annotations and log-probabilities are sent back by clients that echo an answer; they are
+    not shown to the model and not kept."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class Refusal(RequestModel):
+    """A refusal the model wrote."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+Part = Annotated[InputText | OutputText | Refusal, Field(discriminator="type")]
+Parts = Annotated[list[Part], Field(fail_fast=True, max_length=1024)]
+
+
+class MessageItem(RequestModel):
+    """Something said: by the user, by the model in an earlier turn, or as an instruction."""
+
+    type: Literal["message"]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | Parts
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+    """A hint for models that think aloud."""
+
+
+_NO_NAMESPACE = refused("'namespace' is not supported: tools are functions, each with a name of its own.")
+_NO_CALLER = refused("'caller' is not supported: calls are made by the model itself.")
+
+
+class FunctionCallItem(RequestModel):
+    """A call the model made."""
+
+    type: Literal["function_call"]
+    call_id: CallId
+    name: str
+    arguments: str
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+    namespace: Annotated[None, _NO_NAMESPACE] = None
+    caller: Annotated[None, _NO_CALLER] = None
+
+
+class FunctionCallOutputItem(RequestModel):
+    """What a call gave."""
+
+    type: Literal["function_call_output"]
+    call_id: CallId
+    output: str | Annotated[list[InputText], Field(fail_fast=True)]
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+    name: str | None = None
+    namespace: Annotated[None, _NO_NAMESPACE] = None
+    caller: Annotated[None, _NO_CALLER] = None
+
+
+class ItemReference(RequestModel):
+    """An item that the server has kept, by its id."""
+
+    type: Literal["item_reference"]
+    id: ItemId
+
+
+class SummaryText(RequestModel):
+    """A piece of a summary of what a model thought."""
+
+    type: Literal["summary_text"]
+    text: str
+
+
+class ReasoningText(RequestModel):
+    """A piece of what a model thought."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(RequestModel):
+    """What a model thought in an earlier turn: kept, not shown to the model again."""
+
+    type: Literal["reasoning"]
+    id: ItemId | None = None
+    summary: Annotated[list[SummaryText], Field(fail_fast=True)] = Field(default_factory=list)
+    content: Annotated[list[ReasoningText], Field(fail_fast=True)] | None = None
+    encrypted_content: Annotated[
+        None, refused("'encrypted_content' is not supported: this server has no key to it.")
+    ] = None
+    status: ItemStatus | None = None
+
+
+def _name_the_type(value: object) -> object:
+    # OpenAI lets `type` be left out of messages and of references.
+    if isinstance(value, dict) and value.get("type") is None and ("role" in value or "id" in value):
+        return {**value, "type": "message" if "role" in value else "item_reference"}
+    return value
+
+
+KeptItem = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+AnyItem = KeptItem | ItemReference
+InputItem = Annotated[Annotated[AnyItem, Field(discriminator="type")], BeforeValidator(_name_the_type)]
+InputItems = Annotated[list[InputItem], Field(fail_fast=True)]
+
+_PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_"}
+
+
+def stored_item(item: KeptItem, new_id: Callable[[str], str]) -> StoredItem:
+    """An item as it is kept. `new_id` makes an id from its prefix where the client gave none."""
+    kept: StoredItem = {"id": item.id or new_id(_PREFIXES[item.type]), "type": item.type}
+    if isinstance(item, MessageItem):
+        return kept | {"status": item.status or "completed", "role": item.role, "content": _parts(item)}
+    if isinstance(item, FunctionCallItem):
+        kept |= {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+    elif isinstance(item, FunctionCallOutputItem):
+        output = (
+            item.output if isinstance(item.output, str) else [_text("input_text", each.text) for each in item.output]
+        )
+        kept |= {"call_id": item.call_id, "output": output}
+    else:
+        kept |= {"summary": [_text("summary_text", each.text) for each in item.summary]}
+        if item.content is not None:
+            kept |= {"content": [_text("reasoning_text", each.text) for each in item.content]}
+    return kept | {"status": item.status or "completed"}
+
+
+def user_message(text: str, item_id: str) -> StoredItem:
+    """The item that an input of plain text stands for."""
+    return {
+        "id": item_id,
+        "type": "message",
+        "status": "completed",
+        "role": "user",
+        "content": [_text("input_text", text)],
+    }
+
+
+def output_text(text: str, logprobs: list[Any] | None = None) -> dict[str, Any]:
+    """A part of what the model says."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
+
+
+def _parts(item: MessageItem) -> list[dict[str, Any]]:
+    parts = [item.content] if isinstance(item.content, str) else item.content
+    return [_part(part, item.role) for part in parts]
+
+
+def _part(part: str | InputText | OutputText | Refusal, role: str) -> dict[str, Any]:
+    if isinstance(part, Refusal):
+        return {"type": "refusal", "refusal": part.refusal}
+    text = part if isinstance(part, str) else part.text
+    return output_text(text) if role == "assistant" else _text("input_text", text)
+
+
+def _text(kind: str, text: str) -> dict[str, Any]:
+    return {"type": kind, "text": text}
