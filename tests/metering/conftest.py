@@ -1,58 +1,19 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 
-from kvarn.metering.event import InFlight
-from kvarn.store.ledger import LedgerEvent
-
-REQUEST = InFlight(
-    id="use_0",
-    request_id="req-0",
-    organization_id="org-a",
-    project_id="proj_a",
-    endpoint="/v1/chat/completions",
-    model="tiny",
-    started=1_790_000_000.25,
-)
-EVENT = LedgerEvent(
-    id="use_0",
-    request_id="req-0",
-    organization_id="org-a",
-    project_id="proj_a",
-    endpoint="/v1/chat/completions",
-    model="tiny",
-    outcome="finished",
-    input_tokens=10,
-    cached_tokens=4,
-    output_tokens=5,
-    started_at=1_790_000_000,
-    finished_at=1_790_000_001,
-    duration_ms=900,
-    ttft_ms=100,
-    cost=1_000,
-    currency="usd",
-)
-
 
 @pytest.fixture
-def make_request() -> Callable[..., InFlight]:
-    """A request in flight with these fields."""
+def wait_until() -> Callable[..., Any]:
+    """Wait, on the event loop, until a condition holds."""
 
-    def make(number: int, **changes: Any) -> InFlight:
-        return msgspec.structs.replace(REQUEST, id=f"use_{number}", request_id=f"req-{number}", **changes)
+    async def wait(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+        async with asyncio.timeout(seconds):
+            while not condition():  # noqa: ASYNC110  what is waited for has no event
+                await asyncio.sleep(0.01)
 
-    return make
-
-
-@pytest.fixture
-def make_event() -> Callable[..., LedgerEvent]:
-    """An event with these fields."""
-
-    def make(number: int, **changes: Any) -> LedgerEvent:
-        return msgspec.structs.replace(EVENT, id=f"use_{number}", request_id=f"req-{number}", **changes)
-
-    return make
+    return wait

@@ -16,6 +16,7 @@ from kvarn.metering import journal as journals
 from kvarn.metering.journal import Journal, dead_journals, decode_event
 from kvarn.metering.prices import PriceBook
 from kvarn.metering.slots import SLOTS_PER_FILE, Slot
+from sample_usage import make_event, make_request
 
 DIES_IN_FLIGHT = """
 import os, signal, sys
@@ -64,7 +65,7 @@ def test_requests_in_flight_outlive_a_killed_process(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_journal_of_a_living_gateway_is_left_alone(tmp_path: Path, make_request: Any) -> None:
+def test_the_journal_of_a_living_gateway_is_left_alone(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     begin(journal, make_request(1)).watch(tokens(5))
     assert list(dead_journals(tmp_path)) == []
@@ -77,7 +78,7 @@ def test_the_journal_of_a_living_gateway_is_left_alone(tmp_path: Path, make_requ
     again.release()
 
 
-def test_a_finished_request_leaves_its_slot_to_the_next(tmp_path: Path, make_request: Any, make_event: Any) -> None:
+def test_a_finished_request_leaves_its_slot_to_the_next(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     for number in range(3 * SLOTS_PER_FILE):
         slot = begin(journal, make_request(number))
@@ -91,7 +92,7 @@ def test_a_finished_request_leaves_its_slot_to_the_next(tmp_path: Path, make_req
     dead.release()
 
 
-def test_more_requests_than_slots_get_more_slots(tmp_path: Path, make_request: Any) -> None:
+def test_more_requests_than_slots_get_more_slots(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     for number in range(SLOTS_PER_FILE + 1):
         begin(journal, make_request(number)).watch(tokens(5, number))
@@ -102,7 +103,7 @@ def test_more_requests_than_slots_get_more_slots(tmp_path: Path, make_request: A
     dead.release()
 
 
-def test_a_journal_that_is_done_leaves_nothing(tmp_path: Path, make_request: Any, make_event: Any) -> None:
+def test_a_journal_that_is_done_leaves_nothing(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.finish(begin(journal, make_request(1)), make_event(1))
     begin(journal, make_request(2)).free()
@@ -111,7 +112,7 @@ def test_a_journal_that_is_done_leaves_nothing(tmp_path: Path, make_request: Any
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_slot_that_was_half_written_is_free(tmp_path: Path, make_request: Any) -> None:
+def test_a_slot_that_was_half_written_is_free(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     for number in range(2):
         begin(journal, make_request(number)).watch(tokens(5))
@@ -126,7 +127,7 @@ def test_a_slot_that_was_half_written_is_free(tmp_path: Path, make_request: Any)
 
 
 def test_where_the_disk_is_full_requests_go_on_and_their_events_wait_in_memory(
-    tmp_path: Path, make_request: Any, make_event: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(tmp_path)
     slot = begin(journal, make_request(1))
@@ -149,9 +150,7 @@ def test_where_the_disk_is_full_requests_go_on_and_their_events_wait_in_memory(
     dead.release()
 
 
-def test_a_request_whose_slot_cannot_be_made_goes_on_without(
-    tmp_path: Path, make_request: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_whose_slot_cannot_be_made_goes_on_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal(tmp_path)
 
     def no_room(*_: object) -> None:

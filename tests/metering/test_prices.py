@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from kvarn.config.platform import MeteringConfig, PriceConfig
 from kvarn.metering.event import InFlight, Measured, settle
 from kvarn.metering.prices import PriceBook, billionths
+from sample_usage import make_request
 
 
 def at(day: str) -> float:
@@ -76,7 +77,7 @@ def test_two_prices_of_one_day_are_refused() -> None:
     ],
 )
 def test_what_the_platform_lost_before_its_first_token_costs_nothing(
-    make_request: Any, outcome: str, output: int, writes: bool, costs: bool
+    outcome: str, output: int, writes: bool, costs: bool
 ) -> None:
     prices = PriceBook([PriceConfig(model="*", input_per_million=1.0, output_per_million=1.0)])
     request: InFlight = make_request(1, writes=writes)

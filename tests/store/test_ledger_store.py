@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 
 from kvarn.store.engine import Store
 from kvarn.store.ledger import LedgerEvent, UsageFilter, UsageSum
-from kvarn.store.models import OutboxEntry, UsageDay, UsageEvent
+from kvarn.store.models import OutboxEntry, UsageEvent, UsagePeriod
 from kvarn.store.repositories import leases, usage
 
 DAY = 1_790_000_000 // 86_400 * 86_400
@@ -53,8 +53,12 @@ async def test_an_event_written_again_changes_nothing(store: Store) -> None:
     (total,) = await usage.sums(store, UsageFilter(), start=0, end=DAY * 2)
     assert total == UsageSum(0, {}, 3, 30, 12, 15, 3_000, "usd")
     async with store.reading() as session:
-        day = (await session.execute(select(UsageDay))).scalar_one()
-    assert (day.day_at, day.tokens, day.cost) == (DAY, 45, 3_000)
+        periods = (await session.execute(select(UsagePeriod).order_by(UsagePeriod.period))).scalars().all()
+    assert [(each.period, each.tokens, each.cost) for each in periods] == [
+        ("2026-09", 45, 3_000),
+        ("2026-09-21", 45, 3_000),
+        ("total", 45, 3_000),
+    ]
 
 
 async def test_of_an_event_twice_in_one_batch_the_first_counts(store: Store) -> None:
@@ -76,8 +80,8 @@ async def test_writers_at_once_add_up(store: Store) -> None:
     (total,) = await usage.sums(store, UsageFilter(), start=0, end=DAY * 2)
     assert total.requests == 20 + 40
     async with store.reading() as session:
-        day = (await session.execute(select(UsageDay))).scalar_one()
-    assert day.tokens == 60 * 15
+        periods = (await session.execute(select(UsagePeriod))).scalars().all()
+    assert [each.tokens for each in periods] == [60 * 15] * 3
 
 
 async def test_sums_by_time_and_group(store: Store) -> None:

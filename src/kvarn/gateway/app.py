@@ -34,6 +34,7 @@ from kvarn.gateway.routes import (
     rerank,
     responses,
     tokens,
+    usage,
 )
 from kvarn.gateway.served import ModelTable, ServedModel
 from kvarn.observe.metrics import GatewayMetrics
@@ -62,6 +63,7 @@ _ROUTES = (
     rerank,
     responses,
     tokens,
+    usage,
 )
 
 _BODIES: list[type[BaseModel]] = [

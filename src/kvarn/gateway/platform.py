@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.identity.service import Identity
+from kvarn.gateway.stages.budgets import BudgetStage
 from kvarn.gateway.stages.ledger import LedgerStage
 from kvarn.gateway.stages.scopes import ScopeStage
 from kvarn.gateway.work import Pipeline, Stage
@@ -68,7 +69,7 @@ class Platform:
 
     def _stages(self) -> list[Stage]:
         """In the order in which they are asked: scopes, budgets, limits, admission, the ledger."""
-        return [ScopeStage(), LedgerStage(self.metering)]
+        return [ScopeStage(), BudgetStage(self.metering), LedgerStage(self.metering)]
 
     async def _prepare_store(self) -> None:
         if self.config.store.migrate:
@@ -76,7 +77,7 @@ class Platform:
         else:
             await migrate.check(self.store)
         await self.identity.prepare()
-        self.metering.start()
+        await self.metering.start()
 
     async def _prepare_store_later(self) -> None:
         while True:

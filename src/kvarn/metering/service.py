@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
 from kvarn.config.schema import KvarnConfig
+from kvarn.metering.budgets import BudgetBook
 from kvarn.metering.event import InFlight, Measured, settle
 from kvarn.metering.journal import Journal
 from kvarn.metering.metrics import MeteringMetrics
@@ -17,8 +17,9 @@ from kvarn.metering.prices import PriceBook
 from kvarn.metering.slots import Slot
 from kvarn.metering.writer import LedgerWriter
 from kvarn.store.engine import Store, data_dir
-from kvarn.store.errors import StoreError
+from kvarn.store.errors import StoreAwayError, StoreError
 from kvarn.store.ledger import LedgerEvent
+from kvarn.store.repositories.budgets import note_alert, read_budgets
 
 JOURNALS = "usage"
 """Directory under `data_dir`."""
@@ -42,8 +43,10 @@ class Metering:
         self._store = store
         self.metrics = MeteringMetrics(registry)
         self.prices = PriceBook(config.metering.prices)
+        self.budgets = BudgetBook()
         self._journal: Journal | None = None
         self._writer: LedgerWriter | None = None
+        self._budgets_read = float("-inf")
         self._tasks: list[asyncio.Task[None]] = []
 
     def open(self) -> None:
@@ -64,12 +67,17 @@ class Metering:
             self.prices,
             self._settings.currency,
             publish=self._settings.kafka is not None,
-            written=self._written,
+            written=self.budgets.written,
             metrics=self.metrics,
         )
 
-    def start(self) -> None:
-        """Begin to write: the database's schema is there."""
+    async def start(self) -> None:
+        """Learn the budgets and begin to write: the database's schema is there.
+
+        Raises:
+            StoreAwayError: The database does not answer.
+        """
+        await self._read_budgets()
         self._tasks.append(asyncio.create_task(self._write_for_ever()))
 
     async def stop(self) -> None:
@@ -98,16 +106,37 @@ class Metering:
             _log.error("usage event before the journal was opened", extra={"event_id": event.id})
             return event
         self._journal.finish(slot, event)
+        self.budgets.finished(event)
         return event
 
     async def _write_for_ever(self) -> None:
         assert self._writer is not None
         while True:
             await self._writer.work()
+            # By the same task: what is being written while the sums are read would be in both, or in neither.
+            if time.monotonic() - self._budgets_read >= self._settings.budget_refresh_s:
+                await self._keep_budgets()
             await asyncio.sleep(self._settings.flush_interval_s)
 
-    def _written(self, events: Sequence[LedgerEvent]) -> None:
-        """These events of this gateway are in the database."""
+    async def _keep_budgets(self) -> None:
+        try:
+            await self._read_budgets()
+            for rule, period in self.budgets.alerts(self._store.now()):
+                if await note_alert(self._store, rule, period):
+                    self.metrics.budget_alerts.labels(rule.unit).inc()
+                    _log.warning(
+                        "a budget has passed its soft limit",
+                        extra={"budget": rule.id, "holder": rule.holder_id, "unit": rule.unit, "period": period},
+                    )
+        except StoreAwayError as error:
+            _log.debug("budgets are those last known: %s", error)
+        except Exception:
+            _log.exception("budgets cannot be read; those last known hold")
+
+    async def _read_budgets(self) -> None:
+        self._budgets_read = time.monotonic()
+        rules, spent = await read_budgets(self._store)
+        self.budgets.replace(rules, spent, self._store.now())
 
 
 def wall_clock_of(monotonic: float) -> float:

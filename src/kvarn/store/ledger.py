@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -46,9 +47,9 @@ class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.input_tokens + self.output_tokens
 
     @property
-    def day_at(self) -> int:
-        """Beginning of its day (UTC), seconds since 1970."""
-        return self.finished_at - self.finished_at % DAY_S
+    def periods(self) -> tuple[str, str, str]:
+        """Names of the day, the month and the time without end in which it counts."""
+        return period_name("day", self.finished_at), period_name("month", self.finished_at), period_name("total", 0)
 
     @property
     def hour_at(self) -> int:
@@ -74,12 +75,24 @@ class UsageSum:
 
 
 @dataclass(frozen=True, slots=True)
-class Spend:
-    """What a holder of budgets has spent in a period."""
+class BudgetRule:
+    """What a holder may spend in a period. Amounts are tokens, or billionths of the currency's unit."""
 
-    tokens: int = 0
-    cost: int = 0
-    """Billionths of the currency's unit."""
+    id: str
+    organization_id: str
+    holder_id: str
+    """The organisation, or one of its projects."""
+    unit: str
+    """`cost` or `tokens`."""
+    period: str
+    """`day`, `month` (UTC) or `total`."""
+    hard_limit: int | None
+    soft_limit: int | None
+    alerted_period: str | None = None
+
+    def amount(self, tokens: int, cost: int) -> int:
+        """What counts of these."""
+        return tokens if self.unit == "tokens" else cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +110,11 @@ class UsageFilter:
     """All but these paths."""
     batch: bool | None = None
     """Only lines of batches, or only what is none."""
+
+
+def period_name(period: str, at: float) -> str:
+    """Name of the `day`, the `month` or the `total` in which a moment lies, as in `usage_periods`."""
+    if period == "total":
+        return period
+    day = datetime.fromtimestamp(at, UTC).date().isoformat()
+    return day if period == "day" else day[:7]

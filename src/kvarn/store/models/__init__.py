@@ -17,7 +17,7 @@ from kvarn.store.models.tenants import (
     Revision,
     User,
 )
-from kvarn.store.models.usage import BilledEvent, BilledHour, Budget, OutboxEntry, UsageDay, UsageEvent
+from kvarn.store.models.usage import BilledEvent, BilledHour, Budget, OutboxEntry, UsageEvent, UsagePeriod
 
 __all__ = [
     "ApiKey",
@@ -42,7 +42,7 @@ __all__ = [
     "Revision",
     "StoredCompletion",
     "StoredResponse",
-    "UsageDay",
     "UsageEvent",
+    "UsagePeriod",
     "User",
 ]

@@ -56,13 +56,14 @@ class OutboxEntry(Base):
     payload: Mapped[bytes] = mapped_column(LargeBinary)
 
 
-class UsageDay(Base):
-    """Sums of a day (UTC) by project, kept in the events' own transaction: what budgets are compared with."""
+class UsagePeriod(Base):
+    """Sums of a day, of a month and of all time by project, kept in the events' own transaction: what budgets are
+    compared with."""
 
-    __tablename__ = "usage_days"
-    __table_args__ = (Index("ix_usage_days_organization_id_day", "organization_id", "day_at"),)
+    __tablename__ = "usage_periods"
 
-    day_at: Mapped[Seconds] = mapped_column(primary_key=True)
+    period: Mapped[str] = mapped_column(String(16), primary_key=True)
+    """Such as `2026-11-21`, `2026-11` (UTC) or `total`."""
     organization_id: Mapped[Id] = mapped_column(primary_key=True)
     project_id: Mapped[Id] = mapped_column(primary_key=True)
     tokens: Mapped[Number]

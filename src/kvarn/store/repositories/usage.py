@@ -15,7 +15,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 from kvarn.store.engine import Store
 from kvarn.store.errors import UnstorableError
 from kvarn.store.ledger import BATCH_TIER, LedgerEvent, UsageFilter, UsageSum
-from kvarn.store.models import OutboxEntry, UsageDay, UsageEvent
+from kvarn.store.models import OutboxEntry, UsageEvent, UsagePeriod
 from kvarn.store.repositories.dialect import insert
 
 GROUPS: dict[str, InstrumentedAttribute[str] | InstrumentedAttribute[str | None]] = {
@@ -35,8 +35,8 @@ _DATA_AT_FAULT = ("22", "23")
 
 
 async def record(store: Store, events: Sequence[LedgerEvent], payloads: Sequence[bytes] | None = None) -> set[str]:
-    """Write events in one transaction with their outbox entries and their days' sums. One whose id is in the ledger
-    already changes nothing.
+    """Write events in one transaction with their outbox entries and the sums of their periods. One whose id is in the
+    ledger already changes nothing.
 
     Args:
         store: The database.
@@ -67,7 +67,7 @@ async def _record(store: Store, events: Sequence[LedgerEvent], payloads: Sequenc
         if payloads is not None:
             first = {event.id: payload for event, payload in zip(reversed(events), reversed(payloads), strict=True)}
             await _queue(session, {key: first[key] for key in first if key in written}, int(store.now()))
-        await _add_to_days(session, [event for event in _unique(events) if event.id in written])
+        await _add_to_periods(session, [event for event in _unique(events) if event.id in written])
     return written
 
 
@@ -147,22 +147,23 @@ async def _queue(session: AsyncSession, payloads: dict[str, bytes], now: int) ->
         await session.execute(insert(session, OutboxEntry), rows)
 
 
-async def _add_to_days(session: AsyncSession, events: Sequence[LedgerEvent]) -> None:
-    days: dict[tuple[int, str, str], list[int]] = defaultdict(lambda: [0, 0])
+async def _add_to_periods(session: AsyncSession, events: Sequence[LedgerEvent]) -> None:
+    periods: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
     for event in events:
-        day = days[event.day_at, event.organization_id, event.project_id]
-        day[0] += event.tokens
-        day[1] += event.cost
-    if not days:
+        for period in event.periods:
+            sums_of_period = periods[period, event.organization_id, event.project_id]
+            sums_of_period[0] += event.tokens
+            sums_of_period[1] += event.cost
+    if not periods:
         return
-    # Sorted: two gateways that touch the same days lock them in the same order.
+    # Sorted: two gateways that touch the same rows lock them in the same order.
     rows = [
-        {"day_at": key[0], "organization_id": key[1], "project_id": key[2], "tokens": tokens, "cost": cost}
-        for key, (tokens, cost) in sorted(days.items())
+        {"period": key[0], "organization_id": key[1], "project_id": key[2], "tokens": tokens, "cost": cost}
+        for key, (tokens, cost) in sorted(periods.items())
     ]
-    statement = insert(session, UsageDay)
-    added = {name: getattr(UsageDay, name) + getattr(statement.excluded, name) for name in ("tokens", "cost")}
-    keys = ["day_at", "organization_id", "project_id"]
+    statement = insert(session, UsagePeriod)
+    added = {name: getattr(UsagePeriod, name) + getattr(statement.excluded, name) for name in ("tokens", "cost")}
+    keys = ["period", "organization_id", "project_id"]
     await session.execute(statement.on_conflict_do_update(index_elements=keys, set_=added), rows)
 
 

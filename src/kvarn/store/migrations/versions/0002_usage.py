@@ -71,15 +71,14 @@ def upgrade() -> None:
     )
 
     op.create_table(
-        "usage_days",
-        sa.Column("day_at", sa.BigInteger(), nullable=False),
+        "usage_periods",
+        sa.Column("period", sa.String(length=16), nullable=False),
         sa.Column("organization_id", sa.String(length=64), nullable=False),
         sa.Column("project_id", sa.String(length=64), nullable=False),
         sa.Column("tokens", sa.BigInteger(), nullable=False),
         sa.Column("cost", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("day_at", "organization_id", "project_id", name=op.f("pk_usage_days")),
+        sa.PrimaryKeyConstraint("period", "organization_id", "project_id", name=op.f("pk_usage_periods")),
     )
-    op.create_index("ix_usage_days_organization_id_day", "usage_days", ["organization_id", "day_at"], unique=False)
 
     op.create_table(
         "leases",
@@ -130,9 +129,7 @@ def downgrade() -> None:
 
     op.drop_table("budgets")
     op.drop_table("leases")
-    op.drop_index("ix_usage_days_organization_id_day", "usage_days")
-
-    op.drop_table("usage_days")
+    op.drop_table("usage_periods")
     op.drop_index("ix_usage_events_organization_id_at", "usage_events")
     op.drop_index("ix_usage_events_finished_at", "usage_events")
 

@@ -1,0 +1,140 @@
+"""What organisations and projects may still spend, in memory.
+
+Of each budget a gateway knows
+
+    spent     what the database had when it was last asked: of all gateways
+    written   what this gateway has written since
+    waiting   what of its requests has ended and is not in the database yet
+    reserved  the most that its requests in flight can come to
+
+and lets a request in while their sum is below the hard limit. So with one gateway a budget is overspent by less than
+the most that one request can come to; with several also by what the others have let in and not yet written, or wrote
+since this one last asked.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvarn.store.ledger import BudgetRule, LedgerEvent, period_name
+
+
+class BudgetSpentError(Exception):
+    """A budget has nothing left."""
+
+    def __init__(self, rule: BudgetRule) -> None:
+        super().__init__(f"budget {rule.id} is spent")
+        self.rule = rule
+
+
+@dataclass(slots=True)
+class Sums:
+    """Tokens and billionths of the currency's unit."""
+
+    tokens: int = 0
+    cost: int = 0
+
+    def add(self, tokens: int, cost: int) -> None:
+        """Add, or take away what is negative."""
+        self.tokens += tokens
+        self.cost += cost
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """The most that a request in flight can come to."""
+
+    holders: tuple[str, ...]
+    tokens: int
+    cost: int
+
+
+@dataclass(slots=True)
+class _Known:
+    rule: BudgetRule
+    period: str
+    spent: int
+    """In `period`, as the database had it, and what this gateway has written since."""
+
+
+class BudgetBook:
+    """All budgets. Used from one thread; asks nobody."""
+
+    def __init__(self) -> None:
+        self._by_holder: dict[str, list[_Known]] = {}
+        self._waiting: defaultdict[str, Sums] = defaultdict(Sums)
+        self._reserved: defaultdict[str, Sums] = defaultdict(Sums)
+
+    def replace(self, rules: Sequence[BudgetRule], spent: Mapping[str, int], now: float) -> None:
+        """Take over what the database says: all budgets, and what was spent by id in their present periods."""
+        by_holder: dict[str, list[_Known]] = {}
+        for rule in rules:
+            known = _Known(rule, period_name(rule.period, now), spent.get(rule.id, 0))
+            by_holder.setdefault(rule.holder_id, []).append(known)
+        self._by_holder = by_holder
+
+    def reserve(self, holders: Sequence[str], tokens: int, cost: int, now: float) -> Reservation | None:
+        """Let a request in that can come to so much at most; None where no budget holds for it.
+
+        Raises:
+            BudgetSpentError: A hard limit is reached.
+        """
+        held = tuple(holder for holder in holders if holder in self._by_holder)
+        if not held:
+            return None
+        for holder in held:
+            for known in self._by_holder[holder]:
+                limit = known.rule.hard_limit
+                if limit is not None and self._sum(known, now) >= limit:
+                    raise BudgetSpentError(known.rule)
+        for holder in held:
+            self._reserved[holder].add(tokens, cost)
+        return Reservation(held, tokens, cost)
+
+    def release(self, reservation: Reservation) -> None:
+        """The request is over."""
+        self._subtract(self._reserved, reservation.holders, reservation.tokens, reservation.cost)
+
+    def finished(self, event: LedgerEvent) -> None:
+        """A request of this gateway has ended; the database will know."""
+        for holder in (event.organization_id, event.project_id):
+            self._waiting[holder].add(event.tokens, event.cost)
+
+    def written(self, events: Iterable[LedgerEvent]) -> None:
+        """The database knows of these."""
+        for event in events:
+            holders = (event.organization_id, event.project_id)
+            self._subtract(self._waiting, holders, event.tokens, event.cost)
+            for known in (known for holder in holders for known in self._by_holder.get(holder, ())):
+                if known.period in event.periods:
+                    known.spent += known.rule.amount(event.tokens, event.cost)
+
+    def alerts(self, now: float) -> list[tuple[BudgetRule, str]]:
+        """Budgets past their soft limit for which no alert has been given in the period, with its name."""
+        return [
+            (known.rule, period_name(known.rule.period, now))
+            for every in self._by_holder.values()
+            for known in every
+            if known.rule.soft_limit is not None
+            and known.rule.alerted_period != period_name(known.rule.period, now)
+            and self._used(known, now) >= known.rule.soft_limit
+        ]
+
+    def _used(self, known: _Known, now: float) -> int:
+        """Spent for certain."""
+        waiting = self._waiting.get(known.rule.holder_id)
+        used = known.spent if known.period == period_name(known.rule.period, now) else 0
+        return used + (known.rule.amount(waiting.tokens, waiting.cost) if waiting else 0)
+
+    def _sum(self, known: _Known, now: float) -> int:
+        reserved = self._reserved.get(known.rule.holder_id)
+        return self._used(known, now) + (known.rule.amount(reserved.tokens, reserved.cost) if reserved else 0)
+
+    @staticmethod
+    def _subtract(sums: defaultdict[str, Sums], holders: Iterable[str], tokens: int, cost: int) -> None:
+        for holder in holders:
+            sums[holder].add(-tokens, -cost)
+            if sums[holder] == Sums():
+                del sums[holder]

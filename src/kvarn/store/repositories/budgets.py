@@ -1,0 +1,102 @@
+"""Budgets, and what has been spent of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from kvarn.store.engine import Store
+from kvarn.store.errors import NotFoundError
+from kvarn.store.ids import new_id
+from kvarn.store.ledger import BudgetRule, period_name
+from kvarn.store.models import AuditEntry, Budget, UsagePeriod
+from kvarn.store.repositories.pages import Cursor, Page, read_page
+
+
+async def read_budgets(store: Store) -> tuple[list[BudgetRule], dict[str, int]]:
+    """All budgets of all organisations, and by their ids what was spent in their present periods."""
+    now = store.now()
+    async with store.reading() as session:
+        rules = [rule_of(budget) for budget in await session.scalars(select(Budget))]
+        return rules, await spent(session, rules, now) if rules else {}
+
+
+async def spent(session: AsyncSession, rules: Sequence[BudgetRule], now: float) -> dict[str, int]:
+    """What was spent of these budgets in the periods in which `now` lies, as far as the ledger has it."""
+    periods = {rule.period: period_name(rule.period, now) for rule in rules}
+    organizations = {rule.organization_id for rule in rules}
+    query = select(UsagePeriod).where(UsagePeriod.period.in_(periods.values()))
+    if len(organizations) == 1:
+        query = query.where(UsagePeriod.organization_id.in_(organizations))
+    else:
+        query = query.where(UsagePeriod.organization_id.in_(select(Budget.organization_id)))
+    totals: dict[tuple[str, str], list[int]] = {}
+    for row in await session.scalars(query):
+        for holder in (row.organization_id, row.project_id):
+            total = totals.setdefault((row.period, holder), [0, 0])
+            total[0] += row.tokens
+            total[1] += row.cost
+    return {rule.id: rule.amount(*totals.get((periods[rule.period], rule.holder_id), (0, 0))) for rule in rules}
+
+
+async def note_alert(store: Store, rule: BudgetRule, period: str) -> bool:
+    """Note that the soft limit was passed in a period, in the budget and in the audit log; False where another gateway
+    has."""
+    async with store.transaction() as session:
+        noted = await session.execute(
+            update(Budget)
+            .where(Budget.id == rule.id, Budget.alerted_period.is_distinct_from(period))
+            .values(alerted_period=period)
+            .returning(Budget.id)
+        )
+        if noted.scalar_one_or_none() is None:
+            return False
+        session.add(
+            AuditEntry(
+                id=new_id("audit_log-"),
+                organization_id=rule.organization_id,
+                effective_at=int(store.now()),
+                type="budget.alerted",
+                actor_key_id=None,
+                actor="ledger",
+                object_id=rule.id,
+                project_id=None if rule.holder_id == rule.organization_id else rule.holder_id,
+                detail={"period": period, "unit": rule.unit, "soft_limit": rule.soft_limit},
+            )
+        )
+    return True
+
+
+async def list_budgets(session: AsyncSession, organization_id: str, cursor: Cursor) -> Page[Budget]:
+    """A page of an organisation's budgets."""
+    query = select(Budget).where(Budget.organization_id == organization_id)
+    return await read_page(session, query, cursor, (Budget.created_at, Budget.id))
+
+
+async def find_budget(session: AsyncSession, organization_id: str, budget_id: str) -> Budget:
+    """One budget of an organisation.
+
+    Raises:
+        NotFoundError: It has none of that id.
+    """
+    query = select(Budget).where(Budget.id == budget_id, Budget.organization_id == organization_id)
+    found: Budget | None = await session.scalar(query)
+    if found is None:
+        raise NotFoundError(f"There is no budget {budget_id[:80]!r}.")
+    return found
+
+
+def rule_of(budget: Budget) -> BudgetRule:
+    """A budget as plain data."""
+    return BudgetRule(
+        budget.id,
+        budget.organization_id,
+        budget.holder_id,
+        budget.unit,
+        budget.period,
+        budget.hard_limit,
+        budget.soft_limit,
+        budget.alerted_period,
+    )
