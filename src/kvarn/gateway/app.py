@@ -14,6 +14,7 @@ from pydantic import BaseModel
 import kvarn
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.authentication import Authenticator
+from kvarn.gateway.batches.runner import BatchRunner
 from kvarn.gateway.context import Gateway
 from kvarn.gateway.errors import add_error_handlers
 from kvarn.gateway.middleware import RequestMiddleware
@@ -22,6 +23,7 @@ from kvarn.gateway.operations.background_responses import run_background
 from kvarn.gateway.platform import Platform
 from kvarn.gateway.response_runs import ResponseRuns
 from kvarn.gateway.routes import (
+    batches,
     chat,
     completions,
     conversations,
@@ -39,6 +41,7 @@ from kvarn.gateway.routes import (
 from kvarn.gateway.served import ModelTable, ServedModel
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.store.errors import StoreError
+from kvarn.wire.openai.batches import BatchRequest
 from kvarn.wire.openai.chat import ChatCompletionRequest
 from kvarn.wire.openai.completions import CompletionRequest
 from kvarn.wire.openai.conversations import CreateConversationRequest, CreateItemsRequest, UpdateConversationRequest
@@ -51,6 +54,7 @@ _OBSERVE_EVERY_S = 1.0
 
 
 _ROUTES = (
+    batches,
     chat,
     completions,
     conversations,
@@ -67,6 +71,7 @@ _ROUTES = (
 )
 
 _BODIES: list[type[BaseModel]] = [
+    BatchRequest,
     ChatCompletionRequest,
     CompletionRequest,
     CreateConversationRequest,
@@ -108,11 +113,14 @@ def create_app(
             raise
         runs.start(partial(run_background, gateway))
         tasks = [asyncio.create_task(table.load_text()), asyncio.create_task(_watch_engines(gateway.metrics))]
+        if config.batches.enabled:
+            tasks.append(asyncio.create_task(BatchRunner(gateway).run()))
         try:
             yield
         finally:
             for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await runs.stop()
             await platform.stop()
             pool.shutdown(wait=False, cancel_futures=True)

@@ -112,6 +112,12 @@ class GatewayMetrics:
             buckets=_REQUEST_BUCKETS,
             registry=registry,
         )
+        self.batch_lines = Counter(
+            "kvarn_batch_lines_total",
+            "Lines of batches: completed, failed, or refused and to be tried again.",
+            ("outcome",),
+            registry=registry,
+        )
         self.disconnects = Counter(
             "kvarn_disconnects_total",
             "Clients that left before the end of their answer.",

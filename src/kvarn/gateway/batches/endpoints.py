@@ -1,0 +1,50 @@
+"""The operations that lines of a batch may ask for: what the routes of the same paths do, without HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from kvarn.gateway.context import Gateway
+from kvarn.gateway.operations.chat import start_chat
+from kvarn.gateway.operations.completions import start_completion
+from kvarn.gateway.operations.embeddings import start_embedding
+from kvarn.gateway.record import RequestRecord
+from kvarn.wire.openai.chat import ChatCompletionRequest
+from kvarn.wire.openai.completions import CompletionRequest
+from kvarn.wire.openai.embeddings import EmbeddingRequest
+from kvarn.wire.openai.errors import invalid_request
+from kvarn.wire.openai.parse import parse_request
+
+Operation = Callable[[Gateway, RequestRecord, bytes], Awaitable[object]]
+"""Answers a request body; raises what the operation of its path raises."""
+
+
+async def _chat(gateway: Gateway, record: RequestRecord, body: bytes) -> object:
+    asked = parse_request(ChatCompletionRequest, body)
+    _refuse_stream(asked.stream)
+    run = await start_chat(gateway, record, asked)
+    return await run.collect()
+
+
+async def _completion(gateway: Gateway, record: RequestRecord, body: bytes) -> object:
+    asked = parse_request(CompletionRequest, body)
+    _refuse_stream(asked.stream)
+    run = await start_completion(gateway, record, asked)
+    return await run.collect()
+
+
+async def _embedding(gateway: Gateway, record: RequestRecord, body: bytes) -> object:
+    asked = parse_request(EmbeddingRequest, body)
+    return await (await start_embedding(gateway, record, asked))
+
+
+ENDPOINTS: Mapping[str, Operation] = {
+    "/v1/chat/completions": _chat,
+    "/v1/completions": _completion,
+    "/v1/embeddings": _embedding,
+}
+
+
+def _refuse_stream(stream: bool | None) -> None:
+    if stream:
+        raise invalid_request("'stream' must be false or left out in a batch.", "stream", "unsupported_value")

@@ -1,0 +1,94 @@
+"""One line of a batch: a request like any other, at the lowest tier."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass
+
+import msgspec
+
+from kvarn.gateway.batches.capacity import BATCH_PRIORITY
+from kvarn.gateway.batches.endpoints import ENDPOINTS
+from kvarn.gateway.context import Gateway
+from kvarn.gateway.errors import to_api_error
+from kvarn.gateway.record import RequestRecord
+from kvarn.store.owner import Principal
+from kvarn.store.repositories.batch_lines import Answer, Line
+from kvarn.wire.openai.batches import LineResponse, OutputLine
+from kvarn.wire.openai.errors import ApiError
+
+_log = logging.getLogger("kvarn.gateway")
+
+_TRY_AGAIN = frozenset({429, 503})
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The line was not answered, and may be later."""
+
+    line: Line
+    error: ApiError
+    retry_after_s: float | None
+
+
+def line_id(batch_id: str, line: int) -> str:
+    """Name of a line, the same in every run of it: its request id, and its id in the output."""
+    return f"batch_req_{hashlib.sha256(f'{batch_id}/{line}'.encode()).hexdigest()[:32]}"
+
+
+async def run_line(
+    gateway: Gateway, principal: Principal, batch_id: str, endpoint: str, line: Line
+) -> Answer | Refused:
+    """Run a line to its end. What it did is in the ledger when this returns, however it went."""
+    record = RequestRecord(
+        line_id(batch_id, line.line),
+        endpoint=endpoint,
+        principal=principal,
+        least_priority=BATCH_PRIORITY,
+        body_bytes=len(line.body),
+    )
+    try:
+        body = await ENDPOINTS[endpoint](gateway, record, line.body)
+    except Exception as error:
+        return _failure(record, line, error)
+    else:
+        return _answer(record, line, 200, body)
+    finally:
+        await record.close()
+
+
+def give_up(batch_id: str, refused: Refused) -> Answer:
+    """The answer of a line that is not tried again: what it was refused with last."""
+    record = RequestRecord(line_id(batch_id, refused.line.line))
+    return _answer(record, refused.line, refused.error.status, refused.error.body())
+
+
+def unanswered(batch_id: str, line: int, custom_id: str, code: str, message: str) -> bytes:
+    """The error file's line for a request that was never run."""
+    error = {"code": code, "message": message}
+    return msgspec.json.encode(OutputLine(id=line_id(batch_id, line), custom_id=custom_id, response=None, error=error))
+
+
+def _failure(record: RequestRecord, line: Line, error: Exception) -> Answer | Refused:
+    told = to_api_error(error)
+    if told.status in _TRY_AGAIN:
+        after = next((value for name, value in told.headers.items() if name.lower() == "retry-after"), None)
+        return Refused(line, told, float(after) if after else None)
+    if told.status >= 500:
+        _log.error("a line of a batch failed", exc_info=error, extra={"request_id": record.request_id})
+    return _answer(record, line, told.status, told.body())
+
+
+def _answer(record: RequestRecord, line: Line, status: int, body: object) -> Answer:
+    response = LineResponse(status_code=status, request_id=record.request_id, body=body)
+    output = OutputLine(id=record.request_id, custom_id=line.custom_id, response=response, error=None)
+    tallies = [work.tally for work in record.work]
+    return Answer(
+        line.line,
+        status != 200,
+        msgspec.json.encode(output),
+        input_tokens=sum(tally.prompt_tokens for tally in tallies),
+        cached_tokens=sum(tally.cached_tokens for tally in tallies),
+        output_tokens=sum(tally.completion_tokens for tally in tallies),
+    )

@@ -1,0 +1,116 @@
+"""The requests of a batch, and their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import delete, insert, select, update
+
+from kvarn.store.engine import Store
+from kvarn.store.models import Batch, BatchLine
+from kvarn.store.repositories.batch_runs import change_batch
+
+_DELETED_AT_ONCE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A request of a batch."""
+
+    line: int
+    """Of the input file, from 1."""
+    custom_id: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a line."""
+
+    line: int
+    failed: bool
+    content: bytes
+    """Its line of the output or error file, without the line's end."""
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A line with its answer, where it has one."""
+
+    line: int
+    custom_id: str
+    failed: bool | None
+    content: bytes | None
+
+
+async def add_lines(store: Store, batch_id: str, lines: Sequence[Line]) -> None:
+    """Write requests. Raises `StoreAwayError` where the database does not answer."""
+    rows = [{"batch_id": batch_id, "line": each.line, "custom_id": each.custom_id, "body": each.body} for each in lines]
+    async with store.transaction() as session:
+        await session.execute(insert(BatchLine), rows)
+
+
+async def open_lines(store: Store, batch_id: str, after: int, count: int) -> list[Line]:
+    """The next requests without an answer, behind the line `after`, in the file's order."""
+    query = (
+        select(BatchLine.line, BatchLine.custom_id, BatchLine.body)
+        .where(BatchLine.batch_id == batch_id, BatchLine.line > after, BatchLine.failed.is_(None))
+        .order_by(BatchLine.line)
+        .limit(count)
+    )
+    async with store.reading() as session:
+        return [Line(*row) for row in await session.execute(query)]
+
+
+async def answer_lines(store: Store, holder: str, batch_id: str, answers: Sequence[Answer]) -> Batch:
+    """Keep answers; a line that has one already keeps it. Counts and tokens of the batch grow with them.
+
+    Raises:
+        LeaseLostError: Another gateway runs the batch now.
+        StoreAwayError: The database does not answer.
+    """
+    async with store.transaction() as session:
+        kept: list[Answer] = []
+        for answer in answers:
+            row = (BatchLine.batch_id == batch_id, BatchLine.line == answer.line, BatchLine.failed.is_(None))
+            statement = update(BatchLine).where(*row).values(failed=answer.failed, answer=answer.content)
+            if (await session.execute(statement.returning(BatchLine.line))).scalar_one_or_none() is not None:
+                kept.append(answer)
+        failed = sum(answer.failed for answer in kept)
+        return await change_batch(
+            session,
+            holder,
+            batch_id,
+            failed=Batch.failed + failed,
+            completed=Batch.completed + len(kept) - failed,
+            input_tokens=Batch.input_tokens + sum(answer.input_tokens for answer in kept),
+            cached_tokens=Batch.cached_tokens + sum(answer.cached_tokens for answer in kept),
+            output_tokens=Batch.output_tokens + sum(answer.output_tokens for answer in kept),
+        )
+
+
+async def read_results(store: Store, batch_id: str, after: int, count: int) -> list[Result]:
+    """The next lines behind the line `after`, in the file's order, answered or not."""
+    query = (
+        select(BatchLine.line, BatchLine.custom_id, BatchLine.failed, BatchLine.answer)
+        .where(BatchLine.batch_id == batch_id, BatchLine.line > after)
+        .order_by(BatchLine.line)
+        .limit(count)
+    )
+    async with store.reading() as session:
+        return [Result(*row) for row in await session.execute(query)]
+
+
+async def delete_lines(store: Store, batch_id: str) -> None:
+    """Delete all lines of a batch, in steps of bounded size."""
+    while True:
+        async with store.transaction() as session:
+            query = select(BatchLine.line).where(BatchLine.batch_id == batch_id).limit(_DELETED_AT_ONCE)
+            lines = list(await session.scalars(query))
+            await session.execute(delete(BatchLine).where(BatchLine.batch_id == batch_id, BatchLine.line.in_(lines)))
+        if len(lines) < _DELETED_AT_ONCE:
+            return

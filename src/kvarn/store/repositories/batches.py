@@ -1,0 +1,118 @@
+"""Batches, as their owners see them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from sqlalchemy import Select, select
+
+from kvarn.store.engine import Store
+from kvarn.store.errors import ConflictError, NotFoundError
+from kvarn.store.ids import new_id
+from kvarn.store.models import Batch
+from kvarn.store.owner import Owner, Principal
+from kvarn.store.repositories.pages import Cursor, Page, read_page
+
+
+class BatchStatus(StrEnum):
+    """Where a batch is in its life."""
+
+    VALIDATING = "validating"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    """Its input is no list of requests; none was run."""
+    EXPIRED = "expired"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+
+OVER = (BatchStatus.COMPLETED, BatchStatus.FAILED, BatchStatus.EXPIRED, BatchStatus.CANCELLED)
+"""States that a batch never leaves."""
+_CANCELLABLE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
+
+
+async def create_batch(
+    store: Store,
+    principal: Principal,
+    *,
+    endpoint: str,
+    input_file_id: str,
+    window_s: int,
+    metadata: dict[str, str] | None,
+    output_expires_after_s: int | None,
+) -> Batch:
+    """Take a batch; whoever runs batches finds it."""
+    now = int(store.now())
+    batch = Batch(
+        id=new_id("batch_"),
+        organization_id=principal.organization_id,
+        project_id=principal.project_id,
+        key_id=principal.key_id,
+        endpoint=endpoint,
+        input_file_id=input_file_id,
+        status=BatchStatus.VALIDATING,
+        window_s=window_s,
+        created_at=now,
+        expires_at=now + window_s,
+        times={},
+        errors=[],
+        extra=metadata or {},
+        output_expires_after_s=output_expires_after_s,
+        total=0,
+        completed=0,
+        failed=0,
+        input_tokens=0,
+        cached_tokens=0,
+        output_tokens=0,
+    )
+    async with store.transaction() as session:
+        session.add(batch)
+    return batch
+
+
+async def find_batch(store: Store, owner: Owner, batch_id: str) -> Batch:
+    """An owner's batch.
+
+    Raises:
+        NotFoundError: There is none of this id, or it is not theirs.
+    """
+    async with store.reading() as session:
+        batch = await session.scalar(_owned(owner).where(Batch.id == batch_id))
+    if batch is None:
+        raise _unknown(batch_id)
+    return batch
+
+
+async def list_batches(store: Store, owner: Owner, cursor: Cursor) -> Page[Batch]:
+    """A page of an owner's batches, newest first. Raises `NotFoundError` where the cursor's batch is not theirs."""
+    async with store.reading() as session:
+        return await read_page(session, _owned(owner), cursor, (Batch.created_at, Batch.id))
+
+
+async def cancel_batch(store: Store, owner: Owner, batch_id: str) -> Batch:
+    """Ask that a batch be given up; one that is being given up already stays so.
+
+    Raises:
+        NotFoundError: There is none of this id, or it is not theirs.
+        ConflictError: It is over, or as good as.
+    """
+    async with store.transaction() as session:
+        batch = await session.scalar(_owned(owner).where(Batch.id == batch_id).with_for_update())
+        if batch is None:
+            raise _unknown(batch_id)
+        if batch.status in _CANCELLABLE:
+            batch.status = BatchStatus.CANCELLING
+            batch.times = {**batch.times, "cancelling_at": int(store.now())}
+        elif batch.status != BatchStatus.CANCELLING:
+            raise ConflictError(f"The batch {batch_id} is {batch.status}: it cannot be cancelled any more.")
+    return batch
+
+
+def _owned(owner: Owner) -> Select[Batch]:
+    return select(Batch).where(Batch.organization_id == owner.organization_id, Batch.project_id == owner.project_id)
+
+
+def _unknown(batch_id: str) -> NotFoundError:
+    return NotFoundError(f"There is no batch {batch_id[:80]!r}.")

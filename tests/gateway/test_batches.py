@@ -1,0 +1,301 @@
+"""Batches through HTTP and the official client: every request answered once, in the output or in the error file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from fake_replica import answer_text
+from kvarn.config.platform import BatchesConfig, StoreConfig
+from kvarn.replica.api import ReplicaLostError, ReplicaState, RequestRefusedError
+from kvarn.wire.messages import EngineStats, RefusalReason
+
+MISSING = "missing_required_parameter"
+CHAT = "/v1/chat/completions"
+WaitFor = Callable[..., None]
+
+
+@pytest.fixture
+def mill(serve: Any, database_url: str, wait_for: WaitFor) -> Iterator[Any]:
+    """A gateway of its own on each database, which looks for batches often."""
+
+    def prepare(house: Any) -> None:
+        batches = BatchesConfig(poll_s=0.05, max_in_flight=8)
+        house.config = house.config.model_copy(update={"store": StoreConfig(url=database_url), "batches": batches})
+
+    with serve(prepare) as house:
+        with house.client() as client:
+            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+        yield house
+
+
+def chat_line(number: int, **body: Any) -> dict[str, Any]:
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": f"question {number}"}], **body}
+    return {"custom_id": f"r{number}", "method": "POST", "url": CHAT, "body": asked}
+
+
+def jsonl(lines: list[Any]) -> bytes:
+    return b"".join((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines)
+
+
+def send(client: httpx.Client, lines: list[Any], endpoint: str = CHAT, **fields: Any) -> dict[str, Any]:
+    """Upload the input of a batch and start it."""
+    form = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", jsonl(lines))}}
+    file_id = client.post("/v1/files", **form).json()["id"]  # type: ignore[arg-type]
+    body = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": "24h", **fields}
+    answer = client.post("/v1/batches", json=body)
+    assert answer.status_code == 200, answer.text
+    made: dict[str, Any] = answer.json()
+    return made
+
+
+def await_end(client: httpx.Client, batch: dict[str, Any], wait_for: WaitFor, status: str = "completed") -> Any:
+    def over() -> bool:
+        batch.update(client.get(f"/v1/batches/{batch['id']}").json())
+        return batch["status"] in ("completed", "failed", "expired", "cancelled")
+
+    wait_for(over, f"the batch to be {status}", seconds=20)
+    assert batch["status"] == status, batch
+    return batch
+
+
+def read_file(client: httpx.Client, batch: dict[str, Any], column: str) -> list[dict[str, Any]]:
+    """Lines of an output or error file; none where there is no file."""
+    if column not in batch:
+        return []
+    return [json.loads(line) for line in client.get(f"/v1/files/{batch[column]}/content").text.splitlines()]
+
+
+def outputs(client: httpx.Client, batch: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """All lines of both files by custom id; each id is there once."""
+    lines = read_file(client, batch, "output_file_id") + read_file(client, batch, "error_file_id")
+    found = {line["custom_id"]: line for line in lines}
+    assert len(found) == len(lines)
+    return found
+
+
+def test_the_official_client_runs_a_batch(mill: Any, wait_for: WaitFor) -> None:
+    mill.chat.answer = lambda request, index: answer_text(f"to {len(request.prompt_token_ids)} tokens")
+    with openai.OpenAI(base_url=f"{mill.url}/v1", api_key="none", max_retries=0, timeout=20) as sdk:
+        file = sdk.files.create(file=jsonl([chat_line(i) for i in range(50)]), purpose="batch")
+        made = sdk.batches.create(
+            input_file_id=file.id,
+            endpoint=CHAT,
+            completion_window="24h",
+            metadata={"job": "nightly"},
+            output_expires_after={"anchor": "created_at", "seconds": 3600},
+        )
+        assert made.status == "validating" and made.metadata == {"job": "nightly"} and made.completion_window == "24h"
+        wait_for(lambda: sdk.batches.retrieve(made.id).status == "completed", "the batch to be completed", seconds=20)
+        done = sdk.batches.retrieve(made.id)
+        assert done.request_counts is not None and done.output_file_id is not None
+        assert (done.request_counts.total, done.request_counts.completed, done.request_counts.failed) == (50, 50, 0)
+        assert done.in_progress_at and done.finalizing_at and done.completed_at and done.error_file_id is None
+        assert done.usage is not None and done.usage.input_tokens > 0 and done.usage.output_tokens > 0
+        lines = [json.loads(line) for line in sdk.files.content(done.output_file_id).text.splitlines()]
+        assert [line["custom_id"] for line in lines] == [f"r{i}" for i in range(50)]
+        assert all(line["response"]["status_code"] == 200 and line["error"] is None for line in lines)
+        assert lines[0]["response"]["body"]["choices"][0]["message"]["content"].startswith("to ")
+        output = sdk.files.retrieve(done.output_file_id)
+        assert output.purpose == "batch_output" and output.expires_at == output.created_at + 3600
+        assert [batch.id for batch in sdk.batches.list(limit=1)] == [made.id]
+
+
+def test_lines_run_at_the_lowest_tier_for_the_tenant_that_made_them(mill: Any, wait_for: WaitFor) -> None:
+    with mill.add_tenant("red") as red:
+        await_end(red, send(red, [chat_line(i, priority=-5) for i in range(3)]), wait_for)
+        owner = mill.doorkeeper.principals["red"]
+        assert {submit.tenant for submit in mill.chat.submitted} == {owner.organization_id}
+        assert {submit.priority for submit in mill.chat.submitted} == {10}
+        assert all(submit.cache_salt.startswith(f"{owner.cache_salt}/") for submit in mill.chat.submitted)
+
+
+def test_what_cannot_be_answered_goes_to_the_error_file(mill: Any, wait_for: WaitFor) -> None:
+    lines = [chat_line(0), chat_line(1, temperature=9), chat_line(2, model="nobody"), chat_line(3, stream=True)]
+    with mill.client() as client:
+        batch = await_end(client, send(client, lines), wait_for)
+        assert batch["request_counts"] == {"total": 4, "completed": 1, "failed": 3}
+        errors = {line["custom_id"]: line["response"] for line in read_file(client, batch, "error_file_id")}
+        assert {name: response["status_code"] for name, response in errors.items()} == {"r1": 400, "r2": 404, "r3": 400}
+        assert errors["r1"]["body"]["error"]["param"] == "temperature"
+        assert [line["custom_id"] for line in read_file(client, batch, "output_file_id")] == ["r0"]
+        assert "model" not in batch
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "object_name"),
+    [
+        ("/v1/completions", {"model": "tiny", "prompt": "x"}, "text_completion"),
+        ("/v1/embeddings", {"model": "vec", "input": "x"}, "list"),
+    ],
+)
+def test_other_operations_run_too(
+    mill: Any, wait_for: WaitFor, endpoint: str, body: dict[str, Any], object_name: str
+) -> None:
+    line = {"custom_id": "a", "method": "POST", "url": endpoint, "body": body}
+    with mill.client() as client:
+        batch = await_end(client, send(client, [line], endpoint), wait_for)
+        assert outputs(client, batch)["a"]["response"]["body"]["object"] == object_name
+        assert batch["model"] == body["model"]
+
+
+def test_an_input_that_is_no_list_of_requests_fails_with_line_numbers(mill: Any, wait_for: WaitFor) -> None:
+    wrong = [
+        chat_line(0),
+        b"{not json",
+        chat_line(0),
+        {**chat_line(3), "method": "GET"},
+        {**chat_line(4), "url": "/v1/completions"},
+        b"",
+        {"custom_id": "x", "method": "POST", "url": CHAT},
+        {**chat_line(7), "body": []},
+    ]
+    with mill.client() as client:
+        batch = await_end(client, send(client, wrong), wait_for, "failed")
+        faults = {fault["line"]: fault["code"] for fault in batch["errors"]["data"]}
+        assert faults == {
+            2: "invalid_json_line",
+            3: "duplicate_custom_id",
+            4: "invalid_method",
+            5: "mismatched_url",
+            7: "missing_required_parameter",
+            8: "invalid_body",
+        }
+        assert "output_file_id" not in batch and batch["failed_at"]
+        empty = await_end(client, send(client, [b"", b""]), wait_for, "failed")
+        assert empty["errors"]["data"][0]["code"] == "empty_file"
+    assert mill.chat.submitted == []
+
+
+def test_a_cancelled_batch_keeps_what_was_answered(mill: Any, wait_for: WaitFor) -> None:
+    mill.chat.step_s = 0.02
+    with mill.client() as client:
+        batch = send(client, [chat_line(i) for i in range(200)])
+
+        def answered_some() -> bool:
+            return client.get(f"/v1/batches/{batch['id']}").json()["request_counts"]["completed"] >= 10
+
+        wait_for(answered_some, "some lines to be answered")
+        assert client.post(f"/v1/batches/{batch['id']}/cancel").json()["status"] == "cancelling"
+        await_end(client, batch, wait_for, "cancelled")
+        assert not mill.chat.running and len(mill.chat.submitted) < 200
+        assert len(outputs(client, batch)) == 200
+        answered = read_file(client, batch, "output_file_id")
+        assert len(answered) == batch["request_counts"]["completed"] >= 10
+        codes = {line["error"]["code"] for line in read_file(client, batch, "error_file_id")}
+        assert codes == {"batch_cancelled"} and batch["cancelling_at"] <= batch["cancelled_at"]
+        again = client.post(f"/v1/batches/{batch['id']}/cancel")
+        assert again.status_code == 409 and "cancelled" in again.json()["error"]["message"]
+
+
+def test_a_batch_past_its_window_expires(mill: Any, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch) -> None:
+    mill.chat.hold = asyncio.Event()  # never set
+    mill.chat.answer = lambda request, index: answer_text("late")
+    with mill.client() as client:
+        batch = send(client, [chat_line(i) for i in range(20)])
+        wait_for(lambda: len(mill.chat.running) > 1, "lines to run")
+        monkeypatch.setattr(mill.gateway.store, "now", lambda: batch["expires_at"])
+        await_end(client, batch, wait_for, "expired")
+        assert {line["error"]["code"] for line in outputs(client, batch).values()} == {"batch_expired"}
+        assert len(outputs(client, batch)) == 20 and batch["expired_at"] == batch["expires_at"]
+        assert not mill.chat.running
+
+
+def test_a_refused_line_is_tried_again(mill: Any, wait_for: WaitFor) -> None:
+    mill.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "full", retry_after_s=0.2)
+    with mill.client() as client:
+        batch = send(client, [chat_line(i) for i in range(5)])
+        wait_for(lambda: bool(mill.chat.submitted), "a line to be refused")
+        mill.chat.refusal = None
+        await_end(client, batch, wait_for)
+        assert batch["request_counts"] == {"total": 5, "completed": 5, "failed": 0}
+        assert 'kvarn_batch_lines_total{outcome="retried"}' in client.get("/metrics").text
+
+
+def test_a_model_that_starts_late_is_waited_for(mill: Any, wait_for: WaitFor) -> None:
+    mill.chat.state = ReplicaState.STARTING
+    with mill.client() as client:
+        batch = send(client, [chat_line(0)])
+        wait_for(lambda: client.get(f"/v1/batches/{batch['id']}").json()["status"] == "in_progress", "it to begin")
+        mill.chat.state = ReplicaState.READY
+        await_end(client, batch, wait_for)
+
+
+def test_a_line_that_kills_the_engine_again_and_again_is_given_up(
+    mill: Any, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvarn.gateway.batches.lines._FIRST_PAUSE_S", 0.01)
+    generate = mill.chat.generate
+
+    def deadly(request: Any) -> Any:
+        if b"question 1" in bytes(token for token in request.prompt_token_ids if token < 256):
+            mill.chat.submitted.append(request)
+            raise ReplicaLostError("the engine died")
+        return generate(request)
+
+    mill.chat.generate = deadly
+    with mill.client() as client:
+        batch = await_end(client, send(client, [chat_line(i) for i in range(4)]), wait_for)
+        assert batch["request_counts"] == {"total": 4, "completed": 3, "failed": 1}
+        assert outputs(client, batch)["r1"]["response"]["body"]["error"]["code"] == "replica_lost"
+
+
+def test_lines_wait_while_anything_better_does(mill: Any, wait_for: WaitFor) -> None:
+    mill.chat.stats = EngineStats(running=4, waiting=2, waiting_by_priority={0: 2})
+    with mill.client() as client:
+        batch = send(client, [chat_line(i) for i in range(5)])
+        wait_for(lambda: client.get(f"/v1/batches/{batch['id']}").json()["status"] == "in_progress", "it to begin")
+        asked = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+        assert client.post(CHAT, json=asked).status_code == 200
+        assert len(mill.chat.submitted) == 1  # the interactive one: no line has gone before it
+        mill.chat.stats = EngineStats()
+        await_end(client, batch, wait_for)
+
+
+def test_a_tenant_finds_nothing_of_another(mill: Any, wait_for: WaitFor) -> None:
+    with mill.add_tenant("red") as red, mill.add_tenant("blue") as blue:
+        batch = await_end(red, send(red, [chat_line(0)]), wait_for)
+        for method, path in (("GET", batch["id"]), ("POST", f"{batch['id']}/cancel")):
+            assert blue.request(method, f"/v1/batches/{path}").status_code == 404
+        assert blue.get("/v1/batches").json()["data"] == []
+        assert blue.get("/v1/batches", params={"after": batch["id"]}).status_code == 404
+        assert blue.get(f"/v1/files/{batch['output_file_id']}").status_code == 404
+        stolen = {"input_file_id": batch["input_file_id"], "endpoint": CHAT, "completion_window": "24h"}
+        answer = blue.post("/v1/batches", json=stolen)
+        assert answer.status_code == 404 and answer.json()["error"]["param"] == "input_file_id"
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "code"),
+    [
+        ({"endpoint": "/v1/images/generations"}, "endpoint", "unsupported_value"),
+        ({"completion_window": "1h"}, "completion_window", "invalid_value"),
+        ({"metadata": {"a": "\x00"}}, "metadata", "invalid_value"),
+        (
+            {"output_expires_after": {"anchor": "created_at", "seconds": 1}},
+            "output_expires_after.seconds",
+            "invalid_value",
+        ),
+        ({"priority": 1}, "priority", "unknown_parameter"),
+    ],
+)
+def test_a_batch_that_cannot_be_run_is_refused_by_name(
+    client: httpx.Client, change: dict[str, Any], param: str, code: str
+) -> None:
+    body = {"input_file_id": "file-x", "endpoint": CHAT, "completion_window": "24h", **change}
+    answer = client.post("/v1/batches", json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
+
+
+def test_the_input_must_have_been_uploaded_for_a_batch(client: httpx.Client) -> None:
+    file = client.post("/v1/files", data={"purpose": "user_data"}, files={"file": ("a", b"{}")}).json()
+    body = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
+    answer = client.post("/v1/batches", json=body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "input_file_id"
