@@ -8,6 +8,7 @@ from msgspec import UNSET
 
 from kvarn.gateway.batches.endpoints import ENDPOINTS
 from kvarn.gateway.context import Gateway
+from kvarn.gateway.identity.scopes import check_endpoint
 from kvarn.store.errors import NotFoundError
 from kvarn.store.models import Batch
 from kvarn.store.owner import Principal
@@ -29,6 +30,7 @@ async def start_batch(gateway: Gateway, principal: Principal, asked: BatchReques
     if asked.endpoint not in ENDPOINTS:
         why = f"Invalid value for 'endpoint': batches are run for {', '.join(ENDPOINTS)}."
         raise invalid_request(why, "endpoint", "unsupported_value")
+    check_endpoint(principal, asked.endpoint)
     try:
         file = await find_file(gateway.store, principal.owner, asked.input_file_id)
     except NotFoundError as error:
