@@ -6,7 +6,7 @@ from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import StepResult
 from kvarn.engine.scheduler import Scheduler
 from kvarn.engine.step_time import StepShape
-from kvarn.wire.messages import EngineStats, RefusalReason
+from kvarn.wire.messages import EngineStats, RefusalReason, StepTimes
 
 
 class EngineBooks:
@@ -52,15 +52,22 @@ class EngineBooks:
         """All gauges and totals now."""
         scheduler = self._scheduler
         pool, totals = scheduler.memory.pool, scheduler.totals
+        contexts = [len(each.tokens) for each in scheduler.running if len(each.tokens) - each.num_computed == 1]
+        known, computed = self._running_tokens()
         return EngineStats(
             step=totals.steps,
             running=len(scheduler.running),
             waiting=len(scheduler.queue),
             waiting_by_priority=scheduler.queue.by_priority(),
+            waiting_tokens_by_priority=scheduler.queue.tokens_by_priority(),
+            prefill_tokens=known - computed - len(contexts),
+            decode_rows=len(contexts),
+            decode_context=sum(contexts),
+            step_times=self._step_times(),
             kv_blocks_total=pool.num_blocks,
             kv_blocks_free=pool.num_available,
             kv_blocks_cached=pool.num_idle,
-            kv_waste_ratio=self._kv_waste_ratio(),
+            kv_waste_ratio=self._kv_waste_ratio(computed),
             batch_tokens=self._last_tokens,
             batch_seqs=self._last_rows,
             step_s=self._last_step_s,
@@ -77,7 +84,25 @@ class EngineBooks:
             tenant_tokens_total=scheduler.tenants.served_tokens(),
         )
 
-    def _kv_waste_ratio(self) -> float:
+    def _running_tokens(self) -> tuple[int, int]:
+        """Tokens of running sequences: known, and computed of those."""
+        running = self._scheduler.running
+        return sum([len(each.tokens) for each in running]), sum([each.num_computed for each in running])
+
+    def _step_times(self) -> StepTimes | None:
+        model = self._scheduler.step_time
+        if not model.is_settled:
+            return None
+        fixed, prefill_token, prefill_pair, decode_row, decode_token = model.coefficients
+        return StepTimes(
+            fixed_s=fixed,
+            prefill_token_s=prefill_token,
+            prefill_pair_s=prefill_pair,
+            decode_row_s=decode_row,
+            decode_token_s=decode_token,
+        )
+
+    def _kv_waste_ratio(self, computed: int) -> float:
         """Empty slots of running sequences over all slots they hold.
 
         Only a table's last blocks have empty slots, and those are never shared after a step: whoever shares one
@@ -86,6 +111,5 @@ class EngineBooks:
         held = self._scheduler.memory.pool.num_held * BLOCK_SIZE
         if not held:
             return 0.0
-        running = self._scheduler.running
-        slots = sum([len(sequence.blocks) for sequence in running]) * BLOCK_SIZE
-        return (slots - sum([sequence.num_computed for sequence in running])) / held
+        slots = sum([len(sequence.blocks) for sequence in self._scheduler.running]) * BLOCK_SIZE
+        return (slots - computed) / held

@@ -41,6 +41,7 @@ class WaitingQueue:
         self._ageing_s = ageing_s
         self._lines: dict[str, _Line] = {}
         self._by_priority: dict[int, int] = {}
+        self._tokens_by_priority: dict[int, int] = {}
         self._size = 0
         self._last_counter = 0.0
 
@@ -50,6 +51,10 @@ class WaitingQueue:
     def by_priority(self) -> dict[int, int]:
         """Waiting sequences by their requests' priority."""
         return dict(sorted(self._by_priority.items()))
+
+    def tokens_by_priority(self) -> dict[int, int]:
+        """Tokens that those have to compute where the prefix cache holds none of them."""
+        return dict(sorted(self._tokens_by_priority.items()))
 
     def push(self, sequence: Sequence, *, new: bool = False) -> None:
         """Add a sequence. `new` where it comes from a client, not back from running.
@@ -66,6 +71,7 @@ class WaitingQueue:
         insort(line.entries, self._entry(sequence))
         priority = sequence.request.priority
         self._by_priority[priority] = self._by_priority.get(priority, 0) + 1
+        self._tokens_by_priority[priority] = self._tokens_by_priority.get(priority, 0) + sequence.num_tokens
         self._size += 1
 
     def remove(self, sequence: Sequence) -> None:
@@ -78,8 +84,9 @@ class WaitingQueue:
             self._last_counter = account.counter
         priority = sequence.request.priority
         self._by_priority[priority] -= 1
+        self._tokens_by_priority[priority] -= sequence.num_tokens
         if not self._by_priority[priority]:
-            del self._by_priority[priority]
+            del self._by_priority[priority], self._tokens_by_priority[priority]
         self._size -= 1
 
     def tier(self, sequence: Sequence, now: float) -> int:
@@ -129,13 +136,17 @@ class WaitingQueue:
     def check_integrity(self) -> None:
         """Recount the lines. Raises `IntegrityError`."""
         counted: dict[int, int] = {}
+        tokens: dict[int, int] = {}
         for name, line in self._lines.items():
             if not line.entries or line.entries != sorted(line.entries, key=lambda entry: entry[:3]):
                 raise IntegrityError(f"the line of tenant {name!r} is empty or out of order")
             for entry in line.entries:
                 priority = entry[-1].request.priority
                 counted[priority] = counted.get(priority, 0) + 1
+                tokens[priority] = tokens.get(priority, 0) + entry[-1].num_tokens
                 if entry[-1].slot is not None or entry[-1].blocks:
                     raise IntegrityError(f"{entry[-1].request.request_id} waits, but holds a slot or blocks")
         if counted != self._by_priority or sum(counted.values()) != self._size:
             raise IntegrityError(f"the queue counts {self._by_priority}, its lines hold {counted}")
+        if tokens != self._tokens_by_priority:
+            raise IntegrityError(f"the queue counts tokens {self._tokens_by_priority}, its lines hold {tokens}")

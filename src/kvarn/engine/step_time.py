@@ -88,6 +88,14 @@ class StepTimeModel:
         """Whether the parts of a step's time can be told from each other: by what was expected, or by enough steps."""
         return self._expects or self._samples >= self.FEW_STEPS
 
+    @property
+    def coefficients(self) -> tuple[float, float, float, float, float]:
+        """Seconds of a step, and for each prefill token, prefill pair, decode row and token of decode context."""
+        if self._unfitted:
+            self._fit()
+        fixed, token, pair, row, context = (w / s for w, s in zip(self._weights, _SCALES, strict=True))
+        return (fixed, token, pair, row, context)
+
     def predict(self, shape: StepShape) -> float:
         """Seconds that a step of this shape will take; 0 before anything was expected or observed."""
         if self._unfitted:

@@ -120,6 +120,23 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     """Seconds from arrival to the first step; in the first delta of choice 0."""
 
 
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine has learned of how long its steps take: seconds for each part, all >= 0.
+
+    A step takes `fixed_s` and the sum of the others, each times how much of it the step holds.
+    """
+
+    fixed_s: float
+    prefill_token_s: float
+    """For a token of a prompt's chunk."""
+    prefill_pair_s: float
+    """For a (query, key) pair of a prompt's chunk."""
+    decode_row_s: float
+    """For a sequence that decodes."""
+    decode_token_s: float
+    """For a cached token that a decoding sequence reads."""
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges and running totals of one engine. Totals count since the engine's start."""
 
@@ -127,6 +144,16 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     waiting: int = 0
     waiting_by_priority: dict[int, int] = {}
+    waiting_tokens_by_priority: dict[int, int] = {}
+    """Tokens that waiting sequences have to compute, at most: part of them may be in the prefix cache."""
+    prefill_tokens: int = 0
+    """Tokens that running sequences still have to compute before they decode."""
+    decode_rows: int = 0
+    """Running sequences that decode."""
+    decode_context: int = 0
+    """Tokens that those have, prompt and output."""
+    step_times: StepTimes | None = None
+    """None until the engine knows how long its steps take."""
     kv_blocks_total: int = 0
     kv_blocks_free: int = 0
     """Free or held only by the prefix cache (evictable at once)."""
