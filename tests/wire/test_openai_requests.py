@@ -80,7 +80,7 @@ def test_null_stands_for_the_default_in_every_field_of_openai_that_may_be_left_o
         ("prompt_cache_retention", "24h"),
         ("response_format", {"type": "json_object"}),
         ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}),
-        ("service_tier", "flex"),
+        ("service_tier", "scale"),
         ("store", True),
         ("tool_choice", "required"),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}),

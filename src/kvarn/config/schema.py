@@ -116,6 +116,12 @@ class ModelConfig(Section):
     fallback: str | None = Field(None, min_length=1)
     """Name of a smaller served model that answers instead when this one would answer too late."""
 
+    ttft_target_s: float | None = Field(None, gt=0)
+    """Time to first token that this model's interactive requests shall keep. Default: `admission.ttft_target_s`."""
+
+    tpot_target_s: float | None = Field(None, gt=0)
+    """Time per output token, in the same way. Default: `admission.tpot_target_s`."""
+
     tool_format: Literal["auto", "hermes", "llama3", "mistral"] = "auto"
     """How the model writes tool calls. `auto`: read from its chat template."""
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from kvarn.gateway.errors import shutting_down, to_api_error
-from kvarn.gateway.record import record_of
+from kvarn.gateway.record import client_left, record_of
 from kvarn.gateway.sse import DONE, event
 
 _log = logging.getLogger("kvarn.gateway")
@@ -46,7 +46,7 @@ class WatchedResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer, or give it up."""
         work = asyncio.create_task(self._answer(send))
-        gone = asyncio.create_task(_client_left(receive))
+        gone = asyncio.create_task(client_left(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -58,11 +58,6 @@ class WatchedResponse(Response):
             if not work.done():
                 work.cancel()
                 await asyncio.wait({work})
-
-
-async def _client_left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def json_when_done(work: Coroutine[None, None, object]) -> WatchedResponse:

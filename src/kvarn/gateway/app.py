@@ -100,7 +100,7 @@ def create_app(
     pool = ThreadPoolExecutor(config.gateway.tokenize_threads, thread_name_prefix="tokenize")
     table = ModelTable(models_by_name, pool)
     metrics = GatewayMetrics(table)
-    platform = Platform(config, metrics.registry)
+    platform = Platform(config, metrics.registry, models_by_name)
     runs = ResponseRuns(platform.store, config.responses)
     gateway = Gateway(config, table, metrics, platform.store, platform.pipeline, platform.identity.directory, runs)
 

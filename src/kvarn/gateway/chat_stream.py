@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from kvarn.gateway.chat_choice import ChatParts, ChatReader
 from kvarn.gateway.choice import Piece
@@ -24,6 +24,8 @@ class ChunkHead:
     created: int
     model: str
     include_usage: bool
+    service_tier: str | UnsetType = UNSET
+    """The tier it is served in, where the client named one."""
 
     def chunk(self, choices: list[ChunkChoice], usage: Usage | None = None) -> ChatCompletionChunk:
         """One chunk of the stream."""
@@ -32,6 +34,7 @@ class ChunkHead:
             created=self.created,
             model=self.model,
             choices=choices,
+            service_tier=self.service_tier,
             usage=usage if self.include_usage else UNSET,
         )
 

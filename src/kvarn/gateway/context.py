@@ -16,6 +16,7 @@ from kvarn.gateway.identity.scopes import check_model, may_use_model
 from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.response_runs import ResponseRuns
 from kvarn.gateway.served import ModelTable, ReadyModel, ServedModel
+from kvarn.gateway.tiers import priority_of, tier_of
 from kvarn.gateway.work import Pipeline, Work
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.store.engine import Store
@@ -60,6 +61,7 @@ class Gateway:
         *,
         prompt_tokens: int,
         max_output_tokens: int = 0,
+        sequences: int = 1,
         priority: int = 0,
         service_tier: str | None = None,
     ) -> Work:
@@ -67,8 +69,10 @@ class Gateway:
 
         Raises:
             ApiError: A stage refuses it: a scope, a budget, a limit, admission.
+            DegradedError: Another model shall answer; see `start_on_model`.
         """
         best = max(record.principal.priority, record.least_priority or record.principal.priority)
+        runs_at = priority_of(service_tier, priority, best)
         work = Work(
             request_id=record.request_id,
             endpoint=record.endpoint,
@@ -78,9 +82,12 @@ class Gateway:
             replica=model.replica_name,
             prompt_tokens=prompt_tokens,
             max_output_tokens=max_output_tokens,
-            priority=max(priority, best),
-            service_tier=BATCH_TIER if record.least_priority is not None else service_tier or "default",
+            priority=runs_at,
+            service_tier=BATCH_TIER if record.least_priority is not None else tier_of(runs_at),
+            sequences=sequences,
             received=record.received,
+            client_left=record.client_left,
+            degraded_from=record.degraded_from,
         )
         await self.pipeline.begin(work)
         record.work.append(work)

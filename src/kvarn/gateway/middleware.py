@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from functools import partial
 
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -12,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvarn.gateway.authentication import Authenticator
 from kvarn.gateway.errors import error_response, shutting_down, to_api_error
 from kvarn.gateway.identity.scopes import check_endpoint
-from kvarn.gateway.record import RequestRecord, new_record
+from kvarn.gateway.record import RequestRecord, client_left, new_record
 from kvarn.observe.metrics import UNKNOWN, GatewayMetrics
 from kvarn.wire.openai.errors import ApiError, invalid_request
 
@@ -42,6 +43,7 @@ class RequestMiddleware:
             await self._app(scope, receive, _without_traceback(send))
             return
         record = new_record(scope)
+        record.client_left = partial(client_left, receive)
         id_header = (b"x-request-id", record.request_id.encode())
 
         async def send_with_id(message: Message) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry
 
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.identity.service import Identity
+from kvarn.gateway.served import ServedModel
+from kvarn.gateway.stages.admission import AdmissionStage
 from kvarn.gateway.stages.budgets import BudgetStage
 from kvarn.gateway.stages.ledger import LedgerStage
 from kvarn.gateway.stages.scopes import ScopeStage
 from kvarn.gateway.work import Pipeline, Stage
 from kvarn.metering.service import Metering
+from kvarn.observe.admission import AdmissionMetrics
 from kvarn.store import migrate
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError
@@ -29,14 +33,21 @@ class Platform:
     Args:
         config: The whole configuration.
         registry: Where their metrics are shown.
+        models: What is served, by name.
 
     Raises:
         ConfigError: It would be open to other machines.
         StoreError: The configured database cannot be used.
     """
 
-    def __init__(self, config: KvarnConfig, registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self,
+        config: KvarnConfig,
+        registry: CollectorRegistry | None = None,
+        models: Mapping[str, ServedModel] | None = None,
+    ) -> None:
         self.config = config
+        self._admission = AdmissionStage(config, models or {}, AdmissionMetrics(registry))
         self.store = Store.open(config)
         self.metering = Metering(config, self.store, registry)
         self.identity = Identity(config, self.store)
@@ -63,13 +74,15 @@ class Platform:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._admission.close()
         await self.metering.stop()
         await self.identity.stop()
         await self.store.close()
 
     def _stages(self) -> list[Stage]:
         """In the order in which they are asked: scopes, budgets, limits, admission, the ledger."""
-        return [ScopeStage(), BudgetStage(self.metering), LedgerStage(self.metering)]
+        admission = [self._admission] if self.config.admission.enabled else []
+        return [ScopeStage(), BudgetStage(self.metering), *admission, LedgerStage(self.metering)]
 
     async def _prepare_store(self) -> None:
         if self.config.store.migrate:

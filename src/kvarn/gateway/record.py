@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from starlette.types import Scope
+from starlette.types import Receive, Scope
 
 from kvarn.gateway.work import Work
 from kvarn.observe.metrics import UNKNOWN
@@ -39,6 +40,10 @@ class RequestRecord:
     """Who it acts for."""
     least_priority: int | None = None
     """Best tier it may have, where it is not the client's to say: 10 for a line of a batch."""
+    client_left: Callable[[], Awaitable[None]] | None = None
+    """Returns once the client has left. May be awaited when the body has been read; None for a line of a batch."""
+    degraded_from: str | None = None
+    """The model it asked for, where another one answers."""
     work: list[Work] = field(default_factory=list)
     """What it has begun; closed when the answer is over."""
     headers: dict[str, str] = field(default_factory=dict)
@@ -57,6 +62,12 @@ def new_record(scope: Scope) -> RequestRecord:
     record = RequestRecord(request_id, endpoint=scope["path"][:256])
     scope[_SCOPE_KEY] = record
     return record
+
+
+async def client_left(receive: Receive) -> None:
+    """Wait until a client whose body has been read leaves."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def record_of(scope: Scope) -> RequestRecord:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -87,11 +87,18 @@ class Work:
     priority: int = 0
     """Tier in the engine; lower runs first, 10 is batch."""
     service_tier: str = "default"
+    """OpenAI's name of that tier."""
+    sequences: int = 1
+    """Answers it asks for, over all its prompts."""
     received: float
     """Monotonic seconds at which the request came."""
     tally: Tally = field(default_factory=Tally)
     headers: dict[str, str] = field(default_factory=dict)
     """Go into the answer, such as `x-ratelimit-remaining-tokens`."""
+    client_left: Callable[[], Awaitable[None]] | None = None
+    """Returns once nobody waits for the answer any more; None where that cannot be known."""
+    degraded_from: str | None = None
+    """The model that was asked for, where another one answers."""
     tickets: list[Ticket] = field(default_factory=list)
 
     @property
@@ -119,6 +126,14 @@ class Work:
                 _log.exception("request %s: %s could not be settled", self.request_id, type(ticket).__name__)
 
 
+class DegradedError(Exception):
+    """A stage will not take the work for this model, and names the one that shall answer instead."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"{model} answers instead")
+        self.model = model
+
+
 class Ticket(Protocol):
     """A stage's memory of one piece of work."""
 
@@ -135,6 +150,7 @@ class Stage(Protocol):
 
         Raises:
             ApiError: The work is refused. Nothing of it is held by this stage.
+            DegradedError: Another model shall answer.
         """
         ...
 
@@ -150,6 +166,7 @@ class Pipeline:
 
         Raises:
             ApiError: A stage refused it; those before it have been left again.
+            DegradedError: Another model shall answer; so they have here.
         """
         try:
             for stage in self._stages:

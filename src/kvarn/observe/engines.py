@@ -8,7 +8,8 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-_TIERS = ("interactive", "standard", "batch")
+TIERS = ("interactive", "standard", "batch")
+"""Names of the priority tiers, best first; see `priority_tier`."""
 
 
 class EngineGauges(Protocol):
@@ -203,7 +204,7 @@ def _memory(readings: list[tuple[EngineSource, EngineGauges]]) -> Iterator[Metri
 def _queue_depth(readings: list[tuple[EngineSource, EngineGauges]]) -> Metric:
     family = GaugeMetricFamily("kvarn_queue_depth", "Requests waiting, by priority tier.", labels=["model", "priority"])
     for engine, stats in readings:
-        depth = dict.fromkeys(_TIERS, 0)
+        depth = dict.fromkeys(TIERS, 0)
         for priority, count in stats.waiting_by_priority.items():
             depth[priority_tier(priority)] += count
         for tier, count in depth.items():

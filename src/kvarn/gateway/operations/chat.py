@@ -14,11 +14,13 @@ from kvarn.gateway.chat_choice import ChatCollector, ChatReader
 from kvarn.gateway.chat_stream import ChunkHead, stream_chat
 from kvarn.gateway.choice import Piece
 from kvarn.gateway.context import Gateway
+from kvarn.gateway.fallback import start_on_model
 from kvarn.gateway.generation import Generation
 from kvarn.gateway.logprobs import prompt_logprobs
 from kvarn.gateway.prompts import choices_of, submit_of
 from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.served import ReadyModel
+from kvarn.gateway.tiers import tier_of
 from kvarn.gateway.work import Tally
 from kvarn.text.sampling import chat_sampling, check_sampling, stop_strings
 from kvarn.text.stop_strings import StopStrings
@@ -61,6 +63,7 @@ class ChatRun:
             model=self.head.model,
             choices=[collector.choice() for collector in collectors],
             usage=self.tally.usage(),
+            service_tier=self.head.service_tier,
             prompt_logprobs=UNSET if of_prompt is None else prompt_logprobs(of_prompt, self.model.tokenizer),
             prompt_token_ids=self.prompt if self.asked.return_token_ids else UNSET,
         )
@@ -73,7 +76,10 @@ async def start_chat(gateway: Gateway, record: RequestRecord, asked: ChatComplet
         ApiError: It cannot be answered as asked, or not now.
         ChatTemplateError: The model's template refuses the messages.
     """
-    model = gateway.ready_model(record, asked.model, "generate")
+    return await start_on_model(gateway, record, asked.model, lambda model: _start(gateway, record, asked, model))
+
+
+async def _start(gateway: Gateway, record: RequestRecord, asked: ChatCompletionRequest, model: ReadyModel) -> ChatRun:
     checked = await gateway.run(record, lambda: check_sampling(asked, model.tokenizer, gateway.limits))
     prompt = await gateway.run(record, lambda: render_chat(asked, model))
     sampling = chat_sampling(
@@ -84,6 +90,7 @@ async def start_chat(gateway: Gateway, record: RequestRecord, asked: ChatComplet
         model,
         prompt_tokens=len(prompt),
         max_output_tokens=sampling.max_tokens * sampling.n,
+        sequences=sampling.n,
         priority=asked.priority,
         service_tier=asked.service_tier,
     )
@@ -93,7 +100,13 @@ async def start_chat(gateway: Gateway, record: RequestRecord, asked: ChatComplet
     submit = submit_of(answer_id, prompt, sampling, work, asked.cache_salt)
     generation = Generation(model, submit, choices, work.tally)
     return ChatRun(
-        ChunkHead(answer_id, int(time.time()), model.name, asked.include_usage),
+        ChunkHead(
+            answer_id,
+            int(time.time()),
+            model.name,
+            asked.include_usage,
+            UNSET if asked.service_tier is None else tier_of(work.priority),
+        ),
         asked,
         prompt,
         generation.pieces(gateway.metrics, record.received),

@@ -13,6 +13,7 @@ from msgspec import UNSET
 from kvarn.gateway.choice import Piece
 from kvarn.gateway.completion_choice import CompletionFields, CompletionReader, Prompt
 from kvarn.gateway.context import Gateway
+from kvarn.gateway.fallback import start_on_model
 from kvarn.gateway.generation import Generation, interleave
 from kvarn.gateway.prompts import check_token_ids, choices_of, submit_of
 from kvarn.gateway.record import RequestRecord
@@ -82,7 +83,10 @@ async def start_completion(gateway: Gateway, record: RequestRecord, asked: Compl
     Raises:
         ApiError: It cannot be answered as asked, or not now.
     """
-    model = gateway.ready_model(record, asked.model, "generate")
+    return await start_on_model(gateway, record, asked.model, lambda model: _start(gateway, record, asked, model))
+
+
+async def _start(gateway: Gateway, record: RequestRecord, asked: CompletionRequest, model: ReadyModel) -> CompletionRun:
     checked = await gateway.run(record, lambda: check_sampling(asked, model.tokenizer, gateway.limits))
     given = as_list(asked.prompt)
     most = gateway.limits.max_prompts
@@ -104,6 +108,7 @@ async def start_completion(gateway: Gateway, record: RequestRecord, asked: Compl
         model,
         prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
         max_output_tokens=sum(sampling.max_tokens * sampling.n for sampling in samplings),
+        sequences=sum(sampling.n for sampling in samplings),
         priority=asked.priority,
     )
     fields = CompletionFields(

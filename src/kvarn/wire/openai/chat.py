@@ -157,7 +157,11 @@ class ChatCompletionRequest(SamplingFields):
     metadata: Metadata | None = None
     store: Annotated[bool | None, only(False, why="'store' is not supported: leave it out or false.")] = None
     service_tier: Annotated[
-        str | None, only("auto", "default", why="'service_tier' may only be 'auto' or 'default'.")
+        Literal["auto", "default", "flex", "priority", "fast"] | None,
+        only(
+            *("auto", "default", "flex", "priority", "fast"),
+            why="'service_tier' may be 'auto', 'default', 'flex', 'priority' or 'fast'.",
+        ),
     ] = None
 
     # Hints: they may be ignored without harm.

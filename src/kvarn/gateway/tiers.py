@@ -1,0 +1,21 @@
+"""OpenAI's service tiers as priorities of the engine: lower runs first."""
+
+from __future__ import annotations
+
+_PRIORITIES = {"auto": 0, "default": 0, "flex": 5, "priority": -10, "fast": -10}
+
+
+def priority_of(service_tier: str | None, priority: int, best: int) -> int:
+    """The priority a request runs at.
+
+    Args:
+        service_tier: What the client asked for; `fast` is OpenAI's newer name of `priority`.
+        priority: What it asked for in numbers (vLLM's extension); 0: nothing.
+        best: The best (lowest) that it may have.
+    """
+    return max(priority or _PRIORITIES[service_tier or "auto"], best)
+
+
+def tier_of(priority: int) -> str:
+    """The service tier that a request was served in: what answers and the ledger name."""
+    return "priority" if priority < 0 else "default" if priority < _PRIORITIES["flex"] else "flex"

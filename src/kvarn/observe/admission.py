@@ -1,0 +1,68 @@
+"""Metrics of admission. `docs/metrics.md` explains each to an operator."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from kvarn.observe.engines import TIERS, priority_tier
+
+_WAITS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60)
+_ERRORS = (-5, -2, -1, -0.5, -0.25, -0.1, -0.05, -0.02, 0, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5)
+
+
+class AdmissionMetrics:
+    """What admission decided, and how well it foresaw."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        """`registry`: where they are shown; nowhere without one."""
+        self._requests = Counter(
+            "kvarn_admission_requests_total",
+            "Requests by what admission decided on them.",
+            ("model", "tier", "decision"),
+            registry=registry,
+        )
+        self._shed = Counter(
+            "kvarn_admission_shed_total", "Requests turned away, by reason.", ("model", "reason"), registry=registry
+        )
+        self._length = Gauge(
+            "kvarn_admission_queue_length", "Requests waiting at the gateway.", ("model", "tier"), registry=registry
+        )
+        self._wait = Histogram(
+            "kvarn_admission_wait_seconds",
+            "Wait at the gateway of requests that went to the engine.",
+            ("model", "tier"),
+            buckets=_WAITS,
+            registry=registry,
+        )
+        self._error = Histogram(
+            "kvarn_admission_ttft_error_seconds",
+            "Time to first token less what was predicted when the request went to the engine.",
+            ("model",),
+            buckets=_ERRORS,
+            registry=registry,
+        )
+
+    def decided(self, model: str, priority: int, decision: str) -> None:
+        """A request was `admitted`, `queued` (and perhaps admitted later), `degraded` or `shed`."""
+        self._requests.labels(model, priority_tier(priority), decision).inc()
+
+    def shed(self, model: str, priority: int, reason: str) -> None:
+        """A request was turned away."""
+        self.decided(model, priority, "shed")
+        self._shed.labels(model, reason).inc()
+
+    def waited(self, model: str, priority: int, seconds: float) -> None:
+        """A request went to the engine after a wait."""
+        self._wait.labels(model, priority_tier(priority)).observe(seconds)
+
+    def waiting(self, model: str, by_priority: dict[int, int]) -> None:
+        """So many requests wait."""
+        lengths = dict.fromkeys(TIERS, 0)
+        for priority, count in by_priority.items():
+            lengths[priority_tier(priority)] += count
+        for tier, length in lengths.items():
+            self._length.labels(model, tier).set(length)
+
+    def first_token(self, model: str, predicted_s: float, actual_s: float) -> None:
+        """A request's first token came, so long after the request."""
+        self._error.labels(model).observe(actual_s - predicted_s)

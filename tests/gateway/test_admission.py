@@ -1,0 +1,266 @@
+"""Admission at the front door: what clients are told when an engine is full."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from fake_replica import GENERATE_CARD, FakeReplica, answer_text
+from kvarn.config.schema import KvarnConfig
+from kvarn.gateway.record import RequestRecord
+from kvarn.gateway.served import ServedModel
+from kvarn.wire.messages import EngineStats, StepTimes
+
+CHAT = "/v1/chat/completions"
+TIMES = StepTimes(fixed_s=0.01, prefill_token_s=1e-4, prefill_pair_s=0, decode_row_s=1e-3, decode_token_s=0)
+IDLE = EngineStats(step_times=TIMES, step_s=0.01)
+FULL = msgspec.structs.replace(IDLE, running=300, decode_rows=300)
+"""A step takes 0.31 s: one request more waits for a place."""
+SWAMPED = msgspec.structs.replace(IDLE, running=1, prefill_tokens=200_000)
+"""Prompts of more than twenty seconds stand before the next."""
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 20, **fields}
+
+
+Serve = Callable[..., AbstractContextManager[Any]]
+
+
+@pytest.fixture
+def door(serve: Serve, wait_for: Callable[..., None]) -> Any:
+    """A house of one's own: what its waiting rooms learn stays there."""
+
+    def prepare(house: Any) -> None:
+        small = house.config.models[0].model_copy(update={"name": "small"})
+        patience = house.config.admission.model_copy(update={"ttft_target_s": 8.0})
+        models = (house.config.models[0].model_copy(update={"fallback": "small"}), house.config.models[1], small)
+        house.config = house.config.model_copy(update={"models": models, "admission": patience})
+        house.served["tiny"].config = models[0]
+        house.small = FakeReplica(GENERATE_CARD)
+        house.small.stats = SWAMPED
+        house.small.answer = lambda request, index: answer_text("from the small one")
+        house.served["small"] = ServedModel("small", small, house.small, house.served["tiny"].directory)
+
+    with serve(prepare) as house, house.client() as client:
+        wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+        house.http = client
+        yield house
+
+
+def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:
+    """Start something; the result waits for it."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(work()))
+    thread.start()
+
+    def result() -> Any:
+        thread.join(20)
+        assert results, "it did not end"
+        return results[0]
+
+    return result
+
+
+def metric(door: Any, name: str, **labels: str) -> float:
+    wanted = name + "{" + ",".join(f'{key}="{value}"' for key, value in sorted(labels.items())) + "}"
+    found = [line for line in door.http.get("/metrics").text.splitlines() if line.startswith(wanted + " ")]
+    return float(found[0].split()[-1]) if found else 0.0
+
+
+def test_a_request_that_would_be_late_gets_503_and_the_time_to_come_back(door: Any) -> None:
+    door.chat.stats = SWAMPED
+    answer = door.http.post(CHAT, json=body())
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "overloaded"
+    assert 13 <= int(answer.headers["retry-after"]) <= 15, "21 s of prompts and their steps, less nine tenths of 8 s"
+    assert not door.chat.submitted
+    shed = {"model": "tiny", "tier": "interactive", "decision": "shed"}
+    assert metric(door, "kvarn_admission_requests_total", **shed) == 1
+    assert metric(door, "kvarn_admission_shed_total", model="tiny", reason="overloaded") == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_waits_for_its_place_and_is_answered(door: Any, wait_for: Any, stream: bool) -> None:
+    door.chat.stats = FULL
+    answer = in_thread(lambda: httpx.post(door.url + CHAT, json=body(stream=stream), timeout=20))
+    length = {"model": "tiny", "tier": "interactive"}
+    wait_for(lambda: metric(door, "kvarn_admission_queue_length", **length) == 1, "the request to wait")
+    assert not door.chat.submitted
+    door.chat.stats = IDLE
+    assert answer().status_code == 200
+    assert metric(door, "kvarn_admission_queue_length", **length) == 0
+    for decision in ("queued", "admitted"):
+        assert metric(door, "kvarn_admission_requests_total", **length, decision=decision) == 1
+    assert metric(door, "kvarn_admission_ttft_error_seconds_count", model="tiny") == 1
+
+
+def test_a_client_that_leaves_while_it_waits_frees_its_place(door: Any, wait_for: Any) -> None:
+    door.chat.stats = FULL
+    raw = door.connect()
+    content = json.dumps(body()).encode()
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
+    )
+    raw.sendall(head.encode() + content)
+    length = {"model": "tiny", "tier": "interactive"}
+    wait_for(lambda: metric(door, "kvarn_admission_queue_length", **length) == 1, "the request to wait")
+    raw.close()
+    wait_for(lambda: metric(door, "kvarn_admission_queue_length", **length) == 0, "its place to be free", seconds=1)
+    assert metric(door, "kvarn_requests_total", endpoint=CHAT, model="tiny", status="499") == 1
+    door.chat.stats = IDLE
+    assert door.http.post(CHAT, json=body()).status_code == 200
+    assert len(door.chat.submitted) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_smaller_model_answers_where_it_would_be_in_time(door: Any, stream: bool) -> None:
+    door.chat.stats, door.small.stats = SWAMPED, IDLE
+    answer = door.http.post(CHAT, json=body(stream=stream))
+    assert answer.status_code == 200
+    told = answer.json() if not stream else json.loads(answer.text.split("\n")[0].removeprefix("data: "))
+    assert told["model"] == "small"
+    assert len(door.small.submitted) == 1 and not door.chat.submitted
+    degraded = {"model": "tiny", "tier": "interactive", "decision": "degraded"}
+    assert metric(door, "kvarn_admission_requests_total", **degraded) == 1
+
+
+def test_completions_fall_back_too(door: Any) -> None:
+    door.chat.stats, door.small.stats = SWAMPED, IDLE
+    answer = door.http.post("/v1/completions", json={"model": "tiny", "prompt": "ab", "max_tokens": 4})
+    assert answer.status_code == 200 and answer.json()["model"] == "small"
+
+
+def test_nobody_is_sent_to_a_model_that_is_not_ready_or_closed_to_its_key(door: Any) -> None:
+    from kvarn.store.owner import Scopes
+
+    door.chat.stats, door.small.stats = SWAMPED, IDLE
+    with door.add_tenant("narrow", scopes=Scopes(models=("tiny",))) as narrow:
+        assert narrow.post(CHAT, json=body()).json()["error"]["code"] == "overloaded"
+    from kvarn.replica.api import ReplicaState
+
+    door.small.state = ReplicaState.DOWN
+    assert door.http.post(CHAT, json=body()).status_code == 503
+
+
+def test_a_tenant_beyond_its_share_gets_429_and_others_go_on_waiting(door: Any, wait_for: Any) -> None:
+    door.chat.stats = FULL
+    quiet = door.add_tenant("quiet")
+    flood = door.add_tenant("flood")
+    waiting = [in_thread(lambda: quiet.post(CHAT, json=body()))]
+    length = {"model": "tiny", "tier": "interactive"}
+    wait_for(lambda: metric(door, "kvarn_admission_queue_length", **length) == 1, "the quiet one to wait")
+    codes: list[int] = []
+    while 429 not in codes:
+        codes.clear()
+        assert len(waiting) < 200, "nobody is refused"
+        waiting += [
+            in_thread(lambda: codes.append(flood.post(CHAT, json=body(max_tokens=400)).status_code)) for _ in range(10)
+        ]
+        sent = len(waiting)
+
+        def decided(sent: int = sent) -> bool:
+            return bool(codes) or metric(door, "kvarn_admission_queue_length", **length) == sent
+
+        wait_for(decided, "all to be decided")
+    assert set(codes) == {429}
+    door.chat.stats = IDLE
+    assert waiting[0]().status_code == 200
+    for each in waiting[1:]:
+        each()
+
+
+def test_the_server_stops_while_requests_wait(serve: Serve, wait_for: Any) -> None:
+    with serve(drain_timeout_s=0.1) as house:
+        with house.client() as client:
+            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+        house.chat.stats = FULL
+        answer = in_thread(lambda: httpx.post(house.url + CHAT, json=body(), timeout=20))
+        with house.client() as client:
+            house.http = client
+            length = {"model": "tiny", "tier": "interactive"}
+            wait_for(lambda: metric(house, "kvarn_admission_queue_length", **length) == 1, "the request to wait")
+    assert answer().status_code == 503 and answer().json()["error"]["code"] == "draining"
+
+
+@pytest.mark.parametrize(
+    ("asked", "had", "priority"),
+    [
+        (None, None, 0),
+        ("auto", "default", 0),
+        ("default", "default", 0),
+        ("flex", "flex", 5),
+        ("priority", "priority", -10),
+        ("fast", "priority", -10),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_service_tier_is_a_priority(
+    door: Any, asked: str | None, had: str | None, priority: int, stream: bool
+) -> None:
+    fields = {} if asked is None else {"service_tier": asked}
+    answer = door.http.post(CHAT, json=body(stream=stream, **fields))
+    assert answer.status_code == 200, answer.text
+    told = answer.json() if not stream else json.loads(answer.text.split("\n")[0].removeprefix("data: "))
+    assert told.get("service_tier") == had
+    assert door.chat.submitted[0].priority == priority
+
+
+def test_nobody_is_served_in_a_better_tier_than_its_organisation_may_have(door: Any) -> None:
+    with door.add_tenant("plain") as plain:
+        assert plain.post(CHAT, json=body(service_tier="priority")).json()["service_tier"] == "default"
+        assert plain.post(CHAT, json=body(priority=-5)).status_code == 200
+    with door.add_tenant("paying", priority=-10) as paying:
+        assert paying.post(CHAT, json=body(service_tier="priority")).json()["service_tier"] == "priority"
+    with door.add_tenant("low", priority=5) as low:
+        assert low.post(CHAT, json=body(service_tier="default")).json()["service_tier"] == "flex"
+    assert [submit.priority for submit in door.chat.submitted] == [0, 0, -10, 5]
+
+
+@pytest.mark.parametrize("tier", ["scale", "express", 1])
+def test_an_unknown_tier_is_refused_by_name(door: Any, tier: object) -> None:
+    answer = door.http.post(CHAT, json=body(service_tier=tier))
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "service_tier"
+
+
+def test_weight_and_tenant_reach_the_engine(door: Any) -> None:
+    with door.add_tenant("gold", weight=3.0) as gold:
+        assert gold.post(CHAT, json=body()).status_code == 200
+    (submit,) = door.chat.submitted
+    assert submit.weight == 3.0 and submit.tenant == door.doorkeeper.principals["gold"].organization_id
+
+
+def test_a_line_of_a_batch_waits_without_a_client(door: Any) -> None:
+    door.chat.stats = FULL
+    record = RequestRecord("line", endpoint=CHAT, least_priority=10)
+
+    async def begin() -> Any:
+        model = door.gateway.ready_model(record, "tiny", "generate")
+        started = asyncio.create_task(door.gateway.begin(record, model, prompt_tokens=5, max_output_tokens=5))
+        await asyncio.sleep(0.05)
+        assert not started.done()
+        door.chat.stats = IDLE
+        work = await started
+        assert work.priority == 10
+        await record.close()
+
+    door.do(begin())
+
+
+def test_admission_can_be_turned_off(serve: Serve, wait_for: Any) -> None:
+    def prepare(house: Any) -> None:
+        raw = house.config.model_dump(mode="json")
+        raw["admission"]["enabled"] = False
+        house.config = KvarnConfig.model_validate(raw)
+        house.chat.stats = SWAMPED
+
+    with serve(prepare) as house, house.client() as client:
+        wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+        assert client.post(CHAT, json=body()).status_code == 200
