@@ -122,8 +122,9 @@ class ModelConfig(Section):
     tpot_target_s: float | None = Field(None, gt=0)
     """Time per output token, in the same way. Default: `admission.tpot_target_s`."""
 
-    tool_format: Literal["auto", "hermes", "llama3", "mistral"] = "auto"
-    """How the model writes tool calls. `auto`: read from its chat template."""
+    tool_format: Literal["auto", "hermes", "llama3", "mistral", "pythonic"] = "auto"
+    """How the model writes tool calls (`hermes` is Qwen's way too, `pythonic` that of Llama 3.2 and 4). `auto`: read
+    from its chat template and its special tokens. See docs/tools.md."""
 
     engine: EngineConfig = EngineConfig()
     """How this model's replica schedules."""

@@ -18,6 +18,7 @@ from kvarn.replica.api import Replica, ReplicaState
 from kvarn.text.chat_template import ChatTemplate
 from kvarn.text.fingerprint import checkpoint_fingerprint
 from kvarn.text.tokenizer import Tokenizer
+from kvarn.text.tool_calls import HERMES, ToolFormat, find_format
 from kvarn.wire.messages import EngineStats, ModelCard
 from kvarn.wire.openai.errors import ApiError, model_not_found
 
@@ -39,6 +40,7 @@ class ReadyModel:
     tokenizer: Tokenizer
     chat_template: ChatTemplate
     config: ModelConfig
+    tool_format: ToolFormat = HERMES
     version: str = ""
     """Fingerprint of the checkpoint."""
 
@@ -62,6 +64,8 @@ class ServedModel:
     chat_template: ChatTemplate | None = None
     version: str = ""
     """Fingerprint of the checkpoint."""
+    tool_format: ToolFormat = HERMES
+    """How it writes tool calls; known once tokenizer and template are."""
     load_error: str | None = None
 
     @property
@@ -96,7 +100,9 @@ class ServedModel:
         template = self.chat_template
         if not self.up or self.tokenizer is None or template is None or card is None:
             raise unavailable(f"The model {self.name!r} is not ready: {self.state_text}.", "model_not_ready")
-        return ReadyModel(self.name, self.replica, card, self.tokenizer, template, self.config, self.version)
+        return ReadyModel(
+            self.name, self.replica, card, self.tokenizer, template, self.config, self.tool_format, self.version
+        )
 
     @property
     def state_text(self) -> str:
@@ -110,9 +116,12 @@ class ServedModel:
     def load_text(self) -> None:
         """Read tokenizer and template from the checkpoint; a failure is kept for `/ready` and for requests."""
         try:
-            self.chat_template = ChatTemplate.load(self.directory)
+            template, tokenizer = ChatTemplate.load(self.directory), Tokenizer.load(self.directory)
             self.version = checkpoint_fingerprint(self.directory)
-            self.tokenizer = Tokenizer.load(self.directory)
+            self.tool_format = find_format(
+                self.config.tool_format, template.source, lambda token: bool(tokenizer.ids_of((token,)))
+            )
+            self.chat_template, self.tokenizer = template, tokenizer
         except Exception as error:
             self.load_error = f"cannot load the tokenizer of {self.name!r}: {error}"
             raise

@@ -10,13 +10,14 @@ from kvarn.text.errors import ChatTemplateError, CheckpointError, TextError, Tok
 from kvarn.text.sampling import chat_sampling, check_sampling, completion_sampling
 from kvarn.text.stop_strings import StopMatcher, StopResult, StopStrings
 from kvarn.text.tokenizer import Tokenizer
-from kvarn.text.tools import (
+from kvarn.text.tool_calls import (
     TextDelta,
     ToolCallArguments,
     ToolCallParser,
     ToolCallStart,
     ToolEvent,
-    make_tool_call_parser,
+    ToolFormat,
+    find_format,
 )
 
 __all__ = [
@@ -35,10 +36,11 @@ __all__ = [
     "ToolCallParser",
     "ToolCallStart",
     "ToolEvent",
+    "ToolFormat",
     "chat_sampling",
     "check_sampling",
     "completion_sampling",
-    "make_tool_call_parser",
+    "find_format",
     "read_architecture",
     "resolve_checkpoint",
 ]

@@ -22,8 +22,10 @@ _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"
 class ChatTemplate:
     """The chat template of one checkpoint, perhaps with a variant for tools. Safe to use from several threads."""
 
-    def __init__(self, templates: Mapping[str, Template], special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, templates: Mapping[str, Template], special_tokens: Mapping[str, str], source: str = "") -> None:
         """Hold compiled templates by name (`default`, `tool_use`) and the special tokens they may write."""
+        self.source = source
+        """The text of all its variants: tells what the model was trained to write."""
         self._templates = dict(templates)
         self._special_tokens = dict(special_tokens)
 
@@ -42,7 +44,7 @@ class ChatTemplate:
         config = read_json(directory / "tokenizer_config.json")
         sources = {"default": _read_override(override)} if override else _find_sources(directory, config)
         special = {name: text for name in config if name.endswith("_token") and (text := token_text(config[name]))}
-        return cls(_compile(sources), special)
+        return cls(_compile(sources), special, "\n".join(sources.values()))
 
     @property
     def exists(self) -> bool:

@@ -15,10 +15,18 @@ class IncrementalDetokenizer:
     character: bytes that may yet become one are held back.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, after: Sequence[int] = ()) -> None:
-        """Start an empty text; `after` are the tokens it goes on from, so that its first word keeps its space."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        after: Sequence[int] = (),
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
+        """Start an empty text; `after` are the tokens it goes on from, so that its first word keeps its space; `shown`
+        are special tokens that are not skipped."""
         self._tokenizer = tokenizer
-        self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._hidden = tokenizer.special_ids - shown if skip_special_tokens else frozenset[int]()
         # Byte-level: the text is the tokens' bytes, and bytes that are not UTF-8 become U+FFFD as everywhere else.
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace") if tokenizer.is_byte_level else None
         # Else a token's text may depend on its neighbours: whether it is the first (whose space is dropped), and for

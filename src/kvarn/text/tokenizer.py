@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +109,11 @@ class Tokenizer:
     def has_token(self, token_id: int) -> bool:
         """Whether the id lies in the vocabulary's range."""
         return 0 <= token_id < self.vocab_size
+
+    def ids_of(self, tokens: Iterable[str]) -> frozenset[int]:
+        """The ids of those of these tokens that the vocabulary has."""
+        found = map(self._library.token_to_id, tokens)
+        return frozenset(token_id for token_id in found if token_id is not None)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for: perhaps part of a character. Empty for an id without a token."""

@@ -1,0 +1,216 @@
+"""What the parsers of all formats have in common.
+
+A parser is written as a generator: it reads what has come, gives out what is certain, and yields where it must wait
+for more. `self._held` is what has come and is not given out; `self._final` says that no more will come.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Generator
+from typing import TypeVar
+
+from kvarn.text.tool_calls.events import TextDelta, ToolCallArguments, ToolCallStart, ToolEvent, merged, new_call_id
+from kvarn.text.tool_calls.json_scan import Head, HeadState, JsonScan, read_head, whole_call
+
+T = TypeVar("T")
+Waiting = Generator[None, None, T]
+"""Reads on, yielding wherever it has to wait, and comes to a T."""
+
+_SPACE = re.compile(r"\s*")
+
+
+class StreamParser(ABC):
+    """Splits a stream of text into text and tool calls; see `ToolCallParser`.
+
+    However the text is split, the same comes out. What only looks like a call is text. White space around calls is
+    dropped, nothing else is lost.
+
+    Args:
+        names: What may be called: anything else is text. None: any name.
+        opening: The beginning of a call that stands in the prompt already: the text goes on from there. It is never
+            given out as text, since the model did not write it.
+        most_calls: After this many calls the parser is satisfied. None: there may be any number.
+        new_id: Makes a call's id.
+    """
+
+    def __init__(
+        self,
+        names: Collection[str] | None = None,
+        *,
+        opening: str = "",
+        most_calls: int | None = None,
+        new_id: Callable[[], str] = new_call_id,
+    ) -> None:
+        self._names = names
+        self._most_calls = most_calls
+        self._new_id = new_id
+        self._held = opening
+        self._unspoken = len(opening)
+        self._final = False
+        self._calls = 0
+        self._after_call = False
+        """Whether only white space has followed the last call."""
+        self._events: list[ToolEvent] = []
+        self._machine = self._parse()
+
+    @property
+    def satisfied(self) -> bool:
+        """Whether it has all the calls it was asked for: nothing more will be given out."""
+        return self._most_calls is not None and self._calls >= self._most_calls and self._after_call
+
+    def push(self, text: str) -> list[ToolEvent]:
+        """Add text; returns what is now certain."""
+        self._held += text
+        return self._go_on()
+
+    def flush(self) -> list[ToolEvent]:
+        """What was held back, when no more text will come."""
+        self._final = True
+        return self._go_on()
+
+    def _go_on(self) -> list[ToolEvent]:
+        next(self._machine, None)
+        if self.satisfied:
+            self._held = ""
+        events, self._events = self._events, []
+        return merged(events)
+
+    @abstractmethod
+    def _parse(self) -> Waiting[None]:
+        """Read the answer from its beginning to its end."""
+
+    # What is given out.
+
+    def _give(self, text: str) -> None:
+        """Give out text. What of it stands in the prompt is left out, and so is white space after a call."""
+        if self._unspoken:
+            left_out = min(self._unspoken, len(text))
+            self._unspoken -= left_out
+            text = text[left_out:]
+        if self._after_call:
+            text = text.lstrip()
+        if text:
+            self._after_call = False
+            self._events.append(TextDelta(text))
+
+    def _start(self, name: str) -> None:
+        self._unspoken = 0
+        self._after_call = False
+        self._events.append(ToolCallStart(self._calls, self._new_id(), name))
+
+    def _argue(self, delta: str) -> None:
+        if delta:
+            self._events.append(ToolCallArguments(self._calls, delta))
+
+    def _end_call(self) -> None:
+        self._calls += 1
+        self._after_call = True
+
+    # What is read.
+
+    def _drop(self, count: int) -> None:
+        self._held = self._held[count:]
+
+    def _next(self, begin: int = 0) -> Waiting[int | None]:
+        """Where the next character that is no space stands, from `begin` on; None at the end."""
+        while True:
+            space = _SPACE.match(self._held, begin)
+            assert space is not None
+            if space.end() < len(self._held):
+                return space.end()
+            if self._final:
+                return None
+            yield
+
+    def _text_up_to(self, tag: str) -> Waiting[bool]:
+        """Give out the text before `tag`; what is held then begins with it, or with the space before it. False at the
+        end."""
+        while (start := self._held.find(tag)) < 0:
+            end = len(self._held) if self._final else _end_of_certain_text(self._held, tag)
+            self._give(self._held[:end])
+            self._drop(end)
+            if self._final:
+                return False
+            yield
+        end = len(self._held[:start].rstrip())
+        self._give(self._held[:end])
+        self._drop(end)
+        return True
+
+    def _skip(self, tag: str) -> Waiting[None]:
+        """Pass over white space and `tag`, or the part of it that came before the end, where it comes next."""
+        while True:
+            rest = self._held.lstrip()
+            if rest.startswith(tag) or (self._final and tag.startswith(rest)):
+                self._held = rest[len(tag) :]
+                return
+            if self._final or not tag.startswith(rest):
+                return
+            yield
+
+    def _json_call(self, begin: int, *, needs_arguments: bool = False) -> Waiting[bool]:
+        """Read the call whose object stands at `begin`; False, and nothing is given out, where it is none."""
+        while (head := read_head(self._held, begin, self._names)) is HeadState.OPEN:
+            if self._final:
+                return False
+            yield
+        if head is HeadState.WHOLE:
+            return (yield from self._whole_json_call(begin, needs_arguments))
+        if not isinstance(head, Head):
+            return False
+        self._start(head.name)
+        self._drop(head.arguments)
+        yield from self._json_arguments()
+        yield from self._rest_of_object()
+        self._end_call()
+        return True
+
+    def _whole_json_call(self, begin: int, needs_arguments: bool) -> Waiting[bool]:
+        scan, read = JsonScan(), begin
+        while (end := scan.find_end(self._held, read)) is None:
+            read = len(self._held)
+            if self._final:
+                return False
+            yield
+        call = whole_call(self._held[begin:end], self._names, needs_arguments=needs_arguments)
+        if call is None:
+            return False
+        self._start(call[0])
+        self._argue(call[1])
+        self._drop(end)
+        self._end_call()
+        return True
+
+    def _json_arguments(self) -> Waiting[None]:
+        """Give out the object that comes next, as it comes and as the model writes it."""
+        scan = JsonScan()
+        while True:
+            end = scan.find_end(self._held)
+            self._argue(self._held[:end])
+            self._held = "" if end is None else self._held[end:]
+            if end is not None or self._final:
+                return
+            yield
+
+    def _rest_of_object(self) -> Waiting[None]:
+        """Pass over what follows the arguments in the call's object."""
+        place = yield from self._next()
+        if place is None or self._held[place] not in ",}":
+            return
+        scan = JsonScan(depth=1)
+        while (end := scan.find_end(self._held)) is None:
+            self._held = ""
+            if self._final:
+                return
+            yield
+        self._drop(end)
+
+
+def _end_of_certain_text(text: str, tag: str) -> int:
+    """Where the tail begins that may belong to a call yet: white space, and a beginning of the tag."""
+    start = text.rfind(tag[0], max(0, len(text) - len(tag) + 1))
+    if start < 0 or not tag.startswith(text[start:]):
+        start = len(text)
+    return len(text[:start].rstrip())

@@ -1,0 +1,70 @@
+"""What a parser of tool calls gives out."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """More of the answer's text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStart:
+    """Call number `index` begins."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """More of the JSON text of a call's arguments."""
+
+    index: int
+    delta: str
+
+
+ToolEvent = TextDelta | ToolCallStart | ToolCallArguments
+
+
+class ToolCallParser(Protocol):
+    """Splits a stream of text into text and tool calls."""
+
+    @property
+    def satisfied(self) -> bool:
+        """Whether it has all the calls it was asked for: nothing more will be given out."""
+        ...
+
+    def push(self, text: str) -> list[ToolEvent]:
+        """Add text; returns what is now certain."""
+        ...
+
+    def flush(self) -> list[ToolEvent]:
+        """What was held back, when no more text will come."""
+        ...
+
+
+def new_call_id() -> str:
+    """A call's id as OpenAI writes it."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def merged(events: list[ToolEvent]) -> list[ToolEvent]:
+    """The same events with neighbours of one kind joined."""
+    joined: list[ToolEvent] = []
+    for event in events:
+        last = joined[-1] if joined else None
+        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
+            joined[-1] = TextDelta(last.text + event.text)
+        elif isinstance(event, ToolCallArguments) and isinstance(last, ToolCallArguments):
+            joined[-1] = ToolCallArguments(last.index, last.delta + event.delta)
+        else:
+            joined.append(event)
+    return joined

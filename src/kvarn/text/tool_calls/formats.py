@@ -1,0 +1,68 @@
+"""The formats in which models write tool calls, and which one a model writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from kvarn.text.tool_calls.base import StreamParser
+from kvarn.text.tool_calls.events import ToolCallParser, new_call_id
+from kvarn.text.tool_calls.hermes import HermesParser, hermes_opening
+from kvarn.text.tool_calls.llama3 import Llama3Parser, llama3_opening, pythonic_opening
+from kvarn.text.tool_calls.mistral import MistralParser, mistral_call_id, mistral_opening, mistral_tagged_opening
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a model writes tool calls."""
+
+    name: str
+    parser: type[StreamParser]
+    opening: Callable[[str | None], str]
+    """How a call of this name begins (None: of whichever the model chooses): written into the prompt to force one."""
+    markers: tuple[str, ...] = ()
+    """Special tokens that mark calls: the parser must see them, though they are no part of the text."""
+    new_id: Callable[[], str] = new_call_id
+
+    def make_parser(
+        self, names: Collection[str] | None = None, *, opening: str = "", most_calls: int | None = None
+    ) -> ToolCallParser:
+        """A parser for one choice of one answer; see `StreamParser`."""
+        return self.parser(names, opening=opening, most_calls=most_calls, new_id=self.new_id)
+
+
+HERMES = ToolFormat("hermes", HermesParser, hermes_opening, ("<tool_call>", "</tool_call>"))
+LLAMA3 = ToolFormat("llama3", Llama3Parser, llama3_opening, ("<|python_tag|>",))
+PYTHONIC = ToolFormat("pythonic", Llama3Parser, pythonic_opening, ("<|python_tag|>",))
+_MISTRAL_MARKERS = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+MISTRAL = ToolFormat("mistral", MistralParser, mistral_opening, _MISTRAL_MARKERS, mistral_call_id)
+MISTRAL_TAGGED = ToolFormat("mistral", MistralParser, mistral_tagged_opening, _MISTRAL_MARKERS, mistral_call_id)
+
+
+def find_format(setting: str, template: str, has_token: Callable[[str], bool]) -> ToolFormat:
+    """The format of a model.
+
+    Args:
+        setting: `models[].tool_format` of the configuration.
+        template: All text of its chat templates.
+        has_token: Whether its vocabulary has a token.
+    """
+
+    def known(mark: str) -> bool:
+        return mark in template or has_token(mark)
+
+    named = setting if setting != "auto" else _by_marks(template, known)
+    if named == "mistral":
+        return MISTRAL_TAGGED if known("[ARGS]") else MISTRAL
+    return {"llama3": LLAMA3, "pythonic": PYTHONIC}.get(named, HERMES)
+
+
+def _by_marks(template: str, known: Callable[[str], bool]) -> str:
+    """The template says it most surely; tokens may be those of a base model that was trained on to another format."""
+    if "<tool_call>" in template:
+        return "hermes"
+    if known("[TOOL_CALLS]"):
+        return "mistral"
+    if "func_name1(" in template:
+        return "pythonic"
+    return "llama3" if known("<|python_tag|>") else "hermes"

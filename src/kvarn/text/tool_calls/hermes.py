@@ -1,0 +1,36 @@
+"""Calls as Hermes and Qwen models write them, and as `kvarn-demo` does."""
+
+from __future__ import annotations
+
+from kvarn.text.tool_calls.base import StreamParser, Waiting
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+
+
+class HermesParser(StreamParser):
+    r"""Reads an object between tags, as often as one comes, anywhere in the text.
+
+    <tool_call>
+    {"name": "add", "arguments": {"a": 1, "b": 2}}
+    </tool_call>
+    """
+
+    def _parse(self) -> Waiting[None]:
+        while (yield from self._text_up_to(_OPEN)):
+            begin = self._held.index(_OPEN) + len(_OPEN)
+            place = yield from self._next(begin)
+            if place is not None and (yield from self._json_call(place)):
+                yield from self._skip(_CLOSE)
+                if self.satisfied:
+                    return
+            else:
+                self._give(self._held[:begin])
+                self._drop(begin)
+
+
+def hermes_opening(name: str | None) -> str:
+    """How a call begins, up to its arguments, or up to its name where that is the model's choice.
+
+    It ends before a space: tokenizers join the space to what follows.
+    """
+    return f'{_OPEN}\n{{"name":' if name is None else f'{_OPEN}\n{{"name": "{name}", "arguments":'

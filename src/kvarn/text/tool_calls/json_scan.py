@@ -1,0 +1,187 @@
+"""JSON text as it comes: where an object ends, and how the object of a call begins."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NoReturn
+
+_OUTSIDE = re.compile(r'["{}\[\]<]')
+_INSIDE = re.compile(r'["\\]')
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_SPACE = re.compile(r"\s*")
+
+_LONGEST_HEAD = 512
+"""Characters within which a call's name must stand, so that nothing is held for long that is not one."""
+
+_ARGUMENT_KEYS = ("arguments", "parameters")
+_OTHER_KEYS = ("name", "type", "id")
+
+
+class JsonScan:
+    """Finds the end of an object or list, reading each character once however the text comes. Validates nothing.
+
+    A `<` outside of strings is never JSON: what is being read is broken off before it, so that a closing tag or a
+    special token is not swallowed by an object that was left open.
+    """
+
+    def __init__(self, depth: int = 0) -> None:
+        """Begin inside `depth` brackets."""
+        self._depth = depth
+        self._in_string = False
+        self._escaped = False
+
+    def find_end(self, text: str, begin: int = 0) -> int | None:
+        """Read `text` from `begin` on: the place after the last bracket; None where all was read and it goes on."""
+        position = begin
+        while True:
+            if self._escaped and position < len(text):
+                self._escaped = False
+                position += 1
+            found = (_INSIDE if self._in_string else _OUTSIDE).search(text, position)
+            if found is None:
+                return None
+            position = found.end()
+            mark = found[0]
+            if mark == "<":
+                return found.start()
+            if mark == '"':
+                self._in_string = not self._in_string
+            elif mark == "\\":
+                self._escaped = True
+            elif mark in "{[":
+                self._depth += 1
+            else:
+                self._depth -= 1
+                if self._depth <= 0:
+                    return position
+
+
+class HeadState(Enum):
+    """What the beginning of an object says of it, where it is not a `Head`."""
+
+    OPEN = "open"
+    """More text is needed."""
+    WHOLE = "whole"
+    """A call perhaps, in an order that shows only when the object is complete."""
+    OTHER = "other"
+    """No call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """An object that is a call for certain: `{"name": "f", "arguments": {`."""
+
+    name: str
+    arguments: int
+    """Where the arguments' bracket stands."""
+
+
+def read_head(text: str, begin: int, names: Collection[str] | None) -> Head | HeadState:
+    """What the object at `begin` is, as far as its text has come; `names` are those that may be called (None: any)."""
+    # Only so much is looked at, however much there is: else the split of the text would tell.
+    window = text[begin : begin + _LONGEST_HEAD]
+    try:
+        head = _HeadReader(window, names).read()
+        return Head(head.name, begin + head.arguments) if isinstance(head, Head) else head
+    except _RunsOutError:
+        return HeadState.OPEN if len(window) < _LONGEST_HEAD else HeadState.OTHER
+    except _DiffersError:
+        return HeadState.OTHER
+
+
+class _RunsOutError(Exception):
+    pass
+
+
+class _DiffersError(Exception):
+    pass
+
+
+class _HeadReader:
+    def __init__(self, text: str, names: Collection[str] | None) -> None:
+        self._text = text
+        self._position = 0
+        self._names = names
+
+    def read(self) -> Head | HeadState:
+        self._take("{")
+        name: str | None = None
+        while True:
+            key = self._string()
+            self._take(":")
+            if key in _ARGUMENT_KEYS:
+                return Head(name, self._position) if self._next() == "{" and name is not None else HeadState.WHOLE
+            if key not in _OTHER_KEYS:
+                return HeadState.OTHER
+            value = self._string()
+            if key == "name":
+                if not value or (self._names is not None and value not in self._names):
+                    return HeadState.OTHER
+                name = value
+            if self._next() == "}":
+                return HeadState.WHOLE if name is not None else HeadState.OTHER
+            self._take(",")
+
+    def _next(self) -> str:
+        space = _SPACE.match(self._text, self._position)
+        assert space is not None
+        self._position = space.end()
+        if self._position == len(self._text):
+            raise _RunsOutError
+        return self._text[self._position]
+
+    def _take(self, mark: str) -> None:
+        if self._next() != mark:
+            raise _DiffersError
+        self._position += 1
+
+    def _string(self) -> str:
+        if self._next() != '"':
+            raise _DiffersError
+        found = _STRING.match(self._text, self._position)
+        if found is None:
+            raise _RunsOutError
+        self._position = found.end()
+        try:
+            value: str = json.loads(found[0])
+        except ValueError:
+            raise _DiffersError from None
+        return value
+
+
+def whole_call(text: str, names: Collection[str] | None, *, needs_arguments: bool) -> tuple[str, str] | None:
+    """Name and arguments (JSON text) of a complete object, whatever the order of its keys; None where it is no call."""
+    try:
+        call = json.loads(text, parse_constant=_refuse_constant)
+        arguments: Any = _arguments(call, needs_arguments) if isinstance(call, dict) else None
+        if isinstance(arguments, str):  # some models quote them once more
+            arguments = json.loads(arguments, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+    name = call.get("name") if isinstance(call, dict) else None
+    if not isinstance(arguments, dict) or not isinstance(name, str) or not name:
+        return None
+    return (name, to_json(arguments)) if names is None or name in names else None
+
+
+def to_json(value: object) -> str:
+    """JSON text of plain data, with its characters as they are; lone surrogates, which UTF-8 cannot carry, escaped."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value)
+    return text
+
+
+def _arguments(call: dict[str, Any], needed: bool) -> Any:
+    found = next((call[key] for key in _ARGUMENT_KEYS if key in call), None)
+    return {} if found is None and not needed else found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

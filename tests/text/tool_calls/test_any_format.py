@@ -1,0 +1,111 @@
+"""What holds for every format, whatever a model writes; and how a model's format is found."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvarn.text.tool_calls import HERMES, LLAMA3, MISTRAL, MISTRAL_TAGGED, PYTHONIC, ToolFormat, find_format
+from tool_events import at_every_split, cut_at, run
+
+FORMATS = [HERMES, LLAMA3, MISTRAL, MISTRAL_TAGGED, PYTHONIC]
+NAMES = ("f", "get_weather", "add-2")
+CALL_TEXTS = {
+    "hermes": '<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>',
+    "llama3": '<|python_tag|>{{"name": "{name}", "parameters": {arguments}}}',
+    "mistral": "[TOOL_CALLS]{name}[ARGS]{arguments}",
+}
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+ARGUMENTS = st.dictionaries(st.from_regex(r"[a-z_]{1,6}", fullmatch=True), VALUES, max_size=3)
+CALLS = st.lists(st.tuples(st.sampled_from(NAMES), ARGUMENTS), min_size=1, max_size=3)
+CUTS = st.lists(st.integers(0, 500), max_size=8)
+
+PIECES = st.sampled_from(
+    [
+        *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "name", "arguments"),
+        *('{"name": "f", "arguments": {}}', '{"name": "f", "parameters": {"a": "', "[f(a=1)", "f(", "a=", "f[ARGS]{"),
+        *('"', "'", "\\", "\\u", "{", "}", "[", "]", "(", ")", ",", ":", ";", " ", "\n", "x", "<", "</", "1", "\ud800"),
+    ]
+)
+
+
+@pytest.mark.parametrize("kind", [HERMES, LLAMA3, MISTRAL_TAGGED], ids=lambda kind: kind.name)
+@settings(max_examples=80, deadline=None)
+@given(calls=CALLS, cuts=CUTS)
+def test_calls_written_as_the_format_says_are_found_at_every_split(
+    kind: ToolFormat, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]
+) -> None:
+    form = CALL_TEXTS[kind.name]
+    written = [(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in calls]
+    text = "\n".join(form.format(name=name, arguments=arguments) for name, arguments in written)
+    expected = [("call", name, arguments) for name, arguments in written]
+    for parts in (cut_at(text, cuts), list(text), [text]):
+        assert run(kind, parts, NAMES) == expected
+
+
+@settings(max_examples=80, deadline=None)
+@given(calls=st.lists(st.tuples(st.sampled_from(("f", "get_weather")), ARGUMENTS), min_size=1, max_size=3), cuts=CUTS)
+def test_python_calls_are_found_at_every_split(calls: list[tuple[str, dict[str, Any]]], cuts: list[int]) -> None:
+    def call(name: str, arguments: dict[str, Any]) -> str:
+        return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+    text = f"[{', '.join(call(*each) for each in calls)}]"
+    seen = run(LLAMA3, cut_at(text, cuts), NAMES)
+    assert [(name, json.loads(arguments)) for _, name, arguments in seen] == calls
+    assert run(LLAMA3, list(text), NAMES) == seen
+
+
+@pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.opening(None))
+@settings(max_examples=120, deadline=None)
+@given(
+    pieces=st.lists(PIECES, max_size=9), cuts=CUTS, most_calls=st.sampled_from([None, None, 1]), forced=st.booleans()
+)
+def test_no_split_changes_what_is_found_and_nothing_raises(
+    kind: ToolFormat, pieces: list[str], cuts: list[int], most_calls: int | None, forced: bool
+) -> None:
+    text = "".join(pieces)
+    options: dict[str, Any] = {"most_calls": most_calls, "opening": kind.opening("f") if forced else ""}
+    whole = run(kind, [text], NAMES, **options)
+    assert run(kind, cut_at(text, cuts), NAMES, **options) == whole
+    assert run(kind, list(text), NAMES, **options) == whole
+    if not any(part[0] == "call" for part in whole):
+        assert "".join(part[1] for part in whole) == text
+
+
+@settings(max_examples=25, deadline=None)
+@given(kind=st.sampled_from(FORMATS), pieces=st.lists(PIECES, max_size=6))
+def test_every_single_cut_gives_the_same(kind: ToolFormat, pieces: list[str]) -> None:
+    at_every_split(kind, "".join(pieces), NAMES)
+
+
+@pytest.mark.parametrize(
+    ("template", "tokens", "expected"),
+    [
+        ("… <tool_call> …", (), HERMES),
+        ("… <tool_call> …", ("<|python_tag|>",), HERMES),
+        ("{{ tools }} [TOOL_CALLS]", (), MISTRAL),
+        ("", ("[TOOL_CALLS]",), MISTRAL),
+        ("[TOOL_CALLS]{{ name }}[ARGS]", (), MISTRAL_TAGGED),
+        ('Respond in the format {"name": …, "parameters": …}', ("<|python_tag|>",), LLAMA3),
+        ("[func_name1(params_name1=params_value1)]", ("<|python_tag|>",), PYTHONIC),
+        ("", (), HERMES),
+    ],
+)
+def test_the_format_is_read_from_the_template_and_the_tokens(
+    template: str, tokens: tuple[str, ...], expected: ToolFormat
+) -> None:
+    assert find_format("auto", template, tokens.__contains__) is expected
+
+
+def test_the_configuration_has_the_last_word() -> None:
+    for name, expected in (("hermes", HERMES), ("llama3", LLAMA3), ("pythonic", PYTHONIC), ("mistral", MISTRAL)):
+        assert find_format(name, "<tool_call>", lambda token: False) is expected

@@ -1,0 +1,147 @@
+"""Calls as Llama 3 writes them: objects and Python lists."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kvarn.text.tool_calls import LLAMA3, PYTHONIC, ToolCallArguments, ToolCallStart
+from tool_events import at_every_split
+
+NAMES = {"add", "now", "get_weather"}
+CALL = '{"name": "add", "parameters": {"a": 1, "b": "x"}}'
+ADDED = ("call", "add", '{"a": 1, "b": "x"}')
+NOW = ("call", "now", "{}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CALL,
+        f"<|python_tag|>{CALL}",
+        f"\n {CALL}\n",
+        '{"type": "function", "name": "add", "parameters": {"a": 1, "b": "x"}}',
+        '[add(a=1, b="x")]',
+        "<|python_tag|>[ add( a = 1 , b = 'x', ) ]",
+    ],
+)
+def test_a_call_has_many_forms(text: str) -> None:
+    assert at_every_split(LLAMA3, text, NAMES) == [ADDED]
+
+
+def test_calls_follow_each_other_and_texts() -> None:
+    now = '{"name": "now", "parameters": {}}'
+    assert at_every_split(LLAMA3, f"{CALL}; {now}\n{CALL}", NAMES) == [ADDED, NOW, ADDED]
+    assert at_every_split(LLAMA3, f"Let me see:\n{CALL} there.", NAMES) == [
+        ("text", "Let me see:"),
+        ADDED,
+        ("text", "there."),
+    ]
+    assert at_every_split(LLAMA3, 'So <|python_tag|>[now(), add(a=1, b="x")] done', NAMES) == [
+        ("text", "So"),
+        NOW,
+        ADDED,
+        ("text", "done"),
+    ]
+
+
+def test_arguments_are_given_out_while_they_are_written() -> None:
+    parser = LLAMA3.make_parser(NAMES)
+    assert parser.push('{"name": "add", "parameters": ') == []
+    assert [type(event) for event in parser.push('{"a"')] == [ToolCallStart, ToolCallArguments]
+    assert parser.push(": 1") == [ToolCallArguments(0, ": 1")]
+    parser = LLAMA3.make_parser(NAMES)
+    parser.push("[get_weather(")
+    begun = parser.push("city='Uppsala och")
+    assert begun[1:] == [ToolCallArguments(0, '{"city": "Uppsala och')]
+    assert parser.push(" Gävle'") == [ToolCallArguments(0, ' Gävle"')]
+    assert parser.push(")") == [ToolCallArguments(0, "}")]
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("1", 1),
+        ("-2.5e3", -2500.0),
+        ("0x10", 16),
+        ("1_000", 1000),
+        ("True", True),
+        ("false", False),
+        ("None", None),
+        ("'it\\'s'", "it's"),
+        ('"a\\n\\x41\\u00e5\\U0001F989\\101\\\\"', "a\nAå🦉A\\"),
+        ('"\\q"', "\\q"),
+        ("r'\\d+'", "\\d+"),
+        ("''", ""),
+        ("'''say \"hi\" it's ''ok'''", "say \"hi\" it's ''ok"),
+        ("[1, 'två', [True]]", [1, "två", [True]]),
+        ("(1, 2,)", [1, 2]),
+        ("{'a': {'b': [None]}, \"c\": 0}", {"a": {"b": [None]}, "c": 0}),
+        ("[]", []),
+        ("Paris", "Paris"),
+        ("", None),
+        ("float('inf')", None),
+        ("1e999", "1e999"),
+    ],
+)
+def test_python_literals_become_json(written: str, value: object) -> None:
+    [(_, name, arguments), *rest] = at_every_split(LLAMA3, f"[add(a={written}, b=2)]", NAMES)
+    assert name == "add" and arguments.startswith('{"a": ') and arguments.endswith('"b": 2}')
+    if not written.startswith("float"):
+        assert json.loads(arguments) == {"a": value, "b": 2} and not rest
+
+
+def test_half_characters_in_escapes_never_reach_the_answer() -> None:
+    [(_, _, arguments)] = at_every_split(LLAMA3, "[add(a='\\ud83d\\ude00', b='\\udc00', c='\\Uffffffff')]", NAMES)
+    arguments.encode()
+    assert json.loads(arguments)["a"] == "😀"
+
+
+def test_an_argument_without_a_name_gets_its_number() -> None:
+    assert at_every_split(LLAMA3, "[add(a=1, 5)]", NAMES) == [("call", "add", '{"a": 1, "arg1": 5}')]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "Bob", "parameters": {"a": 1}}',
+        '{"name": "add", "age": 3}',
+        '{"name": "add"}',
+        '{"city": "Lund", "list": [1, 2]}',
+        "[1, 2, 3]\n[link](https://example.org)\n[ ] open",
+        "[add]\n[add(1)]\n[subtract(a=1)]",
+        f"An example: {CALL}",
+        "text with [add(a=1)] in a line",
+        "<|python_tag|>print(1)",
+        "a <|python and <|",
+        "{" * 50 + "\n[" * 50,
+        "  ; leading; and trailing ;\n\n",
+        "[" + "a" * 600 + "(a=1)]",
+    ],
+)
+def test_what_only_looks_like_a_call_stays_text(text: str) -> None:
+    assert at_every_split(LLAMA3, text, NAMES) == [("text", text)]
+
+
+def test_a_call_cut_short_keeps_what_was_written() -> None:
+    assert at_every_split(LLAMA3, '[add(a="one tw', NAMES) == [("call", "add", '{"a": "one tw')]
+    assert at_every_split(LLAMA3, '{"name": "add", "parameters": {"a": "one', NAMES) == [("call", "add", '{"a": "one')]
+
+
+def test_nothing_comes_after_the_calls_that_were_asked_for() -> None:
+    assert at_every_split(LLAMA3, f"{CALL}; {CALL}", NAMES, most_calls=1) == [ADDED]
+    assert at_every_split(LLAMA3, "[now(), now()] and", NAMES, most_calls=1) == [NOW]
+
+
+def test_a_call_begun_in_the_prompt_goes_on_in_the_answer() -> None:
+    answer = ' {"a": 1, "b": "x"}}'
+    assert at_every_split(LLAMA3, answer, NAMES, opening=LLAMA3.opening("add")) == [ADDED]
+    assert at_every_split(LLAMA3, f' "add", "parameters":{answer}', NAMES, opening=LLAMA3.opening(None)) == [ADDED]
+    assert at_every_split(PYTHONIC, 'a=1, b="x")]', NAMES, opening=PYTHONIC.opening("add")) == [ADDED]
+    assert at_every_split(PYTHONIC, 'add(a=1, b="x")]', NAMES, opening=PYTHONIC.opening(None)) == [ADDED]
+    for answer in ("I will not.", "null", ""):
+        for kind in (LLAMA3, PYTHONIC):
+            assert (
+                "".join(part[-1] for part in at_every_split(kind, answer, NAMES, opening=kind.opening(None))) == answer
+            )

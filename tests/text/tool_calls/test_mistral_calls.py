@@ -1,0 +1,85 @@
+"""Calls as Mistral's models write them, old and new."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvarn.text.tool_calls import MISTRAL, MISTRAL_TAGGED, ToolCallArguments, ToolCallStart
+from tool_events import at_every_split
+
+NAMES = {"add", "now"}
+OBJECT = '{"name": "add", "arguments": {"a": 1, "b": "x"}}'
+ADDED = ("call", "add", '{"a": 1, "b": "x"}')
+NOW = ("call", "now", "{}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[TOOL_CALLS] [{OBJECT}]",
+        f'[TOOL_CALLS][{OBJECT[:-1]}, "id": "abc123def"}}]',
+        '[TOOL_CALLS]add[ARGS]{"a": 1, "b": "x"}',
+        '[TOOL_CALLS] add{"a": 1, "b": "x"}',
+        '[TOOL_CALLS]add[CALL_ID]abc123def[ARGS]{"a": 1, "b": "x"}',
+    ],
+)
+def test_a_call_has_several_forms(text: str) -> None:
+    assert at_every_split(MISTRAL, text, NAMES) == [ADDED]
+
+
+def test_calls_follow_each_other_and_texts() -> None:
+    now = '{"name": "now", "arguments": {}}'
+    assert at_every_split(MISTRAL, f"Well. [TOOL_CALLS] [{OBJECT}, {now}] So.", NAMES) == [
+        ("text", "Well."),
+        ADDED,
+        NOW,
+        ("text", "So."),
+    ]
+    text = '[TOOL_CALLS]add[ARGS]{"a": 1, "b": "x"}[TOOL_CALLS]now[ARGS]{} So.'
+    assert at_every_split(MISTRAL, text, NAMES) == [ADDED, NOW, ("text", "So.")]
+
+
+def test_arguments_are_given_out_while_they_are_written() -> None:
+    parser = MISTRAL.make_parser(NAMES)
+    assert parser.push("[TOOL_CALLS]add[ARGS]") == []
+    begun = parser.push('{"a')
+    assert [type(event) for event in begun] == [ToolCallStart, ToolCallArguments]
+    assert parser.push('": 1') == [ToolCallArguments(0, '": 1')]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a [TOOL and [TOOL_CALLS] nothing",
+        "[TOOL_CALLS] [1, 2]",
+        '[TOOL_CALLS] [{"name": "subtract", "arguments": {}}]',
+        "[TOOL_CALLS]subtract[ARGS]{}",
+        "[TOOL_CALLS]add, then " + "x" * 300,
+        "[TOOL_CALLS]" + "x" * 300 + "{}",
+        "[TOOL_CALLS]",
+    ],
+)
+def test_what_only_looks_like_a_call_stays_text(text: str) -> None:
+    assert at_every_split(MISTRAL, text, NAMES) == [("text", text)]
+
+
+def test_a_broken_call_later_in_a_list_is_text() -> None:
+    assert at_every_split(MISTRAL, f"[TOOL_CALLS] [{OBJECT}, 3]", NAMES) == [ADDED, ("text", ", 3]")]
+
+
+def test_nothing_comes_after_the_calls_that_were_asked_for() -> None:
+    assert at_every_split(MISTRAL, f"[TOOL_CALLS] [{OBJECT}, {OBJECT}]", NAMES, most_calls=1) == [ADDED]
+
+
+def test_a_call_begun_in_the_prompt_goes_on_in_the_answer() -> None:
+    answer = ' {"a": 1, "b": "x"}}]'
+    assert at_every_split(MISTRAL, answer, NAMES, opening=MISTRAL.opening("add")) == [ADDED]
+    assert at_every_split(MISTRAL, f' "add", "arguments":{answer}', NAMES, opening=MISTRAL.opening(None)) == [ADDED]
+    tagged = '{"a": 1, "b": "x"}'
+    assert at_every_split(MISTRAL, tagged, NAMES, opening=MISTRAL_TAGGED.opening("add")) == [ADDED]
+    assert at_every_split(MISTRAL, f"add[ARGS]{tagged}", NAMES, opening=MISTRAL_TAGGED.opening(None)) == [ADDED]
+
+
+def test_ids_are_what_the_templates_take() -> None:
+    start = MISTRAL.make_parser(NAMES).push("[TOOL_CALLS]now[ARGS]{}")[0]
+    assert isinstance(start, ToolCallStart) and len(start.id) == 9 and start.id.isalnum()
