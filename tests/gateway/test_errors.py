@@ -176,7 +176,7 @@ def test_an_unforeseen_failure_is_a_500_without_its_details(house: Any, client: 
 def test_unknown_urls_and_methods_have_the_same_shape(client: httpx.Client) -> None:
     check(client.get("/v1/nothing"), 404, "unknown_url")
     check(client.post(CHAT + "/"), 404, "unknown_url")
-    answer = client.get(CHAT)
+    answer = client.put(CHAT)
     check(answer, 405, "method_not_allowed")
     assert answer.headers["allow"] == "POST"
 

@@ -67,8 +67,6 @@ def test_null_stands_for_the_default_in_every_field_of_openai_that_may_be_left_o
     ("field", "value"),
     [
         ("audio", {"voice": "alloy", "format": "wav"}),
-        ("function_call", "auto"),
-        ("functions", [{"name": "f"}]),
         ("moderation", {"model": "x"}),
         ("prediction", {"type": "content", "content": "x"}),
         ("prompt_cache_options", {"ttl": "1h"}),
@@ -76,14 +74,12 @@ def test_null_stands_for_the_default_in_every_field_of_openai_that_may_be_left_o
         ("verbosity", "low"),
         ("web_search_options", {}),
         ("modalities", ["text", "audio"]),
-        ("parallel_tool_calls", False),
         ("prompt_cache_retention", "24h"),
         ("response_format", {"type": "json_object"}),
         ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}),
         ("service_tier", "scale"),
-        ("store", True),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("tool_choice", {"type": "custom", "custom": {"name": "f"}}),
+        ("tool_choice", "any"),
     ],
 )
 def test_what_chat_does_not_serve_is_refused_by_name(field: str, value: object) -> None:

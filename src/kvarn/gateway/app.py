@@ -42,7 +42,7 @@ from kvarn.gateway.served import ModelTable, ServedModel
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.store.errors import StoreError
 from kvarn.wire.openai.batches import BatchRequest
-from kvarn.wire.openai.chat import ChatCompletionRequest
+from kvarn.wire.openai.chat import ChatCompletionRequest, CompletionChange
 from kvarn.wire.openai.completions import CompletionRequest
 from kvarn.wire.openai.conversations import CreateConversationRequest, CreateItemsRequest, UpdateConversationRequest
 from kvarn.wire.openai.embeddings import EmbeddingRequest
@@ -73,6 +73,7 @@ _ROUTES = (
 _BODIES: list[type[BaseModel]] = [
     BatchRequest,
     ChatCompletionRequest,
+    CompletionChange,
     CompletionRequest,
     CreateConversationRequest,
     CreateItemsRequest,

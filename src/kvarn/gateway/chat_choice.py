@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
 
 from kvarn.gateway.choice import Piece
 from kvarn.gateway.logprobs import chat_logprobs
+from kvarn.gateway.tool_check import complaint
 from kvarn.text.tokenizer import Tokenizer
-from kvarn.text.tools import TextDelta, ToolCallParser, ToolCallStart, ToolEvent
+from kvarn.text.tool_calls import TextDelta, ToolCallParser, ToolCallStart, ToolEvent
 from kvarn.wire.openai.chat_answer import (
     AnswerMessage,
     ChatChoice,
@@ -21,6 +23,7 @@ from kvarn.wire.openai.chat_answer import (
     ToolCall,
     ToolCallDelta,
 )
+from kvarn.wire.openai.chat_tools import ToolUse
 
 
 @dataclass(slots=True)
@@ -33,6 +36,8 @@ class ChatParts:
     token_ids: list[int] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    warnings: list[str] = field(default_factory=list)
+    """What is wrong with the calls, at the end."""
 
     @property
     def only_text(self) -> bool:
@@ -40,12 +45,23 @@ class ChatParts:
         return self.finish_reason is None and not self.tool_calls and not self.logprobs and self.token_ids is None
 
 
+@dataclass(frozen=True, slots=True)
+class CallReading:
+    """How tool calls are found in a choice."""
+
+    use: ToolUse
+    parser: ToolCallParser
+    """Its own, fresh."""
+    end: Callable[[], None]
+    """Ends the choice: called when all the calls that were asked for are complete."""
+
+
 class ChatReader:
     """Reads the pieces of one choice.
 
     Args:
         tokenizer: Of the model.
-        parser: Finds tool calls in the text; None where the request has no tools.
+        calls: How to find tool calls in the text; None where the request has no tools.
         top_logprobs: Alternatives at each position; None where log-probabilities were not asked for.
         with_token_ids: Whether the client wants the ids too.
         opening: Text the answer begins with.
@@ -54,53 +70,80 @@ class ChatReader:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        parser: ToolCallParser | None = None,
+        calls: CallReading | None = None,
         top_logprobs: int | None = None,
         with_token_ids: bool = False,
         opening: str = "",
     ) -> None:
         self.opening = opening
         self._tokenizer = tokenizer
-        self._parser = parser
+        self._calls = calls
         self._top_logprobs = top_logprobs
         self._with_token_ids = with_token_ids
-        self._called = False
+        self._called: list[tuple[str, list[str]]] = []
+        """Name and arguments of each call so far."""
+
+    @property
+    def legacy(self) -> bool:
+        """Whether the client speaks of functions, not of tools."""
+        return self._calls is not None and self._calls.use.legacy
 
     def read(self, piece: Piece) -> ChatParts:
         """The next piece in chat's terms."""
         parts = ChatParts(finish_reason=piece.finish_reason, stop_reason=piece.stop_reason)
-        if self._parser is None:
+        if self._calls is None:
             parts.content = piece.text
         else:
-            self._take(self._parser.push(piece.text), parts)
-            if piece.finish_reason is not None:
-                self._take(self._parser.flush(), parts)
+            self._read_calls(self._calls, piece, parts)
         if self._top_logprobs is not None:
             parts.logprobs = chat_logprobs(piece.logprobs, self._top_logprobs, self._tokenizer)
         if self._with_token_ids:
             parts.token_ids = piece.token_ids
-        if parts.finish_reason == "stop" and self._called:
-            parts.finish_reason = "tool_calls"
         return parts
+
+    def _read_calls(self, calls: CallReading, piece: Piece, parts: ChatParts) -> None:
+        self._take(calls.parser.push(piece.text), parts)
+        if piece.finish_reason is not None:
+            self._take(calls.parser.flush(), parts)
+        elif calls.parser.satisfied:
+            parts.finish_reason = "stop"
+            calls.end()
+        if parts.finish_reason is None:
+            return
+        if parts.finish_reason == "stop" and self._called and calls.use.named is None:
+            parts.finish_reason = "function_call" if calls.use.legacy else "tool_calls"
+        parts.warnings = self._complaints(calls.use)
 
     def _take(self, events: list[ToolEvent], parts: ChatParts) -> None:
         for event in events:
             if isinstance(event, TextDelta):
                 parts.content += event.text
             elif isinstance(event, ToolCallStart):
-                self._called = True
+                self._called.append((event.name, []))
                 function = FunctionCallDelta(name=event.name, arguments="")
                 call = ToolCallDelta(index=event.index, id=event.id, type="function", function=function)
                 parts.tool_calls.append(call)
             else:
+                self._called[event.index][1].append(event.delta)
                 function = FunctionCallDelta(arguments=event.delta)
                 parts.tool_calls.append(ToolCallDelta(index=event.index, function=function))
+
+    def _complaints(self, use: ToolUse) -> list[str]:
+        if use.forced and not self._called:
+            return ["The model was to call a function and did not."]
+        required = {function.name: function.required for function in use.functions}
+        found = [
+            complaint(index, name, "".join(arguments), required.get(name, ()))
+            for index, (name, arguments) in enumerate(self._called)
+        ]
+        return [each for each in found if each is not None]
 
 
 class ChatCollector:
     """Gathers the parts of one choice into a whole message."""
 
     def __init__(self, index: int, reader: ChatReader) -> None:
+        self.warnings: list[str] = []
         self._index = index
         self._reader = reader
         self._text = [reader.opening]
@@ -111,8 +154,11 @@ class ChatCollector:
         self._stop_reason: int | str | None = None
 
     def add(self, piece: Piece) -> None:
-        """Take the choice's next piece."""
-        parts = self._reader.read(piece)
+        """Read the choice's next piece and take what it comes to."""
+        self.take(self._reader.read(piece))
+
+    def take(self, parts: ChatParts) -> None:
+        """Take what the reader has read."""
         self._text.append(parts.content)
         if parts.logprobs is not None:
             self._logprobs = (self._logprobs or []) + parts.logprobs
@@ -125,6 +171,7 @@ class ChatCollector:
                 self._calls[call.index][2].append(call.function.arguments)
         if parts.finish_reason is not None:
             self._finish_reason, self._stop_reason = parts.finish_reason, parts.stop_reason
+        self.warnings += parts.warnings
 
     def choice(self) -> ChatChoice:
         """The finished choice."""
@@ -133,9 +180,14 @@ class ChatCollector:
             ToolCall(id=call_id, function=FunctionCall(name=name, arguments="".join(arguments)))
             for call_id, name, arguments in self._calls
         ]
+        legacy = self._reader.legacy
         return ChatChoice(
             index=self._index,
-            message=AnswerMessage(content=None if calls and not text else text, tool_calls=calls or UNSET),
+            message=AnswerMessage(
+                content=None if calls and not text else text,
+                tool_calls=calls if calls and not legacy else UNSET,
+                function_call=calls[0].function if calls and legacy else UNSET,
+            ),
             finish_reason=self._finish_reason,
             logprobs=None if self._logprobs is None else ChoiceLogprobs(content=self._logprobs),
             stop_reason=self._stop_reason,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Protocol
 
 from msgspec import UNSET, UnsetType
 
@@ -27,7 +28,9 @@ class ChunkHead:
     service_tier: str | UnsetType = UNSET
     """The tier it is served in, where the client named one."""
 
-    def chunk(self, choices: list[ChunkChoice], usage: Usage | None = None) -> ChatCompletionChunk:
+    def chunk(
+        self, choices: list[ChunkChoice], usage: Usage | None = None, warnings: list[str] | None = None
+    ) -> ChatCompletionChunk:
         """One chunk of the stream."""
         return ChatCompletionChunk(
             id=self.id,
@@ -36,11 +39,28 @@ class ChunkHead:
             choices=choices,
             service_tier=self.service_tier,
             usage=usage if self.include_usage else UNSET,
+            warnings=warnings or UNSET,
         )
 
 
+class Listener(Protocol):
+    """Hears what a stream sends, before the client does."""
+
+    def take(self, index: int, parts: ChatParts) -> None:
+        """More of choice `index`."""
+        ...
+
+    async def end(self) -> list[str]:
+        """All choices are complete. Returns warnings for the client."""
+        ...
+
+
 async def stream_chat(
-    head: ChunkHead, pieces: AsyncGenerator[Piece, None], readers: list[ChatReader], tally: Tally
+    head: ChunkHead,
+    pieces: AsyncGenerator[Piece, None],
+    readers: list[ChatReader],
+    tally: Tally,
+    listener: Listener | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """Encode a chat answer as it comes; closing this closes `pieces`.
 
@@ -49,6 +69,7 @@ async def stream_chat(
     """
     texts = [_text_events(head, index) for index in range(len(readers))]
     started = [False] * len(readers)
+    running = len(readers)
     async with aclosing(pieces):
         async for piece in pieces:
             index = piece.index
@@ -58,10 +79,15 @@ async def stream_chat(
                 started[index] = True
                 opening = Delta(role="assistant", content=readers[index].opening)
                 out = event(head.chunk([ChunkChoice(index=index, delta=opening)]))
+            running -= parts.finish_reason is not None
+            if listener is not None:
+                listener.take(index, parts)
+                if not running:
+                    parts.warnings += await listener.end()
             if parts.only_text:
                 out += texts[index].event(parts.content) if parts.content else b""
             else:
-                out += event(head.chunk([_chunk_choice(index, parts)]))
+                out += _events(head, index, parts, legacy=readers[index].legacy)
             if out:
                 yield out
         if head.include_usage:
@@ -72,8 +98,22 @@ def _text_events(head: ChunkHead, index: int) -> TextEvents:
     return TextEvents(lambda text: head.chunk([ChunkChoice(index=index, delta=Delta(content=text))]))
 
 
-def _chunk_choice(index: int, parts: ChatParts) -> ChunkChoice:
-    delta = Delta(content=parts.content or UNSET, tool_calls=parts.tool_calls or UNSET)
+def _events(head: ChunkHead, index: int, parts: ChatParts, *, legacy: bool) -> bytes:
+    if not legacy:
+        return event(head.chunk([_chunk_choice(index, parts, _delta(parts))], warnings=parts.warnings))
+    # A function call has no list to stand in: a chunk carries one piece of it.
+    pieces, parts.tool_calls = parts.tool_calls, []
+    out = b"".join(
+        event(head.chunk([ChunkChoice(index=index, delta=Delta(function_call=call.function))])) for call in pieces
+    )
+    return out + event(head.chunk([_chunk_choice(index, parts, _delta(parts))], warnings=parts.warnings))
+
+
+def _delta(parts: ChatParts) -> Delta:
+    return Delta(content=parts.content or UNSET, tool_calls=parts.tool_calls or UNSET)
+
+
+def _chunk_choice(index: int, parts: ChatParts, delta: Delta) -> ChunkChoice:
     return ChunkChoice(
         index=index,
         delta=delta,

@@ -60,6 +60,10 @@ class Choice:
         self._named_stop_ids = named_stop_ids
         self._muted = muted
 
+    def end(self) -> None:
+        """Its reader has all that was asked for: what the engine still sends for it is not wanted."""
+        self.ended = True
+
     def add(self, delta: TokenDelta) -> Piece:
         """Take a delta; must not be called once the choice has ended."""
         piece = Piece(self.index, prompt_logprobs=delta.prompt_logprobs)

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from kvarn.gateway.choice import Choice, Piece
 from kvarn.gateway.served import ReadyModel
 from kvarn.gateway.work import Tally
-from kvarn.observe.metrics import GatewayMetrics
+from kvarn.observe.metrics import GatewayMetrics, GenerationObserver
 from kvarn.replica.api import ReplicaLostError, RequestRefusedError
 from kvarn.wire.messages import FinishReason, RefusalReason, Submit
 
@@ -34,8 +34,8 @@ class Generation:
     async def pieces(self, metrics: GatewayMetrics, received: float) -> AsyncGenerator[Piece, None]:
         """Run it; yields what each delta adds to a choice.
 
-        A choice that met a stop string is over, whatever the engine still sends for it; when all are, the request is
-        aborted by closing the replica's generator.
+        A choice that met a stop string, or that its reader has ended, is over, whatever the engine still sends for it;
+        when all are, the request is aborted by closing the replica's generator.
 
         Raises:
             RequestRefusedError: The engine refused or gave up the request.
@@ -60,16 +60,25 @@ class Generation:
                     tally.count(cached=delta.cached_tokens, completion=choice.num_tokens - before)
                     open_choices -= choice.ended
                     if not open_choices:
-                        tally.pending -= 1
-                        observer.finished()
-                    yield piece
-                    if not open_choices:
+                        self._finish(observer)
+                        yield piece
                         return
+                    open_before = not choice.ended
+                    yield piece
+                    if open_before and choice.ended:  # by its reader
+                        open_choices -= 1
+                        if not open_choices:
+                            self._finish(observer)
+                            return
         except (RequestRefusedError, ReplicaLostError) as error:
             tally.failed = True
             tally.refused = tally.refused or isinstance(error, RequestRefusedError)
             observer.failed()
             raise
+
+    def _finish(self, observer: GenerationObserver) -> None:
+        self._tally.pending -= 1
+        observer.finished()
 
 
 async def interleave(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:

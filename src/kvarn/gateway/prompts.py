@@ -33,16 +33,20 @@ def choices_of(
     stops: StopStrings,
     first_index: int = 0,
     continued: Sequence[int] = (),
+    shown: frozenset[int] = frozenset(),
 ) -> list[Choice]:
     """The `n` choices of one prompt; the first has number `first_index` in the answer.
 
-    `continued` are the prompt's tokens where the answer's text goes on from the prompt's.
+    `continued` are the prompt's tokens where the answer's text goes on from the prompt's; `shown` are special tokens
+    that are part of the text all the same.
     """
     named = frozenset(asked.stop_token_ids or ())
     return [
         Choice(
             first_index + index,
-            IncrementalDetokenizer(model.tokenizer, skip_special_tokens=asked.skip_special_tokens, after=continued),
+            IncrementalDetokenizer(
+                model.tokenizer, skip_special_tokens=asked.skip_special_tokens, after=continued, shown=shown
+            ),
             StopMatcher(stops, include_stop=asked.include_stop_str_in_output),
             sampling.min_tokens,
             named,

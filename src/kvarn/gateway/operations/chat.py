@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import msgspec
 from msgspec import UNSET
 
-from kvarn.gateway.chat_choice import ChatCollector, ChatReader
+from kvarn.gateway.chat_choice import CallReading, ChatCollector, ChatParts, ChatReader
 from kvarn.gateway.chat_stream import ChunkHead, stream_chat
-from kvarn.gateway.choice import Piece
+from kvarn.gateway.choice import Choice, Piece
 from kvarn.gateway.context import Gateway
 from kvarn.gateway.fallback import start_on_model
 from kvarn.gateway.generation import Generation
 from kvarn.gateway.logprobs import prompt_logprobs
+from kvarn.gateway.operations.chat_prompt import ChatPrompt, render_chat
+from kvarn.gateway.operations.stored_chat import keep_completion
 from kvarn.gateway.prompts import choices_of, submit_of
 from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.served import ReadyModel
@@ -24,10 +27,13 @@ from kvarn.gateway.tiers import tier_of
 from kvarn.gateway.work import Tally
 from kvarn.text.sampling import chat_sampling, check_sampling, stop_strings
 from kvarn.text.stop_strings import StopStrings
-from kvarn.text.tools import make_tool_call_parser
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.wire.openai.chat import ChatCompletionRequest
 from kvarn.wire.openai.chat_answer import ChatCompletion
+from kvarn.wire.openai.chat_tools import ToolUse
+
+Keep = Callable[[ChatCompletion], Awaitable[list[str]]]
+"""Stores a finished answer; returns warnings for the client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +50,34 @@ class ChatRun:
     readers: list[ChatReader]
     tally: Tally
     model: ReadyModel
+    keep: Keep | None = None
+    """Where the client asked for the answer to be stored."""
 
     def stream(self) -> AsyncGenerator[bytes, None]:
         """The answer as server-sent events."""
-        return stream_chat(self.head, self.pieces, self.readers, self.tally)
+        listener = None if self.keep is None else _Keeping(self, self.keep)
+        return stream_chat(self.head, self.pieces, self.readers, self.tally, listener)
 
     async def collect(self) -> ChatCompletion:
         """The answer as one object."""
-        collectors = [ChatCollector(index, reader) for index, reader in enumerate(self.readers)]
+        collectors = self.collectors()
         of_prompt: list[PositionLogprobs | None] | None = None
         async with aclosing(self.pieces) as pieces:
             async for piece in pieces:
                 collectors[piece.index].add(piece)
                 of_prompt = piece.prompt_logprobs or of_prompt
+        answer = self.completion(collectors, of_prompt)
+        warnings = [] if self.keep is None else await self.keep(answer)
+        return msgspec.structs.replace(answer, warnings=[*(answer.warnings or ()), *warnings]) if warnings else answer
+
+    def collectors(self) -> list[ChatCollector]:
+        """One for each choice, empty."""
+        return [ChatCollector(index, reader) for index, reader in enumerate(self.readers)]
+
+    def completion(
+        self, collectors: list[ChatCollector], of_prompt: list[PositionLogprobs | None] | None = None
+    ) -> ChatCompletion:
+        """The finished answer that collectors have gathered."""
         return ChatCompletion(
             id=self.head.id,
             created=self.head.created,
@@ -64,9 +85,29 @@ class ChatRun:
             choices=[collector.choice() for collector in collectors],
             usage=self.tally.usage(),
             service_tier=self.head.service_tier,
+            metadata=self.asked.metadata or UNSET,
             prompt_logprobs=UNSET if of_prompt is None else prompt_logprobs(of_prompt, self.model.tokenizer),
             prompt_token_ids=self.prompt if self.asked.return_token_ids else UNSET,
+            warnings=[warning for collector in collectors for warning in collector.warnings] or UNSET,
         )
+
+
+@dataclass(slots=True)
+class _Keeping:
+    """Gathers a streamed answer and stores it when it is complete."""
+
+    run: ChatRun
+    keep: Keep
+    collectors: list[ChatCollector] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.collectors = self.run.collectors()
+
+    def take(self, index: int, parts: ChatParts) -> None:
+        self.collectors[index].take(parts)
+
+    async def end(self) -> list[str]:
+        return await self.keep(self.run.completion(self.collectors))
 
 
 async def start_chat(gateway: Gateway, record: RequestRecord, asked: ChatCompletionRequest) -> ChatRun:
@@ -83,21 +124,32 @@ async def _start(gateway: Gateway, record: RequestRecord, asked: ChatCompletionR
     checked = await gateway.run(record, lambda: check_sampling(asked, model.tokenizer, gateway.limits))
     prompt = await gateway.run(record, lambda: render_chat(asked, model))
     sampling = chat_sampling(
-        asked, checked, gateway.limits, prompt_tokens=len(prompt), context_length=model.card.max_context_length
+        asked,
+        checked,
+        gateway.limits,
+        prompt_tokens=len(prompt.token_ids),
+        context_length=model.card.max_context_length,
     )
     work = await gateway.begin(
         record,
         model,
-        prompt_tokens=len(prompt),
+        prompt_tokens=len(prompt.token_ids),
         max_output_tokens=sampling.max_tokens * sampling.n,
         sequences=sampling.n,
         priority=asked.priority,
         service_tier=asked.service_tier,
     )
     answer_id = f"chatcmpl-{uuid.uuid4().hex}"
-    stops = StopStrings(stop_strings(asked, gateway.limits))
-    choices = choices_of(asked, sampling, model, stops, continued=prompt if asked.continue_final_message else ())
-    submit = submit_of(answer_id, prompt, sampling, work, asked.cache_salt)
+    use = asked.tool_use
+    choices = choices_of(
+        asked,
+        sampling,
+        model,
+        StopStrings(stop_strings(asked, gateway.limits)),
+        continued=prompt.token_ids if asked.continue_final_message or prompt.opening else (),
+        shown=frozenset() if use is None else model.tokenizer.ids_of(model.tool_format.markers),
+    )
+    submit = submit_of(answer_id, prompt.token_ids, sampling, work, asked.cache_salt)
     generation = Generation(model, submit, choices, work.tally)
     return ChatRun(
         ChunkHead(
@@ -108,35 +160,26 @@ async def _start(gateway: Gateway, record: RequestRecord, asked: ChatCompletionR
             UNSET if asked.service_tier is None else tier_of(work.priority),
         ),
         asked,
-        prompt,
+        prompt.token_ids,
         generation.pieces(gateway.metrics, record.received),
-        [_reader(asked, model) for _ in choices],
+        [_reader(asked, model, use, prompt, choice) for choice in choices],
         work.tally,
         model,
+        (lambda answer: keep_completion(gateway, record, asked, answer)) if asked.store else None,
     )
 
 
-def render_chat(asked: ChatCompletionRequest, model: ReadyModel) -> list[int]:
-    """The prompt of a chat, in tokens.
-
-    Raises:
-        ChatTemplateError: The model's template refuses the messages.
-    """
-    text = model.chat_template.render(
-        asked.plain_messages,
-        tools=asked.active_tools,
-        add_generation_prompt=asked.add_generation_prompt,
-        continue_final_message=asked.continue_final_message,
-        **(asked.chat_template_kwargs or {}),
-    )
-    return model.tokenizer.encode(text, add_special_tokens=bool(asked.add_special_tokens))
-
-
-def _reader(asked: ChatCompletionRequest, model: ReadyModel) -> ChatReader:
+def _reader(
+    asked: ChatCompletionRequest, model: ReadyModel, use: ToolUse | None, prompt: ChatPrompt, choice: Choice
+) -> ChatReader:
+    calls = None
+    if use is not None:
+        parser = model.tool_format.make_parser(use.names, opening=prompt.opening, most_calls=use.most_calls)
+        calls = CallReading(use, parser, choice.end)
     final = asked.plain_messages[-1]["content"] if asked.echo else ""
     return ChatReader(
         model.tokenizer,
-        make_tool_call_parser() if asked.active_tools else None,
+        calls,
         (asked.top_logprobs or 0) if asked.logprobs else None,
         asked.return_token_ids,
         opening=final if isinstance(final, str) else "\n".join(part["text"] for part in final or []),

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from kvarn.gateway.context import Gateway
 from kvarn.gateway.errors import to_api_error, unavailable
-from kvarn.gateway.operations.chat import ChatRun, render_chat, start_chat
+from kvarn.gateway.operations.chat import ChatRun, start_chat
+from kvarn.gateway.operations.chat_prompt import render_chat
 from kvarn.gateway.operations.response_context import Turn, look_at_turn, open_turn
 from kvarn.gateway.operations.response_request import chat_request, in_our_words, new_response
 from kvarn.gateway.record import RequestRecord
@@ -181,7 +182,7 @@ async def count_input_tokens(gateway: Gateway, record: RequestRecord, asked: Tok
     turn = await look_at_turn(gateway.store, record.principal.owner, asked)
     _note_size(record, turn)
     chat = await gateway.run(record, lambda: _fitting(asked, turn, model))
-    return InputTokens(input_tokens=len(await gateway.run(record, lambda: render_chat(chat, model))))
+    return InputTokens(input_tokens=len((await gateway.run(record, lambda: render_chat(chat, model))).token_ids))
 
 
 async def _start_chat(
@@ -213,14 +214,14 @@ def _fitting(asked: ContextFields, turn: Turn, model: ReadyModel, seed: int | No
     context = model.card.max_context_length
     most = asked.max_output_tokens if isinstance(asked, ResponseRequest) else None
     room = context - (most or min(_ROOM_FOR_AN_ANSWER, context // 4))
-    if len(render_chat(whole, model)) <= room:
+    if len(render_chat(whole, model).token_ids) <= room:
         return whole
     starts = [index for index, item in enumerate(items) if item["type"] != "function_call_output"]
     too_early, enough = 0, len(starts) - 1  # to begin at the last is enough, or nothing is
     while enough - too_early > 1:
         middle = (too_early + enough) // 2
         chat = chat_request(asked, model.name, items[starts[middle] :], seed)
-        if len(render_chat(chat, model)) <= room:
+        if len(render_chat(chat, model).token_ids) <= room:
             enough = middle
         else:
             too_early = middle

@@ -1,24 +1,86 @@
-"""`/v1/chat/completions`."""
+"""`/v1/chat/completions`: answering chats, and the answers that were kept."""
 
 from __future__ import annotations
+
+import re
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from kvarn.gateway.answer import event_stream, json_when_done
+from kvarn.gateway.answer import event_stream, json_response, json_when_done
 from kvarn.gateway.context import gateway_of
 from kvarn.gateway.openapi import json_body
 from kvarn.gateway.operations.chat import start_chat
+from kvarn.gateway.operations.stored_chat import describe_completion, stored_messages
+from kvarn.gateway.pagination import check_query, list_answer, query_value, read_cursor
 from kvarn.gateway.record import record_of
-from kvarn.wire.openai.chat import ChatCompletionRequest
+from kvarn.store.repositories.pages import cut_page
+from kvarn.store.repositories.stored_completions import (
+    change_metadata,
+    delete_completion,
+    find_completion,
+    list_completions,
+)
+from kvarn.wire.openai.chat import ChatCompletionRequest, CompletionChange
+from kvarn.wire.openai.chat_answer import ChatCompletionDeleted
 
-router = APIRouter(prefix="/v1/chat", tags=["chat"])
+router = APIRouter(prefix="/v1/chat/completions", tags=["chat"])
+
+_METADATA = re.compile(r"metadata\[(.{1,64})\]")
 
 
-@router.post("/completions", summary="Answer a conversation", openapi_extra=json_body(ChatCompletionRequest))
+@router.post("", summary="Answer a conversation", openapi_extra=json_body(ChatCompletionRequest))
 async def create_chat_completion(request: Request) -> Response:
-    """Answer the messages of a chat, as one object or as a stream of events."""
+    """Answer the messages of a chat, as one object or as a stream of events. With `store` the answer is kept."""
     gateway = gateway_of(request)
     asked = await gateway.read(request, ChatCompletionRequest)
     run = await start_chat(gateway, record_of(request.scope), asked)
     return event_stream(run.stream()) if asked.stream else json_when_done(run.collect())
+
+
+@router.get("", summary="List stored chat completions")
+async def list_chat_completions(request: Request) -> Response:
+    """The project's stored completions by age, oldest first unless `order` is `desc`; of one `model`, or with entries
+    of `metadata[key]`."""
+    gateway, owner = gateway_of(request), record_of(request.scope).principal.owner
+    filters = {found[0]: found[1] for name in request.query_params if (found := _METADATA.fullmatch(name))}
+    cursor = read_cursor(request, filters=("model", *filters), ascending=True)
+    metadata = {key: value for name, key in filters.items() if (value := query_value(request, name)) is not None}
+    model = query_value(request, "model")
+    page = await list_completions(gateway.store, owner, cursor, model=model, metadata=metadata)
+    return json_response(list_answer(page, describe_completion))
+
+
+@router.get("/{completion_id}", summary="Read a stored chat completion")
+async def get_chat_completion(request: Request, completion_id: str) -> Response:
+    """One stored completion."""
+    check_query(request)
+    owner = record_of(request.scope).principal.owner
+    return json_response(describe_completion(await find_completion(gateway_of(request).store, owner, completion_id)))
+
+
+@router.post("/{completion_id}", summary="Change a stored chat completion", openapi_extra=json_body(CompletionChange))
+async def change_chat_completion(request: Request, completion_id: str) -> Response:
+    """Replace the metadata of a stored completion: nothing else of it can be changed."""
+    gateway, owner = gateway_of(request), record_of(request.scope).principal.owner
+    change = await gateway.read(request, CompletionChange)
+    stored = await change_metadata(gateway.store, owner, completion_id, change.metadata or {})
+    return json_response(describe_completion(stored))
+
+
+@router.delete("/{completion_id}", summary="Delete a stored chat completion")
+async def delete_chat_completion(request: Request, completion_id: str) -> Response:
+    """Delete a stored completion and its messages."""
+    check_query(request)
+    await delete_completion(gateway_of(request).store, record_of(request.scope).principal.owner, completion_id)
+    return json_response(ChatCompletionDeleted(id=completion_id))
+
+
+@router.get("/{completion_id}/messages", summary="Read the messages of a stored chat completion")
+async def list_chat_messages(request: Request, completion_id: str) -> Response:
+    """What a stored completion answers, first message first unless `order` is `desc`."""
+    cursor = read_cursor(request, ascending=True)
+    owner = record_of(request.scope).principal.owner
+    stored = await find_completion(gateway_of(request).store, owner, completion_id)
+    page = cut_page(stored_messages(stored), cursor, lambda message: str(message["id"]))
+    return json_response(list_answer(page, lambda message: message))

@@ -11,102 +11,18 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from kvarn.wire.openai.common import (
-    Metadata,
-    RequestModel,
-    SamplingFields,
-    disagreement,
-    only,
-    refused,
+from kvarn.wire.openai.chat_messages import Messages, check_tool_results, plain_messages
+from kvarn.wire.openai.chat_tools import (
+    AllowedToolsChoice,
+    FunctionCallChoice,
+    FunctionDefinition,
+    FunctionReference,
+    NamedToolChoice,
+    ToolChoice,
+    Tools,
+    ToolUse,
 )
-
-
-class TextPart(RequestModel):
-    """A piece of a message's content. Text is the only kind served."""
-
-    type: Annotated[Literal["text"], only("text", why="Only content parts of type 'text' are supported.")]
-    text: str
-
-
-Parts = Annotated[list[TextPart], Field(fail_fast=True, min_length=1)]
-
-
-class SystemMessage(RequestModel):
-    """Instructions; `developer` is OpenAI's newer name of the same."""
-
-    role: Literal["system", "developer"]
-    content: str | Parts
-    name: str | None = None
-
-
-class UserMessage(RequestModel):
-    """What the user says."""
-
-    role: Literal["user"]
-    content: str | Parts
-    name: str | None = None
-
-
-class FunctionCallArguments(RequestModel):
-    """A function's name and its arguments as JSON text."""
-
-    name: str
-    arguments: str
-
-
-class EarlierToolCall(RequestModel):
-    """A call the model made in an earlier turn."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: FunctionCallArguments
-
-
-class AssistantMessage(RequestModel):
-    """What the model said in an earlier turn."""
-
-    role: Literal["assistant"]
-    content: str | Parts | None = None
-    name: str | None = None
-    refusal: str | None = None
-    tool_calls: Annotated[list[EarlierToolCall], Field(fail_fast=True)] | None = None
-    annotations: list[Any] | None = None
-    """Sent back by clients that echo an answer; not shown to the model."""
-    reasoning_content: str | None = None
-    audio: Annotated[None, refused("'audio' in messages is not supported.")] = None
-    function_call: Annotated[None, refused("'function_call' in messages is not supported: use 'tool_calls'.")] = None
-
-
-class ToolMessage(RequestModel):
-    """The result of a tool call."""
-
-    role: Literal["tool"]
-    content: str | Parts
-    tool_call_id: str
-    name: str | None = None
-
-
-Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
-Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1)]
-
-
-class FunctionDefinition(RequestModel):
-    """A function the model may call; `parameters` is a JSON schema."""
-
-    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: Annotated[bool | None, only(False, why="'strict' function schemas are not supported yet.")] = None
-
-
-class Tool(RequestModel):
-    """A tool the model may use."""
-
-    type: Annotated[Literal["function"], only("function", why="Only tools of type 'function' are supported.")]
-    function: FunctionDefinition
-
-
-Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=128)]
+from kvarn.wire.openai.common import Metadata, RequestModel, SamplingFields, disagreement, only, refused
 
 
 class ResponseFormat(RequestModel):
@@ -144,18 +60,17 @@ class ChatCompletionRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: Tools | None = None
-    tool_choice: Annotated[
-        Literal["none", "auto"] | None,
-        only("none", "auto", why="'tool_choice' may only be 'none' or 'auto': forced calls are not supported yet."),
-    ] = None
-    parallel_tool_calls: Annotated[
-        bool | None,
-        only(True, why="'parallel_tool_calls' may only be true: the model decides how many calls it makes."),
-    ] = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    functions: Annotated[list[FunctionDefinition], Field(fail_fast=True, min_length=1, max_length=128)] | None = None
+    """What `tools` was before 2023-11."""
+    function_call: FunctionCallChoice | None = None
+    """What `tool_choice` was before 2023-11."""
     response_format: Annotated[ResponseFormat | None, BeforeValidator(_check_response_format)] = None
     modalities: Annotated[list[str] | None, only(["text"], why="'modalities' may only be ['text'].")] = None
     metadata: Metadata | None = None
-    store: Annotated[bool | None, only(False, why="'store' is not supported: leave it out or false.")] = None
+    store: bool | None = None
+    """Keep the answer, to be read again by its id."""
     service_tier: Annotated[
         Literal["auto", "default", "flex", "priority", "fast"] | None,
         only(
@@ -173,8 +88,6 @@ class ChatCompletionRequest(SamplingFields):
 
     # OpenAI's fields that Kvarn does not serve.
     audio: Annotated[None, refused("'audio' is not supported: this server speaks text.")] = None
-    function_call: Annotated[None, refused("'function_call' is not supported: use 'tool_choice'.")] = None
-    functions: Annotated[None, refused("'functions' is not supported: use 'tools'.")] = None
     moderation: Annotated[None, refused("'moderation' is not supported.")] = None
     prediction: Annotated[None, refused("'prediction' is not supported.")] = None
     prompt_cache_options: Annotated[None, refused("'prompt_cache_options' is not supported: caching is automatic.")] = (
@@ -195,26 +108,85 @@ class ChatCompletionRequest(SamplingFields):
     def _fields_agree(self) -> ChatCompletionRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise disagreement("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
-        if (
-            self.continue_final_message
-            and self.add_generation_prompt
-            and "add_generation_prompt" in self.model_fields_set
-        ):
-            raise disagreement(
-                "'continue_final_message' and 'add_generation_prompt' cannot both be true.", "continue_final_message"
-            )
+        check_tool_results(self.messages)
+        self._continuation_agrees()
+        self._tools_agree()
+        return self
+
+    def _continuation_agrees(self) -> None:
+        prompted = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
+        if self.continue_final_message and prompted:
+            why = "'continue_final_message' and 'add_generation_prompt' cannot both be true."
+            raise disagreement(why, "continue_final_message")
         if self.echo and not self.continue_final_message:
             raise disagreement("'echo' in chat needs 'continue_final_message'.", "echo")
-        return self
+
+    def _tools_agree(self) -> None:
+        if self.functions is not None and self.tools is not None:
+            raise disagreement("'functions' is the older name of 'tools': give one of them.", "functions")
+        choice, offered = self.tool_choice, {tool.function.name for tool in self.tools or ()}
+        if choice not in (None, "none", "auto") and not offered:
+            raise disagreement("'tool_choice' needs 'tools'.", "tool_choice")
+        if isinstance(choice, NamedToolChoice):
+            _check_offered(choice.function.name, offered, "tool_choice.function.name", "tools")
+        if isinstance(choice, AllowedToolsChoice):
+            for index, tool in enumerate(choice.allowed_tools.tools):
+                where = f"tool_choice.allowed_tools.tools[{index}].function.name"
+                _check_offered(tool.function.name, offered, where, "tools")
+        if self.function_call not in (None, "none", "auto") and self.functions is None:
+            raise disagreement("'function_call' needs 'functions'.", "function_call")
+        if isinstance(self.function_call, FunctionReference):
+            names = {function.name for function in self.functions or ()}
+            _check_offered(self.function_call.name, names, "function_call.name", "functions")
+        use = self.tool_use
+        if use is not None and use.forced and (self.continue_final_message or not self.add_generation_prompt):
+            raise disagreement("A call can be forced at the beginning of an answer only.", "tool_choice")
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        """What it says of calls; None where there are no tools or they are not to be used."""
+        if self.functions is not None:
+            return self._function_use(tuple(self.functions))
+        choice = self.tool_choice
+        if not self.tools or choice == "none":
+            return None
+        functions = tuple(tool.function for tool in self.tools)
+        parallel = self.parallel_tool_calls is not False
+        if isinstance(choice, NamedToolChoice):
+            return ToolUse(functions, forced=True, named=choice.function.name, parallel=False)
+        if isinstance(choice, AllowedToolsChoice):
+            names = {tool.function.name for tool in choice.allowed_tools.tools}
+            allowed = tuple(function for function in functions if function.name in names)
+            return ToolUse(allowed, forced=choice.allowed_tools.mode == "required", parallel=parallel)
+        return ToolUse(functions, forced=choice == "required", parallel=parallel)
+
+    def _function_use(self, functions: tuple[FunctionDefinition, ...]) -> ToolUse | None:
+        if self.function_call == "none":
+            return None
+        named = self.function_call.name if isinstance(self.function_call, FunctionReference) else None
+        return ToolUse(functions, forced=named is not None, named=named, parallel=False, legacy=True)
 
     @property
     def active_tools(self) -> list[dict[str, Any]] | None:
-        """The tools shown to the model, as plain data; None where there are none or `tool_choice` is `none`."""
-        if not self.tools or self.tool_choice == "none":
+        """The tools shown to the model, as plain data; None where there are none or they are not to be used."""
+        use = self.tool_use
+        if use is None:
             return None
-        return [tool.model_dump(exclude_none=True) for tool in self.tools]
+        return [{"type": "function", "function": each.model_dump(exclude_none=True)} for each in use.functions]
 
     @property
     def plain_messages(self) -> list[dict[str, Any]]:
         """The messages as plain data, for the chat template."""
-        return [message.model_dump(exclude_unset=True) for message in self.messages]
+        return plain_messages(self.messages)
+
+
+class CompletionChange(RequestModel):
+    """The body of a change to a stored completion."""
+
+    metadata: Metadata | None
+    """Stands in the place of what it had."""
+
+
+def _check_offered(name: str, offered: set[str], where: str, field: str) -> None:
+    if name not in offered:
+        raise disagreement(f"{where!r} is {name[:80]!r}: {field!r} has no function of that name.", where)

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from kvarn.wire.openai.usage import PromptLogprobs, Usage
 
-FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
 
 
 class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +58,8 @@ class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "assistant"
     refusal: str | None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
+    """Where the request spoke of functions."""
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +88,17 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
+    """What is not as it was asked for: arguments that are no JSON object, an answer that could not be stored (an
+    extension)."""
+
+
+class ChatCompletionDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored completion is gone."""
+
+    id: str
+    object: str = "chat.completion.deleted"
+    deleted: bool = True
 
 
 class FunctionCallDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +124,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     content: str | UnsetType | None = UNSET
     refusal: str | UnsetType | None = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    function_call: FunctionCallDelta | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,3 +150,4 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: str | UnsetType = UNSET
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET

@@ -8,7 +8,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import model_validator
 
-from kvarn.wire.openai.chat import Messages, TemplateKwargs, Tools
+from kvarn.wire.openai.chat import TemplateKwargs
+from kvarn.wire.openai.chat_messages import Messages, plain_messages
+from kvarn.wire.openai.chat_tools import Tools
 from kvarn.wire.openai.common import RequestModel, TokenIds, disagreement
 
 
@@ -41,7 +43,7 @@ class TokenizeRequest(RequestModel):
     @property
     def plain_messages(self) -> list[dict[str, Any]]:
         """The messages as plain data, for the chat template."""
-        return [message.model_dump(exclude_unset=True) for message in self.messages or []]
+        return plain_messages(self.messages or [])
 
 
 class TokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,37 @@
+"""From the messages and tools of a chat to the prompt's tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvarn.gateway.served import ReadyModel
+from kvarn.wire.openai.chat import ChatCompletionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A rendered chat."""
+
+    token_ids: list[int]
+    opening: str
+    """The beginning of a forced call, with which it ends; empty where none is forced."""
+
+
+def render_chat(asked: ChatCompletionRequest, model: ReadyModel) -> ChatPrompt:
+    """Render and tokenize a chat. A forced call is begun in the prompt, for the model to go on with.
+
+    Raises:
+        ChatTemplateError: The model's template refuses the messages.
+        TokenizerError: The text cannot be encoded.
+    """
+    use = asked.tool_use
+    text = model.chat_template.render(
+        asked.plain_messages,
+        tools=asked.active_tools,
+        add_generation_prompt=asked.add_generation_prompt,
+        continue_final_message=asked.continue_final_message,
+        **(asked.chat_template_kwargs or {}),
+    )
+    opening = model.tool_format.opening(use.certain_name) if use is not None and use.forced else ""
+    token_ids = model.tokenizer.encode(text + opening, add_special_tokens=bool(asked.add_special_tokens))
+    return ChatPrompt(token_ids, opening)

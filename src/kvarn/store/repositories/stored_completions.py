@@ -1,0 +1,103 @@
+"""Chat completions that their clients asked to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Select, delete, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from kvarn.store.engine import Store
+from kvarn.store.errors import NotFoundError
+from kvarn.store.models import StoredCompletion
+from kvarn.store.owner import Owner
+from kvarn.store.repositories.dialect import has_entry
+from kvarn.store.repositories.pages import Cursor, Page, read_page
+
+
+async def add_completion(
+    store: Store, owner: Owner, body: Mapping[str, Any], *, metadata: Mapping[str, str], messages: list[dict[str, Any]]
+) -> None:
+    """Keep a completion.
+
+    Args:
+        store: The database.
+        owner: Whose it is.
+        body: The whole object, with its `id`, `created` and `model`.
+        metadata: What the client says of it.
+        messages: What it answers.
+
+    Raises:
+        StoreAwayError: The database does not answer.
+    """
+    async with store.transaction() as session:
+        session.add(
+            StoredCompletion(
+                id=body["id"],
+                organization_id=owner.organization_id,
+                project_id=owner.project_id,
+                created_at=body["created"],
+                model=body["model"],
+                extra=dict(metadata),
+                messages=messages,
+                body={name: value for name, value in body.items() if name != "metadata"},
+            )
+        )
+
+
+async def find_completion(store: Store, owner: Owner, completion_id: str) -> StoredCompletion:
+    """An owner's completion.
+
+    Raises:
+        NotFoundError: There is none of this id, or it is not theirs.
+    """
+    async with store.reading() as session:
+        return await _find(session, owner, completion_id)
+
+
+async def list_completions(
+    store: Store, owner: Owner, cursor: Cursor, *, model: str | None = None, metadata: Mapping[str, str] | None = None
+) -> Page[StoredCompletion]:
+    """A page of an owner's completions, by age: those of a model, and with these entries in their metadata.
+
+    Raises:
+        NotFoundError: The cursor's completion is not in the list.
+    """
+    query = _of(owner)
+    if model is not None:
+        query = query.where(StoredCompletion.model == model)
+    async with store.reading() as session:
+        for key, value in (metadata or {}).items():
+            query = query.where(has_entry(session, StoredCompletion.extra, key, value))
+        return await read_page(session, query, cursor, (StoredCompletion.created_at, StoredCompletion.id))
+
+
+async def change_metadata(
+    store: Store, owner: Owner, completion_id: str, metadata: Mapping[str, str]
+) -> StoredCompletion:
+    """Replace a completion's metadata. Raises as `find_completion` does."""
+    async with store.transaction() as session:
+        stored = await _find(session, owner, completion_id)
+        stored.extra = dict(metadata)
+        return stored
+
+
+async def delete_completion(store: Store, owner: Owner, completion_id: str) -> None:
+    """Delete a completion. Raises as `find_completion` does."""
+    async with store.transaction() as session:
+        await _find(session, owner, completion_id)
+        await session.execute(delete(StoredCompletion).where(StoredCompletion.id == completion_id))
+
+
+async def _find(session: AsyncSession, owner: Owner, completion_id: str) -> StoredCompletion:
+    stored = await session.scalar(_of(owner).where(StoredCompletion.id == completion_id))
+    if stored is None:
+        raise NotFoundError(f"There is no stored chat completion {completion_id[:80]!r}.")
+    return stored
+
+
+def _of(owner: Owner) -> Select[StoredCompletion]:
+    return select(StoredCompletion).where(
+        StoredCompletion.organization_id == owner.organization_id, StoredCompletion.project_id == owner.project_id
+    )

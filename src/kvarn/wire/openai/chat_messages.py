@@ -1,0 +1,129 @@
+"""The messages of a chat request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from kvarn.wire.openai.common import RequestModel, disagreement, only, refused
+
+
+class TextPart(RequestModel):
+    """A piece of a message's content. Text is the only kind served."""
+
+    type: Annotated[Literal["text"], only("text", why="Only content parts of type 'text' are supported.")]
+    text: str
+
+
+Parts = Annotated[list[TextPart], Field(fail_fast=True, min_length=1)]
+
+
+class SystemMessage(RequestModel):
+    """Instructions; `developer` is OpenAI's newer name of the same."""
+
+    role: Literal["system", "developer"]
+    content: str | Parts
+    name: str | None = None
+
+
+class UserMessage(RequestModel):
+    """What the user says."""
+
+    role: Literal["user"]
+    content: str | Parts
+    name: str | None = None
+
+
+class FunctionCallArguments(RequestModel):
+    """A function's name and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class EarlierToolCall(RequestModel):
+    """A call the model made in an earlier turn."""
+
+    id: str
+    type: Annotated[Literal["function"], only("function", why="Only tool calls of type 'function' are supported.")] = (
+        "function"
+    )
+    function: FunctionCallArguments
+
+
+class AssistantMessage(RequestModel):
+    """What the model said in an earlier turn."""
+
+    role: Literal["assistant"]
+    content: str | Parts | None = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_calls: Annotated[list[EarlierToolCall], Field(fail_fast=True)] | None = None
+    annotations: list[Any] | None = None
+    """Sent back by clients that echo an answer; not shown to the model."""
+    reasoning_content: str | None = None
+    audio: Annotated[None, refused("'audio' in messages is not supported.")] = None
+    function_call: FunctionCallArguments | None = None
+    """What `tool_calls` was before 2023-11."""
+
+
+class ToolMessage(RequestModel):
+    """The result of a tool call."""
+
+    role: Literal["tool"]
+    content: str | Parts
+    tool_call_id: str
+    name: str | None = None
+
+
+class FunctionMessage(RequestModel):
+    """The result of the last `function_call`: what `tool` was before 2023-11."""
+
+    role: Literal["function"]
+    content: str | None
+    name: str
+
+
+Message = Annotated[
+    SystemMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage, Field(discriminator="role")
+]
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1)]
+
+
+def check_tool_results(messages: Sequence[Message]) -> None:
+    """Make sure that every result belongs to a call made before it.
+
+    Raises:
+        PydanticCustomError: One does not; it says which.
+    """
+    calls: set[str] = set()
+    functions = False
+    for index, message in enumerate(messages):
+        if isinstance(message, AssistantMessage):
+            calls.update(call.id for call in message.tool_calls or ())
+            functions = functions or message.function_call is not None
+        elif isinstance(message, ToolMessage) and message.tool_call_id not in calls:
+            where = f"messages[{index}].tool_call_id"
+            shown = message.tool_call_id[:80]
+            raise disagreement(f"{where!r} is {shown!r}: no message before it makes a tool call of that id.", where)
+        elif isinstance(message, FunctionMessage) and not functions:
+            where = f"messages[{index}].role"
+            raise disagreement(f"{where!r} is 'function', but no message before it has a 'function_call'.", where)
+
+
+def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages as plain data, for the chat template; functions in the form of tools."""
+    plain: list[dict[str, Any]] = []
+    function_calls = 0
+    for message in messages:
+        data = message.model_dump(exclude_unset=True)
+        if isinstance(message, AssistantMessage) and message.function_call is not None:
+            function_calls += 1
+            call = {"id": f"call_{function_calls:09}", "type": "function", "function": data.pop("function_call")}
+            data["tool_calls"] = [*(data.get("tool_calls") or ()), call]
+        elif isinstance(message, FunctionMessage):
+            data |= {"role": "tool", "tool_call_id": f"call_{function_calls:09}", "content": message.content or ""}
+        plain.append(data)
+    return plain
