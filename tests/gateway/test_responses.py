@@ -268,7 +268,7 @@ def test_a_deleted_response_is_gone(sdk: openai.OpenAI) -> None:
 
 
 def test_ids_that_nothing_can_have_are_unknown(client: httpx.Client) -> None:
-    for name in ("resp_%00", "x" * 300, "resp_'", "%F0%9F%8C%8D"):
+    for name in ("x" * 300, "resp_'", "%F0%9F%8C%8D"):
         assert client.get(f"/v1/responses/{name}").status_code == 404
         assert client.get(f"/v1/conversations/{name}").status_code == 404
     body = {"model": "tiny", "input": "x", "previous_response_id": "resp_\0"}

@@ -28,7 +28,7 @@ async def keep(store: Store, owner: Owner, name: str, created: int = 1, **metada
 async def test_it_is_read_changed_and_deleted_by_its_owner_alone(store: Store) -> None:
     mine, other = [(await create_organization(store, name)).owner for name in ("mine", "other")]
     await keep(store, mine, "one", a="1")
-    assert (await find_completion(store, mine, "one")).body["choices"] == [{"text": "NUL \ufffd and \\u0000"}]
+    assert (await find_completion(store, mine, "one")).body["choices"] == [{"text": "NUL \x00 and \\u0000"}]
     changed = await change_metadata(store, mine, "one", {"b": "2"})
     assert changed.extra == (await find_completion(store, mine, "one")).extra == {"b": "2"}
     for owner in (other, Owner(mine.organization_id, other.project_id), Owner(other.organization_id, mine.project_id)):
@@ -48,7 +48,7 @@ async def test_lists_are_filtered_by_metadata_with_any_key(store: Store) -> None
     owner = (await create_organization(store, "mine")).owner
     await keep(store, owner, "one", 1, **{ODD: "x", "k": "1"})
     await keep(store, owner, "two", 2, **{ODD: "x", "k": "2"})
-    await keep(store, owner, "three", 3, **{ODD: "y"})
+    await keep(store, owner, "three", 3, **{ODD: "y", "nul": "\0"})
 
     async def names(**metadata: str) -> list[str]:
         page = await list_completions(store, owner, Cursor(ascending=True), metadata=metadata)
@@ -58,3 +58,4 @@ async def test_lists_are_filtered_by_metadata_with_any_key(store: Store) -> None
     assert await names(**{ODD: "x"}) == ["one", "two"]
     assert await names(**{ODD: "x", "k": "2"}) == ["two"]
     assert await names(k="3") == []
+    assert await names(nul="\ufffd") == ["three"], "which PostgreSQL cannot hold"

@@ -16,7 +16,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, a
 
 from kvarn.config.schema import KvarnConfig
 from kvarn.store.errors import StoreAwayError, StoreError
-from kvarn.store.json_text import json_text
 
 DATABASE_FILE = "kvarn.db"
 _READING = "kvarn_reading"
@@ -132,7 +131,7 @@ def data_dir(config: KvarnConfig) -> Path:
 
 def _make_engine(url: URL, pool_size: int, timeout_s: float) -> AsyncEngine:
     if url.get_backend_name() == "sqlite":
-        engine = create_async_engine(url, connect_args={"timeout": timeout_s}, json_serializer=json_text)
+        engine = create_async_engine(url, connect_args={"timeout": timeout_s})
         event.listen(engine.sync_engine, "connect", _prepare_sqlite)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
         return engine
@@ -142,7 +141,6 @@ def _make_engine(url: URL, pool_size: int, timeout_s: float) -> AsyncEngine:
         max_overflow=0,
         pool_timeout=timeout_s,
         pool_pre_ping=True,
-        json_serializer=json_text,
         connect_args={"timeout": timeout_s, "command_timeout": timeout_s},
     )
 

@@ -39,7 +39,7 @@ async def add_completion(
                 project_id=owner.project_id,
                 created_at=body["created"],
                 model=body["model"],
-                extra=dict(metadata),
+                extra=_without_nul(metadata),
                 messages=messages,
                 body={name: value for name, value in body.items() if name != "metadata"},
             )
@@ -79,7 +79,7 @@ async def change_metadata(
     """Replace a completion's metadata. Raises as `find_completion` does."""
     async with store.transaction() as session:
         stored = await _find(session, owner, completion_id)
-        stored.extra = dict(metadata)
+        stored.extra = _without_nul(metadata)
         return stored
 
 
@@ -95,6 +95,11 @@ async def _find(session: AsyncSession, owner: Owner, completion_id: str) -> Stor
     if stored is None:
         raise NotFoundError(f"There is no stored chat completion {completion_id[:80]!r}.")
     return stored
+
+
+def _without_nul(metadata: Mapping[str, str]) -> dict[str, str]:
+    """What PostgreSQL can search in: its JSONB has no NUL character, so U+FFFD stands for it."""
+    return {key.replace("\0", "\ufffd"): value.replace("\0", "\ufffd") for key, value in metadata.items()}
 
 
 def _of(owner: Owner) -> Select[StoredCompletion]:
