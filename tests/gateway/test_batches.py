@@ -88,10 +88,10 @@ def test_the_official_client_runs_a_batch(mill: Any, wait_for: WaitFor) -> None:
             input_file_id=file.id,
             endpoint=CHAT,
             completion_window="24h",
-            metadata={"job": "nightly"},
+            metadata={"job": "nightly\0"},
             output_expires_after={"anchor": "created_at", "seconds": 3600},
         )
-        assert made.status == "validating" and made.metadata == {"job": "nightly"} and made.completion_window == "24h"
+        assert made.status == "validating" and made.metadata == {"job": "nightly\0"} and made.completion_window == "24h"
         wait_for(lambda: sdk.batches.retrieve(made.id).status == "completed", "the batch to be completed", seconds=20)
         done = sdk.batches.retrieve(made.id)
         assert done.request_counts is not None and done.output_file_id is not None
@@ -133,6 +133,7 @@ def test_what_cannot_be_answered_goes_to_the_error_file(mill: Any, wait_for: Wai
     [
         ("/v1/completions", {"model": "tiny", "prompt": "x"}, "text_completion"),
         ("/v1/embeddings", {"model": "vec", "input": "x"}, "list"),
+        ("/v1/responses", {"model": "tiny", "input": "x"}, "response"),
     ],
 )
 def test_other_operations_run_too(
@@ -276,7 +277,7 @@ def test_a_tenant_finds_nothing_of_another(mill: Any, wait_for: WaitFor) -> None
     [
         ({"endpoint": "/v1/images/generations"}, "endpoint", "unsupported_value"),
         ({"completion_window": "1h"}, "completion_window", "invalid_value"),
-        ({"metadata": {"a": "\x00"}}, "metadata", "invalid_value"),
+        ({"input_file_id": "file-\x00"}, "input_file_id", "invalid_value"),
         (
             {"output_expires_after": {"anchor": "created_at", "seconds": 1}},
             "output_expires_after.seconds",

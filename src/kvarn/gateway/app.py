@@ -22,6 +22,7 @@ from kvarn.gateway.openapi import describe
 from kvarn.gateway.operations.background_responses import run_background
 from kvarn.gateway.platform import Platform
 from kvarn.gateway.response_runs import ResponseRuns
+from kvarn.gateway.retention import sweep_forever
 from kvarn.gateway.routes import (
     batches,
     chat,
@@ -114,6 +115,7 @@ def create_app(
             raise
         runs.start(partial(run_background, gateway))
         tasks = [asyncio.create_task(table.load_text()), asyncio.create_task(_watch_engines(gateway.metrics))]
+        tasks.append(asyncio.create_task(sweep_forever(platform.store, config.retention)))
         if config.batches.enabled:
             tasks.append(asyncio.create_task(BatchRunner(gateway).run()))
         try:

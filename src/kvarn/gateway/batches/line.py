@@ -21,6 +21,7 @@ from kvarn.wire.openai.errors import ApiError
 _log = logging.getLogger("kvarn.gateway")
 
 _TRY_AGAIN = frozenset({429, 503})
+_LOCKED = "conversation_locked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def unanswered(batch_id: str, line: int, custom_id: str, code: str, message: str
 
 def _failure(record: RequestRecord, line: Line, error: Exception) -> Answer | Refused:
     told = to_api_error(error)
-    if told.status in _TRY_AGAIN:
+    if told.status in _TRY_AGAIN or told.code == _LOCKED:
         after = next((value for name, value in told.headers.items() if name.lower() == "retry-after"), None)
         return Refused(line, told, float(after) if after else None)
     if told.status >= 500:

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import ForeignKey, Index, LargeBinary, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from kvarn.store.models.base import Base, Id, Name, Number, Seconds
+from kvarn.store.models.base import Base, ExactJson, Id, Name, Number, Seconds
 
 
 class File(Base):
@@ -60,8 +60,8 @@ class Batch(Base):
     expires_at: Mapped[Seconds]
     times: Mapped[dict[str, Any]]
     """When each state was reached: `in_progress_at`, `completed_at`, …"""
-    errors: Mapped[list[Any]]
-    extra: Mapped[dict[str, Any]]
+    errors: Mapped[list[Any]] = mapped_column(ExactJson)
+    extra: Mapped[dict[str, Any]] = mapped_column(ExactJson)
     """The client's `metadata`."""
     output_expires_after_s: Mapped[Number | None]
     """Seconds that its output and error files are kept."""

@@ -15,6 +15,7 @@ from kvarn.store.models import Base, Organization, Project
 from kvarn.store.owner import Owner, Principal, Role
 from kvarn.store.repositories.acts import Act, Actor, acting
 from kvarn.store.repositories.pages import Cursor, Page, read_page
+from kvarn.store.repositories.retention import delete_organization_data
 
 _THE_SERVER = Actor("server")
 _LEDGER = frozenset({"usage_events", "usage_outbox", "billed_hours"})
@@ -148,6 +149,7 @@ async def delete_organization(store: Store, actor: Actor, organization_id: str, 
         raise ConflictError("The default organization cannot be deleted: its administrators run the platform.")
     async with acting(store, actor) as act:
         await change_organization(act, organization_id, {"archived": True})
+    await delete_organization_data(store, organization_id)
     for table in reversed(Base.metadata.sorted_tables):
         if "organization_id" in table.columns and not (keep_usage and table.name in _LEDGER):
             await _empty(store, table, organization_id)

@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from kvarn.wire.openai.common import Metadata, RequestModel, disagreement
+from kvarn.wire.openai.common import Metadata, RequestModel
 from kvarn.wire.openai.files import FileExpiry
 
 WINDOW_S = {"24h": 24 * 3600}
@@ -18,18 +18,11 @@ WINDOW_S = {"24h": 24 * 3600}
 class BatchRequest(RequestModel):
     """The body of a request for a batch."""
 
-    input_file_id: str = Field(min_length=1, max_length=64)
+    input_file_id: str = Field(max_length=64, pattern=r"^[!-~]+$")
     endpoint: str
     completion_window: Literal["24h"]
     metadata: Metadata | None = None
     output_expires_after: FileExpiry | None = None
-
-    @model_validator(mode="after")
-    def _metadata_can_be_kept(self) -> BatchRequest:
-        # PostgreSQL's JSON has no word for this character.
-        if any("\x00" in text for pair in (self.metadata or {}).items() for text in pair):
-            raise disagreement("'metadata' may not hold the character U+0000.", "metadata")
-        return self
 
 
 class BatchFault(msgspec.Struct, frozen=True, kw_only=True):

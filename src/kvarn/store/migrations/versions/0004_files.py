@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from kvarn.store.models.base import Json
+from kvarn.store.models.base import ExactJson, Json
 
 revision = "0004"
 down_revision = "0003"
@@ -30,8 +30,8 @@ def upgrade() -> None:
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("expires_at", sa.BigInteger(), nullable=False),
         sa.Column("times", Json, nullable=False),
-        sa.Column("errors", Json, nullable=False),
-        sa.Column("extra", Json, nullable=False),
+        sa.Column("errors", ExactJson, nullable=False),
+        sa.Column("extra", ExactJson, nullable=False),
         sa.Column("output_expires_after_s", sa.BigInteger(), nullable=True),
         sa.Column("model", sa.String(length=256), nullable=True),
         sa.Column("total", sa.BigInteger(), nullable=False),
