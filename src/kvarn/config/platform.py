@@ -78,6 +78,9 @@ class KafkaConfig(Section):
     topic: str = Field("kvarn.usage", min_length=1)
     """Topic of the usage events; the key of each message is the event's id."""
 
+    group: str = Field("kvarn-meter", min_length=1)
+    """Consumer group of `kvarn meter`."""
+
     settings: dict[str, str | int | float | bool] = Field(default_factory=dict)
     """More settings of librdkafka, such as `security.protocol`."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
@@ -20,6 +21,9 @@ from kvarn.store.engine import Store, data_dir
 from kvarn.store.errors import StoreAwayError, StoreError
 from kvarn.store.ledger import LedgerEvent
 from kvarn.store.repositories.budgets import note_alert, read_budgets
+
+if TYPE_CHECKING:
+    from kvarn.metering.publisher import Publisher
 
 JOURNALS = "usage"
 """Directory under `data_dir`."""
@@ -47,6 +51,8 @@ class Metering:
         self._journal: Journal | None = None
         self._writer: LedgerWriter | None = None
         self._budgets_read = float("-inf")
+        self._publisher: Publisher | None = None
+        self._publishing: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def open(self) -> None:
@@ -79,12 +85,22 @@ class Metering:
         """
         await self._read_budgets()
         self._tasks.append(asyncio.create_task(self._write_for_ever()))
+        if self._settings.kafka is not None:
+            # Imported where it is used: a server without Kafka need not wait for its library.
+            from kvarn.metering.publisher import Publisher
+
+            self._publisher = Publisher(self._store, self._settings.kafka, self.metrics)
+            self._publishing = asyncio.create_task(self._publisher.run())
 
     async def stop(self) -> None:
         """Write what is left, in a bounded time; what cannot be written is found by the next start."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._publisher is not None and self._publishing is not None:
+            self._publisher.stop()
+            await self._publishing
+            await self._publisher.close()
         if self._journal is None or self._writer is None:
             return
         if self._tasks:

@@ -113,6 +113,7 @@ class BilledHour(Base):
     key_id: Mapped[Id] = mapped_column(primary_key=True)
     """Empty for requests without a key."""
     model: Mapped[Name] = mapped_column(primary_key=True)
+    currency: Mapped[str] = mapped_column(String(3), primary_key=True)
     requests: Mapped[Number]
     input_tokens: Mapped[Number]
     cached_tokens: Mapped[Number]

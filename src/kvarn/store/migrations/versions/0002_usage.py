@@ -26,13 +26,14 @@ def upgrade() -> None:
         sa.Column("project_id", sa.String(length=64), nullable=False),
         sa.Column("key_id", sa.String(length=64), nullable=False),
         sa.Column("model", sa.String(length=256), nullable=False),
+        sa.Column("currency", sa.String(length=3), nullable=False),
         sa.Column("requests", sa.BigInteger(), nullable=False),
         sa.Column("input_tokens", sa.BigInteger(), nullable=False),
         sa.Column("cached_tokens", sa.BigInteger(), nullable=False),
         sa.Column("output_tokens", sa.BigInteger(), nullable=False),
         sa.Column("cost", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint(
-            "hour_at", "organization_id", "project_id", "key_id", "model", name=op.f("pk_billed_hours")
+            "hour_at", "organization_id", "project_id", "key_id", "model", "currency", name=op.f("pk_billed_hours")
         ),
     )
     op.create_index(

@@ -1,0 +1,68 @@
+"""The billing tables: each event is counted once into the hour in which it ended."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from kvarn.store.engine import Store
+from kvarn.store.ledger import LedgerEvent
+from kvarn.store.models import BilledEvent, BilledHour, UsageEvent
+from kvarn.store.repositories.dialect import insert
+
+_SUMS = ("requests", "input_tokens", "cached_tokens", "output_tokens", "cost")
+_KEYS = ("hour_at", "organization_id", "project_id", "key_id", "model", "currency")
+
+
+async def bill(store: Store, events: Sequence[LedgerEvent]) -> int:
+    """Count events into their hours, in one transaction; those that have been counted before are left out.
+
+    Returns:
+        How many were new.
+
+    Raises:
+        StoreAwayError: The database does not answer; nothing is counted, or nobody knows.
+    """
+    unique = {event.id: event for event in events}
+    if not unique:
+        return 0
+    async with store.transaction() as session:
+        statement = insert(session, BilledEvent).on_conflict_do_nothing(index_elements=["event_id"])
+        now = int(store.now())
+        rows = [{"event_id": key, "billed_at": now} for key in sorted(unique)]
+        new = set((await session.execute(statement.returning(BilledEvent.event_id), rows)).scalars())
+        await _add_to_hours(session, [unique[key] for key in sorted(new)])
+    return len(new)
+
+
+async def unbilled(store: Store, limit: int) -> list[LedgerEvent]:
+    """Events of the ledger that no hour counts yet, in no particular order."""
+    query = (
+        select(UsageEvent)
+        .outerjoin(BilledEvent, BilledEvent.event_id == UsageEvent.id)
+        .where(BilledEvent.event_id.is_(None))
+        .limit(limit)
+    )
+    async with store.reading() as session:
+        found = await session.scalars(query)
+        return [LedgerEvent(**{name: getattr(row, name) for name in LedgerEvent.__struct_fields__}) for row in found]
+
+
+async def _add_to_hours(session: AsyncSession, events: Sequence[LedgerEvent]) -> None:
+    hours: dict[tuple[int | str, ...], list[int]] = defaultdict(lambda: [0] * len(_SUMS))
+    for event in events:
+        key = (event.hour_at, event.organization_id, event.project_id, event.key_id or "", event.model, event.currency)
+        sums = hours[key]
+        amounts = (1, event.input_tokens, event.cached_tokens, event.output_tokens, event.cost)
+        for position, amount in enumerate(amounts):
+            sums[position] += amount
+    if not hours:
+        return
+    # Sorted: two consumers that touch the same hours lock them in the same order.
+    rows = [dict(zip(_KEYS + _SUMS, (*key, *sums), strict=True)) for key, sums in sorted(hours.items())]
+    statement = insert(session, BilledHour)
+    added = {name: getattr(BilledHour, name) + getattr(statement.excluded, name) for name in _SUMS}
+    await session.execute(statement.on_conflict_do_update(index_elements=list(_KEYS), set_=added), rows)
