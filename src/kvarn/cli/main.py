@@ -136,6 +136,53 @@ def show_config(config: ConfigPath = None) -> None:
 
 
 @app.command()
+def meter(
+    config: ConfigPath = None,
+    from_ledger: Annotated[
+        bool, typer.Option("--from-ledger", help="Count what the database's ledger has, without Kafka, and end.")
+    ] = False,
+    metrics_host: Annotated[str, typer.Option(help="Address of /metrics.")] = "127.0.0.1",
+    metrics_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of /metrics; 0 takes a free one.")] = 9465,
+) -> None:
+    """Build the billing tables from the usage events in Kafka, until told to stop. See docs/metering.md."""
+    from kvarn.cli.meter import run_meter
+    from kvarn.config.load import ConfigError
+    from kvarn.metering.message import NewerSchemaError
+    from kvarn.store.errors import StoreError
+
+    try:
+        run_meter(config, from_ledger=from_ledger, metrics_host=metrics_host, metrics_port=metrics_port)
+    except (ConfigError, NewerSchemaError, OSError, StoreError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(EXIT_USAGE) from None
+
+
+@app.command()
+def usage(
+    config: ConfigPath = None,
+    by: Annotated[
+        str, typer.Option(help="tenant, project, key, user, model, endpoint, outcome, tier; hour or day.")
+    ] = "tenant,model",
+    since: Annotated[str, typer.Option(help="2026-11-01, 2026-11-01T10:00 (UTC), or 24h, 7d ago.")] = "30d",
+    until: Annotated[str | None, typer.Option(help="As --since; not included. [default: now]")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this organisation.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """Show who used how much, and what it cost, from the database's ledger."""
+    from rich.console import Console
+
+    from kvarn.cli.usage import UsageOptionsError, show_usage
+    from kvarn.config.load import ConfigError
+    from kvarn.store.errors import StoreError
+
+    try:
+        show_usage(config, by, since, until, tenant, as_json, Console())
+    except (ConfigError, StoreError, UsageOptionsError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(EXIT_USAGE) from None
+
+
+@app.command()
 def version() -> None:
     """Print Kvarn's version."""
     typer.echo(f"kvarn {kvarn.__version__}")
