@@ -20,8 +20,8 @@ from kvarn.store.errors import StoreAwayError
 from kvarn.store.repositories import leases, outbox
 
 LEASE = "usage-outbox"
-LEASE_S = 60.0
-"""Longer than a batch takes: its messages are handed back after `kafka.DELIVERY_TIMEOUT_S` at the latest."""
+LEASE_S = 6.0
+"""Renewed while a batch is under way. A gateway that dies holds up the others for so long."""
 BATCH_MESSAGES = 1000
 _IDLE_S = 0.2
 _RETRY_S = 1.0
@@ -87,12 +87,21 @@ class Publisher:
         entries = await outbox.oldest(self._store, BATCH_MESSAGES)
         if not entries:
             return 0
-        delivered = await asyncio.to_thread(self._deliver, entries)
+        delivered = await self._deliver_under_lease(entries)
         if delivered:
             await outbox.forget(self._store, delivered)
         self._metrics.published.inc(len(delivered))
         self._metrics.publish_errors.inc(len(entries) - len(delivered))
         return len(delivered) or None
+
+    async def _deliver_under_lease(self, entries: Sequence[Entry]) -> list[int]:
+        delivering = asyncio.ensure_future(asyncio.to_thread(self._deliver, entries))
+        while not (await asyncio.wait([delivering], timeout=LEASE_S / 3))[0]:
+            try:
+                await leases.take(self._store, LEASE, self._holder, LEASE_S)
+            except StoreAwayError as error:  # at worst another gateway publishes the same: repeats are dropped
+                _log.debug("the lease of the outbox could not be renewed: %s", error)
+        return delivering.result()
 
     def _deliver(self, entries: Sequence[Entry]) -> list[int]:
         """Numbers of the entries that the broker has confirmed. Runs in a thread; blocks until each is confirmed or

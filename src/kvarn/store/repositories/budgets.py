@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -11,8 +11,10 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError
 from kvarn.store.ids import new_id
 from kvarn.store.ledger import BudgetRule, period_name
-from kvarn.store.models import AuditEntry, Budget, UsagePeriod
+from kvarn.store.models import Budget, UsagePeriod
+from kvarn.store.repositories.acts import Act, Actor
 from kvarn.store.repositories.pages import Cursor, Page, read_page
+from kvarn.store.repositories.projects import get_active_project
 
 
 async def read_budgets(store: Store) -> tuple[list[BudgetRule], dict[str, int]]:
@@ -53,18 +55,14 @@ async def note_alert(store: Store, rule: BudgetRule, period: str) -> bool:
         )
         if noted.scalar_one_or_none() is None:
             return False
-        session.add(
-            AuditEntry(
-                id=new_id("audit_log-"),
-                organization_id=rule.organization_id,
-                effective_at=int(store.now()),
-                type="budget.alerted",
-                actor_key_id=None,
-                actor="ledger",
-                object_id=rule.id,
-                project_id=None if rule.holder_id == rule.organization_id else rule.holder_id,
-                detail={"period": period, "unit": rule.unit, "soft_limit": rule.soft_limit},
-            )
+        Act(session, Actor("ledger"), int(store.now())).record(
+            "budget.alerted",
+            rule.organization_id,
+            rule.id,
+            project_id=None if rule.holder_id == rule.organization_id else rule.holder_id,
+            period=period,
+            unit=rule.unit,
+            soft_limit=rule.soft_limit,
         )
     return True
 
@@ -86,6 +84,58 @@ async def find_budget(session: AsyncSession, organization_id: str, budget_id: st
     if found is None:
         raise NotFoundError(f"There is no budget {budget_id[:80]!r}.")
     return found
+
+
+async def add_budget(
+    act: Act,
+    organization_id: str,
+    project_id: str | None,
+    unit: str,
+    period: str,
+    hard_limit: int | None,
+    soft_limit: int | None,
+) -> Budget:
+    """A new budget of an organisation or one of its projects; see `Budget`.
+
+    Raises:
+        NotFoundError: The organisation has no such project.
+        ConflictError: The project is archived.
+    """
+    if project_id is not None:
+        await get_active_project(act, organization_id, project_id)
+    budget = Budget(
+        id=new_id("budget-"),
+        organization_id=organization_id,
+        holder_id=project_id or organization_id,
+        created_at=act.now,
+        unit=unit,
+        period=period,
+        hard_limit=hard_limit,
+        soft_limit=soft_limit,
+    )
+    act.session.add(budget)
+    limits = {"hard_limit": hard_limit, "soft_limit": soft_limit}
+    act.record("budget.created", organization_id, budget.id, project_id=project_id, unit=unit, period=period, **limits)
+    return budget
+
+
+def change_budget(act: Act, budget: Budget, limits: Mapping[str, int | None]) -> None:
+    """Set `hard_limit` and `soft_limit` where given. When a new soft limit is passed, there is an alert again."""
+    for name, amount in limits.items():
+        setattr(budget, name, amount)
+    if "soft_limit" in limits:
+        budget.alerted_period = None
+    act.record("budget.updated", budget.organization_id, budget.id, project_id=_project_of(budget), **limits)
+
+
+async def delete_budget(act: Act, budget: Budget) -> None:
+    """Take a budget away."""
+    await act.session.delete(budget)
+    act.record("budget.deleted", budget.organization_id, budget.id, project_id=_project_of(budget))
+
+
+def _project_of(budget: Budget) -> str | None:
+    return None if budget.holder_id == budget.organization_id else budget.holder_id
 
 
 def rule_of(budget: Budget) -> BudgetRule:
