@@ -13,7 +13,6 @@ from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT
 from kvarn.store.owner import Role
 from kvarn.store.repositories.acts import Actor, acting
 from kvarn.store.repositories.keys import KeyRequest, add_key, has_admin_key
-from kvarn.store.repositories.tenants import lock_organization
 
 FILE = "bootstrap-admin-key"
 
@@ -32,7 +31,6 @@ async def ensure_admin_key(store: Store, config: KvarnConfig) -> Path | None:
         StoreAwayError: The database does not answer.
     """
     async with acting(store, Actor("server (first start)")) as act:
-        await lock_organization(act, DEFAULT_ORGANIZATION)
         if await has_admin_key(act.session, DEFAULT_ORGANIZATION, act.now):
             return None
         asked = KeyRequest(name="Bootstrap admin key", role=Role.ADMIN)

@@ -71,10 +71,13 @@ class Act:
 async def acting(store: Store, actor: Actor) -> AsyncGenerator[Act, None]:
     """One administrative act. What it recorded makes all gateways read their principals again.
 
+    Acts happen one after the other, in all gateways: what an act has looked at is still so when it ends.
+
     Raises:
         StoreAwayError: The database does not answer.
     """
     async with store.transaction() as session:
+        await session.execute(select(Revision).where(Revision.kind == PRINCIPALS).with_for_update())
         act = Act(session, actor, int(store.now()))
         yield act
         if act.recorded:

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.ids import DEFAULT_ORGANIZATION, new_id
 from kvarn.store.keys import new_key
-from kvarn.store.models import ApiKey, Organization, User
+from kvarn.store.models import ApiKey, User
 from kvarn.store.owner import UNRESTRICTED, Role, Scopes
 from kvarn.store.repositories.acts import Act
 from kvarn.store.repositories.pages import Cursor, Page, read_page
@@ -130,8 +130,6 @@ async def keeping_an_administrator(act: Act, organization_id: str) -> AsyncGener
     Raises:
         ConflictError: Nobody could.
     """
-    # Locked, so that two administrators do not revoke each other's keys at once.
-    await act.session.scalar(select(Organization.id).where(Organization.id == organization_id).with_for_update())
     before = await has_admin_key(act.session, organization_id, act.now)
     yield
     await act.session.flush()

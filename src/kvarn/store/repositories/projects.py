@@ -24,29 +24,27 @@ async def list_projects(
     return await read_page(session, query, cursor, (Project.created_at, Project.id))
 
 
-async def get_project(
-    session: AsyncSession, organization_id: str, project_id: str, *, to_change: bool = False
-) -> Project:
-    """One project. `to_change` keeps others from changing it until the transaction ends.
+async def get_project(session: AsyncSession, organization_id: str, project_id: str) -> Project:
+    """One project.
 
     Raises:
         NotFoundError: The organisation has none of that id.
     """
     query = select(Project).where(Project.organization_id == organization_id, Project.id == project_id)
-    found = await session.scalar(query.with_for_update() if to_change else query)
+    found = await session.scalar(query)
     if found is None:
         raise NotFoundError(f"No such project: {project_id!r}.")
     return found
 
 
 async def get_active_project(act: Act, organization_id: str, project_id: str) -> Project:
-    """A project that something is to be added to; it stays active until the act is over.
+    """A project that something is to be added to.
 
     Raises:
         NotFoundError: The organisation has none of that id.
         ConflictError: It is archived.
     """
-    project = await get_project(act.session, organization_id, project_id, to_change=True)
+    project = await get_project(act.session, organization_id, project_id)
     if project.archived_at is not None:
         raise ConflictError(f"The project {project_id!r} is archived.")
     return project
@@ -76,7 +74,7 @@ async def archive_project(act: Act, organization_id: str, project_id: str) -> Pr
         NotFoundError: The organisation has none of that id.
         ConflictError: It is the organisation's default project.
     """
-    project = await get_project(act.session, organization_id, project_id, to_change=True)
+    project = await get_project(act.session, organization_id, project_id)
     if project.is_default:
         raise ConflictError("The default project cannot be archived: the administrators' keys belong to it.")
     if project.archived_at is None:

@@ -45,7 +45,7 @@ async def set_limit(
         changes: Some of `LIMITS`.
         project_id: The project of the holder, for the audit log.
     """
-    row = await act.session.scalar(_query(holder_id, model).with_for_update())
+    row = await act.session.scalar(_query(holder_id, model))
     if row is None:
         row = RateLimit(id=new_id("rl_"), organization_id=organization_id, holder_id=holder_id, model=model)
         act.session.add(row)

@@ -102,15 +102,6 @@ async def default_project_id(session: AsyncSession, organization_id: str) -> str
     return found
 
 
-async def lock_organization(act: Act, organization_id: str) -> Organization:
-    """An organisation that nobody else changes until the act is over. Raises as `get_organization` does."""
-    query = select(Organization).where(Organization.id == organization_id).with_for_update()
-    found = await act.session.scalar(query)
-    if found is None:
-        raise NotFoundError(f"No such organization: {organization_id!r}.")
-    return found
-
-
 async def change_organization(act: Act, organization_id: str, changes: dict[str, Any]) -> Organization:
     """Set fields of an organisation: `name`, `weight`, `priority`, `retention_days`, `archived`.
 
@@ -118,7 +109,7 @@ async def change_organization(act: Act, organization_id: str, changes: dict[str,
         NotFoundError: There is none of that id.
         ConflictError: The default organisation is to be archived: its administrators run the platform.
     """
-    organization = await lock_organization(act, organization_id)
+    organization = await get_organization(act.session, organization_id)
     fields = dict(changes)
     archived = fields.pop("archived", None)
     if archived and organization_id == DEFAULT_ORGANIZATION:
@@ -154,7 +145,7 @@ async def delete_organization(store: Store, actor: Actor, organization_id: str, 
         if "organization_id" in table.columns and not (keep_usage and table.name in _LEDGER):
             await _empty(store, table, organization_id)
     async with acting(store, actor) as act:
-        organization = await lock_organization(act, organization_id)
+        organization = await get_organization(act.session, organization_id)
         await act.session.delete(organization)
         data = {"name": organization.name, "keep_usage": keep_usage}
         act.record("organization.deleted", DEFAULT_ORGANIZATION, organization_id, data=data)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sqlalchemy import select
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.errors import ConflictError, NotFoundError
@@ -59,6 +58,9 @@ async def add_user(act: Act, organization_id: str, email: str, name: str, role: 
     Raises:
         ConflictError: Somebody of the organisation has that address.
     """
+    taken = select(User.id).where(User.organization_id == organization_id, User.email == email.lower())
+    if await act.session.scalar(taken) is not None:
+        raise ConflictError(f"There is a user with the address {email!r} already.")
     user = User(
         id=new_id("user-"),
         organization_id=organization_id,
@@ -68,10 +70,6 @@ async def add_user(act: Act, organization_id: str, email: str, name: str, role: 
         created_at=act.now,
     )
     act.session.add(user)
-    try:
-        await act.session.flush()
-    except IntegrityError:
-        raise ConflictError(f"There is a user with the address {email!r} already.") from None
     act.record("user.added", organization_id, user.id, data={"role": str(role), "email": user.email})
     return user
 
