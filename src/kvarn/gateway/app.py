@@ -34,6 +34,7 @@ from kvarn.gateway.routes import (
     health,
     metrics,
     models,
+    organization,
     rerank,
     responses,
     tokens,
@@ -65,6 +66,7 @@ _ROUTES = (
     health,
     metrics,
     models,
+    organization,
     rerank,
     responses,
     tokens,
@@ -86,6 +88,7 @@ _BODIES: list[type[BaseModel]] = [
     TokenCountRequest,
     TokenizeRequest,
     UpdateConversationRequest,
+    *organization.BODIES,
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 
 DEFAULT_ORGANIZATION = "org-default"
 """The organisation that a new database has."""
@@ -12,8 +13,9 @@ DEFAULT_PROJECT = "proj_default"
 
 
 def new_id(prefix: str) -> str:
-    """A name nobody can guess, such as `file-9f0c…`: 128 random bits."""
-    return f"{prefix}{secrets.token_hex(16)}"
+    """A name nobody can guess, such as `file-019d…`: the time in milliseconds, so that what was made in one second can
+    still be told apart by age, then 104 random bits."""
+    return f"{prefix}{time.time_ns() // 1_000_000:012x}{secrets.token_hex(13)}"
 
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -147,8 +147,10 @@ async def list_members(
     return Page(members, page.has_more)
 
 
-async def get_member(session: AsyncSession, organization_id: str, project_id: str, user_id: str, kind: Kind) -> Member:
-    """A person or service account of a project.
+async def get_member(
+    session: AsyncSession, organization_id: str, project_id: str, user_id: str, kind: Kind | None = None
+) -> Member:
+    """A person or a service account of a project; of either kind where none is named.
 
     Raises:
         NotFoundError: The organisation has no such project, or the project no such member.
@@ -196,18 +198,24 @@ async def find_user(session: AsyncSession, organization_id: str, email: str) -> 
     return _found(await session.scalar(query), email)
 
 
+async def users_by_id(session: AsyncSession, ids: Collection[str | None]) -> dict[str | None, User]:
+    """People and service accounts, for whoever has found their ids in rows of the same organisation."""
+    found = await session.scalars(select(User).where(User.id.in_([user_id for user_id in ids if user_id])))
+    return {user.id: user for user in found}
+
+
 async def _find_member(
-    session: AsyncSession, organization_id: str, project_id: str, user_id: str, kind: Kind
+    session: AsyncSession, organization_id: str, project_id: str, user_id: str, kind: Kind | None
 ) -> tuple[ProjectMember, User]:
     await get_project(session, organization_id, project_id)
     query = (
         select(ProjectMember, User)
         .join(User, User.id == ProjectMember.user_id)
-        .where(ProjectMember.project_id == project_id, User.id == user_id, User.kind == kind)
+        .where(ProjectMember.project_id == project_id, User.id == user_id)
     )
-    row = (await session.execute(query)).first()
+    row = (await session.execute(query if kind is None else query.where(User.kind == kind))).first()
     if row is None:
-        raise NotFoundError(f"No such {kind.replace('_', ' ')} in the project: {user_id!r}.")
+        raise NotFoundError(f"No such {(kind or 'member').replace('_', ' ')} in the project: {user_id!r}.")
     return row[0], row[1]
 
 

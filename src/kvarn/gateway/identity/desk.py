@@ -1,0 +1,86 @@
+"""An administrator's place at the gateway: whose organisation it is, and how it is changed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.requests import Request
+
+from kvarn.gateway.context import Gateway, gateway_of
+from kvarn.gateway.identity.mode import is_loopback
+from kvarn.gateway.identity.scopes import insufficient_permissions
+from kvarn.gateway.record import record_of
+from kvarn.store.ids import DEFAULT_ORGANIZATION
+from kvarn.store.owner import Principal, Role
+from kvarn.store.repositories.acts import Act, Actor, acting
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Everything an administrator's request works with. An administrator sees and changes their own organisation."""
+
+    gateway: Gateway
+    principal: Principal
+
+    @property
+    def organization_id(self) -> str:
+        """The organisation that is administered."""
+        return self.principal.organization_id
+
+    def reading(self) -> AbstractAsyncContextManager[AsyncSession]:
+        """A session for queries."""
+        return self.gateway.store.reading()
+
+    @asynccontextmanager
+    async def acting(self) -> AsyncGenerator[Act, None]:
+        """An administrative act; once it is over, it holds for all requests of this gateway."""
+        try:
+            async with acting(self.gateway.store, self.actor) as act:
+                yield act
+        finally:
+            self.gateway.directory.renew()
+
+    @property
+    def actor(self) -> Actor:
+        """Who acts."""
+        key_id = self.principal.key_id
+        return Actor("anybody (open server)" if key_id is None else f"key {key_id}", key_id)
+
+
+def desk_of(request: Request) -> Desk:
+    """The desk of the administrator who asks.
+
+    Raises:
+        ApiError: 403, the key is no administrator's.
+    """
+    principal = record_of(request.scope).principal
+    if principal.role is not Role.ADMIN:
+        raise insufficient_permissions("role: admin")
+    if principal.key_id is None:
+        _check_not_from_elsewhere(request)
+    return Desk(gateway_of(request), principal)
+
+
+def platform_desk_of(request: Request) -> Desk:
+    """The desk of a platform administrator: one of the default organisation, who also looks after the others.
+
+    Raises:
+        ApiError: 403, the key is none of theirs.
+    """
+    desk = desk_of(request)
+    if desk.organization_id != DEFAULT_ORGANIZATION:
+        raise insufficient_permissions("role: platform administrator (admin of the default organization)")
+    return desk
+
+
+def _check_not_from_elsewhere(request: Request) -> None:
+    """On an open server any page that a user's browser has open could try to administer it (by a form, or by a name
+    that it points at this machine): a request without a key must be addressed to this machine, by no other site."""
+    host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+    origin = request.headers.get("origin")
+    if not is_loopback(host) or (origin is not None and urlsplit(origin).netloc != request.headers.get("host")):
+        raise insufficient_permissions("key: without one, an open server is administered from its own address only")

@@ -1,0 +1,64 @@
+"""`/v1/organization/admin_api_keys`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from kvarn.gateway.answer import json_response
+from kvarn.gateway.identity.desk import desk_of
+from kvarn.gateway.openapi import json_body
+from kvarn.gateway.operations.organization import admin_key_object, deleted_object
+from kvarn.gateway.pagination import list_answer, read_cursor
+from kvarn.store.owner import Role
+from kvarn.store.repositories import keys
+from kvarn.store.repositories.tenants import default_project_id
+from kvarn.store.repositories.users import users_by_id
+from kvarn.wire.openai.organization import AdminKeyCreate
+
+router = APIRouter(prefix="/admin_api_keys")
+
+
+@router.get("", summary="List administrators' keys")
+async def list_keys(request: Request) -> Response:
+    """Keys with which the organisation can be administered, oldest first unless `order` is `desc`."""
+    desk = desk_of(request)
+    cursor = read_cursor(request, ascending=True)
+    async with desk.reading() as session:
+        page = await keys.list_keys(session, desk.organization_id, cursor, admin=True)
+        owners = await users_by_id(session, {key.user_id for key in page.items})
+    return json_response(list_answer(page, lambda key: admin_key_object(key, owners.get(key.user_id))))
+
+
+@router.post("", summary="Create an administrator's key", openapi_extra=json_body(AdminKeyCreate))
+async def create_key(request: Request) -> Response:
+    """A new key, which belongs to the user whose key asks for it; `value` is shown in this answer only."""
+    desk = desk_of(request)
+    asked = await desk.gateway.read(request, AdminKeyCreate)
+    wanted = keys.KeyRequest(
+        name=asked.name, role=Role.ADMIN, user_id=desk.principal.user_id, lifetime_s=asked.expires_in_seconds
+    )
+    async with desk.acting() as act:
+        project_id = await default_project_id(act.session, desk.organization_id)
+        key, value = await keys.add_key(act, desk.organization_id, project_id, wanted)
+        owners = await users_by_id(act.session, {key.user_id})
+    return json_response(admin_key_object(key, owners.get(key.user_id)) | {"value": value})
+
+
+@router.get("/{key_id}", summary="Retrieve an administrator's key")
+async def get_key(request: Request, key_id: str) -> Response:
+    """One key, without its value."""
+    desk = desk_of(request)
+    async with desk.reading() as session:
+        key = await keys.get_key(session, desk.organization_id, key_id, admin=True)
+        owners = await users_by_id(session, {key.user_id})
+    return json_response(admin_key_object(key, owners.get(key.user_id)))
+
+
+@router.delete("/{key_id}", summary="Delete an administrator's key")
+async def delete_key(request: Request, key_id: str) -> Response:
+    """Revoke a key; not the last with which the organisation can be administered."""
+    desk = desk_of(request)
+    async with desk.acting() as act:
+        await keys.revoke_key(act, desk.organization_id, key_id, admin=True)
+    return json_response(deleted_object("organization.admin_api_key", key_id))

@@ -1,0 +1,81 @@
+"""`/v1/organization/projects/{project_id}/api_keys`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from kvarn.gateway.answer import json_response
+from kvarn.gateway.identity.desk import desk_of
+from kvarn.gateway.openapi import json_body
+from kvarn.gateway.operations.organization import deleted_object, project_key_object, scopes_of
+from kvarn.gateway.pagination import list_answer, query_value, read_cursor
+from kvarn.store.models import ApiKey
+from kvarn.store.owner import Role
+from kvarn.store.repositories import keys
+from kvarn.store.repositories.pages import Page
+from kvarn.store.repositories.projects import get_project
+from kvarn.store.repositories.users import get_member, users_by_id
+from kvarn.wire.openai.errors import invalid_request
+from kvarn.wire.openai.organization import ProjectKeyCreate
+
+router = APIRouter(prefix="/projects/{project_id}/api_keys")
+
+_ACCESS = (None, "active", "inactive", "any")
+
+
+@router.get("", summary="List a project's API keys")
+async def list_keys(request: Request, project_id: str) -> Response:
+    """Keys that are not revoked, oldest first. A member who leaves a project loses their keys in it, so that none is
+    ever `inactive`."""
+    desk = desk_of(request)
+    cursor = read_cursor(request, filters=("owner_project_access",), ascending=True, ordered=False)
+    access = query_value(request, "owner_project_access")
+    if access not in _ACCESS:
+        raise invalid_request("It must be 'active', 'inactive' or 'any'.", "owner_project_access")
+    async with desk.reading() as session:
+        await get_project(session, desk.organization_id, project_id)
+        page = await keys.list_keys(session, desk.organization_id, cursor, project_id=project_id)
+        owners = await users_by_id(session, {key.user_id for key in page.items})
+    if access == "inactive":
+        page = Page[ApiKey]([], False)
+    return json_response(list_answer(page, lambda key: project_key_object(key, owners.get(key.user_id))))
+
+
+@router.post("", summary="Create an API key", openapi_extra=json_body(ProjectKeyCreate))
+async def create_key(request: Request, project_id: str) -> Response:
+    """A new key; `value` is shown in this answer only. An operation of ours: OpenAI makes keys on its pages."""
+    desk = desk_of(request)
+    asked = await desk.gateway.read(request, ProjectKeyCreate)
+    wanted = keys.KeyRequest(
+        name=asked.name,
+        role=Role(asked.role),
+        user_id=asked.user_id,
+        scopes=scopes_of(asked.scopes),
+        lifetime_s=asked.expires_in_seconds,
+    )
+    async with desk.acting() as act:
+        owner = None
+        if asked.user_id is not None:
+            owner = (await get_member(act.session, desk.organization_id, project_id, asked.user_id)).user
+        key, value = await keys.add_key(act, desk.organization_id, project_id, wanted)
+    return json_response(project_key_object(key, owner) | {"value": value})
+
+
+@router.get("/{key_id}", summary="Retrieve an API key")
+async def get_key(request: Request, project_id: str, key_id: str) -> Response:
+    """One key, without its value."""
+    desk = desk_of(request)
+    async with desk.reading() as session:
+        key = await keys.get_key(session, desk.organization_id, key_id, project_id=project_id)
+        owners = await users_by_id(session, {key.user_id})
+    return json_response(project_key_object(key, owners.get(key.user_id)))
+
+
+@router.delete("/{key_id}", summary="Delete an API key")
+async def delete_key(request: Request, project_id: str, key_id: str) -> Response:
+    """Revoke a key: at this gateway at once, at the others within `auth.refresh_s`."""
+    desk = desk_of(request)
+    async with desk.acting() as act:
+        await keys.revoke_key(act, desk.organization_id, key_id, project_id=project_id)
+    return json_response(deleted_object("organization.project.api_key", key_id))

@@ -1,0 +1,68 @@
+"""`/v1/organization/projects/{project_id}/users`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from kvarn.gateway.answer import json_response
+from kvarn.gateway.identity.desk import desk_of
+from kvarn.gateway.openapi import json_body
+from kvarn.gateway.operations.organization import deleted_object, project_user_object
+from kvarn.gateway.pagination import list_answer, read_cursor
+from kvarn.store.repositories import users
+from kvarn.wire.openai.organization import ProjectUserCreate, ProjectUserUpdate
+
+router = APIRouter(prefix="/projects/{project_id}/users")
+
+
+@router.get("", summary="List a project's users")
+async def list_users(request: Request, project_id: str) -> Response:
+    """People in the project."""
+    desk = desk_of(request)
+    cursor = read_cursor(request, ascending=True, ordered=False)
+    async with desk.reading() as session:
+        page = await users.list_members(session, desk.organization_id, project_id, cursor, "person")
+    return json_response(list_answer(page, project_user_object))
+
+
+@router.post("", summary="Add a user to a project", openapi_extra=json_body(ProjectUserCreate))
+async def create_user(request: Request, project_id: str) -> Response:
+    """Give a person of the organisation a place in the project."""
+    desk = desk_of(request)
+    asked = await desk.gateway.read(request, ProjectUserCreate)
+    async with desk.acting() as act:
+        if asked.user_id is not None:
+            user = await users.get_user(act.session, desk.organization_id, asked.user_id)
+        else:
+            user = await users.find_user(act.session, desk.organization_id, asked.email or "")
+        member = await users.add_member(act, desk.organization_id, project_id, user, asked.role)
+    return json_response(project_user_object(member))
+
+
+@router.get("/{user_id}", summary="Retrieve a project's user")
+async def get_user(request: Request, project_id: str, user_id: str) -> Response:
+    """One person in the project."""
+    desk = desk_of(request)
+    async with desk.reading() as session:
+        member = await users.get_member(session, desk.organization_id, project_id, user_id, "person")
+    return json_response(project_user_object(member))
+
+
+@router.post("/{user_id}", summary="Modify a project's user", openapi_extra=json_body(ProjectUserUpdate))
+async def modify_user(request: Request, project_id: str, user_id: str) -> Response:
+    """Set a person's role in the project."""
+    desk = desk_of(request)
+    asked = await desk.gateway.read(request, ProjectUserUpdate)
+    async with desk.acting() as act:
+        member = await users.change_member(act, desk.organization_id, project_id, user_id, asked.role)
+    return json_response(project_user_object(member))
+
+
+@router.delete("/{user_id}", summary="Remove a user from a project")
+async def delete_user(request: Request, project_id: str, user_id: str) -> Response:
+    """Take a person out of the project; the keys they have in it are revoked."""
+    desk = desk_of(request)
+    async with desk.acting() as act:
+        await users.remove_member(act, desk.organization_id, project_id, user_id)
+    return json_response(deleted_object("organization.project.user", user_id))

@@ -1,0 +1,66 @@
+"""`/v1/organization/projects`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from kvarn.gateway.answer import json_response
+from kvarn.gateway.identity.desk import desk_of
+from kvarn.gateway.openapi import json_body
+from kvarn.gateway.operations.organization import project_object
+from kvarn.gateway.pagination import list_answer, query_flag, read_cursor
+from kvarn.store.repositories import projects
+from kvarn.wire.openai.organization import ProjectCreate, ProjectUpdate
+
+router = APIRouter(prefix="/projects")
+
+
+@router.get("", summary="List projects")
+async def list_projects(request: Request) -> Response:
+    """The organisation's projects, oldest first; archived ones with `include_archived=true`."""
+    desk = desk_of(request)
+    cursor = read_cursor(request, filters=("include_archived",), ascending=True, ordered=False)
+    archived = query_flag(request, "include_archived")
+    async with desk.reading() as session:
+        page = await projects.list_projects(session, desk.organization_id, cursor, archived=archived)
+    return json_response(list_answer(page, project_object))
+
+
+@router.post("", summary="Create a project", openapi_extra=json_body(ProjectCreate))
+async def create_project(request: Request) -> Response:
+    """A new project."""
+    desk = desk_of(request)
+    asked = await desk.gateway.read(request, ProjectCreate)
+    async with desk.acting() as act:
+        project = await projects.add_project(act, desk.organization_id, asked.name)
+    return json_response(project_object(project))
+
+
+@router.get("/{project_id}", summary="Retrieve a project")
+async def get_project(request: Request, project_id: str) -> Response:
+    """One project, archived or not."""
+    desk = desk_of(request)
+    async with desk.reading() as session:
+        project = await projects.get_project(session, desk.organization_id, project_id)
+    return json_response(project_object(project))
+
+
+@router.post("/{project_id}", summary="Modify a project", openapi_extra=json_body(ProjectUpdate))
+async def modify_project(request: Request, project_id: str) -> Response:
+    """Set its name, or whether its prompts may be sampled."""
+    desk = desk_of(request)
+    asked = await desk.gateway.read(request, ProjectUpdate)
+    async with desk.acting() as act:
+        changes = asked.model_dump(exclude_none=True)
+        project = await projects.change_project(act, desk.organization_id, project_id, changes)
+    return json_response(project_object(project))
+
+
+@router.post("/{project_id}/archive", summary="Archive a project")
+async def archive_project(request: Request, project_id: str) -> Response:
+    """Its keys stop working; what it stores stays."""
+    desk = desk_of(request)
+    async with desk.acting() as act:
+        project = await projects.archive_project(act, desk.organization_id, project_id)
+    return json_response(project_object(project))

@@ -1,0 +1,99 @@
+"""`/v1/organization/projects/{project_id}/service_accounts`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from kvarn.gateway.answer import json_response
+from kvarn.gateway.identity.desk import desk_of
+from kvarn.gateway.openapi import json_body
+from kvarn.gateway.operations.organization import (
+    deleted_object,
+    scopes_of,
+    service_account_key_object,
+    service_account_object,
+)
+from kvarn.gateway.pagination import list_answer, read_cursor
+from kvarn.store.repositories import users
+from kvarn.store.repositories.keys import KeyRequest, add_key
+from kvarn.wire.openai.organization import ServiceAccountCreate, ServiceAccountKeyCreate, ServiceAccountUpdate
+
+router = APIRouter(prefix="/projects/{project_id}/service_accounts")
+
+_SECRET_KEY = "Secret Key"
+"""OpenAI's name of a key that was given none."""
+
+
+@router.get("", summary="List service accounts")
+async def list_accounts(request: Request, project_id: str) -> Response:
+    """The project's service accounts, oldest first."""
+    desk = desk_of(request)
+    cursor = read_cursor(request, ascending=True, ordered=False)
+    async with desk.reading() as session:
+        page = await users.list_members(session, desk.organization_id, project_id, cursor, "service_account")
+    return json_response(list_answer(page, service_account_object))
+
+
+@router.post("", summary="Create a service account", openapi_extra=json_body(ServiceAccountCreate))
+async def create_account(request: Request, project_id: str) -> Response:
+    """A new service account, with a key whose `value` is shown in this answer only, unless
+    `create_service_account_only` is true."""
+    desk = desk_of(request)
+    asked = await desk.gateway.read(request, ServiceAccountCreate)
+    shown = None
+    async with desk.acting() as act:
+        member = await users.add_service_account(act, desk.organization_id, project_id, asked.name, "member")
+        if not asked.create_service_account_only:
+            wanted = KeyRequest(name=_SECRET_KEY, user_id=member.user.id)
+            shown = service_account_key_object(*await add_key(act, desk.organization_id, project_id, wanted))
+    return json_response(service_account_object(member) | {"api_key": shown})
+
+
+@router.get("/{user_id}", summary="Retrieve a service account")
+async def get_account(request: Request, project_id: str, user_id: str) -> Response:
+    """One service account."""
+    desk = desk_of(request)
+    async with desk.reading() as session:
+        member = await users.get_member(session, desk.organization_id, project_id, user_id, "service_account")
+    return json_response(service_account_object(member))
+
+
+@router.post("/{user_id}", summary="Modify a service account", openapi_extra=json_body(ServiceAccountUpdate))
+async def modify_account(request: Request, project_id: str, user_id: str) -> Response:
+    """Set its name or its role in the project."""
+    desk = desk_of(request)
+    asked = await desk.gateway.read(request, ServiceAccountUpdate)
+    async with desk.acting() as act:
+        member = await users.change_service_account(
+            act, desk.organization_id, project_id, user_id, name=asked.name, role=asked.role
+        )
+    return json_response(service_account_object(member))
+
+
+@router.delete("/{user_id}", summary="Delete a service account")
+async def delete_account(request: Request, project_id: str, user_id: str) -> Response:
+    """Delete it with all its keys."""
+    desk = desk_of(request)
+    async with desk.acting() as act:
+        await users.delete_service_account(act, desk.organization_id, project_id, user_id)
+    return json_response(deleted_object("organization.project.service_account", user_id))
+
+
+@router.post(
+    "/{user_id}/api_keys", summary="Create a service account's key", openapi_extra=json_body(ServiceAccountKeyCreate)
+)
+async def create_key(request: Request, project_id: str, user_id: str) -> Response:
+    """One more key; `value` is shown in this answer only."""
+    desk = desk_of(request)
+    asked = await desk.gateway.read(request, ServiceAccountKeyCreate)
+    wanted = KeyRequest(
+        name=asked.name or _SECRET_KEY,
+        user_id=user_id,
+        scopes=scopes_of(asked.scopes),
+        lifetime_s=asked.expires_in_seconds,
+    )
+    async with desk.acting() as act:
+        await users.get_member(act.session, desk.organization_id, project_id, user_id, "service_account")
+        key, value = await add_key(act, desk.organization_id, project_id, wanted)
+    return json_response(service_account_key_object(key, value))

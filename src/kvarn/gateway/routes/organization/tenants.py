@@ -1,0 +1,83 @@
+"""`/v1/organization/tenants`: ours, for platform administrators. A tenant is an organisation."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from kvarn.gateway.answer import json_response
+from kvarn.gateway.identity.desk import platform_desk_of
+from kvarn.gateway.openapi import json_body
+from kvarn.gateway.operations.organization import admin_key_object, deleted_object, project_object, tenant_object
+from kvarn.gateway.pagination import check_query, list_answer, query_flag, read_cursor
+from kvarn.store.owner import Role
+from kvarn.store.repositories import tenants
+from kvarn.store.repositories.keys import KeyRequest, add_key
+from kvarn.wire.openai.organization import TenantCreate, TenantUpdate
+
+router = APIRouter(prefix="/tenants")
+
+
+@router.get("", summary="List organisations")
+async def list_tenants(request: Request) -> Response:
+    """All organisations of the server, oldest first."""
+    desk = platform_desk_of(request)
+    cursor = read_cursor(request, ascending=True, ordered=False)
+    async with desk.reading() as session:
+        page = await tenants.list_organizations(session, cursor)
+    return json_response(list_answer(page, tenant_object))
+
+
+@router.post("", summary="Create an organisation", openapi_extra=json_body(TenantCreate))
+async def create_tenant(request: Request) -> Response:
+    """A new organisation with a project and its first administrator's key, whose `value` is shown in this answer
+    only: whoever has it does the rest."""
+    desk = platform_desk_of(request)
+    asked = await desk.gateway.read(request, TenantCreate)
+    async with desk.acting() as act:
+        settings = asked.model_dump(exclude_none=True, exclude={"name"})
+        organization, project = await tenants.add_organization(act, asked.name, **settings)
+        await act.session.flush()
+        wanted = KeyRequest(name="First admin key", role=Role.ADMIN)
+        key, value = await add_key(act, organization.id, project.id, wanted)
+    shown = {
+        "default_project": project_object(project),
+        "admin_api_key": admin_key_object(key, None) | {"value": value},
+    }
+    return json_response(tenant_object(organization) | shown)
+
+
+@router.get("/{tenant_id}", summary="Retrieve an organisation")
+async def get_tenant(request: Request, tenant_id: str) -> Response:
+    """One organisation."""
+    desk = platform_desk_of(request)
+    async with desk.reading() as session:
+        organization = await tenants.get_organization(session, tenant_id)
+    return json_response(tenant_object(organization))
+
+
+@router.post("/{tenant_id}", summary="Modify an organisation", openapi_extra=json_body(TenantUpdate))
+async def modify_tenant(request: Request, tenant_id: str) -> Response:
+    """Set name, weight, priority or retention; archive it, or take it back."""
+    desk = platform_desk_of(request)
+    asked = await desk.gateway.read(request, TenantUpdate)
+    changes = asked.model_dump(exclude_none=True)
+    if "retention_days" in asked.model_fields_set:
+        changes["retention_days"] = asked.retention_days
+    async with desk.acting() as act:
+        organization = await tenants.change_organization(act, tenant_id, changes)
+    return json_response(tenant_object(organization))
+
+
+@router.delete("/{tenant_id}", summary="Delete an organisation")
+async def delete_tenant(request: Request, tenant_id: str) -> Response:
+    """Delete an organisation and all it owns; its usage stays in the ledger with `keep_usage=true`. A large one takes
+    a while; interrupted, the request may be made again."""
+    desk = platform_desk_of(request)
+    check_query(request, ("keep_usage",))
+    keep_usage = query_flag(request, "keep_usage")
+    try:
+        await tenants.delete_organization(desk.gateway.store, desk.actor, tenant_id, keep_usage=keep_usage)
+    finally:
+        desk.gateway.directory.renew()
+    return json_response(deleted_object("organization.tenant", tenant_id))

@@ -1,0 +1,182 @@
+"""Bodies of the requests under `/v1/organization`: OpenAI's fields, and ours where OpenAI has no word for it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from kvarn.wire.openai.common import RequestModel, disagreement, refused
+
+UNLIMITED = 2**53 - 1
+"""How "no limit" is told where OpenAI wants a number: the largest that every JSON client keeps."""
+
+_KINDS_OF_SCOPE = ("models", "endpoints", "adapters")
+
+
+def _check_printable(value: str) -> str:
+    if not value.isprintable() or not value.strip():
+        raise PydanticCustomError("not_printable", "it must be printable text")
+    return value
+
+
+def _check_scopes(values: list[str]) -> list[str]:
+    for value in values:
+        kind, _, rest = value.partition(":")
+        if kind not in _KINDS_OF_SCOPE or not rest or (kind == "endpoints" and not rest.startswith("/")):
+            raise PydanticCustomError(
+                "scope", "a scope is 'models:NAME', 'adapters:NAME' or 'endpoints:/v1/…', not {value}", {"value": value}
+            )
+    return values
+
+
+_NOT_SERVED = "is not supported: this server has no such setting."
+
+Name = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_check_printable)]
+Email = Annotated[str, Field(max_length=320, pattern=r"^[^@\s]+@[^@\s]+$"), AfterValidator(_check_printable)]
+Lifetime = Annotated[int, Field(ge=1, le=31_536_000)]
+"""Seconds until a key expires: a year at most."""
+Limit = Annotated[int, Field(ge=1, le=UNLIMITED)]
+Scope = Annotated[str, Field(max_length=256), AfterValidator(_check_printable)]
+ScopeList = Annotated[list[Scope], Field(max_length=256), AfterValidator(_check_scopes)]
+"""What a key is restricted to, such as `["models:tiny", "endpoints:/v1/chat"]`. A kind that is not named is not
+restricted."""
+ProjectRole = Literal["owner", "member"]
+OrganizationRole = Literal["owner", "reader"]
+"""OpenAI's names of administrators and of everybody else."""
+
+
+class ProjectCreate(RequestModel):
+    """`POST /v1/organization/projects`."""
+
+    name: Name
+    residency: Annotated[str | None, refused(f"'residency' {_NOT_SERVED}")] = None
+    external_key_id: Annotated[str | None, refused(f"'external_key_id' {_NOT_SERVED}")] = None
+
+
+class ProjectUpdate(RequestModel):
+    """`POST /v1/organization/projects/{project_id}`."""
+
+    name: Name | None = None
+    external_key_id: Annotated[str | None, refused(f"'external_key_id' {_NOT_SERVED}")] = None
+    log_prompts: bool | None = None
+    """Ours: let prompts be sampled and kept, encrypted."""
+
+
+class ProjectKeyCreate(RequestModel):
+    """`POST /v1/organization/projects/{project_id}/api_keys`: ours."""
+
+    name: Name
+    role: Literal["member", "service"] = "service"
+    user_id: str | None = None
+    """Whose it is: a member or a service account of the project. Default: the project's own."""
+    scopes: ScopeList = Field(default_factory=list)
+    expires_in_seconds: Lifetime | None = None
+
+
+class AdminKeyCreate(RequestModel):
+    """`POST /v1/organization/admin_api_keys`."""
+
+    name: Name
+    expires_in_seconds: Lifetime | None = None
+
+
+class ServiceAccountCreate(RequestModel):
+    """`POST /v1/organization/projects/{project_id}/service_accounts`."""
+
+    name: Name
+    create_service_account_only: bool | None = None
+
+
+class ServiceAccountUpdate(RequestModel):
+    """`POST /v1/organization/projects/{project_id}/service_accounts/{service_account_id}`."""
+
+    name: Name | None = None
+    role: ProjectRole | None = None
+
+
+class ServiceAccountKeyCreate(RequestModel):
+    """`POST …/service_accounts/{service_account_id}/api_keys`."""
+
+    name: Name | None = None
+    scopes: ScopeList = Field(default_factory=list)
+    expires_in_seconds: Lifetime | None = None
+    """Ours."""
+
+
+class ProjectUserCreate(RequestModel):
+    """`POST /v1/organization/projects/{project_id}/users`."""
+
+    user_id: str | None = None
+    email: Email | None = None
+    role: ProjectRole
+
+    @model_validator(mode="after")
+    def _names_one(self) -> ProjectUserCreate:
+        if (self.user_id is None) == (self.email is None):
+            raise disagreement("Name the user by either 'user_id' or 'email'.", "user_id")
+        return self
+
+
+class ProjectUserUpdate(RequestModel):
+    """`POST /v1/organization/projects/{project_id}/users/{user_id}`."""
+
+    role: ProjectRole
+
+
+class UserCreate(RequestModel):
+    """`POST /v1/organization/users`: ours, where OpenAI sends invitations by mail."""
+
+    email: Email
+    name: Name | None = None
+    role: OrganizationRole = "reader"
+
+
+class UserUpdate(RequestModel):
+    """`POST /v1/organization/users/{user_id}`."""
+
+    role: OrganizationRole
+    role_id: Annotated[str | None, refused(f"'role_id' {_NOT_SERVED}")] = None
+    technical_level: Annotated[str | None, refused(f"'technical_level' {_NOT_SERVED}")] = None
+    developer_persona: Annotated[str | None, refused(f"'developer_persona' {_NOT_SERVED}")] = None
+
+
+class RateLimitUpdate(RequestModel):
+    """`POST /v1/organization/projects/{project_id}/rate_limits/{rate_limit_id}`. Null takes a limit away."""
+
+    max_requests_per_1_minute: Limit | None = None
+    max_tokens_per_1_minute: Limit | None = None
+    max_concurrent_requests: Limit | None = None
+    """Ours: requests that may run at once."""
+    max_images_per_1_minute: Annotated[int | None, refused(f"'max_images_per_1_minute' {_NOT_SERVED}")] = None
+    max_audio_megabytes_per_1_minute: Annotated[
+        int | None, refused(f"'max_audio_megabytes_per_1_minute' {_NOT_SERVED}")
+    ] = None
+    max_requests_per_1_day: Annotated[int | None, refused(f"'max_requests_per_1_day' {_NOT_SERVED}")] = None
+    batch_1_day_max_input_tokens: Annotated[int | None, refused(f"'batch_1_day_max_input_tokens' {_NOT_SERVED}")] = None
+
+
+class TenantSettings(RequestModel):
+    """What platform administrators set for an organisation."""
+
+    weight: Annotated[float, Field(gt=0, le=1000)] | None = None
+    """Share of a saturated engine, against those of the others."""
+    priority: Annotated[int, Field(ge=0, le=100)] | None = None
+    """Best tier its requests may have: 0 is interactive, 10 is batch; lower runs first."""
+    retention_days: Annotated[int, Field(ge=1, le=36_500)] | None = None
+    """Days that conversations, responses and files are kept; null: the server's setting."""
+
+
+class TenantCreate(TenantSettings):
+    """`POST /v1/organization/tenants`: ours."""
+
+    name: Name
+
+
+class TenantUpdate(TenantSettings):
+    """`POST /v1/organization/tenants/{tenant_id}`: ours. What is left out stays."""
+
+    name: Name | None = None
+    archived: bool | None = None
+    """True stops all keys of the organisation, false lets them work again."""

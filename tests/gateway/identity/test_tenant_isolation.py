@@ -1,0 +1,180 @@
+"""An organisation's administrator finds nothing of another's: not to read, not to change, not to guess."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from kvarn.store.models import Base
+
+PROJECT = "/v1/organization/projects/{project}"
+
+
+@pytest.fixture
+def pair(door):
+    """Two tenants: what the first one owns, and clients of both administrators."""
+    root = door.client(door.admin_key)
+    tenants = [root.post("/v1/organization/tenants", json={"name": name}).json() for name in "ab"]
+    first, second = (door.client(tenant["admin_api_key"]["value"]) for tenant in tenants)
+    owned = {"tenant": tenants[0]["id"], "admin_key": tenants[0]["admin_api_key"]["id"]}
+    owned["project"] = first.post("/v1/organization/projects", json={"name": "p"}).json()["id"]
+    path = PROJECT.format(**owned)
+    owned["user"] = first.post("/v1/organization/users", json={"email": "ada@example.org"}).json()["id"]
+    assert first.post(f"{path}/users", json={"user_id": owned["user"], "role": "member"}).status_code == 200
+    owned["account"] = first.post(f"{path}/service_accounts", json={"name": "s"}).json()["id"]
+    owned["key"] = first.post(f"{path}/api_keys", json={"name": "k"}).json()["id"]
+    return owned, first, second
+
+
+REQUESTS = [
+    ("GET", PROJECT, None),
+    ("POST", PROJECT, {"name": "mine"}),
+    ("POST", PROJECT + "/archive", None),
+    ("GET", PROJECT + "/api_keys", None),
+    ("POST", PROJECT + "/api_keys", {"name": "k"}),
+    ("GET", PROJECT + "/api_keys/{key}", None),
+    ("DELETE", PROJECT + "/api_keys/{key}", None),
+    ("GET", PROJECT + "/api_keys/{key}/rate_limits", None),
+    ("POST", PROJECT + "/api_keys/{key}/rate_limits/rl-tiny", {"max_requests_per_1_minute": 1}),
+    ("DELETE", PROJECT + "/api_keys/{key}/rate_limits/rl-tiny", None),
+    ("GET", PROJECT + "/rate_limits", None),
+    ("POST", PROJECT + "/rate_limits/rl-tiny", {"max_requests_per_1_minute": 1}),
+    ("DELETE", PROJECT + "/rate_limits/rl-tiny", None),
+    ("GET", PROJECT + "/service_accounts", None),
+    ("POST", PROJECT + "/service_accounts", {"name": "s"}),
+    ("GET", PROJECT + "/service_accounts/{account}", None),
+    ("POST", PROJECT + "/service_accounts/{account}", {"name": "s"}),
+    ("DELETE", PROJECT + "/service_accounts/{account}", None),
+    ("POST", PROJECT + "/service_accounts/{account}/api_keys", {"name": "k"}),
+    ("GET", PROJECT + "/users", None),
+    ("POST", PROJECT + "/users", {"user_id": "{user}", "role": "member"}),
+    ("GET", PROJECT + "/users/{user}", None),
+    ("POST", PROJECT + "/users/{user}", {"role": "owner"}),
+    ("DELETE", PROJECT + "/users/{user}", None),
+    ("GET", "/v1/organization/users/{user}", None),
+    ("POST", "/v1/organization/users/{user}", {"role": "owner"}),
+    ("DELETE", "/v1/organization/users/{user}", None),
+    ("GET", "/v1/organization/admin_api_keys/{admin_key}", None),
+    ("DELETE", "/v1/organization/admin_api_keys/{admin_key}", None),
+]
+
+
+def ask(client: httpx.Client, method: str, path: str, body: dict | None, owned: dict[str, str]) -> httpx.Response:
+    filled = {key: value.format(**owned) if isinstance(value, str) else value for key, value in (body or {}).items()}
+    return client.request(method, path.format(**owned), json=filled if body is not None else None)
+
+
+def test_what_another_owns_is_as_unknown_as_what_nobody_has(pair) -> None:
+    owned, _, second = pair
+    nothing = {name: value[:-4] + "0000" for name, value in owned.items()}
+    for method, path, body in REQUESTS:
+        answers = [ask(second, method, path, body, ids) for ids in (owned, nothing)]
+        assert [answer.status_code for answer in answers] == [404, 404], (method, path)
+        told = [answer.json()["error"] for answer in answers]
+        for ids, error in zip((owned, nothing), told, strict=True):
+            for value in ids.values():
+                error["message"] = error["message"].replace(value, "…")
+        assert told[0] == told[1], (method, path)
+
+
+def test_every_operation_on_an_object_of_an_organisation_is_in_this_list(pair, door) -> None:
+    document = door.client(None).get("/openapi.json").json()
+    paths = {
+        (method.upper(), path)
+        for path, operations in document["paths"].items()
+        for method in operations
+        if path.startswith("/v1/organization/") and "{" in path and "/tenants" not in path
+    }
+    names = {
+        "project": "project_id",
+        "key": "key_id",
+        "admin_key": "key_id",
+        "account": "user_id",
+        "user": "user_id",
+    }
+    covered = set()
+    for method, path, _ in REQUESTS:
+        for ours, theirs in names.items():
+            path = path.replace(f"{{{ours}}}", f"{{{theirs}}}")
+        covered.add((method, path.replace("rl-tiny", "{rate_limit_id}")))
+    assert {(method, path.replace(":path", "")) for method, path in paths} == covered
+
+
+def test_lists_show_ones_own_and_cursors_of_another_are_unknown(pair) -> None:
+    owned, first, second = pair
+    for path, anchor in (
+        ("projects", owned["project"]),
+        ("users", owned["user"]),
+        ("admin_api_keys", owned["admin_key"]),
+    ):
+        assert anchor in first.get(f"/v1/organization/{path}").text
+        assert anchor not in second.get(f"/v1/organization/{path}").text
+        assert second.get(f"/v1/organization/{path}", params={"after": anchor}).status_code == 404
+    entries = second.get("/v1/organization/audit_logs", params={"limit": 100}).text
+    assert not any(value in entries for value in owned.values())
+
+
+def test_tenants_are_the_platform_administrators_alone(pair, door) -> None:
+    owned, first, _ = pair
+    tenant = f"/v1/organization/tenants/{owned['tenant']}"
+    for method, path, body in (
+        ("GET", "/v1/organization/tenants", None),
+        ("POST", "/v1/organization/tenants", {"name": "t"}),
+        ("GET", tenant, None),
+        ("POST", tenant, {"weight": 5}),
+        ("DELETE", tenant, None),
+        ("GET", f"{tenant}/rate_limits", None),
+        ("POST", f"{tenant}/rate_limits/rl-*", {"max_requests_per_1_minute": 1}),
+        ("DELETE", f"{tenant}/rate_limits/rl-*", None),
+    ):
+        assert ask(first, method, path, body, owned).status_code == 403, (method, path)
+
+
+def test_a_platform_administrator_sets_what_a_tenant_may(pair, door) -> None:
+    owned, first, _ = pair
+    root = door.client(door.admin_key)
+    tenant = f"/v1/organization/tenants/{owned['tenant']}"
+    changed = root.post(tenant, json={"weight": 3, "priority": 5, "retention_days": 30, "name": "A"}).json()
+    assert [changed[name] for name in ("weight", "priority", "retention_days", "name")] == [3.0, 5, 30, "A"]
+    assert root.post(tenant, json={"retention_days": None}).json()["retention_days"] is None
+    assert root.get(tenant).json()["weight"] == 3.0
+    assert root.post(f"{tenant}/rate_limits/rl-*", json={"max_requests_per_1_minute": 9}).status_code == 200
+    assert root.get(f"{tenant}/rate_limits").json()["data"][0]["max_requests_per_1_minute"] == 9
+    assert root.delete(f"{tenant}/rate_limits/rl-*").status_code == 200
+    assert first.get("/v1/models").status_code == 200
+    assert root.post(tenant, json={"archived": True}).json()["status"] == "archived"
+    assert first.get("/v1/models").status_code == 401
+    assert root.post(tenant, json={"archived": False}).json()["status"] == "active"
+    assert first.get("/v1/models").status_code == 200
+    assert root.post("/v1/organization/tenants/org-default", json={"archived": True}).status_code == 409
+    assert root.delete("/v1/organization/tenants/org-default").status_code == 409
+    listed = root.get("/v1/organization/tenants").json()["data"]
+    assert {each["name"] for each in listed} == {"Default", "A", "b"}
+
+
+def test_a_deleted_tenant_leaves_nothing_but_the_news_of_it(pair, door) -> None:
+    owned, first, second = pair
+    root = door.client(door.admin_key)
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    assert first.post("/v1/chat/completions", json=chat).status_code == 200
+    assert root.delete(f"/v1/organization/tenants/{owned['tenant']}").json()["deleted"]
+    assert first.get("/v1/models").status_code == 401
+    assert second.get("/v1/models").status_code == 200
+
+    async def left() -> dict[str, int]:
+        from sqlalchemy import func, select
+
+        counts = {}
+        async with door.house.gateway.store.reading() as session:
+            for table in Base.metadata.sorted_tables:
+                if "organization_id" in table.columns:
+                    query = select(func.count()).where(table.c.organization_id == owned["tenant"])
+                    counts[table.name] = await session.scalar(query.select_from(table))
+        return counts
+
+    counts = door.house.do(left())
+    assert len(counts) > 10 and not any(counts.values()), counts
+    log = root.get("/v1/organization/audit_logs", params={"resource_ids[]": owned["tenant"]}).json()["data"]
+    assert log[0]["type"] == "organization.deleted"
+    assert root.get(f"/v1/organization/tenants/{owned['tenant']}").status_code == 404
+    assert root.delete(f"/v1/organization/tenants/{owned['tenant']}").status_code == 404
