@@ -17,7 +17,7 @@ from kvarn.gateway.errors import to_api_error, unavailable
 from kvarn.gateway.operations.chat import ChatRun, start_chat
 from kvarn.gateway.operations.chat_prompt import render_chat
 from kvarn.gateway.operations.response_context import Turn, look_at_turn, open_turn
-from kvarn.gateway.operations.response_request import chat_request, in_our_words, new_response
+from kvarn.gateway.operations.response_request import chat_request, in_our_words, new_response, tier_taken
 from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.response_runs import ResponseRuns
 from kvarn.gateway.response_writer import ResponseWriter
@@ -170,8 +170,9 @@ async def run_turn(
         raise
     work = record.work[-1]
     work.tickets.append(hold)
-    tier = "default" if work.service_tier == "auto" else work.service_tier
-    writer.response = replace(writer.response, service_tier=tier)
+    # Another model, or another tier, may have been found for it.
+    tier = tier_taken(work.service_tier)
+    writer.response = replace(writer.response, model=chat.head.model, service_tier=tier)
     return ResponseRun(chat, turn, writer, keep, gateway.store.now)
 
 
