@@ -14,8 +14,8 @@ DEFAULT_PROJECT = "proj_default"
 
 def new_id(prefix: str) -> str:
     """A name nobody can guess, such as `file-019d…`: the time in milliseconds, so that what was made in one second can
-    still be told apart by age, then 104 random bits."""
-    return f"{prefix}{time.time_ns() // 1_000_000:012x}{secrets.token_hex(13)}"
+    still be told apart by age, then 80 random bits."""
+    return f"{prefix}{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
 
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
