@@ -32,6 +32,7 @@ from kvarn.gateway.routes import (
     embeddings,
     files,
     health,
+    messages,
     metrics,
     models,
     organization,
@@ -43,6 +44,7 @@ from kvarn.gateway.routes import (
 from kvarn.gateway.served import ModelTable, ServedModel
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.store.errors import StoreError
+from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesRequest
 from kvarn.wire.openai.batches import BatchRequest
 from kvarn.wire.openai.chat import ChatCompletionRequest, CompletionChange
 from kvarn.wire.openai.completions import CompletionRequest
@@ -64,6 +66,7 @@ _ROUTES = (
     embeddings,
     files,
     health,
+    messages,
     metrics,
     models,
     organization,
@@ -79,9 +82,11 @@ _BODIES: list[type[BaseModel]] = [
     CompletionChange,
     CompletionRequest,
     CreateConversationRequest,
+    CountTokensRequest,
     CreateItemsRequest,
     DetokenizeRequest,
     EmbeddingRequest,
+    MessagesRequest,
     RerankRequest,
     ResponseRequest,
     ScoreRequest,

@@ -1,4 +1,4 @@
-"""Every error a client can see, in OpenAI's shape."""
+"""Every error a client can see, in OpenAI's shape, or Anthropic's."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from kvarn.gateway.body import BodyRefusedError
-from kvarn.gateway.record import record_of
+from kvarn.gateway.record import RequestRecord, record_of
 from kvarn.replica.api import ReplicaLostError, RequestRefusedError
 from kvarn.store.errors import ConflictError, NotFoundError, StoreAwayError
 from kvarn.text.errors import ChatTemplateError, TokenizerError
+from kvarn.wire.anthropic.errors import error_body, speaks_anthropic
 from kvarn.wire.messages import RefusalReason
 from kvarn.wire.openai.errors import ApiError, invalid_request
 
@@ -85,10 +86,11 @@ def to_api_error(error: Exception) -> ApiError:
     )
 
 
-def error_response(error: ApiError) -> Response:
-    """The HTTP answer that carries an error."""
+def error_response(error: ApiError, record: RequestRecord) -> Response:
+    """The HTTP answer that carries an error: in OpenAI's shape, in Anthropic's on the paths of its API."""
     kind = _LingeringResponse if isinstance(error, BodyRefusedError) else Response
-    body = msgspec.json.encode(error.body())
+    theirs = speaks_anthropic(record.endpoint)
+    body = msgspec.json.encode(error_body(error, record.request_id) if theirs else error.body())
     return kind(body, status_code=error.status, headers=error.headers, media_type="application/json")
 
 
@@ -100,8 +102,8 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ClientDisconnect, _note_disconnect)
 
 
-async def _answer(_: Request, error: Exception) -> Response:
-    return error_response(to_api_error(error))
+async def _answer(request: Request, error: Exception) -> Response:
+    return error_response(to_api_error(error), record_of(request.scope))
 
 
 async def _answer_routing(request: Request, error: Exception) -> Response:
@@ -112,7 +114,8 @@ async def _answer_routing(request: Request, error: Exception) -> Response:
         405: f"Not allowed to {where}; allowed: {(error.headers or {}).get('Allow', 'see /docs')}.",
     }.get(error.status_code, str(error.detail))
     code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
-    return error_response(ApiError(error.status_code, message, code=code, headers=error.headers))
+    told = ApiError(error.status_code, message, code=code, headers=error.headers)
+    return error_response(told, record_of(request.scope))
 
 
 async def _note_disconnect(request: Request, _: Exception) -> Response:

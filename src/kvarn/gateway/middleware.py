@@ -65,13 +65,13 @@ class RequestMiddleware:
             # Only the server's own end cancels a request here: its time to drain is over. Passed on, it would be a
             # traceback in the log and a 500 in the HTTP server's own shape.
             if not record.status:
-                await error_response(shutting_down())(scope, receive, send_with_id)
+                await error_response(shutting_down(), record)(scope, receive, send_with_id)
         except ApiError as error:  # of the authenticator: those of the routes have their own handlers
-            await error_response(error)(scope, receive, send_with_id)
+            await error_response(error, record)(scope, receive, send_with_id)
         except Exception as error:
             _log.exception("request %s failed", record.request_id)
             if not record.status:
-                await error_response(to_api_error(error))(scope, receive, send_with_id)
+                await error_response(to_api_error(error), record)(scope, receive, send_with_id)
         finally:
             self._metrics.in_flight.dec()
             self._count(scope, record)

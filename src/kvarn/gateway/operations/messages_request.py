@@ -1,0 +1,125 @@
+"""A request of Anthropic's in the words of a chat request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from kvarn.wire.anthropic.blocks import (
+    AssistantMessage,
+    Message,
+    TextBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    UserMessage,
+    text_of,
+)
+from kvarn.wire.anthropic.messages import Choice, MessagesPrompt, MessagesRequest, NoChoice, ToolChoice, ToolDefinition
+from kvarn.wire.openai.chat import ChatCompletionRequest
+from kvarn.wire.openai.chat_tools import FunctionDefinition, Tool
+from kvarn.wire.openai.errors import ApiError
+from kvarn.wire.openai.parse import validate
+
+_THEIR_NAMES = {"stop": "stop_sequences", "tool_choice.function.name": "tool_choice.name"}
+"""What fields of a chat request are called here."""
+
+
+def chat_request(asked: MessagesPrompt) -> ChatCompletionRequest:
+    """The chat that answers a request.
+
+    Raises:
+        ApiError: 400, in the words of `/v1/messages`: what chat refuses is refused here.
+    """
+    data: dict[str, Any] = {"model": asked.model, "messages": _messages(asked)}
+    if isinstance(asked.messages[-1], AssistantMessage):
+        data |= {"continue_final_message": True, "add_generation_prompt": False}
+    if asked.tools:
+        data["tools"] = [_tool(tool) for tool in asked.tools]
+    if asked.tool_choice is not None:
+        data |= _choice(asked.tool_choice)
+    if isinstance(asked, MessagesRequest):
+        data |= _sampling(asked)
+    try:
+        return validate(ChatCompletionRequest, data)
+    except ApiError as error:
+        raise in_their_words(error) from None
+
+
+def in_their_words(error: ApiError) -> ApiError:
+    """What chat says of a request, said of the request for a message."""
+    theirs = _THEIR_NAMES.get(error.param or "")
+    if theirs is None:
+        return error
+    message = error.message.replace(repr(error.param), repr(theirs))
+    return ApiError(error.status, message, type=error.type, code=error.code, param=theirs, headers=error.headers)
+
+
+def _messages(asked: MessagesPrompt) -> list[dict[str, Any]]:
+    """Messages as a chat has them: tool results in messages of their own, turns of one side in one message."""
+    messages: list[dict[str, Any]] = []
+    if asked.system is not None:
+        messages.append({"role": "system", "content": text_of(asked.system)})
+    for message in asked.messages:
+        for plain in _split(message):
+            last = messages[-1] if messages else {}
+            if plain["role"] == last.get("role") in ("user", "assistant") and "tool_calls" not in last:
+                last |= plain | {"content": _joined(last["content"], plain["content"])}
+            else:
+                messages.append(plain)
+    return messages
+
+
+def _joined(first: str | None, second: str | None) -> str | None:
+    return "\n".join(text for text in (first, second) if text) or None
+
+
+def _split(message: Message) -> list[dict[str, Any]]:
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    texts = [block for block in message.content if isinstance(block, TextBlock)]
+    said = {"role": message.role, "content": text_of(texts)}
+    if isinstance(message, UserMessage):
+        results = [_result(block) for block in message.content if isinstance(block, ToolResultBlock)]
+        return [*results, said] if texts else results
+    calls = [_call(block) for block in message.content if isinstance(block, ToolUseBlock)]
+    return [said | {"content": said["content"] or None, "tool_calls": calls}] if calls else [said]
+
+
+def _result(block: ToolResultBlock) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": block.text}
+
+
+def _call(block: ToolUseBlock) -> dict[str, Any]:
+    function = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
+    return {"id": block.id, "type": "function", "function": function}
+
+
+def _tool(tool: ToolDefinition) -> Tool:
+    # Made, not validated: names may be longer here than in OpenAI's requests.
+    function = FunctionDefinition.model_construct(
+        name=tool.name, description=tool.description, parameters=tool.input_schema
+    )
+    return Tool.model_construct(type="function", function=function)
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    if isinstance(choice, NoChoice):
+        return {"tool_choice": "none"}
+    parallel = {"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {}
+    if isinstance(choice, ToolChoice):
+        return {"tool_choice": {"type": "function", "function": {"name": choice.name}}, **parallel}
+    return {"tool_choice": "required" if choice.type == "any" else "auto", **parallel}
+
+
+def _sampling(asked: MessagesRequest) -> dict[str, Any]:
+    data = {
+        "max_tokens": asked.max_tokens,
+        "stop": asked.stop_sequences or None,
+        "temperature": asked.temperature,
+        "top_k": asked.top_k,
+        "top_p": asked.top_p,
+        "user": asked.metadata and asked.metadata.user_id,
+        "service_tier": {"standard_only": "default"}.get(asked.service_tier or "", asked.service_tier),
+    }
+    return {name: value for name, value in data.items() if value is not None}

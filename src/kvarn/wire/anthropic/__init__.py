@@ -1,0 +1,1 @@
+"""The objects of Anthropic's Messages API: requests (pydantic, strict), answers and events (msgspec), errors."""
