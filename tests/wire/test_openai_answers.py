@@ -9,7 +9,7 @@ import openai.types.chat as official_chat
 from kvarn.wire.openai import chat_answer, completions, embeddings, models, usage
 from kvarn.wire.openai.errors import ApiError, invalid_request, model_not_found
 
-HEAD: dict[str, Any] = {"id": "x", "created": 1, "model": "m"}
+HEAD: dict[str, Any] = {"id": "x", "created": 1, "model": "m", "system_fingerprint": "fp_1"}
 
 
 def encoded(answer: msgspec.Struct) -> dict[str, Any]:

@@ -24,6 +24,7 @@ class ChunkHead:
     id: str
     created: int
     model: str
+    fingerprint: str
     include_usage: bool
     service_tier: str | UnsetType = UNSET
     """The tier it is served in, where the client named one."""
@@ -36,6 +37,7 @@ class ChunkHead:
             id=self.id,
             created=self.created,
             model=self.model,
+            system_fingerprint=self.fingerprint,
             choices=choices,
             service_tier=self.service_tier,
             usage=usage if self.include_usage else UNSET,

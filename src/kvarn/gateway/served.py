@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
 
+import kvarn
 from kvarn.config.schema import ModelConfig
 from kvarn.gateway.errors import unavailable
 from kvarn.replica.api import Replica, ReplicaState
@@ -43,6 +45,13 @@ class ReadyModel:
     tool_format: ToolFormat = HERMES
     version: str = ""
     """Fingerprint of the checkpoint."""
+
+    @property
+    def fingerprint(self) -> str:
+        """What answers with the same seed may differ with: Kvarn's version, the checkpoint, types and kernels."""
+        card = self.card
+        parts = (kvarn.__version__, self.version, card.dtype, card.quantization, card.kernels, card.kv_dtype)
+        return f"fp_{sha256('/'.join(parts).encode()).hexdigest()[:12]}"
 
     @property
     def replica_name(self) -> str:

@@ -36,6 +36,7 @@ class CompletionRun:
     id: str
     created: int
     model: str
+    fingerprint: str
     include_usage: bool
     pieces: AsyncGenerator[Piece, None]
     readers: list[CompletionReader]
@@ -68,7 +69,14 @@ class CompletionRun:
     ) -> Completion:
         """The answer's object, whole or one chunk of its stream."""
         shown = usage if whole or self.include_usage else UNSET
-        return Completion(id=self.id, created=self.created, model=self.model, choices=choices, usage=shown)
+        return Completion(
+            id=self.id,
+            created=self.created,
+            model=self.model,
+            system_fingerprint=self.fingerprint,
+            choices=choices,
+            usage=shown,
+        )
 
     def _text_events(self, index: int) -> TextEvents:
         def chunk(text: str) -> Completion:
@@ -128,7 +136,8 @@ async def _start(gateway: Gateway, record: RequestRecord, asked: CompletionReque
         generations.append(Generation(model, submit, choices, work.tally))
         readers += [CompletionReader(prompt, fields, model.tokenizer) for _ in choices]
     pieces = interleave([generation.pieces(gateway.metrics, record.received) for generation in generations])
-    return CompletionRun(answer_id, int(time.time()), model.name, asked.include_usage, pieces, readers, work.tally)
+    head = (answer_id, int(time.time()), model.name, model.fingerprint, asked.include_usage)
+    return CompletionRun(*head, pieces, readers, work.tally)
 
 
 def _prompt(given: str | list[int], asked: CompletionRequest, model: ReadyModel) -> Prompt:

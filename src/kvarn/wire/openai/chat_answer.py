@@ -82,8 +82,8 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    system_fingerprint: str
     object: str = "chat.completion"
-    system_fingerprint: str | None = None
     service_tier: str | UnsetType = UNSET
     metadata: dict[str, str] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
@@ -145,8 +145,8 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     choices: list[ChunkChoice]
+    system_fingerprint: str
     object: str = "chat.completion.chunk"
-    system_fingerprint: str | None = None
     service_tier: str | UnsetType = UNSET
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET

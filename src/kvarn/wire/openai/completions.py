@@ -63,6 +63,6 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     choices: list[CompletionChoice]
+    system_fingerprint: str
     object: str = "text_completion"
-    system_fingerprint: str | None = None
     usage: Usage | UnsetType | None = UNSET
