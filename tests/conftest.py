@@ -213,3 +213,15 @@ def kafka_servers() -> Iterator[str]:
     brokers = cluster.list_topics(timeout=10).brokers.values()
     yield ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
     cluster.flush(1)
+
+
+@pytest.fixture
+def own_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A running PostgreSQL of the test's own, which it may kill and start again; see `make_database`."""
+    yield from _serving(make_postgres(tmp_path_factory.mktemp("own-postgres")))
+
+
+@pytest.fixture(name="make_database")
+def make_database_fixture() -> Callable[[int], str]:
+    """A new empty database on the PostgreSQL of a port; its URL."""
+    return make_database

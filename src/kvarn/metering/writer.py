@@ -28,6 +28,9 @@ _WARN_EVERY_S = 60.0
 
 _log = logging.getLogger("kvarn.metering")
 
+_Refused = tuple[bytes, Exception]
+"""An event as a line of text, and why it cannot be written."""
+
 
 class LedgerWriter:
     """Writes events in the order in which they ended; each exactly once.
@@ -97,7 +100,8 @@ class LedgerWriter:
         while unwritten:  # the disk is full: straight into the database
             pairs = [unwritten[position] for position in range(min(BATCH_EVENTS, len(unwritten)))]
             events = [event for event, _ in pairs]
-            await self._write(events)
+            for line, why in await self._write(events):
+                self._reject(line, why)
             self._written(events)
             for _, slot in pairs:
                 unwritten.popleft()
@@ -112,7 +116,8 @@ class LedgerWriter:
                 found += len(events)
             lost = dead.lost(self._prices, self._currency)
             for start in range(0, len(lost), BATCH_EVENTS):
-                await self._write(lost[start : start + BATCH_EVENTS])
+                for line, why in await self._write(lost[start : start + BATCH_EVENTS]):
+                    self._reject(line, why)
         except BaseException:
             dead.release()
             raise
@@ -122,34 +127,34 @@ class LedgerWriter:
     async def _write_next(self, spool: Spool) -> list[LedgerEvent]:
         """Write the next events of a spool; none when it is empty."""
         batch = spool.read(BATCH_EVENTS)
-        events = [event for record in batch.records if (event := self._decode(record)) is not None]
+        events: list[LedgerEvent] = []
+        refused: list[_Refused] = []
+        for record in batch.records:
+            try:
+                events.append(decode_event(record))
+            except msgspec.DecodeError as error:
+                refused.append((record.hex().encode(), error))
         if batch.records:
-            await self._write(events)
+            refused += await self._write(events)
+            for line, why in refused:
+                self._reject(line, why)
             spool.done(batch)
         return events
 
-    async def _write(self, events: Sequence[LedgerEvent]) -> None:
+    async def _write(self, events: Sequence[LedgerEvent]) -> list[_Refused]:
+        """Write events; returns those that the database refuses as they are."""
         if not events:
-            return
+            return []
         payloads = [encode_message(event) for event in events] if self._publish else None
         try:
             new = await usage.record(self._store, events, payloads)
         except UnstorableError as error:
             if len(events) == 1:
-                self._reject(msgspec.json.encode(events[0]), error)
-                return
-            for event in events:
-                await self._write([event])
-            return
+                return [(msgspec.json.encode(events[0]), error)]
+            return [refused for event in events for refused in await self._write([event])]
         for outcome in [event.outcome for event in events if event.id in new]:
             self._metrics.events.labels(outcome).inc()
-
-    def _decode(self, record: bytes) -> LedgerEvent | None:
-        try:
-            return decode_event(record)
-        except msgspec.DecodeError as error:
-            self._reject(record.hex().encode(), error)
-            return None
+        return []
 
     def _reject(self, line: bytes, why: Exception) -> None:
         """Keep an event that cannot be written for a person to look at: it shall not hold up all others."""

@@ -1,0 +1,203 @@
+"""Events reach the database once: after an outage, after a death, and past an event that cannot be written."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import make_url, select
+
+from kvarn.config.schema import KvarnConfig
+from kvarn.metering import writer as writers
+from kvarn.metering.event import InFlight, Measured
+from kvarn.metering.journal import Journal
+from kvarn.metering.service import Metering
+from kvarn.store.engine import Store
+from kvarn.store.errors import StoreAwayError
+from kvarn.store.migrate import upgrade
+from kvarn.store.models import OutboxEntry, UsageEvent
+from kvarn.store.repositories import usage
+from sample_usage import make_event, make_request
+
+FINISHED = Measured("finished", 10, 4, 5, 1_790_000_001.0, 0.1)
+
+
+@asynccontextmanager
+async def metering(store: Store, directory: Path, **settings: Any) -> AsyncGenerator[Metering, None]:
+    config = KvarnConfig.model_validate(
+        {"data_dir": str(directory), "metering": {"flush_interval_s": 0.01, "budget_refresh_s": 0.05, **settings}}
+    )
+    made = Metering(config, store)
+    made.open()
+    try:
+        await made.start()
+    except StoreAwayError:
+        await made.stop()
+        raise
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+def work(made: Metering, number: int, had: Measured = FINISHED, **changes: Any) -> None:
+    """A request through the ledger."""
+    request: InFlight = make_request(number, **changes)
+    made.finish(made.begin(request, 0.0), request, had)
+
+
+async def ids(store: Store) -> list[str]:
+    async with store.reading() as session:
+        return sorted((await session.scalars(select(UsageEvent.id))).all())
+
+
+def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Take the database away; what is returned brings it back."""
+
+    async def nothing(*_: object) -> set[str]:
+        raise StoreAwayError("the database is away")
+
+    monkeypatch.setattr(usage, "record", nothing)
+    return monkeypatch.undo
+
+
+async def test_events_wait_on_disk_while_the_database_is_away(
+    store: Store, tmp_path: Path, wait_until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with metering(store, tmp_path) as made:
+        back = away(monkeypatch)
+        for number in range(50):
+            work(made, number)
+        await wait_until(lambda: made.metrics.spool_bytes._value.get() > 0)
+        assert await ids(store) == []
+        back()
+        await wait_until(lambda: made.metrics.ledger_lag._value.get() == 0)
+    assert len(await ids(store)) == 50
+    assert list((tmp_path / "usage").iterdir()) == []
+
+
+async def test_what_could_not_be_written_at_the_end_is_found_by_the_next_start(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with metering(store, tmp_path) as made:
+        back = away(monkeypatch)
+        for number in range(5):
+            work(made, number)
+        made.begin(make_request(9), 0.0).watch(_Counts())  # type: ignore[union-attr]
+    back()
+    assert await ids(store) == []
+    async with metering(store, tmp_path):
+        await asyncio.sleep(0.3)
+    assert await ids(store) == [*[f"use_{number}" for number in range(5)], "use_9"]
+    async with store.reading() as session:
+        lost = await session.get(UsageEvent, "use_9")
+    assert lost is not None and (lost.outcome, lost.output_tokens) == ("lost", 2)
+
+
+class _Counts:
+    prompt_tokens, cached_tokens, completion_tokens, first_token = 3, 0, 2, None
+
+
+async def test_a_living_gateway_takes_over_from_one_that_died_beside_it(
+    store: Store, tmp_path: Path, wait_until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writers, "_LOOK_FOR_DEAD_S", 0.05)
+    async with metering(store, tmp_path) as made:
+        other = Journal(tmp_path / "usage")
+        other.finish(other.begin(make_request(1), 0.0), make_event(1))
+        other.begin(make_request(2), 0.0).watch(_Counts())  # type: ignore[union-attr]
+        await asyncio.sleep(0.3)
+        assert await ids(store) == []  # it lives
+        other.close()
+        await wait_until(lambda: made.metrics.events.labels("lost")._value.get() == 1)
+    assert await ids(store) == ["use_1", "use_2"]
+    assert list((tmp_path / "usage").iterdir()) == []
+
+
+async def test_an_event_that_was_spooled_and_whose_slot_was_not_freed_counts_as_it_ended(
+    store: Store, tmp_path: Path
+) -> None:
+    journal = Journal(tmp_path / "usage")
+    slot = journal.begin(make_request(1), 0.0)
+    assert slot is not None
+    slot.watch(_Counts())
+    journal.finish(None, make_event(1))  # died before the slot was freed
+    journal.close()
+    async with metering(store, tmp_path):
+        await asyncio.sleep(0.3)
+    async with store.reading() as session:
+        (event,) = (await session.scalars(select(UsageEvent))).all()
+    assert (event.outcome, event.output_tokens) == ("finished", 5)
+
+
+async def test_an_event_that_cannot_be_written_holds_up_no_other(store: Store, tmp_path: Path, wait_until: Any) -> None:
+    async with metering(store, tmp_path) as made:
+        work(made, 1)
+        work(made, 2, model=None)
+        work(made, 3)
+        await wait_until(lambda: made.metrics.rejected._value.get() == 1)
+        await wait_until(lambda: made.metrics.ledger_lag._value.get() == 0)
+    assert await ids(store) == ["use_1", "use_3"]
+    rejected = (tmp_path / "usage" / "rejected").read_text()
+    assert rejected.count("\n") == 1 and ("use_2" in rejected or b"use_2".hex() in rejected)
+
+
+async def test_an_event_that_the_database_refuses_is_kept_in_a_file(
+    store: Store, tmp_path: Path, wait_until: Any
+) -> None:
+    if store.is_sqlite:
+        pytest.skip("SQLite takes a text of any length")
+    async with metering(store, tmp_path) as made:
+        work(made, 1)
+        work(made, 2, model="x" * 300)
+        work(made, 3)
+        await wait_until(lambda: made.metrics.rejected._value.get() == 1)
+    assert await ids(store) == ["use_1", "use_3"]
+    assert json.loads((tmp_path / "usage" / "rejected").read_text())["id"] == "use_2"
+
+
+async def test_what_has_no_room_on_disk_is_written_from_memory(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with metering(store, tmp_path, max_spool_bytes=1 << 20) as made:
+        back = away(monkeypatch)
+        for number in range(5000):
+            work(made, number)
+        assert made._journal is not None and made._journal.unwritten
+        back()
+    assert len(await ids(store)) == 5000
+    assert list((tmp_path / "usage").iterdir()) == []
+
+
+async def test_without_kafka_nothing_is_queued_for_it(store: Store, tmp_path: Path) -> None:
+    async with metering(store, tmp_path) as made:
+        work(made, 1)
+    async with store.reading() as session:
+        assert (await session.scalars(select(OutboxEntry))).all() == []
+    assert await ids(store) == ["use_1"]
+
+
+async def test_a_database_that_is_killed_and_comes_back_has_every_event(
+    tmp_path: Path, own_postgres: Any, make_database: Any, wait_until: Any
+) -> None:
+    url = make_url(await asyncio.to_thread(make_database, own_postgres.port))
+    store = Store(url.set(drivername="postgresql+asyncpg"))
+    try:
+        await upgrade(store)
+        async with metering(store, tmp_path) as made:
+            for number in range(300):
+                work(made, number)
+                if number in (60, 180):
+                    own_postgres.kill()
+                if number in (120, 240):
+                    await asyncio.to_thread(own_postgres.start)
+                await asyncio.sleep(0.005)
+            await wait_until(lambda: not made._journal.spool.has_unread, 30)  # type: ignore[union-attr]
+        assert len(await ids(store)) == 300
+    finally:
+        await store.close()
