@@ -25,6 +25,7 @@ from kvarn.gateway.response_runs import ResponseRuns
 from kvarn.gateway.retention import sweep_forever
 from kvarn.gateway.routes import (
     batches,
+    budgets,
     chat,
     completions,
     conversations,
@@ -46,6 +47,7 @@ from kvarn.observe.metrics import GatewayMetrics
 from kvarn.store.errors import StoreError
 from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesRequest
 from kvarn.wire.openai.batches import BatchRequest
+from kvarn.wire.openai.budgets import BudgetCreate, BudgetUpdate
 from kvarn.wire.openai.chat import ChatCompletionRequest, CompletionChange
 from kvarn.wire.openai.completions import CompletionRequest
 from kvarn.wire.openai.conversations import CreateConversationRequest, CreateItemsRequest, UpdateConversationRequest
@@ -59,6 +61,7 @@ _OBSERVE_EVERY_S = 1.0
 
 _ROUTES = (
     batches,
+    budgets,
     chat,
     completions,
     conversations,
@@ -78,6 +81,8 @@ _ROUTES = (
 
 _BODIES: list[type[BaseModel]] = [
     BatchRequest,
+    BudgetCreate,
+    BudgetUpdate,
     ChatCompletionRequest,
     CompletionChange,
     CompletionRequest,

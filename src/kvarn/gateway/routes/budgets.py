@@ -1,0 +1,113 @@
+"""`/v1/organization/budgets`: what an organisation and its projects may spend."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from kvarn.gateway.answer import json_response
+from kvarn.gateway.identity.desk import Desk, desk_of
+from kvarn.gateway.openapi import json_body
+from kvarn.gateway.pagination import check_query, list_answer, read_cursor
+from kvarn.metering.prices import BILLIONTHS, billionths
+from kvarn.store.models import Budget
+from kvarn.store.repositories import budgets
+from kvarn.wire.openai.budgets import BudgetCreate, BudgetDeleted, BudgetObject, BudgetUpdate
+from kvarn.wire.openai.errors import invalid_request
+
+router = APIRouter(prefix="/v1/organization/budgets", tags=["organization"])
+
+
+@router.get("", summary="List budgets")
+async def list_budgets(request: Request) -> Response:
+    """The organisation's budgets and those of its projects, oldest first."""
+    desk = desk_of(request)
+    cursor = read_cursor(request, ascending=True)
+    async with desk.reading() as session:
+        page = await budgets.list_budgets(session, desk.organization_id, cursor)
+        spent = await budgets.spent(session, [budgets.rule_of(each) for each in page.items], desk.gateway.store.now())
+    return json_response(list_answer(page, lambda budget: _describe(desk, budget, spent[budget.id])))
+
+
+@router.post("", summary="Create a budget", openapi_extra=json_body(BudgetCreate))
+async def create_budget(request: Request) -> Response:
+    """A budget of the organisation, or of one of its projects. It holds for requests from now on, at every gateway
+    within `metering.budget_refresh_s`; what was spent before in the period counts."""
+    desk = desk_of(request)
+    check_query(request)
+    asked = await desk.gateway.read(request, BudgetCreate)
+    limits = [_stored(asked.unit, name, getattr(asked, name)) for name in ("hard_limit", "soft_limit")]
+    async with desk.acting() as act:
+        budget = await budgets.add_budget(
+            act, desk.organization_id, asked.project_id, asked.unit, asked.period, limits[0], limits[1]
+        )
+    return json_response(await _with_spent(desk, budget))
+
+
+@router.get("/{budget_id}", summary="Retrieve a budget")
+async def get_budget(request: Request, budget_id: str) -> Response:
+    """One budget, with what has been spent of it."""
+    desk = desk_of(request)
+    check_query(request)
+    async with desk.reading() as session:
+        budget = await budgets.find_budget(session, desk.organization_id, budget_id)
+    return json_response(await _with_spent(desk, budget))
+
+
+@router.post("/{budget_id}", summary="Modify a budget", openapi_extra=json_body(BudgetUpdate))
+async def modify_budget(request: Request, budget_id: str) -> Response:
+    """Set or take away its limits."""
+    desk = desk_of(request)
+    check_query(request)
+    asked = await desk.gateway.read(request, BudgetUpdate)
+    async with desk.acting() as act:
+        budget = await budgets.find_budget(act.session, desk.organization_id, budget_id)
+        changes = {name: _stored(budget.unit, name, getattr(asked, name)) for name in sorted(asked.model_fields_set)}
+        budgets.change_budget(act, budget, changes)
+    return json_response(await _with_spent(desk, budget))
+
+
+@router.delete("/{budget_id}", summary="Delete a budget")
+async def delete_budget(request: Request, budget_id: str) -> Response:
+    """Its limits hold no longer."""
+    desk = desk_of(request)
+    check_query(request)
+    async with desk.acting() as act:
+        budget = await budgets.find_budget(act.session, desk.organization_id, budget_id)
+        await budgets.delete_budget(act, budget)
+    return json_response(BudgetDeleted(id=budget_id))
+
+
+def _stored(unit: str, name: str, amount: float | None) -> int | None:
+    """A limit as it is stored: tokens, or billionths of the currency's unit."""
+    if amount is None:
+        return None
+    if unit == "cost":
+        return billionths(amount)
+    if amount != int(amount):
+        raise invalid_request(f"{name!r} must be a whole number of tokens.", name)
+    return int(amount)
+
+
+async def _with_spent(desk: Desk, budget: Budget) -> BudgetObject:
+    async with desk.reading() as session:
+        spent = await budgets.spent(session, [budgets.rule_of(budget)], desk.gateway.store.now())
+    return _describe(desk, budget, spent[budget.id])
+
+
+def _describe(desk: Desk, budget: Budget, spent: int) -> BudgetObject:
+    def shown(amount: int) -> float:
+        return amount / BILLIONTHS if budget.unit == "cost" else amount
+
+    return BudgetObject(
+        id=budget.id,
+        created_at=budget.created_at,
+        project_id=None if budget.holder_id == budget.organization_id else budget.holder_id,
+        unit=budget.unit,
+        currency=desk.gateway.config.metering.currency if budget.unit == "cost" else None,
+        period=budget.period,
+        hard_limit=None if budget.hard_limit is None else shown(budget.hard_limit),
+        soft_limit=None if budget.soft_limit is None else shown(budget.soft_limit),
+        spent=shown(spent),
+        alerted_period=budget.alerted_period,
+    )

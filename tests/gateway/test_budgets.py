@@ -1,0 +1,153 @@
+"""Budgets: made by administrators, seen by their organisation only, and true before the engine is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from kvarn.config.platform import MeteringConfig, PriceConfig, StoreConfig
+from kvarn.store.owner import Role
+
+BUDGETS = "/v1/organization/budgets"
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 10}
+
+
+@pytest.fixture
+def house(serve: Any, database_url: str, wait_for: Any) -> Iterator[Any]:
+    """A gateway of its own on each database; a million tokens cost a thousand dollars."""
+    price = PriceConfig(model="*", input_per_million=1000.0, output_per_million=1000.0)
+
+    def prepare(made: Any) -> None:
+        metering = MeteringConfig(budget_refresh_s=0.02, flush_interval_s=0.01, prices=(price,))
+        changes = {"store": StoreConfig(url=database_url), "metering": metering}
+        made.config = made.config.model_copy(update=changes)
+
+    with serve(prepare) as made:
+        with made.client() as client:
+            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+        yield made
+
+
+@pytest.fixture
+def tenant(house: Any) -> Iterator[httpx.Client]:
+    with house.add_tenant("tenant", key_id="key_1") as client:
+        yield client
+
+
+def make(client: httpx.Client, **fields: Any) -> dict[str, Any]:
+    answer = client.post(BUDGETS, json={"unit": "tokens", "period": "month"} | fields)
+    assert answer.status_code == 200, answer.text
+    made: dict[str, Any] = answer.json()
+    return made
+
+
+def ask(client: httpx.Client, **fields: Any) -> httpx.Response:
+    return client.post("/v1/chat/completions", json=CHAT | fields)
+
+
+def test_a_budget_is_made_changed_listed_and_deleted(tenant: httpx.Client) -> None:
+    made = make(tenant, unit="cost", hard_limit=10.25, soft_limit=8)
+    assert made == {
+        "object": "organization.budget",
+        "id": made["id"],
+        "created_at": made["created_at"],
+        "project_id": None,
+        "unit": "cost",
+        "currency": "usd",
+        "period": "month",
+        "hard_limit": 10.25,
+        "soft_limit": 8.0,
+        "spent": 0.0,
+        "alerted_period": None,
+    }
+    other = make(tenant, hard_limit=1000)
+    assert other["currency"] is None and other["hard_limit"] == 1000
+    assert [each["id"] for each in tenant.get(BUDGETS).json()["data"]] in (
+        [made["id"], other["id"]],
+        [other["id"], made["id"]],
+    )
+    changed = tenant.post(f"{BUDGETS}/{made['id']}", json={"soft_limit": None}).json()
+    assert (changed["hard_limit"], changed["soft_limit"]) == (10.25, None)
+    assert tenant.get(f"{BUDGETS}/{made['id']}").json() == changed
+    assert tenant.delete(f"{BUDGETS}/{made['id']}").json()["deleted"]
+    assert tenant.get(f"{BUDGETS}/{made['id']}").status_code == 404
+    assert [each["id"] for each in tenant.get(BUDGETS).json()["data"]] == [other["id"]]
+    acts = {entry["type"] for entry in tenant.get("/v1/organization/audit_logs").json()["data"]}
+    assert {"budget.created", "budget.updated", "budget.deleted"} <= acts
+
+
+def test_what_is_spent_is_spent_for_all_and_nothing_is_asked_of_the_engine(
+    house: Any, tenant: httpx.Client, wait_for: Any
+) -> None:
+    used = ask(tenant).json()["usage"]["total_tokens"]
+    wait_for(lambda: make(tenant, soft_limit=10**9)["spent"] == used, "the usage to count in a new budget")
+    budget = make(tenant, hard_limit=used + 1)
+    assert budget["spent"] == used
+    wait_for(lambda: ask(tenant).status_code == 429, "the budget to be spent")
+    asked = len(house.chat.submitted)
+    refused = ask(tenant)
+    error = refused.json()["error"]
+    assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
+    assert tenant.post("/v1/embeddings", json={"model": "vec", "input": "a"}).status_code == 429
+    assert len(house.chat.submitted) == asked
+    with (
+        openai.OpenAI(base_url=f"{house.url}/v1", api_key="tenant", timeout=20) as sdk,  # told not to try again
+        pytest.raises(openai.RateLimitError, match="budget"),
+    ):
+        sdk.chat.completions.create(**CHAT)  # type: ignore[call-overload]
+    assert len(house.chat.submitted) == asked
+    assert 'kvarn_budget_refusals_total{unit="tokens"}' in tenant.get("/metrics").text
+    tenant.post(f"{BUDGETS}/{budget['id']}", json={"hard_limit": 10**6})
+    wait_for(lambda: ask(tenant).status_code == 200, "the raised budget to hold")
+
+
+def test_a_projects_budget_of_money_binds_that_project_only(house: Any, tenant: httpx.Client, wait_for: Any) -> None:
+    principal = house.doorkeeper.principals["tenant"]
+    elsewhere = tenant.post("/v1/organization/projects", json={"name": "elsewhere"}).json()["id"]
+    make(tenant, unit="cost", period="day", project_id=elsewhere, hard_limit=0.001)
+    house.doorkeeper.principals["elsewhere"] = replace(principal, owner=replace(principal.owner, project_id=elsewhere))
+    with httpx.Client(base_url=house.url, headers={"authorization": "Bearer elsewhere"}, timeout=20) as client:
+        wait_for(lambda: ask(client).status_code == 429, "the project's budget to be spent")
+    assert ask(tenant).status_code == 200
+
+
+def test_one_tenant_never_sees_or_touches_anothers_budget(house: Any, tenant: httpx.Client) -> None:
+    mine = make(tenant, hard_limit=5)
+    with house.add_tenant("other") as other:
+        for method, body in (("GET", None), ("POST", {"hard_limit": 0}), ("DELETE", None)):
+            assert other.request(method, f"{BUDGETS}/{mine['id']}", json=body).status_code == 404
+        assert other.get(BUDGETS).json()["data"] == []
+        assert other.get(BUDGETS, params={"after": mine["id"]}).status_code == 404
+        theirs = house.doorkeeper.principals["tenant"].project_id
+        answer = other.post(BUDGETS, json={"unit": "tokens", "period": "day", "project_id": theirs, "hard_limit": 0})
+        assert answer.status_code == 404
+        assert ask(other).status_code == 200
+    assert tenant.get(f"{BUDGETS}/{mine['id']}").json() == mine
+
+
+def test_only_administrators_have_to_do_with_budgets(house: Any, tenant: httpx.Client) -> None:
+    for role in (Role.MEMBER, Role.SERVICE):
+        house.doorkeeper.principals["someone"] = replace(house.doorkeeper.principals["tenant"], role=role)
+        for method in ("GET", "POST"):
+            answer = tenant.request(method, BUDGETS, headers={"authorization": "Bearer someone"})
+            assert answer.status_code == 403
+
+
+def test_what_makes_no_budget_names_the_field(tenant: httpx.Client) -> None:
+    good = {"unit": "tokens", "period": "day", "hard_limit": 5}
+    for wrong, param in (
+        ({"hard_limit": None}, "hard_limit"),
+        ({"hard_limit": 1.5}, "hard_limit"),
+        ({"hard_limit": -1}, "hard_limit"),
+        ({"soft_limit": 1e18}, "soft_limit"),
+        ({"unit": "cups"}, "unit"),
+        ({"period": "week"}, "period"),
+        ({"colour": "red"}, "colour"),
+    ):
+        answer = tenant.post(BUDGETS, json=good | wrong)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == param, (wrong, answer.text)
