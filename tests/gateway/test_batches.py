@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -14,6 +15,9 @@ import pytest
 from fake_replica import answer_text
 from kvarn.config.platform import BatchesConfig, StoreConfig
 from kvarn.replica.api import ReplicaLostError, ReplicaState, RequestRefusedError
+from kvarn.store.owner import Principal, Scopes
+from kvarn.store.repositories.acts import Actor, acting
+from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
 from kvarn.wire.messages import EngineStats, RefusalReason
 
 MISSING = "missing_required_parameter"
@@ -270,6 +274,52 @@ def test_a_tenant_finds_nothing_of_another(mill: Any, wait_for: WaitFor) -> None
         stolen = {"input_file_id": batch["input_file_id"], "endpoint": CHAT, "completion_window": "24h"}
         answer = blue.post("/v1/batches", json=stolen)
         assert answer.status_code == 404 and answer.json()["error"]["param"] == "input_file_id"
+
+
+def make_key(mill: Any, tenant: str, **asked: Any) -> str:
+    """A key of a tenant, which its requests bear from then on; its id."""
+    principal = mill.doorkeeper.principals[tenant]
+
+    async def make() -> str:
+        async with acting(mill.gateway.store, Actor("a test")) as act:
+            key, _ = await add_key(act, *_ids(principal), KeyRequest(name="k", **asked))
+        return key.id
+
+    key_id: str = mill.do(make())
+    mill.doorkeeper.principals[tenant] = replace(principal, key_id=key_id, scopes=asked.get("scopes", Scopes()))
+    return key_id
+
+
+def _ids(principal: Principal) -> tuple[str, str]:
+    return principal.organization_id, principal.project_id
+
+
+def test_a_revoked_key_stops_its_batch(mill: Any, wait_for: WaitFor) -> None:
+    mill.chat.step_s = 0.02
+    with mill.add_tenant("red") as red:
+        key_id = make_key(mill, "red")
+        batch = send(red, [chat_line(i) for i in range(200)])
+        wait_for(lambda: len(mill.chat.submitted) > 10, "some lines to run")
+
+        async def revoke() -> None:
+            async with acting(mill.gateway.store, Actor("a test")) as act:
+                await revoke_key(act, mill.doorkeeper.principals["red"].organization_id, key_id)
+
+        mill.do(revoke())
+        await_end(red, batch, wait_for, "cancelled")
+        assert not mill.chat.running and len(mill.chat.submitted) < 200
+        assert batch["errors"]["data"][0]["code"] == "invalid_api_key" and len(outputs(red, batch)) == 200
+
+
+def test_lines_may_do_no_more_than_the_key_that_made_the_batch(mill: Any, wait_for: WaitFor) -> None:
+    with mill.add_tenant("red") as red:
+        make_key(mill, "red", scopes=Scopes(models=("vec",), endpoints=("/v1/batches", "/v1/files", "/v1/chat")))
+        batch = await_end(red, send(red, [chat_line(0)]), wait_for)
+        (refused,) = read_file(red, batch, "error_file_id")
+        assert refused["response"]["status_code"] == 403
+        body = {"input_file_id": batch["input_file_id"], "endpoint": "/v1/embeddings", "completion_window": "24h"}
+        assert red.post("/v1/batches", json=body).status_code == 403
+    assert mill.chat.submitted == []
 
 
 @pytest.mark.parametrize(
