@@ -274,3 +274,37 @@ def test_ids_that_nothing_can_have_are_unknown(client: httpx.Client) -> None:
     body = {"model": "tiny", "input": "x", "previous_response_id": "resp_\0"}
     assert client.post("/v1/responses", json=body).status_code == 404
     assert client.post("/v1/responses", json={"model": "tiny", "input": "x", "conversation": "\0"}).status_code == 404
+
+
+def test_calls_are_forced_and_bounded_as_in_a_chat(
+    answering: Callable[..., None], sdk: openai.OpenAI, house: Any
+) -> None:
+    other: Any = {**ADD, "name": "sub"}
+    answering(' "add", "arguments": {"a": 1}}\n</tool_call>')
+    made = sdk.responses.create(model="tiny", input="x", tools=[ADD, other], tool_choice="required")
+    assert [item.type for item in made.output] == ["function_call"] and made.tool_choice == "required"
+    choice: Any = {"type": "function", "name": "add"}
+    answering(' {"a": 1}}\n</tool_call>')
+    named: Any = sdk.responses.create(model="tiny", input="x", tools=[ADD, other], tool_choice=choice)
+    assert named.output[0].name == "add" and named.tool_choice.name == "add" and named.status == "completed"
+    allowed: Any = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "sub"}]}
+    answering("Nothing.")
+    sdk.responses.create(model="tiny", input="x", tools=[ADD, other], tool_choice=allowed)
+    assert '"sub"' in prompt_of(house) and '"add"' not in prompt_of(house)
+    with pytest.raises(openai.BadRequestError) as refusal:
+        sdk.responses.create(model="tiny", input="x", tools=[other], tool_choice=choice)
+    assert "add" in str(refusal.value)
+
+
+def test_parallel_calls_can_be_switched_off(answering: Callable[..., None], sdk: openai.OpenAI) -> None:
+    answering(f"{CALL}\n{CALL}")
+    both = sdk.responses.create(model="tiny", input="x", tools=[ADD])
+    one = sdk.responses.create(model="tiny", input="x", tools=[ADD], parallel_tool_calls=False)
+    assert [len(made.output) for made in (both, one)] == [2, 1] and one.parallel_tool_calls is False
+
+
+@pytest.mark.parametrize("tier", ["flex", "priority"])
+def test_the_tier_reaches_the_engine_and_the_answer(house: Any, sdk: openai.OpenAI, tier: Any) -> None:
+    made = sdk.responses.create(model="tiny", input="x", service_tier=tier)
+    assert made.service_tier == tier
+    assert (house.chat.submitted[-1].priority > 0) == (tier == "flex")

@@ -195,7 +195,8 @@ class ResponsesConfig(Section):
     """Seconds for which a background response is tried again while the model is busy or not ready."""
 
     lease_s: int = Field(15, ge=3)
-    """Seconds after which another gateway takes over the background responses of one that has died."""
+    """Seconds after which another gateway takes over the background responses of one that has died, and after which a
+    conversation is free again in which it was making a response."""
 
 
 class RetentionConfig(Section):

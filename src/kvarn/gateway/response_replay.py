@@ -50,6 +50,7 @@ def unwritten(response: Response) -> Response:
         incomplete_details=None,
         output=[],
         usage=msgspec.UNSET,
+        warnings=msgspec.UNSET,
     )
 
 

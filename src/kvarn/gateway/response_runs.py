@@ -19,9 +19,6 @@ from kvarn.store.repositories import background_responses, conversations
 
 _log = logging.getLogger("kvarn.gateway")
 
-LOCK_S = 30
-"""Seconds for which a conversation is locked at a time."""
-
 
 @dataclass(slots=True)
 class BackgroundRun:
@@ -115,7 +112,7 @@ class ResponseRuns:
 
     async def _renew(self) -> None:
         if self.locking:
-            await conversations.renew_locks(self._store, list(self.locking), LOCK_S)
+            await conversations.renew_locks(self._store, list(self.locking), self.config.lease_s)
         ours = list(self._runs.values())
         if not ours:
             return

@@ -112,6 +112,8 @@ class ResponseWriter:
             events += self._text(parts.content)
         for call in parts.tool_calls:
             events += self._call(call)
+        if parts.warnings:
+            self.response = replace(self.response, warnings=[*(self.response.warnings or ()), *parts.warnings])
         return events
 
     def close(self, finish_reason: FinishReason) -> list[StreamEvent]:
@@ -254,10 +256,10 @@ class ResponseWriter:
 
 def item_id(prefix: str, response_id: str, number: int) -> str:
     """Id of an item of a response. It tells the response, so a reference to the item is resolved without an index."""
-    return f"{prefix}{response_id.removeprefix('resp_')}{number:04x}"
+    return f"{prefix}{response_id.removeprefix('resp_')}_{number:x}"
 
 
 def response_of_item(reference: str) -> str | None:
     """Id of the response in which an item with this id would be; None where the id is not one of ours."""
-    _, _, rest = reference.partition("_")
-    return f"resp_{rest[:32]}" if len(rest) >= 36 else None
+    parts = reference.split("_")
+    return f"resp_{parts[1]}" if len(parts) == 3 else None

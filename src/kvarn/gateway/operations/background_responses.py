@@ -55,7 +55,7 @@ async def start_background(gateway: Gateway, record: RequestRecord, asked: Respo
         message = f"{runs.config.max_background} background responses are running here: try again later."
         raise ApiError(429, message, type="rate_limit_error", code="too_many_background", headers={"retry-after": "5"})
     response_id = new_id("resp_")
-    turn = await open_turn(gateway.store, principal.owner, asked, response_id)
+    turn = await open_turn(gateway.store, principal.owner, asked, response_id, runs.config.lease_s)
     response = new_response(asked, response_id, int(gateway.store.now()))
     row = StoredResponse(
         id=response_id,
@@ -142,7 +142,8 @@ class _Making:
     async def _make(self, record: RequestRecord) -> None:
         gateway, run = self._gateway, self._run
         record.principal = run.principal or await _principal(gateway, run)
-        self._turn = await open_turn_again(gateway.store, run.owner, self._asked, self._turn)
+        lock_s = gateway.responses.config.lease_s
+        self._turn = await open_turn_again(gateway.store, run.owner, self._asked, self._turn, lock_s)
         seed = run.row.request["seed"]
         made = await run_turn(gateway, record, self._asked, self._turn, self._writer, self._keep, seed)
         noted = False

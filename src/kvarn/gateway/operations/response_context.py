@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from kvarn.gateway.response_runs import LOCK_S
 from kvarn.gateway.response_writer import item_id, response_of_item
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError
@@ -35,8 +34,8 @@ class Turn:
         return self.earlier + self.items
 
 
-async def open_turn(store: Store, owner: Owner, asked: ContextFields, response_id: str) -> Turn:
-    """Read what a response goes on from, and lock its conversation.
+async def open_turn(store: Store, owner: Owner, asked: ContextFields, response_id: str, lock_s: int) -> Turn:
+    """Read what a response goes on from, and lock its conversation for `lock_s` seconds.
 
     Raises:
         ApiError: 404 for what the owner has not, 409 while another response is made in the conversation, 400 for an
@@ -46,7 +45,7 @@ async def open_turn(store: Store, owner: Owner, asked: ContextFields, response_i
         earlier = await read_earlier(store, owner, asked)
         return Turn(earlier, await _new_items(store, owner, asked, earlier, response_id))
     lock = Lock(asked.conversation_id, response_id)
-    earlier = await take_lock(store, owner, lock)
+    earlier = await _take_lock(store, owner, lock, lock_s)
     try:
         items = await _new_items(store, owner, asked, earlier, response_id)
     except BaseException:
@@ -61,21 +60,16 @@ async def look_at_turn(store: Store, owner: Owner, asked: ContextFields) -> Turn
     return Turn(earlier, await _new_items(store, owner, asked, earlier, "resp_"))
 
 
-async def open_turn_again(store: Store, owner: Owner, asked: ContextFields, known: Turn) -> Turn:
+async def open_turn_again(store: Store, owner: Owner, asked: ContextFields, known: Turn, lock_s: int) -> Turn:
     """A turn whose own items are known already, with what is earlier by now. Raises as `open_turn` does."""
     if known.lock is None:
         return replace(known, earlier=await read_earlier(store, owner, asked))
-    return replace(known, earlier=await take_lock(store, owner, known.lock))
+    return replace(known, earlier=await _take_lock(store, owner, known.lock, lock_s))
 
 
-async def take_lock(store: Store, owner: Owner, lock: Lock) -> list[StoredItem]:
-    """Lock a conversation; its items, oldest first.
-
-    Raises:
-        ApiError: 404 or 409.
-    """
+async def _take_lock(store: Store, owner: Owner, lock: Lock, lock_s: int) -> list[StoredItem]:
     try:
-        return await conversations.lock_conversation(store, owner, lock, LOCK_S)
+        return await conversations.lock_conversation(store, owner, lock, lock_s)
     except ConversationLockedError as error:
         raise ApiError(409, str(error), code="conversation_locked", param="conversation") from None
     except NotFoundError as error:

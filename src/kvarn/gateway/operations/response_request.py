@@ -48,17 +48,12 @@ def new_response(asked: ResponseRequest, response_id: str, created_at: int) -> R
         temperature=1.0 if asked.temperature is None else asked.temperature,
         top_p=1.0 if asked.top_p is None else asked.top_p,
         top_logprobs=asked.top_logprobs or 0,
-        service_tier=tier_taken(asked.service_tier),
+        service_tier="default" if asked.service_tier in (None, "auto") else asked.service_tier,
         metadata=asked.metadata or {},
         user=UNSET if asked.user is None else asked.user,
         safety_identifier=asked.safety_identifier,
         prompt_cache_key=asked.prompt_cache_key,
     )
-
-
-def tier_taken(tier: str | None) -> str:
-    """The tier that answers: of itself it is the default one."""
-    return "default" if tier in (None, "auto") else tier
 
 
 def chat_request(

@@ -17,11 +17,12 @@ from kvarn.gateway.errors import to_api_error, unavailable
 from kvarn.gateway.operations.chat import ChatRun, start_chat
 from kvarn.gateway.operations.chat_prompt import render_chat
 from kvarn.gateway.operations.response_context import Turn, look_at_turn, open_turn
-from kvarn.gateway.operations.response_request import chat_request, in_our_words, new_response, tier_taken
+from kvarn.gateway.operations.response_fit import fitting_chat
+from kvarn.gateway.operations.response_request import chat_request, in_our_words, new_response
 from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.response_runs import ResponseRuns
 from kvarn.gateway.response_writer import ResponseWriter
-from kvarn.gateway.served import ReadyModel
+from kvarn.gateway.tiers import tier_of
 from kvarn.gateway.work import Work
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
@@ -29,7 +30,6 @@ from kvarn.store.ids import new_id
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.conversations import Lock, unlock_conversation
 from kvarn.store.repositories.responses import Ended, keep_response
-from kvarn.wire.openai.chat import ChatCompletionRequest
 from kvarn.wire.openai.chat_answer import FinishReason
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.response_answer import (
@@ -40,15 +40,12 @@ from kvarn.wire.openai.response_answer import (
     StreamEvent,
     response_usage,
 )
-from kvarn.wire.openai.responses import ContextFields, ResponseRequest, TokenCountRequest
+from kvarn.wire.openai.responses import ResponseRequest, TokenCountRequest
 
 _log = logging.getLogger("kvarn.gateway")
 
 Keep = Callable[[ResponseWriter, Turn], Awaitable[None]]
 """Keeps a response that has ended; may change how it ended."""
-
-_ROOM_FOR_AN_ANSWER = 256
-"""Tokens that `truncation: auto` leaves for the answer where `max_output_tokens` does not say."""
 
 
 @dataclass(slots=True)
@@ -145,7 +142,7 @@ async def start_response(gateway: Gateway, record: RequestRecord, asked: Respons
         StoreAwayError: The database does not answer, and it is needed for what the response goes on from.
     """
     owner, response_id = record.principal.owner, new_id("resp_")
-    turn = await open_turn(gateway.store, owner, asked, response_id)
+    turn = await open_turn(gateway.store, owner, asked, response_id, gateway.responses.config.lease_s)
     writer = ResponseWriter(new_response(asked, response_id, int(gateway.store.now())), len(turn.items))
     keeper = _Keeper(gateway.store, owner, gateway.responses)
     return await run_turn(gateway, record, asked, turn, writer, keeper.keep)
@@ -171,8 +168,7 @@ async def run_turn(
     work = record.work[-1]
     work.tickets.append(hold)
     # Another model, or another tier, may have been found for it.
-    tier = tier_taken(work.service_tier)
-    writer.response = replace(writer.response, model=chat.head.model, service_tier=tier)
+    writer.response = replace(writer.response, model=chat.head.model, service_tier=tier_of(work.priority))
     return ResponseRun(chat, turn, writer, keep, gateway.store.now)
 
 
@@ -182,17 +178,20 @@ async def count_input_tokens(gateway: Gateway, record: RequestRecord, asked: Tok
     model = gateway.ready_model(record, name, "generate")
     turn = await look_at_turn(gateway.store, record.principal.owner, asked)
     _note_size(record, turn)
-    chat = await gateway.run(record, lambda: _fitting(asked, turn, model))
+    chat = await gateway.run(record, lambda: fitting_chat(asked, turn, model))
     return InputTokens(input_tokens=len((await gateway.run(record, lambda: render_chat(chat, model))).token_ids))
 
 
 async def _start_chat(
     gateway: Gateway, record: RequestRecord, asked: ResponseRequest, turn: Turn, seed: int | None
 ) -> ChatRun:
-    model = gateway.ready_model(record, asked.model, "generate")
     _note_size(record, turn)
     try:
-        chat = await gateway.run(record, lambda: _fitting(asked, turn, model, seed))
+        if asked.truncation == "auto":
+            model = gateway.ready_model(record, asked.model, "generate")
+            chat = await gateway.run(record, lambda: fitting_chat(asked, turn, model, seed))
+        else:
+            chat = chat_request(asked, asked.model, turn.context, seed)
         return await start_chat(gateway, record, chat)
     except ApiError as error:
         raise in_our_words(error) from None
@@ -203,30 +202,6 @@ def _note_size(record: RequestRecord, turn: Turn) -> None:
     size."""
     if turn.earlier:
         record.body_bytes += len(msgspec.json.encode(turn.earlier))
-
-
-def _fitting(asked: ContextFields, turn: Turn, model: ReadyModel, seed: int | None = None) -> ChatCompletionRequest:
-    """The chat that answers a turn. With `truncation: auto` it lacks as many of the oldest items as must be left out
-    for the prompt to fit."""
-    items = turn.context
-    whole = chat_request(asked, model.name, items, seed)
-    if asked.truncation != "auto":
-        return whole
-    context = model.card.max_context_length
-    most = asked.max_output_tokens if isinstance(asked, ResponseRequest) else None
-    room = context - (most or min(_ROOM_FOR_AN_ANSWER, context // 4))
-    if len(render_chat(whole, model).token_ids) <= room:
-        return whole
-    starts = [index for index, item in enumerate(items) if item["type"] != "function_call_output"]
-    too_early, enough = 0, len(starts) - 1  # to begin at the last is enough, or nothing is
-    while enough - too_early > 1:
-        middle = (too_early + enough) // 2
-        chat = chat_request(asked, model.name, items[starts[middle] :], seed)
-        if len(render_chat(chat, model).token_ids) <= room:
-            enough = middle
-        else:
-            too_early = middle
-    return chat_request(asked, model.name, items[starts[max(enough, 0)] :], seed)
 
 
 class _Keeper:
@@ -273,7 +248,10 @@ class _Hold:
         """Let go, where it is still held."""
         if self._lock is not None and self._lock.response_id in self._runs.locking:
             self._runs.locking.discard(self._lock.response_id)
-            await unlock_conversation(self._store, self._lock)
+            try:
+                await unlock_conversation(self._store, self._lock)
+            except StoreAwayError as error:
+                _log.warning("conversation %s stays locked for a while: %s", self._lock.conversation_id, error)
 
 
 def ended(writer: ResponseWriter, turn: Turn) -> Ended:

@@ -99,6 +99,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     user: str | UnsetType = UNSET
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    warnings: list[str] | UnsetType = UNSET
+    """What may be wrong with the calls it makes."""
 
 
 class DeletedResponse(msgspec.Struct, frozen=True, kw_only=True):
