@@ -167,11 +167,16 @@ def run_and_compare(config: KvarnConfig, checkpoint: Path, home: Path, disturb: 
     return seen
 
 
+def report(what: str, seen: Counter[str]) -> None:
+    """For docs/metering.md."""
+    if path := os.environ.get("KVARN_TEST_KILLS_REPORT"):
+        with Path(path).open("a") as file:
+            file.write(f"{KILLS} x {what}: {dict(seen)}\n")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(max(300, 6 * KILLS))
-def test_a_gateway_killed_in_mid_stream_again_and_again(
-    tmp_path: Path, database_url: str, kafka: MockKafka, record_property: Any
-) -> None:
+def test_a_gateway_killed_in_mid_stream_again_and_again(tmp_path: Path, database_url: str, kafka: MockKafka) -> None:
     draw = random.Random(KILLS)
 
     def kill(gateway: Gateway) -> None:
@@ -184,7 +189,39 @@ def test_a_gateway_killed_in_mid_stream_again_and_again(
     config = make_config(tmp_path, database_url, kafka)
     seen = run_and_compare(config, write_checkpoint(tmp_path / "tiny"), tmp_path, kill, seed=1)
     assert seen["lost"] and seen["cut"] and seen["complete"]
-    record_property("seen", dict(seen))
-    if report := os.environ.get("KVARN_TEST_KILLS_REPORT"):
-        with Path(report).open("a") as file:
-            file.write(f"{KILLS} kills on {make_url(database_url).get_backend_name()}: {dict(seen)}\n")
+    report(f"gateway on {make_url(database_url).get_backend_name()}", seen)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(max(300, 10 * KILLS))
+def test_the_gateway_the_database_and_the_broker_die_in_turns(
+    tmp_path: Path, own_postgres: Any, make_database: Any, kafka: MockKafka
+) -> None:
+    draw = random.Random(KILLS)
+
+    def disturb(gateway: Gateway) -> None:
+        for turn in range(KILLS):
+            time.sleep(draw.uniform(0.02, 0.4))
+            match turn % 3:
+                case 0:
+                    own_postgres.kill()
+                    time.sleep(draw.uniform(0.1, 0.5))
+                    if draw.random() < 0.5:  # the gateway dies while what it knows is on its disk only
+                        gateway.end()
+                        gateway.start()
+                    own_postgres.start()
+                case 1:
+                    kafka.pause()
+                    time.sleep(draw.uniform(0.1, 1.0))
+                    gateway.end()
+                    gateway.start()
+                    kafka.resume()
+                case _:
+                    gateway.end()
+                    gateway.start()
+        time.sleep(0.5)
+
+    config = make_config(tmp_path, make_database(own_postgres.port), kafka)
+    seen = run_and_compare(config, write_checkpoint(tmp_path / "tiny"), tmp_path, disturb, seed=2)
+    assert seen["lost"] and seen["complete"]
+    report("gateway, PostgreSQL and broker in turns", seen)
