@@ -105,11 +105,13 @@ class Spool:
         if ended and (batch.segment != self._writing or self._read_offset >= worth_dropping):
             self._drop(batch.segment)
 
-    def sync(self) -> None:
-        """Make what was appended survive the machine's death too. Blocks for the disk; may run in a thread."""
-        if self._unsynced and self._descriptor >= 0:
-            self._unsynced = False
-            os.fdatasync(self._descriptor)
+    def unsynced(self) -> int | None:
+        """A descriptor of the caller's own, to be given to `sync` in a thread, so that what was appended survives the
+        machine's death too; None where all of it does."""
+        if not self._unsynced or self._descriptor < 0:
+            return None
+        self._unsynced = False
+        return os.dup(self._descriptor)
 
     def close(self) -> None:
         """Write no more."""
@@ -118,6 +120,8 @@ class Spool:
         self._descriptor, self._writing = -1, None
 
     def _begin_segment(self) -> None:
+        if (descriptor := self.unsynced()) is not None:
+            sync(descriptor)
         self.close()
         number = max(self._sizes, default=0) + 1
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
@@ -172,6 +176,14 @@ class Spool:
 
     def _path(self, number: int) -> Path:
         return self._directory / f"spool-{number:08d}"
+
+
+def sync(descriptor: int) -> None:
+    """Wait until the disk has what was written, and close the descriptor."""
+    try:
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _read_record(file: BinaryIO, header: bytes) -> tuple[bytes, str | None]:

@@ -14,13 +14,13 @@ from kvarn.metering.journal import DeadJournal, Journal, dead_journals, decode_e
 from kvarn.metering.message import encode_message
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.metering.prices import PriceBook
-from kvarn.metering.spool import Spool
+from kvarn.metering.spool import Spool, sync
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, UnstorableError
 from kvarn.store.ledger import LedgerEvent
 from kvarn.store.repositories import usage
 
-BATCH_EVENTS = 400
+BATCH_EVENTS = 200
 """In one transaction at most."""
 _LOOK_FOR_DEAD_S = 10.0
 _RETRY_S = 1.0
@@ -75,9 +75,10 @@ class LedgerWriter:
         try:
             await self._write_all()
         except StoreAwayError as error:
-            await asyncio.to_thread(self._journal.spool.sync)
             self._observe()
             self._warn(str(error))
+            if (descriptor := self._journal.spool.unsynced()) is not None:
+                await asyncio.to_thread(sync, descriptor)
             await asyncio.sleep(_RETRY_S)
         except Exception:
             self._observe()
