@@ -66,6 +66,8 @@ def test_arguments_are_given_out_while_they_are_written() -> None:
         ("-2.5e3", -2500.0),
         ("0x10", 16),
         ("1_000", 1000),
+        ("+5", 5),
+        ("-", "-"),
         ("True", True),
         ("false", False),
         ("None", None),

@@ -83,3 +83,7 @@ def test_a_call_begun_in_the_prompt_goes_on_in_the_answer() -> None:
 def test_ids_are_what_the_templates_take() -> None:
     start = MISTRAL.make_parser(NAMES).push("[TOOL_CALLS]now[ARGS]{}")[0]
     assert isinstance(start, ToolCallStart) and len(start.id) == 9 and start.id.isalnum()
+    assert MISTRAL.shown_id(start.id) == start.id
+    foreign = MISTRAL.shown_id("call_0123456789")
+    assert len(foreign) == 9 and foreign.isalnum() and foreign == MISTRAL.shown_id("call_0123456789")
+    assert foreign != MISTRAL.shown_id("call_0123456780")

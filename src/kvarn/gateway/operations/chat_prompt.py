@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from kvarn.gateway.served import ReadyModel
+from kvarn.text.tool_calls import ToolFormat
 from kvarn.wire.openai.chat import ChatCompletionRequest
 
 
@@ -26,7 +28,7 @@ def render_chat(asked: ChatCompletionRequest, model: ReadyModel) -> ChatPrompt:
     """
     use = asked.tool_use
     text = model.chat_template.render(
-        asked.plain_messages,
+        _with_shown_ids(asked.plain_messages, model.tool_format),
         tools=asked.active_tools,
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
@@ -35,3 +37,12 @@ def render_chat(asked: ChatCompletionRequest, model: ReadyModel) -> ChatPrompt:
     opening = model.tool_format.opening(use.certain_name) if use is not None and use.forced else ""
     token_ids = model.tokenizer.encode(text + opening, add_special_tokens=bool(asked.add_special_tokens))
     return ChatPrompt(token_ids, opening)
+
+
+def _with_shown_ids(messages: list[dict[str, Any]], tool_format: ToolFormat) -> list[dict[str, Any]]:
+    for message in messages:
+        if "tool_call_id" in message:
+            message["tool_call_id"] = tool_format.shown_id(message["tool_call_id"])
+        for call in message.get("tool_calls") or ():
+            call["id"] = tool_format.shown_id(call["id"])
+    return messages

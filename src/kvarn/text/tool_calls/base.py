@@ -115,11 +115,13 @@ class StreamParser(ABC):
 
     def _next(self, begin: int = 0) -> Waiting[int | None]:
         """Where the next character that is no space stands, from `begin` on; None at the end."""
+        place = begin
         while True:
-            space = _SPACE.match(self._held, begin)
+            space = _SPACE.match(self._held, place)
             assert space is not None
-            if space.end() < len(self._held):
-                return space.end()
+            place = space.end()
+            if place < len(self._held):
+                return place
             if self._final:
                 return None
             yield

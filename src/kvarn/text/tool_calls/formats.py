@@ -9,7 +9,13 @@ from kvarn.text.tool_calls.base import StreamParser
 from kvarn.text.tool_calls.events import ToolCallParser, new_call_id
 from kvarn.text.tool_calls.hermes import HermesParser, hermes_opening
 from kvarn.text.tool_calls.llama3 import Llama3Parser, llama3_opening, pythonic_opening
-from kvarn.text.tool_calls.mistral import MistralParser, mistral_call_id, mistral_opening, mistral_tagged_opening
+from kvarn.text.tool_calls.mistral import (
+    MistralParser,
+    mistral_call_id,
+    mistral_opening,
+    mistral_shown_id,
+    mistral_tagged_opening,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,8 @@ class ToolFormat:
     markers: tuple[str, ...] = ()
     """Special tokens that mark calls: the parser must see them, though they are no part of the text."""
     new_id: Callable[[], str] = new_call_id
+    shown_id: Callable[[str], str] = str
+    """How a call's id is shown to the model."""
 
     def make_parser(
         self, names: Collection[str] | None = None, *, opening: str = "", most_calls: int | None = None
@@ -35,8 +43,10 @@ HERMES = ToolFormat("hermes", HermesParser, hermes_opening, ("<tool_call>", "</t
 LLAMA3 = ToolFormat("llama3", Llama3Parser, llama3_opening, ("<|python_tag|>",))
 PYTHONIC = ToolFormat("pythonic", Llama3Parser, pythonic_opening, ("<|python_tag|>",))
 _MISTRAL_MARKERS = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
-MISTRAL = ToolFormat("mistral", MistralParser, mistral_opening, _MISTRAL_MARKERS, mistral_call_id)
-MISTRAL_TAGGED = ToolFormat("mistral", MistralParser, mistral_tagged_opening, _MISTRAL_MARKERS, mistral_call_id)
+MISTRAL = ToolFormat("mistral", MistralParser, mistral_opening, _MISTRAL_MARKERS, mistral_call_id, mistral_shown_id)
+MISTRAL_TAGGED = ToolFormat(
+    "mistral", MistralParser, mistral_tagged_opening, _MISTRAL_MARKERS, mistral_call_id, mistral_shown_id
+)
 
 
 def find_format(setting: str, template: str, has_token: Callable[[str], bool]) -> ToolFormat:

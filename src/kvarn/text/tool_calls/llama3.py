@@ -49,6 +49,8 @@ class Llama3Parser(PythonicParser):
                 at_start = False
             else:
                 yield
+                while self._held.isspace() and not self._final:  # cheaper than to look for what cannot be there
+                    yield
         if at_start and found is not None:
             return found.end()
         while (place := _bracket_of_call(self._held)) is None:
@@ -102,6 +104,8 @@ class Llama3Parser(PythonicParser):
 
 def _bracket_of_call(text: str) -> int | None:
     """The first bracket that stands at the beginning of a line or after a tag."""
+    if "[" not in text and "{" not in text:  # the usual case, and far cheaper than the search
+        return None
     for found in _BRACKET.finditer(text):
         before = text[: found.start()].rstrip()
         if before.endswith(_TAG) or "\n" in text[len(before) : found.start()]:

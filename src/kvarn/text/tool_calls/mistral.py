@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 import string
 
 from kvarn.text.tool_calls.base import StreamParser, Waiting
 
+_ID_LENGTH = 9
 _TAG, _ARGS = "[TOOL_CALLS]", "[ARGS]"
 _NAMED = re.compile(r"\s*+([\w.-]++)\s*+(?:\[CALL_ID\]\s*[\w-]++\s*+)?(?:\[ARGS\])?\s*+(?=\{)")
 _NAMED_SO_FAR = re.compile(r"[\s\w.\[\]-]*")
@@ -82,4 +84,11 @@ def mistral_tagged_opening(name: str | None) -> str:
 
 def mistral_call_id() -> str:
     """Nine letters and digits: Mistral's templates refuse any other id."""
-    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(_ID_LENGTH))
+
+
+def mistral_shown_id(call_id: str) -> str:
+    """An id as the template takes it. One of another server's conversation becomes one that is always the same."""
+    if len(call_id) == _ID_LENGTH and call_id.isascii() and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:_ID_LENGTH]

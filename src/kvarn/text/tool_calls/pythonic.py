@@ -9,8 +9,9 @@ from kvarn.text.tool_calls.json_scan import to_json
 
 _KEY = re.compile(r"([A-Za-z_]\w*)\s*=")
 _KEY_SO_FAR = re.compile(r"(?:[A-Za-z_]\w*\s*)?\Z")
-_WORD = re.compile(r"[A-Za-z_][\w.]*")
-_NUMBER = re.compile(r"[+-]?[\d.][\w.+-]*")
+_WORD = (re.compile(r"[A-Za-z_]"), re.compile(r"[\w.]*"))
+_NUMBER = (re.compile(r"[\d.+-]"), re.compile(r"[\w.+-]*"))
+"""How tokens begin and go on."""
 _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([0-7]{1,3})|(.))", re.DOTALL)
 _LONGEST_ESCAPE = 10
 
@@ -88,14 +89,21 @@ class PythonicParser(StreamParser):
             self._drop(1)
             self._argue({"(": "[", ":": ": "}.get(mark, mark))
 
-    def _token(self, pattern: re.Pattern[str]) -> Waiting[str | None]:
+    def _token(self, kind: tuple[re.Pattern[str], re.Pattern[str]]) -> Waiting[str | None]:
         """What comes next, if it is of this kind, whole."""
-        while (found := pattern.match(self._held)) is not None and found.end() == len(self._held) and not self._final:
-            yield
+        begins, goes_on = kind
+        found = begins.match(self._held)
         if found is None:
             return None
-        self._drop(found.end())
-        return found[0]
+        end = found.end()
+        while (found := goes_on.match(self._held, end)) is not None:
+            end = found.end()
+            if end < len(self._held) or self._final:
+                break
+            yield
+        token = self._held[:end]
+        self._drop(end)
+        return token
 
     def _python_string(self, *, raw: bool) -> Waiting[None]:
         while len(self._held) < 3 and not self._final:

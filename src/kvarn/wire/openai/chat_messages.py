@@ -121,9 +121,9 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         data = message.model_dump(exclude_unset=True)
         if isinstance(message, AssistantMessage) and message.function_call is not None:
             function_calls += 1
-            call = {"id": f"call_{function_calls:09}", "type": "function", "function": data.pop("function_call")}
+            call = {"id": f"{function_calls:09}", "type": "function", "function": data.pop("function_call")}
             data["tool_calls"] = [*(data.get("tool_calls") or ()), call]
         elif isinstance(message, FunctionMessage):
-            data |= {"role": "tool", "tool_call_id": f"call_{function_calls:09}", "content": message.content or ""}
+            data |= {"role": "tool", "tool_call_id": f"{function_calls:09}", "content": message.content or ""}
         plain.append(data)
     return plain
