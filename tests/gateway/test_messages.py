@@ -65,6 +65,17 @@ def test_a_stream_has_anthropics_events_in_order(client: httpx.Client) -> None:
     assert data[-2]["usage"]["output_tokens"] == 22 and data[-2]["delta"]["stop_reason"] == "end_turn"
 
 
+def test_blocks_stand_in_the_order_in_which_they_were_written(
+    house: Any, answering: Callable[..., None], claude: anthropic.Anthropic
+) -> None:
+    answering(f"First. {CALL} Then. {CALL} Last.")
+    for tokens in (1, 500):
+        house.chat.tokens_per_step = tokens
+        message = claude.messages.create(tools=[WEATHER], **{**ASK, "max_tokens": 300})
+        kinds = [block.text if block.type == "text" else block.type for block in message.content]
+        assert kinds == ["First.", "tool_use", "Then.", "tool_use", "Last."]
+
+
 def test_a_streamed_message_says_what_the_whole_one_says(
     answering: Callable[..., None], claude: anthropic.Anthropic
 ) -> None:

@@ -36,7 +36,12 @@ def _validator(where: str, name: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Without examples, which YAML may have read as dates."""
+    """Without examples, which YAML may have read as dates, and with `nullable`, which the document writes here and
+    there, in the words of its own version of OpenAPI."""
     if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items() if key not in ("example", "examples")}
+        plain = {str(key): _plain(each) for key, each in value.items() if key not in ("example", "examples")}
+        if plain.get("nullable") is True:
+            del plain["nullable"]
+            return {"anyOf": [plain, {"type": "null"}]}
+        return plain
     return [_plain(each) for each in value] if isinstance(value, list) else value

@@ -32,6 +32,8 @@ class ChatParts:
 
     content: str = ""
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
+    ordered: list[str | ToolCallDelta] = field(default_factory=list)
+    """Content and tool calls in the order in which the model wrote them, for those to whom it matters."""
     logprobs: list[TokenLogprobs] | None = None
     token_ids: list[int] | None = None
     finish_reason: FinishReason | None = None
@@ -93,6 +95,7 @@ class ChatReader:
         parts = ChatParts(finish_reason=piece.finish_reason, stop_reason=piece.stop_reason)
         if self._calls is None:
             parts.content = piece.text
+            parts.ordered = [piece.text] if piece.text else []
         else:
             self._read_calls(self._calls, piece, parts)
         if self._top_logprobs is not None:
@@ -118,15 +121,17 @@ class ChatReader:
         for event in events:
             if isinstance(event, TextDelta):
                 parts.content += event.text
-            elif isinstance(event, ToolCallStart):
+                parts.ordered.append(event.text)
+                continue
+            if isinstance(event, ToolCallStart):
                 self._called.append((event.name, []))
                 function = FunctionCallDelta(name=event.name, arguments="")
                 call = ToolCallDelta(index=event.index, id=event.id, type="function", function=function)
-                parts.tool_calls.append(call)
             else:
                 self._called[event.index][1].append(event.delta)
-                function = FunctionCallDelta(arguments=event.delta)
-                parts.tool_calls.append(ToolCallDelta(index=event.index, function=function))
+                call = ToolCallDelta(index=event.index, function=FunctionCallDelta(arguments=event.delta))
+            parts.tool_calls.append(call)
+            parts.ordered.append(call)
 
     def _complaints(self, use: ToolUse) -> list[str]:
         if use.forced and not self._called:

@@ -76,13 +76,8 @@ class MessageWriter:
     def take(self, parts: ChatParts) -> list[Event]:
         """Write the next parts; the last ones end the message."""
         events: list[Event] = []
-        if parts.content:
-            if not self._open or self._blocks[-1].name:
-                events += self._begin_block(_Block())
-            self._blocks[-1].texts.append(parts.content)
-            events.append(BlockDelta(index=len(self._blocks) - 1, delta=TextDelta(text=parts.content)))
-        for call in parts.tool_calls:
-            events += self._take_call(call)
+        for each in parts.ordered:
+            events += self._take_text(each) if isinstance(each, str) else self._take_call(each)
         if parts.finish_reason is not None:
             events += self._end(parts)
         return events
@@ -98,6 +93,11 @@ class MessageWriter:
             usage=self._usage(),
             warnings=self._warnings or UNSET,
         )
+
+    def _take_text(self, text: str) -> list[Event]:
+        opening = self._begin_block(_Block()) if not self._open or self._blocks[-1].name else []
+        self._blocks[-1].texts.append(text)
+        return [*opening, BlockDelta(index=len(self._blocks) - 1, delta=TextDelta(text=text))]
 
     def _take_call(self, call: ToolCallDelta) -> list[Event]:
         events: list[Event] = []
