@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -22,6 +22,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+_FORWARDED: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""A command that has its own parser: imported when it runs."""
 
 ConfigPath = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file; see docs/configuration.md.")]
 
@@ -109,10 +112,7 @@ def serve(
     raise typer.Exit(run_server(options, engine))
 
 
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    add_help_option=False,
-)
+@app.command(context_settings=_FORWARDED, add_help_option=False)
 def bench(context: typer.Context) -> None:
     """Measure an OpenAI-compatible server: TTFT, TPOT, throughput, goodput. See `kvarn bench --help`."""
     from kvarn.cli.bench import app as bench_app
@@ -135,6 +135,14 @@ def show_config(config: ConfigPath = None) -> None:
     typer.echo(yaml.safe_dump(loaded.model_dump(mode="json"), sort_keys=False), nl=False)
 
 
+@app.command(context_settings=_FORWARDED, add_help_option=False)
+def keys(context: typer.Context) -> None:
+    """Make, list and revoke API keys. See `kvarn keys --help`."""
+    from kvarn.cli.keys import app as keys_app
+
+    keys_app(args=context.args, prog_name="kvarn keys")
+
+
 @app.command()
 def meter(
     config: ConfigPath = None,
@@ -155,6 +163,22 @@ def meter(
     except (ConfigError, NewerSchemaError, OSError, StoreError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(EXIT_USAGE) from None
+
+
+@app.command(context_settings=_FORWARDED, add_help_option=False)
+def store(context: typer.Context) -> None:
+    """Upgrade, check or downgrade the database's schema. See `kvarn store --help`."""
+    from kvarn.cli.store import app as store_app
+
+    store_app(args=context.args, prog_name="kvarn store")
+
+
+@app.command(context_settings=_FORWARDED, add_help_option=False)
+def tenants(context: typer.Context) -> None:
+    """Organisations: make, list, show, set, delete. See `kvarn tenants --help`."""
+    from kvarn.cli.tenants import app as tenants_app
+
+    tenants_app(args=context.args, prog_name="kvarn tenants")
 
 
 @app.command()

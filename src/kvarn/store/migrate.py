@@ -8,6 +8,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 from sqlalchemy import Connection, text
 
 from kvarn.store.engine import Store
@@ -20,6 +21,7 @@ async def upgrade(store: Store, revision: str = "head") -> None:
     """Bring the schema up to `revision`. Several may call it at once: one works, the others wait and find it done.
 
     Raises:
+        StoreError: There is no such revision, or the database is at one that this Kvarn does not know.
         StoreAwayError: The database does not answer.
     """
     async with store.migrating() as connection:
@@ -27,7 +29,7 @@ async def upgrade(store: Store, revision: str = "head") -> None:
 
 
 async def downgrade(store: Store, revision: str) -> None:
-    """Take the schema back to `revision`; `base` drops everything."""
+    """Take the schema back to `revision`; `base` drops everything. Raises as `upgrade` does."""
     async with store.migrating() as connection:
         await connection.run_sync(_run, command.downgrade, revision)
 
@@ -65,7 +67,10 @@ def _run(connection: Connection, run: object, revision: str) -> None:
     config = _config()
     config.attributes["connection"] = connection
     assert callable(run)
-    run(config, revision)
+    try:
+        run(config, revision)
+    except CommandError as error:
+        raise StoreError(f"the schema cannot be taken to {revision!r}: {error}") from None
 
 
 def _config() -> Config:

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.ids import DEFAULT_ORGANIZATION, new_id
-from kvarn.store.keys import new_key
+from kvarn.store.keys import lookup_of, new_key
 from kvarn.store.models import ApiKey, User
 from kvarn.store.owner import UNRESTRICTED, Role, Scopes
 from kvarn.store.repositories.acts import Act
@@ -99,6 +99,19 @@ async def get_key(
     return found
 
 
+async def find_key(session: AsyncSession, key_id: str | None = None, *, value: str | None = None) -> ApiKey:
+    """A key of whatever organisation, by its id or by itself: for the administrator of the machine.
+
+    Raises:
+        NotFoundError: There is no such key.
+    """
+    where = ApiKey.id == key_id if value is None else ApiKey.lookup == lookup_of(value)
+    found = await session.scalar(select(ApiKey).where(where))
+    if found is None:
+        raise NotFoundError("No such API key." if key_id is None else f"No such API key: {key_id!r}.")
+    return found
+
+
 async def revoke_key(
     act: Act, organization_id: str, key_id: str, *, project_id: str | None = None, admin: bool = False
 ) -> ApiKey:
@@ -163,6 +176,11 @@ async def mark_used(session: AsyncSession, used_at: Mapping[str, int]) -> None:
 def in_force(now: float) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
     """Neither revoked nor expired."""
     return ApiKey.revoked_at.is_(None), or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now)
+
+
+def is_in_force(key: ApiKey, now: float) -> bool:
+    """As `in_force`, of a row that has been read."""
+    return key.revoked_at is None and (key.expires_at is None or key.expires_at > now)
 
 
 def scopes_as_json(scopes: Scopes) -> dict[str, Any]:

@@ -1,0 +1,148 @@
+"""What `kvarn keys`, `kvarn tenants` and `kvarn store` have in common: they work on the database directly, as the
+administrator of the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import re
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kvarn.config.load import ConfigError, load_config
+from kvarn.store.engine import Store
+from kvarn.store.errors import StoreError
+from kvarn.store.migrate import check
+from kvarn.store.repositories.acts import Actor
+from kvarn.store.repositories.tenants import ensure_default_organization
+
+EXIT_FAILED = 1
+"""There is no such object, or it does not allow what was asked."""
+EXIT_USAGE = 2
+"""An option, the configuration or the database cannot be used."""
+
+ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file; see docs/configuration.md.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+
+ResultT = TypeVar("ResultT")
+
+_WHOLE = frozenset({"id", "redacted_value", "created_at", "expires_at", "last_used_at", "revoked_at"})
+"""Columns that are not broken into lines: people copy them."""
+_PIPE_WIDTH = 250
+
+_SPAN = re.compile(r"(\d{1,6})([smhdw])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+class OptionError(ValueError):
+    """An option cannot be used; the message says how to write it."""
+
+
+def actor() -> Actor:
+    """Who acts: the user of this machine."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        name = f"uid {os.getuid()}"
+    return Actor(f"command line ({name})")
+
+
+def with_store(
+    config: Path | None, work: Callable[[Store], Coroutine[Any, Any, ResultT]], *, ready: bool = True
+) -> ResultT:
+    """Run something on the configured database; what goes wrong is told in one line and ends the command.
+
+    Args:
+        config: YAML file.
+        work: What to do.
+        ready: Whether the schema must be up to date and the default organisation there.
+    """
+
+    async def run() -> ResultT:
+        store = Store.open(load_config(config))
+        try:
+            if ready:
+                await check(store)
+                await ensure_default_organization(store)
+            return await work(store)
+        finally:
+            await store.close()
+
+    try:
+        return asyncio.run(run())
+    except (ConfigError, OptionError) as error:
+        stop(str(error), EXIT_USAGE)
+    except StoreError as error:
+        stop(str(error), EXIT_FAILED)
+
+
+def stop(message: str, status: int) -> NoReturn:
+    """End the command with one line of error."""
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(status)
+
+
+def show(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool, nothing: str) -> None:
+    """Print objects: a table of these columns, or JSON with all there is."""
+    objects = list(rows)
+    if as_json:
+        for each in objects:
+            typer.echo(msgspec.json.encode(each).decode())
+        return
+    if not objects:
+        typer.echo(nothing)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(_title(column), overflow="fold", no_wrap=column in _WHOLE)
+    for each in objects:
+        table.add_row(*[Text(_cell(column, each.get(column))) for column in columns])
+    _console().print(table)
+
+
+def show_fields(fields: Mapping[str, Any]) -> None:
+    """Print the fields of one object below each other."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, value in fields.items():
+        table.add_row(_title(name), Text(_cell(name, value)))
+    _console().print(table)
+
+
+def seconds_of(text: str) -> int:
+    """A span of time, such as `90s`, `12h`, `30d` or `4w`, in seconds.
+
+    Raises:
+        OptionError: It is written otherwise.
+    """
+    found = _SPAN.fullmatch(text)
+    if not found or int(found[1]) == 0:
+        raise OptionError(f"{text!r} is no span of time: write it as 12h, 30d or 4w")
+    return int(found[1]) * _SECONDS[found[2]]
+
+
+def _console() -> Console:
+    return Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
+
+
+def _title(name: str) -> str:
+    return name.removesuffix("_at").removesuffix("_value").replace("_", " ")
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if name.endswith("_at"):
+        return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%MZ")
+    if isinstance(value, list):
+        return " ".join(value) or "-"
+    return f"{value:g}" if isinstance(value, float) else str(value)
