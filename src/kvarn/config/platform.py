@@ -49,7 +49,7 @@ class StoreConfig(Section):
 class LimitsConfig(Section):
     """Requests and tokens per minute, and how many requests may run at once."""
 
-    redis_url: str | None = Field(None, min_length=1)
+    redis_url: str | None = Field(None, pattern=r"^(rediss?|unix)://")
     """`redis://host:6379/0`: gateways share their counts there. Default: counts are kept in the process, exact for one
     gateway."""
 
@@ -67,6 +67,13 @@ class LimitsConfig(Section):
 
     concurrency: int | None = Field(None, ge=1)
     """Requests running at once, as above. Default: no limit."""
+
+    output_estimate: int = Field(256, ge=1)
+    """Output tokens reserved for an answer whose client set no `max_tokens`, until answers of its organisation and
+    model have been seen."""
+
+    output_quantile: float = Field(0.9, gt=0, le=1)
+    """Then the length is reserved that this share of the latest hundred such answers did not pass."""
 
 
 class KafkaConfig(Section):

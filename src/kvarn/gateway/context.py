@@ -62,6 +62,7 @@ class Gateway:
         prompt_tokens: int,
         max_output_tokens: int = 0,
         sequences: int = 1,
+        output_bounded: bool = True,
         priority: int = 0,
         service_tier: str | None = None,
     ) -> Work:
@@ -85,13 +86,16 @@ class Gateway:
             priority=runs_at,
             service_tier=BATCH_TIER if record.least_priority is not None else tier_of(runs_at),
             sequences=sequences,
+            output_bounded=output_bounded,
             received=record.received,
             client_left=record.client_left,
             degraded_from=record.degraded_from,
         )
-        await self.pipeline.begin(work)
+        try:
+            await self.pipeline.begin(work)
+        finally:
+            record.headers.update(work.headers)  # also where it is refused
         record.work.append(work)
-        record.headers.update(work.headers)
         return work
 
     def ready_model(

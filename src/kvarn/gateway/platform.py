@@ -14,10 +14,13 @@ from kvarn.gateway.served import ServedModel
 from kvarn.gateway.stages.admission import AdmissionStage
 from kvarn.gateway.stages.budgets import BudgetStage
 from kvarn.gateway.stages.ledger import LedgerStage
+from kvarn.gateway.stages.limits import LimitsStage
 from kvarn.gateway.stages.scopes import ScopeStage
 from kvarn.gateway.work import Pipeline, Stage
+from kvarn.limits.limiter import Limiter
 from kvarn.metering.service import Metering
 from kvarn.observe.admission import AdmissionMetrics
+from kvarn.observe.limits import LimitMetrics
 from kvarn.store import migrate
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError
@@ -36,7 +39,7 @@ class Platform:
         models: What is served, by name.
 
     Raises:
-        ConfigError: It would be open to other machines.
+        ConfigError: It would be open to other machines, or the URL of Redis cannot be used.
         StoreError: The configured database cannot be used.
     """
 
@@ -51,6 +54,9 @@ class Platform:
         self.store = Store.open(config)
         self.metering = Metering(config, self.store, registry)
         self.identity = Identity(config, self.store)
+        limit_metrics = LimitMetrics(registry)
+        self.limiter = Limiter(config.limits, limit_metrics)
+        self._limits = LimitsStage(self.limiter, config.limits, limit_metrics)
         self.pipeline = Pipeline(self._stages())
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -63,6 +69,7 @@ class Platform:
         """
         self.metering.open()
         self.identity.start()
+        await self.limiter.start()
         try:
             await self._prepare_store()
         except StoreAwayError as error:
@@ -75,6 +82,7 @@ class Platform:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._admission.close()
+        await self.limiter.stop()
         await self.metering.stop()
         await self.identity.stop()
         await self.store.close()
@@ -82,7 +90,7 @@ class Platform:
     def _stages(self) -> list[Stage]:
         """In the order in which they are asked: scopes, budgets, limits, admission, the ledger."""
         admission = [self._admission] if self.config.admission.enabled else []
-        return [ScopeStage(), BudgetStage(self.metering), *admission, LedgerStage(self.metering)]
+        return [ScopeStage(), BudgetStage(self.metering), self._limits, *admission, LedgerStage(self.metering)]
 
     async def _prepare_store(self) -> None:
         if self.config.store.migrate:

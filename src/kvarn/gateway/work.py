@@ -84,6 +84,8 @@ class Work:
     """Exactly counted."""
     max_output_tokens: int
     """Most it may write, over all choices."""
+    output_bounded: bool = True
+    """The client set that bound, or there is no output; otherwise it is only what the context has room for."""
     priority: int = 0
     """Tier in the engine; lower runs first, 10 is batch."""
     service_tier: str = "default"

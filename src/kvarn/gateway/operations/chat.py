@@ -137,6 +137,7 @@ async def _start(gateway: Gateway, record: RequestRecord, asked: ChatCompletionR
         prompt_tokens=len(prompt.token_ids),
         max_output_tokens=sampling.max_tokens * sampling.n,
         sequences=sampling.n,
+        output_bounded=asked.max_tokens is not None or asked.max_completion_tokens is not None,
         priority=asked.priority,
         service_tier=asked.service_tier,
     )

@@ -1,0 +1,177 @@
+-- The counts of several gateways: the algorithm of counts.py (see there), in one atomic step, by this server's clock.
+--
+-- KEYS[1]    mark of the piece of work
+-- KEYS[i]    count of the bound i - 1
+-- ARGV       operation (take, renew, settle), slot_ms, window, lease_ms, id of the work, tokens ordered, tokens used,
+--            1 where a settlement gives the request back too; then kind and limit of each bound
+-- Returns    take: 1 where the order was taken in, else 0; then used, wait_ms and reset_ms of each bound
+--            others: 1 where the work was known, else 0
+--
+-- A window is kept as {slot, count, slot, count, ...}, oldest first; running requests as a sorted set by moment of
+-- expiry; a mark as {slot, charged, expires_ms}.
+
+local NEVER, END_GUESS_MS = -1, 1000
+local operation, work = ARGV[1], ARGV[5]
+local slot_ms, window, lease_ms = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local ordered, used, whole = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == "1"
+
+local time = redis.call("TIME")
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local slot = math.floor(now / slot_ms)
+
+local bounds = {}
+for i = 2, #KEYS do
+  local kind = ARGV[5 + 2 * i]
+  bounds[i - 1] = {
+    key = KEYS[i], kind = kind, limit = tonumber(ARGV[6 + 2 * i]), amount = kind == "tokens" and ordered or 1
+  }
+end
+
+local function end_ms(of_slot)
+  return (of_slot + window + 1) * slot_ms
+end
+
+-- The charges that still count, and their sum. Unlike a process's, a server's clock may be set back: what seems to be
+-- charged in the future counts as charged now, or it would count for as long as the clock was set back.
+local function read_window(key)
+  local packed = redis.call("GET", key)
+  local kept = packed and cmsgpack.unpack(packed) or {}
+  local charges, size, total = {}, 0, 0
+  for i = 1, #kept, 2 do
+    local dated, count = math.min(kept[i], slot), kept[i + 1]
+    if dated >= slot - window then
+      if size > 0 and charges[size - 1] == dated then
+        charges[size] = charges[size] + count
+      else
+        charges[size + 1], charges[size + 2] = dated, count
+        size = size + 2
+      end
+      total = total + count
+    end
+  end
+  return charges, total
+end
+
+local function add_to_window(key, of_slot, amount)
+  local charges = read_window(key)
+  local place = #charges + 1
+  for i = 1, #charges, 2 do
+    if charges[i] == of_slot then place = i end
+  end
+  local count = math.max(0, (charges[place + 1] or 0) + amount)
+  if count > 0 then
+    charges[place], charges[place + 1] = of_slot, count
+  elseif place < #charges then
+    table.remove(charges, place)
+    table.remove(charges, place)
+  end
+  if #charges > 0 then
+    redis.call("SET", key, cmsgpack.pack(charges), "PX", (window + 1) * slot_ms)
+  else
+    redis.call("DEL", key)
+  end
+end
+
+local function running(key)
+  redis.call("ZREMRANGEBYSCORE", key, "-inf", now)
+  redis.call("ZREMRANGEBYSCORE", key, "(" .. string.format("%d", now + lease_ms), "+inf")  -- the clock was set back
+  return redis.call("ZCARD", key)
+end
+
+local function hold_place(key)
+  redis.call("ZADD", key, now + lease_ms, work)
+  redis.call("PEXPIRE", key, lease_ms)
+end
+
+local function read(bound)
+  if bound.kind == "concurrency" then
+    local count = running(bound.key)
+    local wait = count < bound.limit and 0 or bound.limit > 0 and END_GUESS_MS or NEVER
+    return { count, wait, 0 }
+  end
+  local charges, total = read_window(bound.key)
+  local excess, wait = total + bound.amount - bound.limit, 0
+  if excess > 0 then
+    wait = NEVER
+    for i = 1, #charges, 2 do
+      excess = excess - charges[i + 1]
+      if excess <= 0 then
+        wait = end_ms(charges[i]) - now
+        break
+      end
+    end
+  end
+  return { total, wait, #charges > 0 and end_ms(charges[#charges - 1]) - now or 0 }
+end
+
+local function charge(bound, reading)
+  if bound.kind == "concurrency" then
+    hold_place(bound.key)
+    return { reading[1] + 1, 0, 0 }
+  end
+  add_to_window(bound.key, slot, bound.amount)
+  return { reading[1] + bound.amount, 0, end_ms(slot) - now }
+end
+
+local function read_mark()
+  local packed = redis.call("GET", KEYS[1])
+  local mark = packed and cmsgpack.unpack(packed)
+  return mark and mark[3] > now and mark or nil
+end
+
+local function write_mark(of_slot, charged)
+  redis.call("SET", KEYS[1], cmsgpack.pack({ of_slot, charged, now + lease_ms }), "PX", lease_ms)
+end
+
+local function correct(kind, of_slot, amount)
+  if amount == 0 then return end
+  for _, bound in ipairs(bounds) do
+    if bound.kind == kind then add_to_window(bound.key, of_slot, amount) end
+  end
+end
+
+local operations = {}
+
+function operations.take()
+  local readings, admitted = {}, true
+  for i, bound in ipairs(bounds) do
+    readings[i] = read(bound)
+    admitted = admitted and readings[i][2] == 0
+  end
+  if admitted then
+    for i, bound in ipairs(bounds) do readings[i] = charge(bound, readings[i]) end
+    write_mark(slot, ordered)
+  end
+  local reply = { admitted and 1 or 0 }
+  for _, reading in ipairs(readings) do
+    for _, number in ipairs(reading) do reply[#reply + 1] = number end
+  end
+  return reply
+end
+
+function operations.renew()
+  local mark = read_mark()
+  local of_slot, charged = slot, math.max(used, ordered)
+  if mark then of_slot, charged = mark[1], mark[2] end
+  correct("tokens", slot, math.max(0, used - charged))
+  write_mark(of_slot, math.max(charged, used))
+  for _, bound in ipairs(bounds) do
+    if bound.kind == "concurrency" then hold_place(bound.key) end
+  end
+  return { mark and 1 or 0 }
+end
+
+function operations.settle()
+  for _, bound in ipairs(bounds) do
+    if bound.kind == "concurrency" then redis.call("ZREM", bound.key, work) end
+  end
+  local mark = read_mark()
+  if not mark then return { 0 } end
+  redis.call("DEL", KEYS[1])
+  local more = used - mark[2]
+  correct("tokens", more > 0 and slot or mark[1], more)
+  if whole then correct("requests", mark[1], -1) end
+  return { 1 }
+end
+
+return operations[operation]()

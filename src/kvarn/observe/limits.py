@@ -1,0 +1,47 @@
+"""Metrics of the limits. `docs/metrics.md` explains each to an operator."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+_RATIOS = (0.1, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 5, 10)
+
+
+class LimitMetrics:
+    """What the limits refused, how well they foresaw, and how Redis does."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        """`registry`: where they are shown; nowhere without one."""
+        self.limited = Counter(
+            "kvarn_limited_requests_total",
+            "Requests refused by a limit, by what was exhausted.",
+            ("model", "kind"),
+            registry=registry,
+        )
+        self.reserved = Counter(
+            "kvarn_limit_reserved_tokens_total", "Tokens reserved for requests that ended.", ("model",), registry=registry
+        )
+        self.used = Counter("kvarn_limit_used_tokens_total", "Tokens these requests used.", ("model",), registry=registry)
+        self.estimate_ratio = Histogram(
+            "kvarn_limit_estimate_ratio",
+            "Tokens of an answer over the tokens expected, where the client set no bound.",
+            ("model",),
+            buckets=_RATIOS,
+            registry=registry,
+        )
+        self.redis_away = Gauge(
+            "kvarn_limits_redis_away", "1 while limits are configured to be in Redis and it is away.", registry=registry
+        )
+        self.redis_seconds = Histogram(
+            "kvarn_limits_redis_seconds",
+            "From a decision's being asked of Redis to its answer.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.owed = Gauge(
+            "kvarn_limits_owed_settlements", "Settlements that wait for Redis to come back.", registry=registry
+        )
+        self.lost = Counter(
+            "kvarn_limits_lost_settlements_total", "Settlements given up because Redis was away too long.", registry=registry
+        )
