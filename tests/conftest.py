@@ -106,6 +106,12 @@ def make_redis(home: Path) -> Service:
     return Service([program, *settings], port, home)
 
 
+@pytest.fixture
+def redis_maker() -> Callable[[Path], Service]:
+    """`make_redis`, for test modules."""
+    return make_redis
+
+
 def make_postgres(home: Path) -> Service:
     """A PostgreSQL not yet started, for tests that kill it. Skips where it is not installed."""
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))

@@ -51,6 +51,9 @@ class RequestMiddleware:
                 record.status = message["status"]
                 own = [(name.encode(), value.encode()) for name, value in record.headers.items()]
                 message["headers"] = [*message.get("headers", []), id_header, *own]
+            elif not message.get("more_body", False):
+                # Before the client hears of the end: its next request shall find the tokens and the place of this one.
+                await record.close()
             await send(message)
 
         self._metrics.in_flight.inc()

@@ -18,9 +18,9 @@ the reservation is charged to the second in which it is noticed, and may make th
 taken in until enough has left the window.
 
 A mark remembers for each running piece of work what it was charged, and where. Settling says what was used in all, not
-what to add, and takes the mark away: said twice it has no further effect, and said of an order that was never taken in it has
-none. Marks and the places of running requests are leases: renewed while the work runs, they run out by themselves when
-the gateway that held them was killed.
+what to add, and takes the mark away: said twice, or of an order that was never taken in, it has no effect. Marks and
+the places of running requests are leases: renewed while the work runs, they run out by themselves when the gateway that
+held them was killed.
 
 All numbers are integers; the time is passed in. `counts.lua` is the same algorithm in Redis, and tests hold the two
 together.

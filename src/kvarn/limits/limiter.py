@@ -71,6 +71,11 @@ class Limiter:
         self._holds: set[Hold] = set()
         self._renewing: asyncio.Task[None] | None = None
 
+    @property
+    def away(self) -> bool:
+        """Whether counts are configured to be in Redis, and it does not answer."""
+        return self._shared is not None and self._shared.away
+
     async def start(self) -> None:
         """Connect to Redis, where there is one, and renew what runs from now on."""
         if self._shared is not None:
@@ -78,10 +83,12 @@ class Limiter:
         self._renewing = asyncio.create_task(self._renew())
 
     async def stop(self) -> None:
-        """End what `start` began; settlements under way are sent first."""
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.wait({self._renewing})
+        """End what `start` began; settlements under way are sent first. May be called again."""
+        if self._renewing is None:
+            return
+        self._renewing.cancel()
+        await asyncio.wait({self._renewing})
+        self._renewing = None
         if self._shared is not None:
             await self._shared.stop()
 

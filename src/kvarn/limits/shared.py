@@ -122,8 +122,8 @@ class SharedCounts:
             self.settle(order, 0, whole=True)
             raise
         self._metrics.redis_seconds.observe(time.monotonic() - call.asked)
-        numbers = iter(reply[1:])
-        return Verdict(order, reply[0] == 1, tuple(Reading(*each) for each in zip(numbers, numbers, numbers, strict=True)))
+        readings = tuple(Reading(*reply[start : start + 3]) for start in range(1, len(reply), 3))
+        return Verdict(order, reply[0] == 1, readings)
 
     def renew(self, order: Order, used: int) -> None:
         """The work still runs; not repeated where Redis is away, since the next renewal says the same."""
@@ -254,8 +254,8 @@ class SharedCounts:
 
 
 async def _until(deadline: float, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run something that must be over at a moment of the monotonic clock. Where this process was itself held up till then,
-    a reply may have come without having been read: it gets a moment more.
+    """Run something that must be over at a moment of the monotonic clock. Where this process was itself held up till
+    then, a reply may have come without having been read: it gets a moment more.
 
     Raises:
         TimeoutError: It was not, and has been cancelled.

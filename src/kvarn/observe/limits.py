@@ -20,9 +20,14 @@ class LimitMetrics:
             registry=registry,
         )
         self.reserved = Counter(
-            "kvarn_limit_reserved_tokens_total", "Tokens reserved for requests that ended.", ("model",), registry=registry
+            "kvarn_limit_reserved_tokens_total",
+            "Tokens reserved for requests that ended.",
+            ("model",),
+            registry=registry,
         )
-        self.used = Counter("kvarn_limit_used_tokens_total", "Tokens these requests used.", ("model",), registry=registry)
+        self.used = Counter(
+            "kvarn_limit_used_tokens_total", "Tokens these requests used.", ("model",), registry=registry
+        )
         self.estimate_ratio = Histogram(
             "kvarn_limit_estimate_ratio",
             "Tokens of an answer over the tokens expected, where the client set no bound.",
@@ -43,5 +48,7 @@ class LimitMetrics:
             "kvarn_limits_owed_settlements", "Settlements that wait for Redis to come back.", registry=registry
         )
         self.lost = Counter(
-            "kvarn_limits_lost_settlements_total", "Settlements given up because Redis was away too long.", registry=registry
+            "kvarn_limits_lost_settlements_total",
+            "Settlements given up: Redis was away too long.",
+            registry=registry,
         )

@@ -20,11 +20,11 @@ def rate_headers(verdict: Verdict) -> dict[str, str]:
     tokens."""
     headers: dict[str, str] = {}
     for kind in (Kind.REQUESTS, Kind.TOKENS):
-        left = [(max(0, bound.limit - reading.used), bound, reading) for bound, reading in verdict.items() if bound.kind is kind]
-        if left:
-            remaining, bound, reading = min(left, key=lambda each: (each[0], each[1].limit))
+        bounds = [(bound, reading) for bound, reading in verdict.items() if bound.kind is kind]
+        if bounds:
+            bound, reading = min(bounds, key=lambda each: (each[0].limit - each[1].used, each[0].limit))
             headers[f"x-ratelimit-limit-{kind}"] = str(bound.limit)
-            headers[f"x-ratelimit-remaining-{kind}"] = str(remaining)
+            headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, bound.limit - reading.used))
             headers[f"x-ratelimit-reset-{kind}"] = duration(reading.reset_ms)
     return headers
 

@@ -10,9 +10,8 @@ from kvarn.gateway.errors import unavailable
 from kvarn.gateway.stages.limit_answers import rate_headers, refusal, refused_reading
 from kvarn.gateway.work import Outcome, Work
 from kvarn.limits.estimate import OutputEstimates
-from kvarn.limits.limiter import Limiter
+from kvarn.limits.limiter import Hold, Limiter
 from kvarn.limits.orders import MAX_NUMBER, Bound, Kind, LimitsAwayError, Order, Verdict
-from kvarn.limits.limiter import Hold
 from kvarn.limits.rules import bounds_of
 from kvarn.observe.limits import LimitMetrics
 

@@ -1,0 +1,192 @@
+"""Limits at the front door: what is refused, what the headers say, what is given back."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from kvarn.replica.api import RequestRefusedError
+from kvarn.store.ids import new_id
+from kvarn.store.owner import LimitRule
+from kvarn.wire.messages import RefusalReason
+
+CHAT = "/v1/chat/completions"
+PROMPT = 4
+"""Tokens of the prompt below: begin, user, x, assistant."""
+HEADERS = {f"x-ratelimit-{part}-{kind}" for part in ("limit", "remaining", "reset") for kind in ("requests", "tokens")}
+
+
+def body(max_tokens: int | None = 6, **fields: Any) -> dict[str, Any]:
+    bounded = {} if max_tokens is None else {"max_tokens": max_tokens}
+    return {"model": "tiny", "messages": [{"role": "user", "content": "x"}], **bounded, **fields}
+
+
+@pytest.fixture
+def tenant(house: Any) -> Iterator[Any]:
+    """Clients of new organisations: `tenant(tokens_per_minute=100)` has that limit."""
+    clients = []
+
+    def make(**limits: int) -> httpx.Client:
+        name = new_id("tenant_")
+        clients.append(house.add_tenant(name))
+        principal = house.doorkeeper.principals[name]
+        rules = (LimitRule(principal.organization_id, **limits),)  # type: ignore[arg-type]
+        house.doorkeeper.principals[name] = replace(principal, limits=rules)
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+def remaining(answer: httpx.Response, kind: str = "tokens") -> int:
+    return int(answer.headers[f"x-ratelimit-remaining-{kind}"])
+
+
+def test_without_limits_no_headers_are_sent(house: Any, client: httpx.Client) -> None:
+    assert not HEADERS & set(client.post(CHAT, json=body()).headers)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_answer_says_what_is_left(tenant: Any, stream: bool) -> None:
+    client = tenant(requests_per_minute=5, tokens_per_minute=1000)
+    answer = client.post(CHAT, json=body(6, stream=stream))
+    assert answer.status_code == 200 and set(answer.headers) >= HEADERS
+    assert answer.headers["x-ratelimit-limit-requests"] == "5" and remaining(answer, "requests") == 4
+    assert answer.headers["x-ratelimit-limit-tokens"] == "1000" and remaining(answer) == 1000 - PROMPT - 6
+    assert re.fullmatch(r"1m0(\.\d+)?s|1m1s|1m0s", answer.headers["x-ratelimit-reset-tokens"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "limits"), [("tokens", {"tokens_per_minute": 10}), ("requests", {"requests_per_minute": 1})]
+)
+def test_who_is_over_a_limit_is_told_which_and_when_to_come_back(tenant: Any, kind: str, limits: Any) -> None:
+    client = tenant(**limits)
+    assert client.post(CHAT, json=body()).status_code == 200
+    answer = client.post(CHAT, json=body())
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["type"]) == (429, "rate_limit_exceeded", kind)
+    assert 59 <= int(answer.headers["retry-after"]) <= 61
+    assert remaining(answer, kind) == 0
+    asked = 10 if kind == "tokens" else 1
+    assert f"limit {asked}, used {asked}, requested {asked}" in error["message"] and "org-" in error["message"]
+
+
+def test_the_official_client_reads_the_refusal(house: Any, tenant: Any) -> None:
+    raw = tenant(requests_per_minute=1)
+    key = raw.headers["authorization"].removeprefix("Bearer ")
+    with openai.OpenAI(base_url=f"{house.url}/v1", api_key=key, max_retries=0) as sdk:
+        sdk.chat.completions.create(**body())
+        with pytest.raises(openai.RateLimitError, match="requests per minute"):
+            sdk.chat.completions.create(**body())
+
+
+def test_a_request_larger_than_the_limit_is_told_that_waiting_does_not_help(tenant: Any) -> None:
+    answer = tenant(tokens_per_minute=10).post(CHAT, json=body(7))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "request_exceeds_limit", "max_tokens")
+    assert "retry-after" not in answer.headers and "limit 10, requested 11" in error["message"]
+
+
+def test_what_was_reserved_and_not_written_is_given_back(house: Any, tenant: Any, answering: Any) -> None:
+    client = tenant(tokens_per_minute=1000)
+    answering("abc")  # three tokens and the end
+    first = client.post(CHAT, json=body(500)).json()["usage"]["total_tokens"]
+    assert first == PROMPT + 4
+    assert remaining(client.post(CHAT, json=body(500))) == 1000 - first - PROMPT - 500
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_engine_refused_costs_nothing(house: Any, tenant: Any, stream: bool) -> None:
+    client = tenant(requests_per_minute=2, tokens_per_minute=100, concurrency=1)
+    house.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "full", retry_after_s=1)
+    for _ in range(5):
+        assert client.post(CHAT, json=body(stream=stream)).json()["error"]["code"] == "queue_full"
+    house.chat.refusal = None
+    answer = client.post(CHAT, json=body())
+    assert answer.status_code == 200
+    assert remaining(answer, "requests") == 1 and remaining(answer) == 100 - PROMPT - 6
+
+
+def test_what_was_lost_in_mid_answer_costs_what_was_written(house: Any, tenant: Any) -> None:
+    client = tenant(tokens_per_minute=1000)
+    house.chat.lose_after = 5
+    client.post(CHAT, json=body(100, stream=True))
+    house.chat.lose_after = None
+    assert remaining(client.post(CHAT, json=body(6))) == 1000 - (PROMPT + 5) - (PROMPT + 6)
+
+
+def test_who_leaves_pays_for_the_prompt(house: Any, tenant: Any, wait_for: Any) -> None:
+    client = tenant(tokens_per_minute=1000, concurrency=1)
+    house.chat.hold = asyncio.Event()
+    with pytest.raises(httpx.ReadTimeout):
+        client.post(CHAT, json=body(500), timeout=0.3)
+    wait_for(lambda: not house.chat.running, "the abort")
+    house.chat.hold = None
+    wait_for(lambda: client.post(CHAT, json=body(900)).status_code != 429, "the place and the tokens to be free")
+    assert remaining(client.post(CHAT, json=body(6))) <= 1000 - PROMPT
+
+
+def test_a_place_is_free_again_when_the_answer_is_over(house: Any, tenant: Any, wait_for: Any) -> None:
+    client = tenant(concurrency=1)
+    assert [client.post(CHAT, json=body()).status_code for _ in range(30)] == [200] * 30
+    house.chat.hold = asyncio.Event()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(client.post, CHAT, json=body())
+        wait_for(lambda: house.chat.running, "the first to run")
+        refused = client.post(CHAT, json=body())
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"], error["type"]) == (429, "rate_limit_exceeded", "requests")
+        assert refused.headers["retry-after"] == "1" and "running at once" in error["message"]
+        house.loop.call_soon_threadsafe(house.chat.hold.set)
+        assert running.result().status_code == 200
+
+
+def test_without_max_tokens_the_length_of_earlier_answers_is_reserved(tenant: Any, answering: Any) -> None:
+    client = tenant(tokens_per_minute=2000)
+    answering("abcdefghi")  # ten tokens with the end
+    first = client.post(CHAT, json=body(None))
+    assert remaining(first) == 2000 - PROMPT - 256
+    second = client.post(CHAT, json=body(None, n=3))
+    assert remaining(second) == 2000 - (PROMPT + 10) - (PROMPT + 3 * 10)
+
+
+def test_what_is_only_expected_never_makes_a_request_too_large(tenant: Any, answering: Any) -> None:
+    client = tenant(tokens_per_minute=50)
+    answering("abc")
+    assert client.post(CHAT, json=body(None)).status_code == 200
+    assert client.post(CHAT, json=body(47)).status_code == 400
+
+
+def test_embeddings_and_completions_are_limited_too(tenant: Any) -> None:
+    client = tenant(tokens_per_minute=10)
+    embedding = {"model": "vec", "input": "12345678"}
+    answer = client.post("/v1/embeddings", json=embedding)
+    left = remaining(answer)
+    assert answer.status_code == 200 and left == 10 - answer.json()["usage"]["total_tokens"]
+    assert client.post("/v1/embeddings", json=embedding).status_code == 429
+    completion = {"model": "tiny", "prompt": "abc", "max_tokens": 6}
+    assert remaining(client.post("/v1/completions", json=completion)) == 10 - 3 - 6, "each model counts for itself"
+
+
+def test_refusals_and_reservations_are_metrics(house: Any, tenant: Any, client: httpx.Client) -> None:
+    limited = tenant(requests_per_minute=1)
+    before = _metric(client, 'kvarn_limited_requests_total{kind="requests",model="tiny"}')
+    used = _metric(client, 'kvarn_limit_used_tokens_total{model="tiny"}')
+    limited.post(CHAT, json=body(6, ignore_eos=True))
+    limited.post(CHAT, json=body())
+    assert _metric(client, 'kvarn_limited_requests_total{kind="requests",model="tiny"}') == before + 1
+    assert _metric(client, 'kvarn_limit_used_tokens_total{model="tiny"}') == used + PROMPT + 6
+
+
+def _metric(client: httpx.Client, name: str) -> float:
+    lines = [line for line in client.get("/metrics").text.splitlines() if line.startswith(name)]
+    return float(lines[0].split()[-1]) if lines else 0.0

@@ -1,0 +1,110 @@
+"""The algorithm in Python and its twin in Redis: the same decisions and the same numbers on the same histories."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvarn.limits.counts import Counts, Timing
+from kvarn.limits.orders import Kind, Order, Reading, Verdict
+from kvarn.limits.shared import SCRIPT
+from limit_orders import bound, order
+
+TIMING = Timing(slot_ms=100, window=6, lease_ms=500)
+BOUNDS = [
+    bound(kind, limit, holder)
+    for holder, limits in {"org-1": (8, 100, 4), "key_1": (5, 60, 2)}.items()
+    for kind, limit in zip(Kind, limits, strict=True)
+]
+START_MS = 1_700_000_000_000
+
+
+class Twin:
+    """The script, on a clock that the test sets."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        on_test_clock = SCRIPT.replace('redis.call("TIME")', 'redis.call("LRANGE", "clock", 0, 1)')
+        assert on_test_clock != SCRIPT
+        self._script = client.register_script(on_test_clock)
+        client.flushall()
+
+    def run(self, operation: str, asked: Order, now_ms: int, used: int = 0, *, whole: bool = False) -> list[int]:
+        self._client.delete("clock")
+        self._client.rpush("clock", now_ms // 1000, now_ms % 1000 * 1000)
+        mark = f"kvarn:limits:{{{asked.organization_id}}}:work:{asked.work_id}"
+        numbers = [TIMING.slot_ms, TIMING.window, TIMING.lease_ms, asked.work_id, asked.tokens, used, int(whole)]
+        rules = [part for each in asked.bounds for part in (str(each.kind), each.limit)]
+        keys = [mark, *[each.key for each in asked.bounds]]
+        reply: list[int] = self._script(keys=keys, args=[operation, *numbers, *rules])
+        return reply
+
+    def take(self, asked: Order, now_ms: int) -> Verdict:
+        reply = self.run("take", asked, now_ms)
+        readings = [Reading(*reply[start : start + 3]) for start in range(1, len(reply), 3)]
+        return Verdict(asked, reply[0] == 1, tuple(readings))
+
+
+@pytest.fixture
+def client(redis_url: str) -> Any:
+    with redis.Redis.from_url(redis_url) as made:
+        yield made
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.integers(0, 400),
+        st.sampled_from(["take", "take", "take", "renew", "settle", "settle whole"]),
+        st.integers(1, 70),
+        st.lists(st.sampled_from(BOUNDS), unique=True, min_size=1),
+        st.integers(0, 200),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(STEPS)
+def test_both_decide_alike_and_tell_the_same_numbers(client: redis.Redis, steps: list[tuple[Any, ...]]) -> None:
+    counts, twin = Counts(TIMING), Twin(client)
+    now, orders = START_MS, [order(*BOUNDS, tokens=10)]
+    for pause, operation, tokens, bounds, used in steps:
+        now += pause
+        known = orders[used % len(orders)]
+        if operation == "take":
+            asked = order(*bounds, tokens=tokens)
+            orders.append(asked)
+            assert twin.take(asked, now) == counts.take(asked, now)
+        elif operation == "renew":
+            twin.run("renew", known, now, used)
+            counts.renew(known, used, now)
+        else:
+            whole = operation == "settle whole"
+            twin.run("settle", known, now, used, whole=whole)
+            counts.settle(known, used, now, whole=whole)
+    last = order(*BOUNDS, tokens=1)
+    assert twin.take(last, now) == counts.take(last, now)
+
+
+def test_large_numbers_stay_exact(client: redis.Redis) -> None:
+    counts, twin = Counts(TIMING), Twin(client)
+    tpm = bound(Kind.TOKENS, 10**12)
+    for tokens in (10**12 - 7, 8, 7, 1):
+        asked = order(tpm, tokens=tokens)
+        assert twin.take(asked, START_MS) == counts.take(asked, START_MS)
+
+
+def test_a_server_whose_clock_is_set_back_an_hour_holds_nobody_up_for_an_hour(client: redis.Redis) -> None:
+    twin, rules = Twin(client), (bound(Kind.TOKENS, 100), bound(Kind.CONCURRENCY, 1))
+    assert twin.take(order(*rules, tokens=100), START_MS).admitted
+    earlier = START_MS - 3_600_000
+    refused = twin.take(order(*rules, tokens=1), earlier)
+    assert not refused.admitted and refused.readings[0].used == 100
+    assert refused.readings[0].wait_ms <= 700 and refused.readings[1].wait_ms == 0
+    again = order(bound(Kind.TOKENS, 100), tokens=1)
+    assert twin.take(again, earlier + 1).readings[0].wait_ms <= 700
