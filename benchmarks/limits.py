@@ -1,0 +1,128 @@
+"""What the limits add to a request, in microseconds: in the process, and over a private Redis on this machine.
+
+    python -m benchmarks.limits --rounds 5 --requests 2000
+
+Each request is under six bounds (RPM and TPM of key, project and organisation) that are as full as 60 seconds of
+traffic make them. Measured is what the stage awaits before the engine is asked (`take`); what settling costs is measured
+with it, as the time of a whole `take` and `settle`. `--clients` so many ask at once: Redis is then sent several in one
+round trip.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+
+from kvarn.config.platform import LimitsConfig
+from kvarn.limits.limiter import Hold, Limiter
+from kvarn.limits.orders import Order
+from kvarn.limits.rules import bounds_of
+from kvarn.observe.limits import LimitMetrics
+from kvarn.store.owner import LimitRule, Owner, Principal
+
+HOLDERS = ("org-1", "proj_1", "key_1")
+RULES = tuple(LimitRule(holder, requests_per_minute=10**9, tokens_per_minute=10**12) for holder in HOLDERS)
+PRINCIPAL = Principal(Owner("org-1", "proj_1"), key_id="key_1", limits=RULES)
+_numbers = count()
+
+
+async def one(limiter: Limiter, config: LimitsConfig) -> tuple[float, float]:
+    """Seconds of taking in, and of both taking in and settling."""
+    began = time.perf_counter()
+    bounds = bounds_of(PRINCIPAL, "m", config)
+    hold = await limiter.take(Order(f"use_{next(_numbers):032x}", "org-1", bounds, 300))
+    taken = time.perf_counter()
+    assert isinstance(hold, Hold)
+    hold.settle(200)
+    return taken - began, time.perf_counter() - began
+
+
+async def measure(url: str | None, clients: int, requests: int) -> tuple[float, float]:
+    """Medians, in microseconds, with so many clients at once."""
+    config = LimitsConfig(redis_url=url, timeout_s=5)
+    limiter = Limiter(config, LimitMetrics())
+    await limiter.start()
+
+    async def client() -> list[tuple[float, float]]:
+        return [await one(limiter, config) for _ in range(requests // clients)]
+
+    await client()
+    taken, settled = zip(*[each for part in await asyncio.gather(*[client() for _ in range(clients)]) for each in part])
+    assert not limiter.away, "Redis did not keep up"
+    await limiter.stop()
+    return 1e6 * statistics.median(taken), 1e6 * statistics.median(settled)
+
+
+@contextmanager
+def private_redis() -> Iterator[str]:
+    """A Redis of its own; its URL."""
+    program = shutil.which("redis-server")
+    if program is None:
+        raise SystemExit("redis-server is not installed: apt-get install redis-server, or measure with --redis none")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", tempfile.gettempdir()]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.02)
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def report(name: str, clients: int, rounds: list[tuple[float, float]]) -> None:
+    """One line: the median round, and the spread."""
+    taken = sorted(each[0] for each in rounds)
+    both = statistics.median(each[1] for each in rounds)
+    middle = statistics.median(taken)
+    print(
+        f"{name:<10} {clients:>4} clients: {middle:7.1f} µs before the engine (rounds {taken[0]:.1f} to {taken[-1]:.1f})"
+    )
+    print(f"{'':<10} {'':>4}          {both:7.1f} µs with settling")
+
+
+def main() -> None:
+    """Measure both, in turns."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", default="1,32", help="at once")
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--redis", choices=("own", "none"), default="own")
+    arguments = parser.parse_args()
+    counts = [int(number) for number in arguments.clients.split(",")]
+    if arguments.redis == "none":
+        measure_all({"in process": None}, counts, arguments)
+        return
+    with private_redis() as url:
+        measure_all({"in process": None, "Redis": url}, counts, arguments)
+
+
+def measure_all(places: dict[str, str | None], counts: list[int], arguments: argparse.Namespace) -> None:
+    """All places and numbers of clients, in turns."""
+    figures: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for _ in range(arguments.rounds):
+        for name, url in places.items():
+            for clients in counts:
+                measured = asyncio.run(measure(url, clients, arguments.requests))
+                figures.setdefault((name, clients), []).append(measured)
+    for (name, clients), rounds in figures.items():
+        report(name, clients, rounds)
+
+
+if __name__ == "__main__":
+    main()
