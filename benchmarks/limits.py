@@ -2,9 +2,8 @@
 
     python -m benchmarks.limits --rounds 5 --requests 2000
 
-Each request is under six bounds (RPM and TPM of key, project and organisation) that are as full as 60 seconds of
-traffic make them. Measured is what the stage awaits before the engine is asked (`take`); what settling costs is measured
-with it, as the time of a whole `take` and `settle`. `--clients` so many ask at once: Redis is then sent several in one
+Each request is under six bounds: RPM and TPM of key, project and organisation. Measured is what a request waits for
+before the engine is asked, and that together with settling. `--clients` ask at once: Redis is then sent several in one
 round trip.
 """
 
@@ -56,7 +55,8 @@ async def measure(url: str | None, clients: int, requests: int) -> tuple[float, 
         return [await one(limiter, config) for _ in range(requests // clients)]
 
     await client()
-    taken, settled = zip(*[each for part in await asyncio.gather(*[client() for _ in range(clients)]) for each in part])
+    parts = await asyncio.gather(*[client() for _ in range(clients)])
+    taken, settled = zip(*[each for part in parts for each in part], strict=True)
     assert not limiter.away, "Redis did not keep up"
     await limiter.stop()
     return 1e6 * statistics.median(taken), 1e6 * statistics.median(settled)
@@ -90,9 +90,8 @@ def report(name: str, clients: int, rounds: list[tuple[float, float]]) -> None:
     taken = sorted(each[0] for each in rounds)
     both = statistics.median(each[1] for each in rounds)
     middle = statistics.median(taken)
-    print(
-        f"{name:<10} {clients:>4} clients: {middle:7.1f} µs before the engine (rounds {taken[0]:.1f} to {taken[-1]:.1f})"
-    )
+    spread = f"rounds {taken[0]:.1f} to {taken[-1]:.1f}"
+    print(f"{name:<10} {clients:>4} clients: {middle:7.1f} µs before the engine ({spread})")
     print(f"{'':<10} {'':>4}          {both:7.1f} µs with settling")
 
 
