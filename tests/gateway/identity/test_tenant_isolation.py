@@ -23,6 +23,8 @@ def pair(door):
     assert first.post(f"{path}/users", json={"user_id": owned["user"], "role": "member"}).status_code == 200
     owned["account"] = first.post(f"{path}/service_accounts", json={"name": "s"}).json()["id"]
     owned["key"] = first.post(f"{path}/api_keys", json={"name": "k"}).json()["id"]
+    budget = {"unit": "tokens", "period": "day", "hard_limit": 1000}
+    owned["budget"] = first.post("/v1/organization/budgets", json=budget).json()["id"]
     return owned, first, second
 
 
@@ -51,6 +53,9 @@ REQUESTS = [
     ("GET", PROJECT + "/users/{user}", None),
     ("POST", PROJECT + "/users/{user}", {"role": "owner"}),
     ("DELETE", PROJECT + "/users/{user}", None),
+    ("GET", "/v1/organization/budgets/{budget}", None),
+    ("POST", "/v1/organization/budgets/{budget}", {"hard_limit": 1}),
+    ("DELETE", "/v1/organization/budgets/{budget}", None),
     ("GET", "/v1/organization/users/{user}", None),
     ("POST", "/v1/organization/users/{user}", {"role": "owner"}),
     ("DELETE", "/v1/organization/users/{user}", None),
@@ -91,6 +96,7 @@ def test_every_operation_on_an_object_of_an_organisation_is_in_this_list(pair, d
         "admin_key": "key_id",
         "account": "user_id",
         "user": "user_id",
+        "budget": "budget_id",
     }
     covered = set()
     for method, path, _ in REQUESTS:
@@ -106,6 +112,7 @@ def test_lists_show_ones_own_and_cursors_of_another_are_unknown(pair) -> None:
         ("projects", owned["project"]),
         ("users", owned["user"]),
         ("admin_api_keys", owned["admin_key"]),
+        ("budgets", owned["budget"]),
     ):
         assert anchor in first.get(f"/v1/organization/{path}").text
         assert anchor not in second.get(f"/v1/organization/{path}").text
