@@ -112,6 +112,14 @@ def test_a_journal_that_is_done_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_gateway_that_died_at_its_first_or_last_moment_leaves_no_lock(tmp_path: Path) -> None:
+    (tmp_path / "0123.lock").touch()
+    journal = Journal(tmp_path)
+    assert list(dead_journals(tmp_path)) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == [journal.name, f"{journal.name}.lock"]
+    journal.close()
+
+
 def test_a_slot_that_was_half_written_is_free(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     for number in range(2):

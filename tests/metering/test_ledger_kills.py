@@ -31,6 +31,8 @@ from mock_kafka import MockKafka
 
 KILLS = int(os.environ.get("KVARN_TEST_KILLS", "10"))
 """On each database."""
+MOST_CHUNKS = 200
+"""Parts of streams that arrive between two kills; a kill comes at a random moment of that."""
 IN_FLIGHT = 4 * TOKENS_PER_STEP
 """Tokens of a stream that were counted and had not reached a client when the gateway was killed, at most."""
 
@@ -147,7 +149,7 @@ def wait_published(store: Store) -> None:
 
 
 def run_and_compare(config: KvarnConfig, checkpoint: Path, home: Path, disturb: Any, seed: int) -> Counter[str]:
-    """Let clients work while `disturb(gateway)` does its worst, then end the gateway well and compare."""
+    """Let clients work while `disturb(gateway, clients)` does its worst, then end the gateway well and compare."""
     gateway = Gateway(config, checkpoint, home)
     assert config.store.url is not None
     store = open_store(config.store.url)
@@ -155,7 +157,7 @@ def run_and_compare(config: KvarnConfig, checkpoint: Path, home: Path, disturb: 
         gateway.start()
         clients = Clients(gateway, seed)
         with clients.running(6):
-            disturb(gateway)
+            disturb(gateway, clients)
         wait_published(store)
         gateway.end(signal.SIGTERM)
     finally:
@@ -179,9 +181,9 @@ def report(what: str, seen: Counter[str]) -> None:
 def test_a_gateway_killed_in_mid_stream_again_and_again(tmp_path: Path, database_url: str, kafka: MockKafka) -> None:
     draw = random.Random(KILLS)
 
-    def kill(gateway: Gateway) -> None:
+    def kill(gateway: Gateway, clients: Clients) -> None:
         for _ in range(KILLS):
-            time.sleep(draw.uniform(0.02, 0.4))
+            clients.wait(draw.randrange(MOST_CHUNKS), 2.0)
             gateway.end()
             gateway.start()
         time.sleep(0.3)
@@ -199,9 +201,9 @@ def test_the_gateway_the_database_and_the_broker_die_in_turns(
 ) -> None:
     draw = random.Random(KILLS)
 
-    def disturb(gateway: Gateway) -> None:
+    def disturb(gateway: Gateway, clients: Clients) -> None:
         for turn in range(KILLS):
-            time.sleep(draw.uniform(0.02, 0.4))
+            clients.wait(draw.randrange(MOST_CHUNKS), 2.0)
             match turn % 3:
                 case 0:
                     own_postgres.kill()

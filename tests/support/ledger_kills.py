@@ -86,6 +86,8 @@ class Clients:
     gateway: Gateway
     seed: int = 0
     told: list[Told] = field(default_factory=list)
+    chunks: int = 0
+    """Parts of streams that have arrived, at all clients."""
     _stopping: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -103,6 +105,12 @@ class Clients:
                 thread.join(60)
                 assert not thread.is_alive(), "a request hangs"
 
+    def wait(self, chunks: int, seconds: float) -> None:
+        """Let so many more parts of streams arrive, or so much time pass."""
+        enough, deadline = self.chunks + chunks, time.monotonic() + seconds
+        while self.chunks < enough and time.monotonic() < deadline:
+            time.sleep(0.001)
+
     def _work(self, number: int) -> None:
         draw = random.Random(self.seed * 1000 + number)
         count = 0
@@ -114,28 +122,39 @@ class Clients:
             count += 1
             told = Told(f"req-{self.seed}-{number}-{count}", draw.choice(["stream", "stream", "whole", "vectors"]))
             try:
-                _ask(port, told, "y" * draw.randrange(1, MAX_PROMPT_CHARS))
+                self._ask(port, told, "y" * draw.randrange(1, MAX_PROMPT_CHARS))
             except (OSError, http.client.HTTPException):
                 time.sleep(0.02)  # the gateway was killed
             with self._lock:
                 self.told.append(told)
 
+    def _ask(self, port: int, told: Told, text: str) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        try:
+            path, body = _request(told.kind, text)
+            headers = {"content-type": "application/json", "x-request-id": told.request_id}
+            connection.request("POST", path, json.dumps(body), headers)
+            answer = connection.getresponse()
+            if answer.status != 200:
+                told.refused = True
+            elif told.kind == "stream":
+                self._read_stream(answer, told)
+            else:
+                told.usage = json.loads(answer.read())["usage"]
+        finally:
+            connection.close()
 
-def _ask(port: int, told: Told, text: str) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    try:
-        path, body = _request(told.kind, text)
-        headers = {"content-type": "application/json", "x-request-id": told.request_id}
-        connection.request("POST", path, json.dumps(body), headers)
-        answer = connection.getresponse()
-        if answer.status != 200:
-            told.refused = True
-        elif told.kind == "stream":
-            _read_stream(answer, told)
-        else:
-            told.usage = json.loads(answer.read())["usage"]
-    finally:
-        connection.close()
+    def _read_stream(self, answer: http.client.HTTPResponse, told: Told) -> None:
+        usage = None
+        while line := answer.readline():
+            data = line.removeprefix(b"data: ").strip()
+            if data == b"[DONE]":
+                told.usage = usage
+            elif data:
+                self.chunks += 1
+                chunk = json.loads(data)
+                usage = chunk.get("usage") or usage
+                told.received += sum(len(choice["delta"].get("content") or "") for choice in chunk.get("choices", ()))
 
 
 def _request(kind: str, text: str) -> tuple[str, dict[str, Any]]:
@@ -145,15 +164,3 @@ def _request(kind: str, text: str) -> tuple[str, dict[str, Any]]:
     if kind == "stream":
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return "/v1/chat/completions", body
-
-
-def _read_stream(answer: http.client.HTTPResponse, told: Told) -> None:
-    usage = None
-    while line := answer.readline():
-        data = line.removeprefix(b"data: ").strip()
-        if data == b"[DONE]":
-            told.usage = usage
-        elif data:
-            chunk = json.loads(data)
-            usage = chunk.get("usage") or usage
-            told.received += sum(len(choice["delta"].get("content") or "") for choice in chunk.get("choices", ()))

@@ -31,6 +31,8 @@ from kvarn.store.ledger import LedgerEvent
 MAX_UNWRITTEN = 20_000
 """Events kept in memory where neither the database nor the disk takes them."""
 
+_LOCK = ".lock"
+
 _log = logging.getLogger("kvarn.metering")
 
 _encoder = msgspec.msgpack.Encoder()
@@ -49,8 +51,7 @@ class Journal:
 
     def __init__(self, root: Path, max_spool_bytes: int = 1 << 30) -> None:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.name = uuid.uuid4().hex
-        self._lock = _lock(root / f"{self.name}.lock")
+        self.name, self._lock = _new_lock(root)
         self._directory = root / self.name
         self._directory.mkdir(mode=0o700)  # after the lock: a directory without one belonged to a dead gateway
         self.spool = Spool(self._directory, max_spool_bytes)
@@ -152,15 +153,17 @@ class DeadJournal:
 
 
 def dead_journals(root: Path) -> Iterator[DeadJournal]:
-    """The journals of gateways that are gone, locked."""
-    for directory in sorted(path for path in root.iterdir() if path.is_dir()):
+    """The journals of gateways that are gone, locked. Locks without a journal are cleared away."""
+    for path in sorted(root.glob(f"*{_LOCK}")):
         try:
-            lock = _lock(root / f"{directory.name}.lock")
+            lock = _lock(path)
         except BlockingIOError:
             continue
+        directory = path.with_suffix("")
         if directory.is_dir():
             yield DeadJournal(directory, lock)
-        else:  # another has taken it over meanwhile
+        else:  # its gateway died before it made a journal, or after it had removed it
+            path.unlink(missing_ok=True)
             os.close(lock)
 
 
@@ -178,6 +181,20 @@ def _as_fields(event: LedgerEvent) -> dict[str, object]:
     return {f"event_{name}": value for name, value in msgspec.structs.asdict(event).items()}
 
 
+def _new_lock(root: Path) -> tuple[str, int]:
+    """A name that no gateway has had, and its locked file."""
+    while True:
+        name = uuid.uuid4().hex
+        path = root / f"{name}{_LOCK}"
+        try:
+            descriptor = _lock(path)
+        except BlockingIOError:  # another gateway took it for a dead one's before it was locked
+            continue
+        if path.exists():
+            return name, descriptor
+        os.close(descriptor)
+
+
 def _lock(path: Path) -> int:
     """Lock a file that stands for a gateway; raises BlockingIOError where that lives."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -191,4 +208,4 @@ def _lock(path: Path) -> int:
 
 def _remove(directory: Path) -> None:
     shutil.rmtree(directory)
-    directory.with_name(f"{directory.name}.lock").unlink(missing_ok=True)
+    directory.with_name(f"{directory.name}{_LOCK}").unlink(missing_ok=True)

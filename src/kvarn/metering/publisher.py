@@ -50,6 +50,7 @@ class Publisher:
         self._producer: Producer | None = None
         self._stopping = threading.Event()
         self._observed = float("-inf")
+        self._renew_at = float("-inf")
 
     async def run(self) -> None:
         """Publish until `stop`; outages of database and broker are waited out."""
@@ -81,9 +82,9 @@ class Publisher:
             _log.debug("the lease of the outbox ends by itself")
 
     async def _publish_some(self) -> int | None:
-        """How many were published; None where the broker took none of those there are."""
-        if not await leases.take(self._store, LEASE, self._holder, LEASE_S):
-            return 0
+        """How many were published; None where the broker took none of those there are, or another publishes."""
+        if not await self._hold_lease():
+            return None
         entries = await outbox.oldest(self._store, BATCH_MESSAGES)
         if not entries:
             return 0
@@ -98,10 +99,18 @@ class Publisher:
         delivering = asyncio.ensure_future(asyncio.to_thread(self._deliver, entries))
         while not (await asyncio.wait([delivering], timeout=LEASE_S / 3))[0]:
             try:
-                await leases.take(self._store, LEASE, self._holder, LEASE_S)
+                await self._hold_lease()
             except StoreAwayError as error:  # at worst another gateway publishes the same: repeats are dropped
                 _log.debug("the lease of the outbox could not be renewed: %s", error)
         return delivering.result()
+
+    async def _hold_lease(self) -> bool:
+        """Whether this is the gateway that publishes. Asks the database now and then only."""
+        if time.monotonic() < self._renew_at:
+            return True
+        held = await leases.take(self._store, LEASE, self._holder, LEASE_S)
+        self._renew_at = time.monotonic() + LEASE_S / 3 if held else float("-inf")
+        return held
 
     def _deliver(self, entries: Sequence[Entry]) -> list[int]:
         """Numbers of the entries that the broker has confirmed. Runs in a thread; blocks until each is confirmed or
