@@ -29,7 +29,7 @@ from kvarn.store.repositories import outbox
 from ledger_kills import Clients, Gateway, Told
 from mock_kafka import MockKafka
 
-KILLS = int(os.environ.get("KVARN_TEST_KILLS", "10"))
+KILLS = int(os.environ.get("KVARN_TEST_KILLS", "7"))
 """On each database."""
 MOST_CHUNKS = 200
 """Parts of streams that arrive between two kills; a kill comes at a random moment of that."""
