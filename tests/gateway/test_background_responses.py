@@ -329,7 +329,7 @@ def test_answers_survive_a_database_that_is_away(serve: Any, tmp_path: Any, wait
     path = tmp_path / "kvarn.db"
 
     def prepare(house: Any) -> None:
-        config = StoreConfig(url=f"sqlite:///{path}", timeout_s=0.3)
+        config = StoreConfig(url=f"sqlite:///{path}", timeout_s=2)
         house.config = house.config.model_copy(update={"store": config})
 
     with serve(prepare) as house, house.client() as client:
