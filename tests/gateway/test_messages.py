@@ -13,6 +13,7 @@ from anthropic.types import message_count_tokens_params, message_create_params
 
 from kvarn.gateway.message_writer import INVALID
 from kvarn.replica.api import RequestRefusedError
+from kvarn.store.owner import LimitRule
 from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesRequest
 from kvarn.wire.messages import RefusalReason
 
@@ -222,6 +223,15 @@ def test_refusals_reach_the_client_as_its_own_errors(house: Any, claude: anthrop
             claude.messages.create(stream=stream, **ASK)
         assert full.value.response.headers["retry-after"]
         assert full.value.body["error"]["type"] == "rate_limit_error"  # type: ignore[index, call-overload]
+
+
+def test_a_limit_is_told_in_its_words(house: Any) -> None:
+    rule = LimitRule("limited-claude", requests_per_minute=1)
+    with house.add_tenant("limited-claude", limits=(rule,)) as tenant:
+        assert tenant.post("/v1/messages", json=ASK).status_code == 200
+        refused = tenant.post("/v1/messages", json={**ASK, "stream": True})
+    assert refused.status_code == 429 and int(refused.headers["retry-after"]) > 0
+    assert refused.json()["type"] == "error" and refused.json()["error"]["type"] == "rate_limit_error"
 
 
 def test_an_error_in_mid_stream_is_an_event(house: Any, claude: anthropic.Anthropic) -> None:

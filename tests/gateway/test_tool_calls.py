@@ -93,6 +93,33 @@ def test_without_parallel_calls_the_answer_ends_with_the_first(
     wait_for(lambda: len(house.chat.aborted) == 1, "the engine's request to be aborted")
 
 
+def test_a_client_that_leaves_with_its_call_has_had_a_whole_answer(
+    house: Any, answering: Callable[..., None], client: httpx.Client, wait_for: Callable[..., None]
+) -> None:
+    outcomes: list[str] = []
+
+    class Watch:
+        async def enter(self, work: Any) -> Any:
+            return self
+
+        async def leave(self, work: Any) -> None:
+            outcomes.append(str(work.outcome))
+
+    stages = house.gateway.pipeline._stages
+    house.gateway.pipeline._stages = (*stages, Watch())
+    try:
+        answering(CALL + "x" * 300)
+        body = {"model": "tiny", "messages": HELLO, "tools": [WEATHER], "parallel_tool_calls": False, "stream": True}
+        with client.stream("POST", "/v1/chat/completions", json=body) as stream:
+            for line in stream.iter_lines():
+                if '"tool_calls"' in line and '"finish_reason":"tool_calls"' in line:
+                    break
+        wait_for(lambda: bool(outcomes), "the work to be settled")
+    finally:
+        house.gateway.pipeline._stages = stages
+    assert outcomes == ["finished"]
+
+
 def test_a_choice_that_has_its_call_leaves_the_others_running(
     answering: Callable[..., None], sdk: openai.OpenAI
 ) -> None:

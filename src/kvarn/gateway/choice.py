@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -54,6 +55,8 @@ class Choice:
         self.num_tokens = 0
         """Tokens so far, up to and including the one that completed a stop string."""
         self.ended = False
+        self.on_end: Callable[[], None] = lambda: None
+        """Told when its reader ends it."""
         self._detokenizer = detokenizer
         self._stop = stop
         self._min_tokens = min_tokens
@@ -62,7 +65,9 @@ class Choice:
 
     def end(self) -> None:
         """Its reader has all that was asked for: what the engine still sends for it is not wanted."""
-        self.ended = True
+        if not self.ended:
+            self.ended = True
+            self.on_end()
 
     def add(self, delta: TokenDelta) -> Piece:
         """Take a delta; must not be called once the choice has ended."""

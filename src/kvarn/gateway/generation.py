@@ -29,7 +29,11 @@ class Generation:
         self._submit = submit
         self._choices = choices
         self._tally = tally
+        self._open = len(choices)
+        self._observer: GenerationObserver | None = None
         tally.pending += 1
+        for choice in choices:
+            choice.on_end = self._choice_over
 
     async def pieces(self, metrics: GatewayMetrics, received: float) -> AsyncGenerator[Piece, None]:
         """Run it; yields what each delta adds to a choice.
@@ -41,10 +45,9 @@ class Generation:
             RequestRefusedError: The engine refused or gave up the request.
             ReplicaLostError: The engine is not ready, died or fell silent.
         """
-        observer = metrics.generation(self._model.name, received)
+        self._observer = observer = metrics.generation(self._model.name, received)
         tally, choices = self._tally, self._choices
         tally.count(prompt=len(self._submit.prompt_token_ids))
-        open_choices = len(choices)
         try:
             async with aclosing(self._model.replica.generate(self._submit)) as deltas:
                 async for delta in deltas:
@@ -58,27 +61,24 @@ class Generation:
                     before = choice.num_tokens
                     piece = choice.add(delta)
                     tally.count(cached=delta.cached_tokens, completion=choice.num_tokens - before)
-                    open_choices -= choice.ended
-                    if not open_choices:
-                        self._finish(observer)
-                        yield piece
-                        return
-                    open_before = not choice.ended
+                    if choice.ended:
+                        self._choice_over()
                     yield piece
-                    if open_before and choice.ended:  # by its reader
-                        open_choices -= 1
-                        if not open_choices:
-                            self._finish(observer)
-                            return
+                    if not self._open:
+                        return
         except (RequestRefusedError, ReplicaLostError) as error:
             tally.failed = True
             tally.refused = tally.refused or isinstance(error, RequestRefusedError)
             observer.failed()
             raise
 
-    def _finish(self, observer: GenerationObserver) -> None:
-        self._tally.pending -= 1
-        observer.finished()
+    def _choice_over(self) -> None:
+        """One choice is complete: known before the client hears of it, whoever ended it."""
+        self._open -= 1
+        if not self._open:
+            self._tally.pending -= 1
+            if self._observer is not None:
+                self._observer.finished()
 
 
 async def interleave(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
