@@ -101,7 +101,7 @@ class Directory:
         if (self._anybody is None or self._anybody.revision != self._revision) and not self._just_failed:
             try:
                 await self._read_anybody()
-            except StoreAwayError as error:
+            except StoreError as error:
                 self._note_failure(error)
         return ANYBODY if self._anybody is None else self._anybody.value
 
@@ -123,7 +123,7 @@ class Directory:
         if not self._just_failed:
             try:
                 return (await self._read_once(lookup)).value
-            except StoreAwayError as error:
+            except StoreError as error:
                 self._note_failure(error)
         if seen is not None and seen.value is not None and self._may_trust_memory:
             return seen.value

@@ -35,6 +35,7 @@ _NOT_SERVED = "is not supported: this server has no such setting."
 
 Name = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_check_printable)]
 Email = Annotated[str, Field(max_length=320, pattern=r"^[^@\s]+@[^@\s]+$"), AfterValidator(_check_printable)]
+ObjectId = Annotated[str, Field(max_length=64), AfterValidator(_check_printable)]
 Lifetime = Annotated[int, Field(ge=1, le=31_536_000)]
 """Seconds until a key expires: a year at most."""
 Limit = Annotated[int, Field(ge=1, le=UNLIMITED)]
@@ -69,7 +70,7 @@ class ProjectKeyCreate(RequestModel):
 
     name: Name
     role: Literal["member", "service"] = "service"
-    user_id: str | None = None
+    user_id: ObjectId | None = None
     """Whose it is: a member or a service account of the project. Default: the project's own."""
     scopes: ScopeList = Field(default_factory=list)
     expires_in_seconds: Lifetime | None = None
@@ -108,7 +109,7 @@ class ServiceAccountKeyCreate(RequestModel):
 class ProjectUserCreate(RequestModel):
     """`POST /v1/organization/projects/{project_id}/users`."""
 
-    user_id: str | None = None
+    user_id: ObjectId | None = None
     email: Email | None = None
     role: ProjectRole
 

@@ -1,0 +1,111 @@
+"""Administrative acts of several gateways at once come one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from sqlalchemy import select
+
+from kvarn.store.engine import Store
+from kvarn.store.errors import ConflictError, NotFoundError
+from kvarn.store.models import AuditEntry, RateLimit
+from kvarn.store.owner import Role
+from kvarn.store.repositories.acts import Act, Actor, acting, read_revision
+from kvarn.store.repositories.keys import KeyRequest, add_key, has_admin_key, revoke_key
+from kvarn.store.repositories.pages import Cursor
+from kvarn.store.repositories.projects import add_project, archive_project
+from kvarn.store.repositories.rate_limits import set_limit
+from kvarn.store.repositories.tenants import create_organization, delete_organization
+from kvarn.store.repositories.users import add_user, list_users
+
+
+async def at_once(store: Store, *acts: Callable[[Act], Awaitable[object]]) -> list[object]:
+    """Do the acts at once, each at a gateway of its own; what each gave or raised."""
+    gateways = [Store(store.url, timeout_s=20) for _ in acts]
+
+    async def perform(gateway: Store, work: Callable[[Act], Awaitable[object]]) -> object:
+        async with acting(gateway, Actor("test")) as act:
+            return await work(act)
+
+    try:
+        pairs = zip(gateways, acts, strict=True)
+        return await asyncio.gather(*[perform(*pair) for pair in pairs], return_exceptions=True)
+    finally:
+        for gateway in gateways:
+            await gateway.close()
+
+
+async def test_two_administrators_cannot_revoke_each_other(store: Store) -> None:
+    tenant = await create_organization(store, "a")
+    asked = KeyRequest(name="k", role=Role.ADMIN)
+    async with acting(store, Actor("test")) as act:
+        keys = [(await add_key(act, tenant.organization_id, tenant.project_id, asked))[0] for _ in range(2)]
+    outcomes = await at_once(
+        store, *[lambda act, key=key: revoke_key(act, tenant.organization_id, key.id, admin=True) for key in keys]
+    )
+    assert sum(isinstance(outcome, ConflictError) for outcome in outcomes) == 1
+    async with store.reading() as session:
+        assert await has_admin_key(session, tenant.organization_id)
+
+
+async def test_one_address_is_one_user(store: Store) -> None:
+    organization_id = (await create_organization(store, "a")).organization_id
+    outcomes = await at_once(
+        store, *[lambda act: add_user(act, organization_id, "ada@example.org", "Ada", Role.MEMBER)] * 4
+    )
+    assert sum(isinstance(outcome, ConflictError) for outcome in outcomes) == 3
+    async with store.reading() as session:
+        assert len((await list_users(session, organization_id, Cursor())).items) == 1
+
+
+async def test_limits_set_at_once_are_one_limit_with_what_all_have_set(store: Store) -> None:
+    organization_id = (await create_organization(store, "a")).organization_id
+    names = ("requests_per_minute", "tokens_per_minute", "concurrency")
+    outcomes = await at_once(
+        store,
+        *[lambda act, name=name: set_limit(act, organization_id, organization_id, "tiny", {name: 7}) for name in names],
+    )
+    assert not any(isinstance(outcome, Exception) for outcome in outcomes), outcomes
+    async with store.reading() as session:
+        (row,) = await session.scalars(select(RateLimit))
+    assert [getattr(row, name) for name in names] == [7, 7, 7]
+
+
+async def test_no_key_is_made_in_a_project_that_is_being_archived(store: Store) -> None:
+    organization_id = (await create_organization(store, "a")).organization_id
+    async with acting(store, Actor("test")) as act:
+        project = await add_project(act, organization_id, "p")
+    outcomes = await at_once(
+        store,
+        lambda act: archive_project(act, organization_id, project.id),
+        *[lambda act: add_key(act, organization_id, project.id, KeyRequest(name="k"))] * 3,
+    )
+    kinds: list[str] = []
+    async with store.reading() as session:
+        query = select(AuditEntry.type).where(AuditEntry.project_id == project.id)
+        kinds = list(await session.scalars(query))
+    made = sum(not isinstance(outcome, Exception) for outcome in outcomes[1:])
+    assert all(isinstance(outcome, ConflictError) for outcome in outcomes[1:] if isinstance(outcome, Exception))
+    assert sorted(kinds) == sorted(["project.created", "project.archived", *["api_key.created"] * made])
+
+
+async def test_every_act_that_changes_something_is_counted(store: Store) -> None:
+    organization_id = (await create_organization(store, "a")).organization_id
+    async with store.reading() as session:
+        before = await read_revision(session)
+    await at_once(store, *[lambda act: add_project(act, organization_id, "p")] * 8)
+    async with store.reading() as session:
+        assert await read_revision(session) == before + 8
+
+
+async def test_an_organisation_is_deleted_once(store: Store) -> None:
+    organization_id = (await create_organization(store, "a")).organization_id
+    actor = Actor("test")
+    outcomes = await asyncio.gather(
+        *[delete_organization(store, actor, organization_id) for _ in range(2)], return_exceptions=True
+    )
+    assert [type(outcome) for outcome in outcomes if outcome is not None] in ([NotFoundError], [])
+    async with store.reading() as session:
+        kinds = select(AuditEntry.type).where(AuditEntry.type == "organization.deleted")
+        assert len(list(await session.scalars(kinds))) == 1
