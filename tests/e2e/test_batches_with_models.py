@@ -1,0 +1,53 @@
+"""Files, batches and reranking with the real server, its engines and the official client."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import openai
+
+CHAT = "/v1/chat/completions"
+LINES = 12
+
+
+def line(number: int) -> str:
+    body = {
+        "model": "kvarn-demo",
+        "messages": [{"role": "user", "content": f"What is {number} + 2?"}],
+        "max_tokens": 16,
+        "temperature": 0,
+    }
+    return json.dumps({"custom_id": f"sum-{number}", "method": "POST", "url": CHAT, "body": body})
+
+
+def completed(sdk: openai.OpenAI, batch_id: str) -> Any:
+    deadline = time.monotonic() + 90
+    while (batch := sdk.batches.retrieve(batch_id)).status != "completed":
+        assert batch.status in ("validating", "in_progress", "finalizing") and time.monotonic() < deadline, batch
+        time.sleep(0.2)
+    return batch
+
+
+def test_a_batch_says_what_the_same_requests_say_one_by_one(sdk: openai.OpenAI) -> None:
+    content = "\n".join(line(number) for number in range(LINES)).encode()
+    file = sdk.files.create(file=("sums.jsonl", content), purpose="batch")
+    made = sdk.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    beside = sdk.chat.completions.create(**json.loads(line(3))["body"])  # an interactive request is served meanwhile
+    batch = completed(sdk, made.id)
+    output = [json.loads(text) for text in sdk.files.content(batch.output_file_id).text.splitlines()]
+    assert [each["custom_id"] for each in output] == [f"sum-{number}" for number in range(LINES)]
+    assert output[3]["response"]["body"]["choices"][0]["message"]["content"] == beside.choices[0].message.content
+    tokens = sum(each["response"]["body"]["usage"]["total_tokens"] for each in output)
+    assert batch.usage.total_tokens == tokens
+
+
+def test_an_embedding_model_ranks_what_belongs_together_first(server: Any) -> None:
+    documents = ["The cat sleeps on the sofa.", "Invoices are sent monthly.", "A kitten naps on a couch."]
+    body = {"model": "minilm", "query": "Where does the cat sleep?", "documents": documents}
+    results = server.http.post("/v1/rerank", json=body).json()["results"]
+    assert results[2]["index"] == 1 and results[1]["relevance_score"] > 0.3 > results[2]["relevance_score"]
+    pair = {"model": "minilm", "text_1": body["query"], "text_2": documents[results[0]["index"]]}
+    scored = server.http.post("/v1/score", json=pair).json()["data"][0]["score"]
+    assert abs(scored - results[0]["relevance_score"]) < 1e-5
