@@ -109,8 +109,10 @@ def wait_until(client: httpx.Client, batch_id: str, status: str = "completed", a
     """The batch, once so many of its lines are answered, or it has reached a state."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        batch: dict[str, Any] = client.get(f"/v1/batches/{batch_id}").json()
-        if batch["status"] == status or (answers and batch["request_counts"]["completed"] >= answers):
+        answer = client.get(f"/v1/batches/{batch_id}")
+        batch: dict[str, Any] = answer.json()
+        away = answer.status_code == 503
+        if not away and (batch["status"] == status or 0 < answers <= batch["request_counts"]["completed"]):
             return batch
         assert time.monotonic() < deadline, batch
         time.sleep(0.05)
@@ -154,3 +156,16 @@ def test_a_gateway_that_leaves_hands_its_batch_over_at_once(mill: Mill) -> None:
             wait_until(client, batch_id, answers=4)
         check_outputs(other, wait_until(other, batch_id))
     assert not mill.read(select(BatchLine.line))
+
+
+def test_a_batch_survives_a_database_that_is_killed(
+    tmp_path: Path, checkpoint: Path, own_postgres: Any, make_database: Any
+) -> None:
+    mill = Mill(tmp_path, checkpoint, make_database(own_postgres.port))
+    with mill.gateway() as (_, client):
+        batch_id = begin(client)
+        wait_until(client, batch_id, answers=8)
+        own_postgres.kill()
+        time.sleep(1)
+        own_postgres.start()
+        check_outputs(client, wait_until(client, batch_id))

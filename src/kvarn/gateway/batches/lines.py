@@ -74,7 +74,7 @@ class Lines:
 
         Raises:
             LeaseLostError: Another gateway has the batch.
-            StoreAwayError: The database does not answer.
+            StoreAwayError: The run was stopped, and the last answers could not be kept.
         """
         stopped = asyncio.create_task(self._hold.stopped.wait())
         try:
@@ -97,7 +97,12 @@ class Lines:
 
     async def _fill(self) -> None:
         while len(self._tasks) < self._config.max_in_flight and self._clock() >= self._resume_at:
-            if not self._waiting and not await self._read():
+            try:
+                if not self._waiting and not await self._read():
+                    return
+            except StoreAwayError as error:
+                _log.warning("batch %s: its lines wait for the database: %s", self._hold.batch.id, error)
+                self._resume_at = self._clock() + _FIRST_PAUSE_S
                 return
             line = self._waiting.popleft()
             self._tasks.add(asyncio.create_task(self._run(line)))

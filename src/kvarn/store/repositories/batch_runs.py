@@ -34,10 +34,13 @@ async def claim_batches(store: Store, holder: str, lease_s: float, count: int) -
     turn = func.row_number().over(partition_by=Batch.organization_id, order_by=(Batch.created_at, Batch.id))
     live = select(Batch.id, Batch.created_at, turn.label("turn")).where(Batch.status.not_in(OVER)).subquery()
     free = and_(Batch.status.not_in(OVER), _free(now))
-    claimed: list[Batch] = []
-    async with store.transaction() as session:
-        query = select(Batch.id).join(live, live.c.id == Batch.id).where(free)
+    query = select(Batch.id).join(live, live.c.id == Batch.id).where(free)
+    async with store.reading() as session:  # mostly there is none, and nobody who writes shall wait to learn that
         ids = list(await session.scalars(query.order_by(live.c.turn, live.c.created_at, Batch.id).limit(count)))
+    claimed: list[Batch] = []
+    if not ids:
+        return claimed
+    async with store.transaction() as session:
         for batch_id in ids:
             statement = update(Batch).where(Batch.id == batch_id, free).returning(Batch)
             values = {"leased_by": holder, "leased_until": now + int(lease_s)}
