@@ -19,6 +19,9 @@ from kvarn.store.errors import StoreAwayError, StoreError
 
 DATABASE_FILE = "kvarn.db"
 _READING = "kvarn_reading"
+_AWAY_STATES = ("08", "53", "57P")
+"""What PostgreSQL answers while it starts, stops or has no room, which SQLAlchemy takes for any error: the first
+characters of SQLSTATE."""
 
 
 class Store:
@@ -167,7 +170,8 @@ def _away_when_lost() -> Generator[None, None, None]:
     except (OperationalError, InterfaceError, PoolTimeoutError, ConnectionError) as error:
         raise StoreAwayError(f"the database is away: {_cause(error)}") from error
     except DBAPIError as error:
-        if not error.connection_invalidated:
+        state = str(getattr(error.orig, "sqlstate", None) or "")
+        if not (error.connection_invalidated or state.startswith(_AWAY_STATES)):
             raise
         raise StoreAwayError(f"the database is away: {_cause(error)}") from error
 
