@@ -53,7 +53,11 @@ def serving(model: str, path: str, log: Path, settings: dict[str, Any] | None = 
     signal.signal(signal.SIGTERM, _leave)
     port = free_port()
     config = log.with_suffix(".yaml")
-    described = {"models": [{"name": model, "path": path, **(settings or {})}], "gateway": {"port": port}}
+    described = {
+        "models": [{"name": model, "path": path, **(settings or {})}],
+        "gateway": {"port": port},
+        "admission": {"enabled": False},  # what is measured here is the engine: it takes all that comes
+    }
     config.write_text(json.dumps(described), encoding="utf-8")  # JSON is YAML
     kvarn = Path(sys.executable).with_name("kvarn")
     url = f"http://127.0.0.1:{port}"

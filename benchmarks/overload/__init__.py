@@ -1,0 +1,1 @@
+"""Past an engine's capacity, with admission and without: see `__main__`."""

@@ -1,0 +1,150 @@
+"""A server for the measurement: the real gateway before one engine, with a key for each tenant.
+
+python -m benchmarks.overload.server --admission on --engine modelled --ttft-ms 500 --tpot-ms 50
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.types import Scope
+
+from benchmarks.overload.traffic import TENANTS
+from kvarn.config.schema import KvarnConfig
+from kvarn.gateway.app import create_app
+from kvarn.gateway.served import ServedModel
+from kvarn.gateway.server import GatewayServer, bind, build_server
+from kvarn.observe.logging import configure_logging
+from kvarn.replica.launch import EngineProcess
+from kvarn.replica.local import LocalReplica
+from kvarn.replica.spawn import DEFAULT_FACTORY, SpawnedEngine
+from kvarn.replica.spec import ReplicaSpec
+from kvarn.store.owner import Owner, Principal
+from kvarn.text.checkpoint import resolve_checkpoint
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "m"
+MODELLED = "modelled"
+STOP_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What requests shall keep, in milliseconds."""
+
+    ttft_ms: float
+    tpot_ms: float
+
+
+class Doorkeeper:
+    """Knows each tenant by a key that is its name."""
+
+    def __init__(self) -> None:
+        self._principals = {
+            each.name: Principal(Owner(f"org-{each.name}", f"proj-{each.name}"), weight=each.weight) for each in TENANTS
+        }
+
+    async def principal(self, scope: Scope) -> Principal:
+        """Whom the request with this scope acts for."""
+        bearer = dict(scope["headers"]).get(b"authorization", b"").decode()
+        return self._principals[bearer.removeprefix("Bearer ")]
+
+
+@contextlib.contextmanager
+def running(engine: str, path: str, target: Target, folder: Path, *, admission: bool) -> Iterator[str]:
+    """A server in a process of its own, as long as the block lasts; its URL. Its log is in `folder`."""
+    name = "on" if admission else "off"
+    asked = ["--engine", engine, "--path", path, "--ttft-ms", str(target.ttft_ms), "--tpot-ms", str(target.tpot_ms)]
+    command = [sys.executable, "-m", "benchmarks.overload.server", "--admission", name, *asked]
+    log = folder / f"server-{name}.log"
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, start_new_session=True
+        )
+    try:
+        assert process.stdout is not None
+        port = process.stdout.readline().strip()
+        if not port:
+            raise RuntimeError(f"the server did not start:\n{log.read_text()[-2000:]}")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _spawn(factory: str) -> SpawnedEngine:
+    """An engine process that can import this package."""
+    command = [sys.executable, "-m", "kvarn.replica.process", factory.partition(":")[0]]
+    directory = Path(tempfile.mkdtemp(prefix="kvarn-"))
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT)
+    return SpawnedEngine(process, directory, time.monotonic())
+
+
+async def _serve(server: GatewayServer, config: KvarnConfig, replica: LocalReplica) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, server.handle_exit, number, None)
+    listener = bind(config.gateway)
+    replica.start()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await replica.wait_until_ready()
+        print(listener.getsockname()[1], flush=True)
+        await serving
+    finally:
+        await replica.stop()
+
+
+def main() -> None:
+    """Serve until told to stop; the first line of output is the port."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--admission", choices=["on", "off"], required=True)
+    parser.add_argument("--engine", choices=[MODELLED, "real"], default=MODELLED)
+    parser.add_argument("--path", default="kvarn-demo", help="checkpoint; the modelled engine takes its tokenizer")
+    parser.add_argument("--ttft-ms", type=float, required=True)
+    parser.add_argument("--tpot-ms", type=float, required=True)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kvarn-data-") as data:
+        admission = {
+            "enabled": asked.admission == "on",
+            "ttft_target_s": asked.ttft_ms / 1000,
+            "tpot_target_s": asked.tpot_ms / 1000,
+        }
+        model = {"name": MODEL, "path": asked.path, "engine": {"tpot_target_ms": asked.tpot_ms}}
+        config = KvarnConfig.model_validate(
+            {
+                "models": [model],
+                "gateway": {"port": 0, "drain_timeout_s": 1},
+                "data_dir": data,
+                "admission": admission,
+                "log_level": "warning",
+            }
+        )
+        configure_logging(config.log_level)
+        factory = "benchmarks.overload.engine:build" if asked.engine == MODELLED else DEFAULT_FACTORY
+        directory = resolve_checkpoint(asked.path)
+        spec = ReplicaSpec(model=config.models[0].model_dump_json(), directory=str(directory), factory=factory)
+        replica = LocalReplica(spec, config.replica, EngineProcess(_spawn(factory)))
+        served = {MODEL: ServedModel(MODEL, config.models[0], replica, directory)}
+        server = build_server(create_app(config, served, Doorkeeper()), config.gateway)
+        with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+            runner.run(_serve(server, config, replica))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The benchmark past capacity: its load, its figures, its page, and one moment of it against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from benchmarks.overload import report
+from benchmarks.overload.figures import LEVELS, Cell, Results, ResultsError, Setting, append, cell, read
+from benchmarks.overload.load import Answer, play
+from benchmarks.overload.server import MODELLED, Target, running
+from benchmarks.overload.traffic import TENANTS, mixture, timetable, weight_share
+
+from kvarn.bench import Slo
+
+SETTING = Setting(
+    started_at="2026-01-01T00:00:00+00:00",
+    environment={"processor": "a processor", "cores": 2},
+    engine=MODELLED,
+    path="kvarn-demo",
+    ttft_ms=500,
+    tpot_ms=50,
+    seconds=10,
+    warm_up_s=2,
+    capacity=8000,
+    probes={"32": 8000.0},
+)
+
+
+def test_the_load_is_split_between_the_tenants_as_it_says() -> None:
+    sendings = timetable(8000, 200, seed=1)
+    times = [each.request.arrival_s or 0.0 for each in sendings]
+    assert times == sorted(times) and 190 < times[-1] <= 200
+    costs = {tenant.name: 0.0 for tenant in TENANTS}
+    for each in sendings:
+        costs[each.tenant.name] += each.request.prompt_tokens + 2 * each.request.output_tokens
+    assert sum(costs.values()) / 200 == pytest.approx(8000, rel=0.1)
+    for tenant in TENANTS:
+        assert costs[tenant.name] / sum(costs.values()) == pytest.approx(tenant.load, rel=0.15)
+    assert len({each.request.segments for each in sendings}) == len(sendings), "no prompt comes twice"
+
+
+def test_at_twice_the_capacity_every_tenant_asks_for_more_than_its_share() -> None:
+    assert all(2 * tenant.load > weight_share(tenant) for tenant in TENANTS)
+
+
+def test_a_closed_loop_gets_the_same_mixture_without_times() -> None:
+    mixed = mixture(500, seed=1)
+    assert len(mixed) == 500 and all(each.request.arrival_s is None for each in mixed)
+    assert {each.tenant.name for each in mixed} == {tenant.name for tenant in TENANTS}
+
+
+def answer(tenant: str, due: float, *, good: bool = True, error: str | None = None, cost: float = 100.0) -> Answer:
+    end = None if error == "given_up" else due + 1
+    return Answer(tenant, due, end, 0.0 if error else cost, good and not error, error, 0.2, 0.02)
+
+
+def figures(answers: list[Answer], level: float = 1.0, *, admission: bool = True, turn: int = 0) -> Cell:
+    return cell(answers, level=level, admission=admission, turn=turn, warm_up_s=2, seconds=10, load_before=0.1)
+
+
+def test_only_requests_due_in_the_window_count_and_only_good_ones_are_goodput() -> None:
+    found = figures(
+        [
+            answer("gold", 1.5),
+            answer("gold", 3, cost=300),
+            answer("silver", 4, good=False),
+            answer("gold", 5, error="http_429"),
+            answer("silver", 6, error="given_up"),
+        ]
+    )
+    assert found.offered_per_s == pytest.approx(0.4)
+    assert found.good_per_s == pytest.approx(0.1) and found.good_cost_per_s == pytest.approx(30)
+    assert found.errors == {"http_429": 1, "given_up": 1}
+    assert found.shares["gold"] == pytest.approx(0.8), "what was begun before the window and ended in it counts as work"
+
+
+def results(path: Path) -> Results:
+    append(path, SETTING)
+    for level in LEVELS:
+        for admission in (True, False):
+            for turn in range(2):
+                served = [answer(tenant.name, 3, cost=1000 * weight_share(tenant)) for tenant in TENANTS]
+                some = served if admission or level <= 1 else [answer("gold", 3, good=False)]
+                append(path, figures(some, level, admission=admission, turn=turn))
+    return read(path)
+
+
+def test_what_was_measured_is_read_again_and_judged(tmp_path: Path) -> None:
+    read_back = results(tmp_path / "results.jsonl")
+    assert len(read_back.cells) == 16 and read_back.setting == SETTING
+    assert read_back.kept(2.0) == pytest.approx(1.0) and read_back.unfairness(2.0) == pytest.approx(0.0)
+    assert len(report.rows(read_back)) == 8
+    assert "goodput 100%" in report.verdicts(read_back)[0]
+
+
+def test_page_plot_and_figures_are_written(tmp_path: Path) -> None:
+    report.write(results(tmp_path / "results.jsonl"), tmp_path)
+    page = (tmp_path / "overload.md").read_text()
+    assert "| 2x | on |" in page and "overload.svg" in page
+    drawn = (tmp_path / "overload.svg").read_text()
+    assert drawn.count("<polyline") == 2 and drawn.count('class="mark"') == 4 * len(TENANTS)
+    assert (tmp_path / "overload.json").read_text().startswith("{")
+
+
+def test_a_file_of_something_else_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="cannot be read"):
+        read(tmp_path / "none.jsonl")
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(ResultsError, match="name another file"):
+        read(tmp_path / "empty.jsonl")
+
+
+def test_a_server_with_a_modelled_engine_answers_all_tenants(tmp_path: Path) -> None:
+    slo = Slo(ttft_ms=60_000, tpot_ms=60_000)
+    with running(MODELLED, "kvarn-demo", Target(60_000, 60_000), tmp_path, admission=True) as url:
+        answers = asyncio.run(play(url, timetable(6000, 2.0, seed=3), 30.0, slo, 3))
+    assert {each.tenant for each in answers if each.good} == {tenant.name for tenant in TENANTS}, answers
+    assert not [each for each in answers if each.error]
