@@ -99,6 +99,8 @@ class AdmissionWorld:
     times: StepTimes = TIMES
     num_blocks: int = 16384
     jitter: float = 0.0
+    lag_s: float = 0.0
+    """By which all that the engine says comes late, as from a busy gateway."""
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -222,12 +224,18 @@ class AdmissionWorld:
             call = self.calls[delta.request_id]
             call.tokens += len(delta.token_ids)
             if call.first is None:
-                call.first = self.now
+                call.first = self.now + self.lag_s
             if delta.finish_reason is not None:
-                call.end = self.now
+                call.end = self.now + self.lag_s
                 if call.demand is not None:
                     self.controller.ended(
-                        call.demand, self.now, prompt=call.prompt, cached=0, output=call.tokens, finished=True
+                        call.demand,
+                        self.now,
+                        prompt=call.prompt,
+                        cached=0,
+                        output=call.tokens,
+                        ttft_s=call.ttft,
+                        finished=True,
                     )
 
 

@@ -159,6 +159,14 @@ def test_a_full_queue_sheds_batch_work_first():
     assert door.send(priority=0) in door.turned_away
 
 
+def test_a_queue_of_no_length_lets_through_what_need_not_wait():
+    door = Door(max_queue=0)
+    assert door.send() in door.went
+    door.hear(BUSY)
+    refused = door.send()
+    assert door.turned_away == {refused: Reason.QUEUE_FULL}
+
+
 def test_one_that_left_the_queue_frees_its_place():
     door = Door(BUSY, max_queue=1)
     waits = door.send()

@@ -92,4 +92,5 @@ def test_service_times_of_all_that_is_served_add_up_to_the_time_that_passes():
     output = sum(call.output for call in calls) / len(calls)
     mix = Mix(prompt, prompt * prompt / 2, output, prompt + 2 * output)
     demands = [Demand(tenant="t", prompt_tokens=c.prompt, output_tokens=c.output, received=0) for c in calls]
-    assert sum(predictor.service_s(each, 24, mix) for each in demands) == pytest.approx(ended, rel=0.1)
+    row_s = predictor.row_s(24, mix)
+    assert sum(predictor.service_s(each, row_s) for each in demands) == pytest.approx(ended, rel=0.1)

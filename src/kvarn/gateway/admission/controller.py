@@ -16,6 +16,7 @@ from kvarn.gateway.admission.demand import Demand
 from kvarn.gateway.admission.engine_view import EngineView
 from kvarn.gateway.admission.fair_queue import FairQueue
 from kvarn.gateway.admission.predictor import OUT_OF_REACH, Load, Mix, Predictor
+from kvarn.gateway.admission.tardiness import Tardiness
 from kvarn.gateway.admission.traffic import Traffic
 from kvarn.wire.messages import EngineStats
 
@@ -29,6 +30,8 @@ about a third of a peak still counts."""
 PREFILL_WINDOW = 0.25
 """Part of the TTFT target for which prompts may wait inside the engine, where their order is decided no more."""
 LONGEST_RETRY_S = 120.0
+SEEK_LATE_S = 0.04
+"""How often those that wait in vain are sought: it looks at each tenant."""
 
 
 class Reason(StrEnum):
@@ -71,6 +74,8 @@ class AdmissionController:
         self._rules = rules
         self._view = view
         self._traffic = traffic
+        self._tardiness = Tardiness()
+        self._late_sought = -math.inf
         self._batch_rows = 0
         self._peak = 0.0
         """Rows that were not batch work's, at most, lately."""
@@ -96,10 +101,12 @@ class AdmissionController:
         """What has been decided on waiting requests: None where one goes to the engine now."""
         self._note_peak(now)
         verdicts, self._verdicts = self._verdicts, []
-        verdicts += self._turn_away_late(now)
+        if now - self._late_sought >= SEEK_LATE_S:
+            self._late_sought = now
+            verdicts += self._turn_away_late(now)
         while (demand := self.queue.first(now)) is not None:
             load, mix = self._situation(demand, now)
-            if not (self._has_place(demand, load, mix) and self._takes_prompts(load, mix)):
+            if not self._can_go(demand, load, mix):
                 break
             self.queue.remove(demand)
             self._release(demand, now, load, mix)
@@ -110,8 +117,30 @@ class AdmissionController:
         """A waiting request's client has left."""
         self.queue.remove(demand)
 
-    def ended(self, demand: Demand, now: float, *, prompt: int, cached: int, output: int, finished: bool) -> None:
-        """A request that went to the engine is over. `finished`: it had all it asked for, and says what is usual."""
+    def ended(
+        self,
+        demand: Demand,
+        now: float,
+        *,
+        prompt: int,
+        cached: int,
+        output: int,
+        ttft_s: float | None,
+        finished: bool,
+    ) -> None:
+        """A request that went to the engine is over.
+
+        Args:
+            demand: The request.
+            now: Monotonic seconds.
+            prompt: Tokens of its prompt.
+            cached: Those found in the prefix cache.
+            output: Tokens of its answer.
+            ttft_s: From its arrival to its first token; None where there was none.
+            finished: It had all it asked for, and says what is usual.
+        """
+        if ttft_s is not None and demand.predicted_ttft_s is not None:
+            self._tardiness.learn(ttft_s - demand.predicted_ttft_s, now)
         self._batch_rows -= demand.sequences * demand.is_batch
         self.queue.settle(demand, self._traffic.cost(prompt - cached, output))
         self._view.ended(demand, now)
@@ -152,12 +181,12 @@ class AdmissionController:
         waits_s = 0.0
         ahead = self.queue.ahead_of(demand, now, own=own)
         if ahead.demands or ahead.unsent_cost or not self._has_place(demand, load, mix):
-            rows = max(1, load.rows)
-            average = _average(mix, demand)
-            average_s = predictor.service_s(average, rows, mix)
-            waits_s = sum(predictor.service_s(each, rows, mix) for each in ahead.demands)
+            row_s = predictor.row_s(max(1, load.rows), mix)
+            average_s = predictor.service_s(_average(mix, demand), row_s)
+            waits_s = sum([predictor.service_s(each, row_s) for each in ahead.demands])
             waits_s += average_s * (0.5 + ahead.unsent_cost / max(1.0, mix.cost))
-        return now - demand.received + waits_s + predictor.first_token_s(demand, load, mix)
+        waited_s = now - demand.received
+        return waited_s + waits_s + predictor.first_token_s(demand, load, mix) + self._tardiness.expected_s(now)
 
     def _has_place(self, demand: Demand, load: Load, mix: Mix) -> bool:
         """Whether the engine can hold one request more, and nobody misses the TPOT target because of it."""
@@ -173,6 +202,10 @@ class AdmissionController:
         reachable = OUT_OF_REACH * predictor.decode_s(1, grown)
         target = max(MARGIN * self._rules.tpot_target_s, reachable)
         return predictor.tpot_s(rows, load.context * taken / load.rows + grown, mix) <= target * share
+
+    def _can_go(self, demand: Demand, load: Load, mix: Mix) -> bool:
+        """Whether a request whose turn it is goes now."""
+        return self._has_place(demand, load, mix) and self._takes_prompts(load, mix)
 
     def _takes_prompts(self, load: Load, mix: Mix) -> bool:
         """Whether few enough prompts wait inside the engine."""
@@ -223,13 +256,16 @@ class AdmissionController:
         if predictor is None:
             return None
         load, mix = self._situation(demand, now)
-        late_s = waited + predictor.first_token_s(demand, load, mix) - self._ttft_limit_s(demand, predictor)
+        ttft_s = waited + predictor.first_token_s(demand, load, mix) + self._tardiness.expected_s(now)
+        late_s = ttft_s - self._ttft_limit_s(demand, predictor)
         return Refusal(Reason.OVERLOADED, max(late_s, self._drain_s(demand, now))) if late_s > 0 else None
 
     def _make_place(self, demand: Demand, now: float) -> Refusal | None:
         """Where the queue is full, the last of a worse tier gives way; else the newcomer does."""
         if len(self.queue) < self._rules.max_queue:
             return None
+        if not len(self.queue) and self._can_go(demand, *self._situation(demand, now)):
+            return None  # it will not have to wait
         last = self.queue.last()
         refusal = Refusal(Reason.QUEUE_FULL, self._drain_s(demand, now))
         if last is None or last.priority <= demand.priority:
@@ -245,7 +281,7 @@ class AdmissionController:
         if predictor is None:
             return 1.0
         load, mix = self._situation(demand, now)
-        each_s = predictor.service_s(_average(mix, demand), max(1, load.rows), mix)
+        each_s = predictor.service_s(_average(mix, demand), predictor.row_s(max(1, load.rows), mix))
         return min(LONGEST_RETRY_S, max(0.1, len(self.queue) * each_s))
 
 

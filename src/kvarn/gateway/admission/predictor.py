@@ -133,11 +133,14 @@ class Predictor:
         prompts_s = rows / max(1.0, mix.output_tokens) * self.prompt_s(mix.prompt_tokens, mix.prompt_pairs)
         return min(decode_s + prompts_s, self.longest_step_s(rows, context))
 
-    def service_s(self, demand: Demand, rows: float, mix: Mix) -> float:
-        """A request's own part of the engine's time among so many rows. Those of all that are served add up to the
-        time that passes: so they say how long a queue takes to drain."""
-        step_s = self.decode_s(rows, rows * mix.context)
-        return self.prompt_s(demand.prompt_tokens) + demand.output_tokens * step_s / max(1.0, rows)
+    def row_s(self, rows: float, mix: Mix) -> float:
+        """One row's part of a step of so many."""
+        return self.decode_s(rows, rows * mix.context) / max(1.0, rows)
+
+    def service_s(self, demand: Demand, row_s: float) -> float:
+        """A request's own part of the engine's time. Those of all that are served add up to the time that passes: so
+        they say how long a queue takes to drain."""
+        return self.prompt_s(demand.prompt_tokens) + demand.output_tokens * row_s
 
     def _chunk(self, token_s: float, rows: float, context: float) -> float:
         """Prompt tokens a step carries beside decodes."""

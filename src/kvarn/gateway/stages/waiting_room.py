@@ -89,15 +89,16 @@ class WaitingRoom:
     def leave(self, demand: Demand, work: Work) -> None:
         """A request that was admitted is over."""
         tally = work.tally
-        if demand.predicted_ttft_s is not None and tally.first_token is not None:
-            actual = tally.first_token - work.received
-            self._metrics.first_token(self._model.name, demand.predicted_ttft_s, actual)
+        ttft_s = None if tally.first_token is None else tally.first_token - work.received
+        if demand.predicted_ttft_s is not None and ttft_s is not None:
+            self._metrics.first_token(self._model.name, demand.predicted_ttft_s, ttft_s)
         self._controller.ended(
             demand,
             time.monotonic(),
             prompt=tally.prompt_tokens,
             cached=tally.cached_tokens,
             output=tally.completion_tokens,
+            ttft_s=ttft_s,
             finished=work.outcome is Outcome.FINISHED,
         )
         if self._places:
@@ -114,7 +115,8 @@ class WaitingRoom:
             self._controller.withdraw(demand)
             self._show_length()
         elif place.done() and not place.cancelled() and place.result() is None:
-            self._controller.ended(demand, time.monotonic(), prompt=0, cached=0, output=0, finished=False)
+            nothing = {"prompt": 0, "cached": 0, "output": 0}
+            self._controller.ended(demand, time.monotonic(), **nothing, ttft_s=None, finished=False)
 
     async def _poll_while_some_wait(self) -> None:
         while self._places:
