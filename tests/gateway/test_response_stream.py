@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -186,3 +187,23 @@ def test_the_first_event_does_not_wait_for_the_last(house: Any, client: httpx.Cl
     with client.stream("POST", "/v1/responses", json={"model": "tiny", "input": "x", "stream": True}) as answer:
         arrived = [time.monotonic() - began for _ in answer.iter_raw()]
     assert len(arrived) > 10 and arrived[0] < arrived[-1] / 2
+
+
+def test_a_server_that_stops_says_so_in_the_streams_own_words(serve: Any, wait_for: Any) -> None:
+    received: list[str] = []
+
+    def listen(house: Any) -> None:
+        body = {"model": "tiny", "input": "x", "stream": True}
+        with house.client() as client, client.stream("POST", "/v1/responses", json=body) as answer:
+            received.extend(answer.iter_text())
+
+    with serve(drain_timeout_s=0.2) as house:
+        with house.client() as client:
+            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+        house.chat.step_s, house.chat.answer = 0.05, lambda request, index: [97] * 400
+        thread = threading.Thread(target=listen, args=(house,))
+        thread.start()
+        wait_for(lambda: "output_text.delta" in "".join(received), "the stream to begin")
+    thread.join(20)
+    last = events_of("".join(received))[-1]
+    assert (last["type"], last["code"]) == ("error", "draining") and "shutting down" in last["message"]
