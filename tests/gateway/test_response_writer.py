@@ -29,6 +29,7 @@ def logprobs(count: int) -> list[TokenLogprobs]:
 pieces = st.lists(
     st.one_of(
         st.builds(lambda text, count: ("text", text, count), st.text(max_size=5), st.integers(0, 3)),
+        st.just(("refusal", "No.", 0)),
         st.builds(lambda parts: ("call", parts, 0), st.lists(st.text(min_size=1, max_size=4), max_size=3)),
     ),
     max_size=8,
@@ -48,6 +49,8 @@ def written(
     for kind, what, count in script:
         if kind == "text":
             events += writer.take(ChatParts(str(what), logprobs=logprobs(count)))
+        elif kind == "refusal":
+            events += writer.refuse(str(what))
         else:
             assert isinstance(what, list)
             events += writer.take(ChatParts(tool_calls=call(calls, what)))
@@ -80,9 +83,9 @@ def test_the_output_is_what_the_deltas_said(script: list[tuple[str, object, int]
     writer, events = written(script, end, background=False)
     for index, item in enumerate(writer.response.output):
         told = "".join(getattr(event, "delta", "") for event in events if getattr(event, "output_index", -1) == index)
-        assert told == (item["content"][0]["text"] if item["type"] == "message" else item["arguments"])
+        part = item["content"][0] if item["type"] == "message" else {"arguments": item["arguments"]}
+        assert told == (part.get("text") or part.get("refusal") or part.get("arguments") or "")
     statuses = [item["status"] for item in writer.response.output]
-    assert all(status == "completed" for status in statuses[:-1])
     assert len({item["id"] for item in writer.response.output}) == len(statuses)
     if end == "stop" and statuses:
         assert statuses[-1] == "completed"

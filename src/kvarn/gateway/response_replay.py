@@ -28,6 +28,9 @@ def replay(response: Response, first_item: int, cuts: Cuts) -> Iterator[StreamEv
     yield from writer.begin()
     for index, (item, lengths) in enumerate(zip(response.output, cuts, strict=True)):
         if item["type"] == "message":
+            if item["content"][0]["type"] == "refusal":
+                yield from writer.refuse(item["content"][0]["refusal"])
+                continue
             if not lengths:
                 yield from writer.open_message()
             pieces = _message_again(item, lengths)

@@ -20,6 +20,8 @@ from kvarn.wire.openai.response_answer import (
     IncompleteDetails,
     ItemEvent,
     PartEvent,
+    RefusalDeltaEvent,
+    RefusalDoneEvent,
     Response,
     ResponseError,
     ResponseEvent,
@@ -199,6 +201,29 @@ class ResponseWriter:
         events = self.close_item("completed")
         message = _Message(self._new_id("msg_"))
         return events + self._open_item(message) + [self._part("response.content_part.added", message)]
+
+    def refuse(self, text: str) -> list[StreamEvent]:
+        """The answer ends with a refusal: a message of its own, since what came before it was no part of it."""
+        events = self.close_item("incomplete")
+        self.cuts.append([])
+        name, part = self._new_id("msg_"), {"type": "refusal", "refusal": text}
+        item: StoredItem = {"id": name, "type": "message", "status": "in_progress", "role": "assistant", "content": []}
+        place: dict[str, Any] = {"item_id": name, "output_index": self._index, "content_index": 0}
+
+        def part_event(kind: str, part: dict[str, Any]) -> PartEvent:
+            return PartEvent(type=kind, part=part, sequence_number=self.next_number(), **place)
+
+        events += [
+            self._item("response.output_item.added", item),
+            part_event("response.content_part.added", {**part, "refusal": ""}),
+            RefusalDeltaEvent(delta=text, sequence_number=self.next_number(), **place),
+            RefusalDoneEvent(refusal=text, sequence_number=self.next_number(), **place),
+            part_event("response.content_part.done", part),
+        ]
+        item = {**item, "status": "completed", "content": [part]}
+        events.append(self._item("response.output_item.done", item))
+        self.response = replace(self.response, output=[*self.response.output, item])
+        return events
 
     def _open_item(self, opened: _Message | _Call) -> list[StreamEvent]:
         self._open = opened

@@ -12,6 +12,7 @@ import msgspec
 
 from kvarn.gateway.context import Gateway
 from kvarn.gateway.errors import RETRY_AFTER_S, to_api_error
+from kvarn.gateway.identity.scopes import check_endpoint
 from kvarn.gateway.operations.response_context import Turn, open_turn, open_turn_again
 from kvarn.gateway.operations.response_request import chat_request, new_response
 from kvarn.gateway.operations.responses import end_early, ended, run_turn, to_the_end
@@ -270,4 +271,5 @@ async def _principal(gateway: Gateway, run: BackgroundRun) -> Principal:
     if principal is None or principal.owner != run.owner:
         message = "Whoever asked for the response may no longer do so."
         raise ApiError(401, message, code="invalid_api_key")
+    check_endpoint(principal, "/v1/responses")
     return principal

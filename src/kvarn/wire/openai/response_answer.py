@@ -170,6 +170,28 @@ class TextDoneEvent(msgspec.Struct, frozen=True, kw_only=True):
     type: str = "response.output_text.done"
 
 
+class RefusalDeltaEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """More of a refusal."""
+
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+    sequence_number: int
+    type: str = "response.refusal.delta"
+
+
+class RefusalDoneEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """The refusal has ended."""
+
+    item_id: str
+    output_index: int
+    content_index: int
+    refusal: str
+    sequence_number: int
+    type: str = "response.refusal.done"
+
+
 class ArgumentsDeltaEvent(msgspec.Struct, frozen=True, kw_only=True):
     """More of a call's arguments."""
 
@@ -207,6 +229,8 @@ StreamEvent = (
     | PartEvent
     | TextDeltaEvent
     | TextDoneEvent
+    | RefusalDeltaEvent
+    | RefusalDoneEvent
     | ArgumentsDeltaEvent
     | ArgumentsDoneEvent
     | ErrorEvent
