@@ -7,11 +7,13 @@ tests that need it are skipped, and say so. `KVARN_TEST_STORES=sqlite` leaves Po
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import pwd
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -118,7 +120,7 @@ def make_postgres(home: Path) -> Service:
     found = str(programs[-1]) if programs else shutil.which("initdb")
     if found is None:
         pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
-    user = _ordinary_user(home)
+    user, home = _ordinary_user(home)
     data, port = home / "data", free_port()
     make = [found, "-D", str(data), "-U", "kvarn", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale", "C"]
     subprocess.run(make, check=True, capture_output=True, user=user, cwd=home)
@@ -127,16 +129,16 @@ def make_postgres(home: Path) -> Service:
     return Service(command, port, home, user, ready=_postgres_ready)
 
 
-def _ordinary_user(home: Path) -> str | None:
-    """PostgreSQL refuses to run as root: whom to run it as, with a home it may write and reach."""
+def _ordinary_user(home: Path) -> tuple[str | None, Path]:
+    """PostgreSQL refuses to run as root: whom to run it as, and a home that they may reach. Not below pytest's own
+    directory: each session of the tests closes that to others when it starts."""
     if os.geteuid() != 0:
-        return None
+        return None, home
     user = pwd.getpwnam("postgres")
-    os.chown(home, user.pw_uid, user.pw_gid)
-    for folder in home.parents:
-        if folder.stat().st_uid == 0 and folder != Path("/"):
-            folder.chmod(folder.stat().st_mode | 0o011)
-    return "postgres"
+    own = Path(tempfile.mkdtemp(prefix="kvarn-postgres-"))
+    os.chown(own, user.pw_uid, user.pw_gid)
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    return "postgres", own
 
 
 def _postgres_ready(port: int) -> bool:
