@@ -44,7 +44,7 @@ class Doorkeeper:
 
     async def principal(self, scope: Scope) -> Principal:
         headers = dict(scope["headers"])
-        token = headers.get(b"authorization", b"").decode().removeprefix("Bearer ")
+        token = headers.get(b"authorization", b"").decode("latin-1").removeprefix("Bearer ")
         return self.principals.get(token, ANYBODY)
 
 

@@ -18,6 +18,7 @@ def stream() -> Iterator[io.StringIO]:
     yield stream
     root.handlers[:] = handlers
     root.setLevel(level)
+    logging.getLogger("kvarn").setLevel(logging.NOTSET)
 
 
 def test_an_event_is_one_line_of_keys_and_values(stream):
@@ -47,3 +48,12 @@ def test_the_level_is_kept_and_must_be_known(stream):
     assert stream.getvalue() == ""
     with pytest.raises(ValueError, match="loud"):
         configure_logging("loud")
+
+
+def test_libraries_stay_quiet_at_debug_level(stream):
+    configure_logging("debug", stream)
+    logging.getLogger("aiosqlite").debug("INSERT with somebody's words")
+    logging.getLogger("kvarn.x").debug("a detail of ours")
+    logging.getLogger("aiosqlite").info("an event")
+    assert "somebody" not in stream.getvalue()
+    assert "a detail of ours" in stream.getvalue() and "an event" in stream.getvalue()

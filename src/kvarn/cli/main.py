@@ -143,6 +143,14 @@ def keys(context: typer.Context) -> None:
     keys_app(args=context.args, prog_name="kvarn keys")
 
 
+@app.command(context_settings=_FORWARDED, add_help_option=False)
+def prompts(context: typer.Context) -> None:
+    """Show what projects allowed to be kept of their prompts. See `kvarn prompts --help`."""
+    from kvarn.cli.prompts import app as prompts_app
+
+    prompts_app(args=context.args, prog_name="kvarn prompts")
+
+
 @app.command()
 def meter(
     config: ConfigPath = None,

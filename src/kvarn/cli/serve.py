@@ -24,6 +24,7 @@ from kvarn.replica.launch import EngineProcess
 from kvarn.replica.local import LocalReplica
 from kvarn.replica.spawn import SpawnedEngine
 from kvarn.replica.spec import ReplicaSpec
+from kvarn.safety.errors import SafetyError
 from kvarn.store.errors import StoreError
 from kvarn.text.checkpoint import resolve_checkpoint
 from kvarn.text.errors import TextError
@@ -76,7 +77,7 @@ def run_server(options: ServeOptions, engine: SpawnedEngine | None) -> int:
         finally:
             for entry in launched:
                 entry.replica.abandon()
-    except (ConfigError, StoreError, TextError) as error:
+    except (ConfigError, SafetyError, StoreError, TextError) as error:
         typer.echo(f"error: {error}", err=True)
         return EXIT_USAGE
 

@@ -182,14 +182,29 @@ class SafetyConfig(Section):
     threshold: float = Field(0.5, gt=0, lt=1)
     """Score from which a category counts as flagged."""
 
+    hold_back_chars: int = Field(64, ge=0, le=4096)
+    """Characters of an answer that are held back while it is moderated, so that what becomes harmful only with its
+    next words is not shown."""
+
     model: str | None = Field(None, min_length=1)
-    """Name of a served model that moderates. Default: the small built-in classifier."""
+    """Name of a served chat model that moderates. Default: the small built-in classifier."""
+
+    model_prompt: str | None = None
+    """What that model is told to do. Default: instructions that ask for `safe` or `unsafe` and OpenAI's categories.
+    Empty: nothing, for models that carry their own (Llama Guard)."""
+
+    model_timeout_s: float = Field(10.0, gt=0)
+    """Seconds that model may take for one text. What could not be looked at is refused, or ends."""
 
     rules: tuple[str, ...] = ()
-    """Regular expressions that flag a text by themselves, as category `rule`."""
+    """Regular expressions (RE2) that flag a text by themselves, as category `rule`."""
 
     log_prompts_sample: float = Field(1.0, ge=0, le=1)
     """Share of the requests of projects that opted in whose prompts are kept, encrypted."""
+
+    prompt_key_file: str | None = Field(None, min_length=1)
+    """File with the Fernet keys that seal kept prompts, one a line; the first seals, all open. Gateways that share a
+    database need the same one. Default: `prompts.key` in `data_dir`, made when first needed."""
 
 
 class ResponsesConfig(Section):

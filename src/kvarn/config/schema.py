@@ -149,6 +149,19 @@ class GatewayConfig(Section):
     header_timeout_s: float = Field(10.0, gt=0)
     """Seconds a request's headers may take to arrive once their first byte has."""
 
+    write_timeout_s: float = Field(60.0, gt=0)
+    """Seconds for which a client may leave its answer unread, once the socket's buffers are full, before the connection
+    is cut and the request ended."""
+
+    max_header_bytes: int = Field(64 * 1024, ge=1024)
+    """A request's target and headers together. Longer ones get 431."""
+
+    max_headers: int = Field(100, ge=8)
+    """Headers of a request at most."""
+
+    max_held_bytes: int = Field(512 * 1024 * 1024, ge=1024 * 1024)
+    """Bodies of all running requests together. One that would pass it gets 503 with Retry-After."""
+
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
     """Largest request body. A longer one gets 413 before it is read to its end."""
 

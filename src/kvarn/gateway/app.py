@@ -15,9 +15,11 @@ import kvarn
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.authentication import Authenticator
 from kvarn.gateway.batches.runner import BatchRunner
+from kvarn.gateway.body import BodyReader
 from kvarn.gateway.context import Gateway
 from kvarn.gateway.errors import add_error_handlers
 from kvarn.gateway.middleware import RequestMiddleware
+from kvarn.gateway.moderation import Moderation
 from kvarn.gateway.openapi import describe
 from kvarn.gateway.operations.background_responses import run_background
 from kvarn.gateway.platform import Platform
@@ -36,6 +38,7 @@ from kvarn.gateway.routes import (
     messages,
     metrics,
     models,
+    moderations,
     organization,
     rerank,
     responses,
@@ -52,6 +55,7 @@ from kvarn.wire.openai.chat import ChatCompletionRequest, CompletionChange
 from kvarn.wire.openai.completions import CompletionRequest
 from kvarn.wire.openai.conversations import CreateConversationRequest, CreateItemsRequest, UpdateConversationRequest
 from kvarn.wire.openai.embeddings import EmbeddingRequest
+from kvarn.wire.openai.moderations import ModerationRequest
 from kvarn.wire.openai.rerank import RerankRequest, ScoreRequest
 from kvarn.wire.openai.responses import ResponseRequest, TokenCountRequest
 from kvarn.wire.openai.tokenize import DetokenizeRequest, TokenizeRequest
@@ -72,6 +76,7 @@ _ROUTES = (
     messages,
     metrics,
     models,
+    moderations,
     organization,
     rerank,
     responses,
@@ -92,6 +97,7 @@ _BODIES: list[type[BaseModel]] = [
     DetokenizeRequest,
     EmbeddingRequest,
     MessagesRequest,
+    ModerationRequest,
     RerankRequest,
     ResponseRequest,
     ScoreRequest,
@@ -117,7 +123,18 @@ def create_app(
     metrics = GatewayMetrics(table)
     platform = Platform(config, metrics.registry, models_by_name)
     runs = ResponseRuns(platform.store, config.responses)
-    gateway = Gateway(config, table, metrics, platform.store, platform.pipeline, platform.identity.directory, runs)
+    gateway = Gateway(
+        config,
+        table,
+        metrics,
+        platform.store,
+        platform.pipeline,
+        platform.identity.directory,
+        runs,
+        Moderation(config.safety, table, pool),
+        platform.prompts,
+        BodyReader(config.gateway, table.run),
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
+from kvarn.config.schema import GatewayConfig
+from kvarn.gateway.held_bytes import BodyRefusedError, ByteBudget, HeldBytes
 from kvarn.gateway.record import record_of
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.parse import parse_request
@@ -20,34 +22,47 @@ _MIN_BYTES_PER_S = 64 * 1024
 """Slowest upload that is taken, once its time to start is over."""
 
 
-class BodyRefusedError(ApiError):
-    """The body will not be read to its end; the connection is closed after the answer."""
+class BodyReader:
+    """Reads JSON bodies.
 
-
-async def read_request(request: Request, model: type[RequestT], max_bytes: int, timeout_s: float) -> RequestT:
-    """Read and validate a JSON body.
-
-    Raises:
-        ApiError: 400 (empty or invalid), 408 (too slow), 413 (too large) or 415 (not JSON).
-        ClientDisconnect: The client left in the middle of its body.
+    Args:
+        config: How large they may be, one by one and together, and how long they may take.
+        run: Runs work on so many bytes: here and now, or in a thread.
     """
-    _require_json(request)
-    declared = request.headers.get("content-length")
-    if declared is not None and int(declared) > max_bytes:
-        raise _too_large(max_bytes)
-    try:
-        async with asyncio.timeout(timeout_s):
-            body = await _read(request.receive, max_bytes)
-    except TimeoutError:
-        message = f"The request body did not arrive within {timeout_s:g} s."
-        raise BodyRefusedError(408, message, code="request_timeout") from None
-    record_of(request.scope).body_bytes = len(body)
-    if not body:
-        raise invalid_request("The request body is empty: send a JSON object.", code="invalid_json")
-    return parse_request(model, body)
+
+    def __init__(self, config: GatewayConfig, run: Callable[[int, Callable[[], Any]], Awaitable[Any]]) -> None:
+        self.budget = ByteBudget(config.max_held_bytes)
+        self._config = config
+        self._run = run
+
+    async def read(self, request: Request, model: type[RequestT]) -> RequestT:
+        """Read and validate a JSON body; the memory it takes is held until the request's record is closed.
+
+        Raises:
+            ApiError: 400 (empty or invalid), 408 (too slow), 413 (too large), 415 (not JSON) or 503 (no memory left).
+            ClientDisconnect: The client left in the middle of its body.
+        """
+        _require_json(request)
+        max_bytes, timeout_s = self._config.max_body_bytes, self._config.body_timeout_s
+        declared = request.headers.get("content-length")
+        if declared is not None and int(declared) > max_bytes:
+            raise _too_large(max_bytes)
+        record, held = record_of(request.scope), HeldBytes(self.budget)
+        record.held.append(held)
+        try:
+            async with asyncio.timeout(timeout_s):
+                body = await _read(request.receive, max_bytes, held)
+        except TimeoutError:
+            message = f"The request body did not arrive within {timeout_s:g} s."
+            raise BodyRefusedError(408, message, code="request_timeout") from None
+        record.body_bytes = len(body)
+        if not body:
+            raise invalid_request("The request body is empty: send a JSON object.", code="invalid_json")
+        parsed: RequestT = await self._run(len(body), lambda: parse_request(model, body))
+        return parsed
 
 
-async def _read(receive: Receive, max_bytes: int) -> bytes:
+async def _read(receive: Receive, max_bytes: int, held: HeldBytes) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:
@@ -58,6 +73,7 @@ async def _read(receive: Receive, max_bytes: int) -> bytes:
         size += len(part)
         if size > max_bytes:
             raise _too_large(max_bytes)
+        held.take(len(part))
         parts.append(part)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)

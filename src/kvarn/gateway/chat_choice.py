@@ -40,6 +40,8 @@ class ChatParts:
     stop_reason: int | str | None = None
     warnings: list[str] = field(default_factory=list)
     """What is wrong with the calls, at the end."""
+    refusal: str = ""
+    """Why moderation ended the answer."""
 
     @property
     def only_text(self) -> bool:
@@ -92,7 +94,7 @@ class ChatReader:
 
     def read(self, piece: Piece) -> ChatParts:
         """The next piece in chat's terms."""
-        parts = ChatParts(finish_reason=piece.finish_reason, stop_reason=piece.stop_reason)
+        parts = ChatParts(finish_reason=piece.finish_reason, stop_reason=piece.stop_reason, refusal=piece.notice)
         if self._calls is None:
             parts.content = piece.text
             parts.ordered = [piece.text] if piece.text else []
@@ -157,6 +159,7 @@ class ChatCollector:
         self._calls: list[tuple[str, str, list[str]]] = []
         self._finish_reason: FinishReason = "stop"
         self._stop_reason: int | str | None = None
+        self._refusal = ""
 
     def add(self, piece: Piece) -> None:
         """Read the choice's next piece and take what it comes to."""
@@ -176,6 +179,7 @@ class ChatCollector:
                 self._calls[call.index][2].append(call.function.arguments)
         if parts.finish_reason is not None:
             self._finish_reason, self._stop_reason = parts.finish_reason, parts.stop_reason
+            self._refusal = parts.refusal
         self.warnings += parts.warnings
 
     def choice(self) -> ChatChoice:
@@ -190,6 +194,7 @@ class ChatCollector:
             index=self._index,
             message=AnswerMessage(
                 content=None if calls and not text else text,
+                refusal=self._refusal or None,
                 tool_calls=calls if calls and not legacy else UNSET,
                 function_call=calls[0].function if calls and legacy else UNSET,
             ),

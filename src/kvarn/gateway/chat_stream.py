@@ -112,7 +112,7 @@ def _events(head: ChunkHead, index: int, parts: ChatParts, *, legacy: bool) -> b
 
 
 def _delta(parts: ChatParts) -> Delta:
-    return Delta(content=parts.content or UNSET, tool_calls=parts.tool_calls or UNSET)
+    return Delta(content=parts.content or UNSET, refusal=parts.refusal or UNSET, tool_calls=parts.tool_calls or UNSET)
 
 
 def _chunk_choice(index: int, parts: ChatParts, delta: Delta) -> ChunkChoice:

@@ -10,7 +10,7 @@ from kvarn.text.detokenizer import IncrementalDetokenizer
 from kvarn.text.stop_strings import StopMatcher
 from kvarn.wire.messages import FinishReason, PositionLogprobs, TokenDelta
 
-EndReason = Literal["stop", "length"]
+EndReason = Literal["stop", "length", "content_filter"]
 
 
 @dataclass(slots=True)
@@ -27,6 +27,8 @@ class Piece:
     finish_reason: EndReason | None = None
     stop_reason: int | str | None = None
     """The stop string, or the stop token that the client named, which ended the choice."""
+    notice: str = ""
+    """What a person is told of an answer that was ended by moderation."""
 
 
 class Choice:

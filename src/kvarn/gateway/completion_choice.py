@@ -53,6 +53,8 @@ class CompletionReader:
         if piece.prompt_logprobs is not None:
             self._prompt.positions = piece.prompt_logprobs
         text = self._prompt.text + piece.text if first else piece.text
+        if piece.notice:  # this older shape has no field to say it in
+            text += f"\n[{piece.notice}]"
         wants_ids = self._fields.token_ids
         return CompletionChoice(
             index=piece.index,

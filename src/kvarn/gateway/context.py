@@ -10,15 +10,17 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from kvarn.config.schema import GatewayConfig, KvarnConfig
-from kvarn.gateway.body import read_request
+from kvarn.gateway.body import BodyReader
 from kvarn.gateway.identity.directory import Directory
 from kvarn.gateway.identity.scopes import check_model, may_use_model
+from kvarn.gateway.moderation import Moderation
 from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.response_runs import ResponseRuns
-from kvarn.gateway.served import ModelTable, ReadyModel, ServedModel
+from kvarn.gateway.served import Answering, ModelTable, ReadyModel, ServedModel
 from kvarn.gateway.tiers import priority_of, tier_of
 from kvarn.gateway.work import Pipeline, Work
 from kvarn.observe.metrics import GatewayMetrics
+from kvarn.safety.prompt_log import PromptLog
 from kvarn.store.engine import Store
 from kvarn.store.ledger import BATCH_TIER
 from kvarn.wire.openai.errors import invalid_request
@@ -40,6 +42,9 @@ class Gateway:
     pipeline: Pipeline
     directory: Directory
     responses: ResponseRuns
+    moderation: Moderation
+    prompts: PromptLog
+    bodies: BodyReader
 
     @property
     def limits(self) -> GatewayConfig:
@@ -47,8 +52,8 @@ class Gateway:
         return self.config.gateway
 
     async def read(self, request: Request, model: type[RequestT]) -> RequestT:
-        """Read and validate the JSON body; see `read_request`."""
-        return await read_request(request, model, self.limits.max_body_bytes, self.limits.body_timeout_s)
+        """Read and validate the JSON body; see `BodyReader`."""
+        return await self.bodies.read(request, model)
 
     async def run(self, record: RequestRecord, work: Callable[[], ResultT]) -> ResultT:
         """Run text work for a request: on the event loop where it is small, in the pool where it is large."""
@@ -57,7 +62,7 @@ class Gateway:
     async def begin(
         self,
         record: RequestRecord,
-        model: ReadyModel,
+        model: Answering,
         *,
         prompt_tokens: int,
         max_output_tokens: int = 0,

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from kvarn.gateway.body import BodyRefusedError
+from kvarn.gateway.held_bytes import BodyRefusedError
 from kvarn.gateway.record import RequestRecord, record_of
 from kvarn.replica.api import ReplicaLostError, RequestRefusedError
 from kvarn.store.errors import ConflictError, NotFoundError, StoreAwayError

@@ -7,11 +7,13 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from kvarn.gateway.choice import Choice, Piece
+from kvarn.gateway.output_watch import OutputWatch
 from kvarn.gateway.served import ReadyModel
 from kvarn.gateway.work import Tally
 from kvarn.observe.metrics import GatewayMetrics, GenerationObserver
 from kvarn.replica.api import ReplicaLostError, RequestRefusedError
 from kvarn.wire.messages import FinishReason, RefusalReason, Submit
+from kvarn.wire.openai.errors import ApiError
 
 
 class Generation:
@@ -22,15 +24,24 @@ class Generation:
         submit: What the engine is asked for.
         choices: One for each of `submit.sampling.n`, in order.
         tally: Where its tokens are counted.
+        watches: Who looks at what each choice says before it is shown; empty where nobody does.
     """
 
-    def __init__(self, model: ReadyModel, submit: Submit, choices: Sequence[Choice], tally: Tally) -> None:
+    def __init__(
+        self,
+        model: ReadyModel,
+        submit: Submit,
+        choices: Sequence[Choice],
+        tally: Tally,
+        watches: Sequence[OutputWatch] = (),
+    ) -> None:
         self._model = model
         self._submit = submit
         self._choices = choices
         self._tally = tally
         self._open = len(choices)
         self._observer: GenerationObserver | None = None
+        self._watches = watches
         tally.pending += 1
         for choice in choices:
             choice.on_end = self._choice_over
@@ -38,12 +49,13 @@ class Generation:
     async def pieces(self, metrics: GatewayMetrics, received: float) -> AsyncGenerator[Piece, None]:
         """Run it; yields what each delta adds to a choice.
 
-        A choice that met a stop string, or that its reader has ended, is over, whatever the engine still sends for it;
-        when all are, the request is aborted by closing the replica's generator.
+        A choice that met a stop string, that its reader has ended or that was flagged is over, whatever the engine
+        still sends for it; when all are, the request is aborted by closing the replica's generator.
 
         Raises:
             RequestRefusedError: The engine refused or gave up the request.
             ReplicaLostError: The engine is not ready, died or fell silent.
+            ApiError: The answer cannot be moderated now.
         """
         self._observer = observer = metrics.generation(self._model.name, received)
         tally, choices = self._tally, self._choices
@@ -61,12 +73,14 @@ class Generation:
                     before = choice.num_tokens
                     piece = choice.add(delta)
                     tally.count(cached=delta.cached_tokens, completion=choice.num_tokens - before)
+                    shown = await self._watched(choice, delta.index, piece) if self._watches else piece
                     if choice.ended:
                         self._choice_over()
-                    yield piece
+                    if shown is not None:
+                        yield shown
                     if not self._open:
                         return
-        except (RequestRefusedError, ReplicaLostError) as error:
+        except (RequestRefusedError, ReplicaLostError, ApiError) as error:
             tally.failed = True
             tally.refused = tally.refused or isinstance(error, RequestRefusedError)
             observer.failed()
@@ -79,6 +93,12 @@ class Generation:
             self._tally.pending -= 1
             if self._observer is not None:
                 self._observer.finished()
+
+    async def _watched(self, choice: Choice, position: int, piece: Piece) -> Piece | None:
+        shown = await self._watches[position].look(piece)
+        if shown is not None and shown.finish_reason == "content_filter":
+            choice.ended = True
+        return shown
 
 
 async def interleave(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:

@@ -26,6 +26,9 @@ PUBLIC = frozenset({"/", "/docs", "/openapi.json", "/health", "/ready", "/metric
 _PROBES = frozenset({"/health", "/ready", "/metrics"})
 """Asked every few seconds by machines: their log lines are for debugging only."""
 
+_SINGLE = frozenset({b"authorization", b"content-length", b"content-type", b"host", b"x-api-key"})
+"""Headers that decide who asks for what, and how it is read."""
+
 _log = logging.getLogger("kvarn.gateway")
 
 
@@ -58,6 +61,7 @@ class RequestMiddleware:
 
         self._metrics.in_flight.inc()
         try:
+            refuse_repeated(scope)
             if record.endpoint not in PUBLIC:
                 if "\0" in scope["path"]:
                     raise invalid_request("The path holds a NUL byte.")
@@ -112,6 +116,18 @@ def _without_traceback(send: Send) -> Send:
         await send(message)
 
     return send_plain
+
+
+def refuse_repeated(scope: Scope) -> None:
+    """Refuse a request that says twice what may be said once: proxies and servers would believe different ones.
+
+    Raises:
+        ApiError: 400 that names the header.
+    """
+    names = [name for name, _ in scope["headers"] if name in _SINGLE]
+    if len(names) > len(set(names)):
+        name = next(name for name in names if names.count(name) > 1).decode()
+        raise invalid_request(f"The header {name!r} stands in the request more than once.", name, "duplicate_header")
 
 
 def endpoint_label(scope: Scope) -> str:

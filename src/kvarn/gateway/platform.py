@@ -21,6 +21,7 @@ from kvarn.limits.limiter import Limiter
 from kvarn.metering.service import Metering
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.observe.limits import LimitMetrics
+from kvarn.safety.prompt_log import PromptLog
 from kvarn.store import migrate
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError
@@ -57,6 +58,7 @@ class Platform:
         limit_metrics = LimitMetrics(registry)
         self.limiter = Limiter(config.limits, limit_metrics)
         self._limits = LimitsStage(self.limiter, config.limits, limit_metrics)
+        self.prompts = PromptLog(config, self.store)
         self.pipeline = Pipeline(self._stages())
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -82,6 +84,7 @@ class Platform:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._admission.close()
+        await self.prompts.close()
         await self.limiter.stop()
         await self.metering.stop()
         await self.identity.stop()

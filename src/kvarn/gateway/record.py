@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Receive, Scope
 
+from kvarn.gateway.held_bytes import HeldBytes
 from kvarn.gateway.work import Work
 from kvarn.observe.metrics import UNKNOWN
 from kvarn.store.owner import ANYBODY, Principal
@@ -48,9 +49,13 @@ class RequestRecord:
     """What it has begun; closed when the answer is over."""
     headers: dict[str, str] = field(default_factory=dict)
     """Go into the answer."""
+    held: list[HeldBytes] = field(default_factory=list)
+    """Memory it takes; given back when the answer is over."""
 
     async def close(self) -> None:
-        """Settle all its work; may be called again."""
+        """Settle all its work and give back what it holds; may be called again."""
+        while self.held:
+            self.held.pop().give_back()
         while self.work:
             await self.work.pop().close()
 

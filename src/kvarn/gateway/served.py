@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import kvarn
 from kvarn.config.schema import ModelConfig
@@ -30,6 +30,25 @@ _INLINE_BYTES = 4096
 """Requests up to this long are rendered and tokenized on the event loop: a thread would cost more than it saves."""
 
 _log = logging.getLogger("kvarn.gateway")
+
+
+class Answering(Protocol):
+    """What may answer a request: a served model, or code of the gateway itself."""
+
+    @property
+    def name(self) -> str:
+        """What it is counted under."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """Changes when its answers may."""
+        ...
+
+    @property
+    def replica_name(self) -> str:
+        """Which copy of it this is."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
+import resource
 import socket
 from collections.abc import Generator
+from functools import partial
 
 import uvicorn
 from fastapi import FastAPI
 
 from kvarn.config.schema import GatewayConfig
+from kvarn.gateway.connection import Connection, ConnectionLimits
 
 _BACKLOG = 2048
 _SEND_BUFFER_BYTES = 256 * 1024
 """Of each connection, in the kernel: a client that does not read holds no more. Left alone it grows to megabytes."""
-_KEEP_ALIVE_S = 75
-"""Longer than the usual 60 s of load balancers, so that it is they who close idle connections."""
+_OTHER_FILES = 512
+"""Files and sockets of this process that are not clients: databases, engines, logs."""
+
+_log = logging.getLogger("kvarn.gateway")
 
 
 def bind(config: GatewayConfig) -> socket.socket:
@@ -30,12 +36,26 @@ def bind(config: GatewayConfig) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        _notice_vanished_clients(listener, config)
         listener.bind((config.host, config.port))
         listener.set_inheritable(False)
     except OSError:
         listener.close()
         raise
     return listener
+
+
+def _notice_vanished_clients(listener: socket.socket, config: GatewayConfig) -> None:
+    """Let the kernel end connections whose client's machine or network is gone; those accepted inherit it."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", 30),
+        ("TCP_KEEPINTVL", 10),
+        ("TCP_USER_TIMEOUT", math.ceil(config.write_timeout_s * 1000)),
+    ):
+        option = getattr(socket, name, None)  # not every system has them all
+        if option is not None:
+            listener.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class GatewayServer(uvicorn.Server):
@@ -51,17 +71,26 @@ def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
     """A server for the application; run it with `await server.serve(sockets=[bind(config)])`.
 
     Told to stop (`handle_exit`), it takes no new requests, gives running ones `drain_timeout_s` to finish, then
-    cancels them.
+    cancels them. The process's limit of open files is raised to what `max_connections` needs.
     """
+    limits = ConnectionLimits(
+        max_connections=allow_connections(config.max_connections),
+        idle_timeout_s=config.idle_timeout_s,
+        header_timeout_s=config.header_timeout_s,
+        write_timeout_s=config.write_timeout_s,
+        max_header_bytes=config.max_header_bytes,
+        max_headers=config.max_headers,
+    )
     settings = uvicorn.Config(
         app,
         host=config.host,
         port=config.port,
-        http="httptools",
+        # Declared to be a class; whatever makes a protocol will do.
+        http=partial(Connection, limits),  # type: ignore[arg-type]
         ws="none",
         lifespan="on",
         backlog=_BACKLOG,
-        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_keep_alive=math.ceil(config.idle_timeout_s),
         timeout_graceful_shutdown=math.ceil(config.drain_timeout_s),
         access_log=False,  # the gateway writes its own line, with model and request id
         log_config=None,  # logging belongs to the process, not to the server
@@ -69,3 +98,20 @@ def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
         server_header=False,
     )
     return GatewayServer(settings)
+
+
+def allow_connections(wanted: int) -> int:
+    """How many connections this process may hold, after raising its limit of open files as far as need be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if soft < needed:
+            allowed = max(1, soft - _OTHER_FILES)
+            _log.warning(
+                "the limit of open files allows fewer connections than gateway.max_connections: raise it (ulimit -n)",
+                extra={"connections": allowed, "wanted": wanted, "open_files": soft},
+            )
+            return allowed
+    return wanted

@@ -1,4 +1,7 @@
-"""Logs: one line an event, `key=value`, to standard error. Readable by a person, parsed by every log collector."""
+"""Logs: one line an event, `key=value`, to standard error. Readable by a person, parsed by every log collector.
+
+Personal data and secrets are taken out of every line, whatever wrote it: see `redaction`.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,16 @@ import sys
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from kvarn.observe.redaction import redact
+
 _OWN_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "color_message", "taskName"}
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_SHORTEST_PERSONAL = 10**7
+"""Whole numbers below this are counts, sizes and ports."""
 
 
 class KeyValueFormatter(logging.Formatter):
-    """Renders a record as `time=... level=... logger=... msg=...` and the fields given in `extra`.
+    """Renders a record as `time=... level=... logger=... msg=...` and the fields given in `extra`, redacted.
 
     A traceback goes into the one field `traceback`, its line ends escaped, so that an event is always one line.
     """
@@ -20,20 +27,32 @@ class KeyValueFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Render one record."""
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        fields: dict[str, Any] = {
-            "time": moment.replace("+00:00", "Z"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "msg": record.getMessage(),
-        }
+        head = f"time={moment.replace('+00:00', 'Z')} level={record.levelname.lower()} logger={_quote(record.name)}"
+        fields: dict[str, Any] = {"msg": record.getMessage()}
         fields.update((key, value) for key, value in record.__dict__.items() if key not in _OWN_FIELDS)
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
-        return " ".join(f"{key}={_quote(value)}" for key, value in fields.items())
+        if record.stack_info:
+            fields["stack"] = record.stack_info
+        return " ".join([head, *(f"{key}={_quote(_shown(value))}" for key, value in fields.items())])
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Writes lines; one that cannot be rendered is told by where it stands, without what it was to say."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
+        """Tell that a line is lost: the arguments that the library would print may be anybody's words."""
+        error = sys.exception()
+        where = f"{record.pathname}:{record.lineno}"
+        self.stream.write(f'level=error logger=kvarn.observe msg="a log line failed" where="{where}" ')
+        self.stream.write(f"error={type(error).__name__}\n")
 
 
 def configure_logging(level: str, stream: TextIO | None = None) -> None:
     """Send the whole process's logs to `stream` (standard error) from `level` on. May be called again.
+
+    `debug` holds for Kvarn's own loggers. Those of libraries stay at `info`: their details quote what they were given,
+    such as the parameters of statements, which are what clients wrote.
 
     Args:
         level: `debug`, `info`, `warning` or `error`.
@@ -44,13 +63,21 @@ def configure_logging(level: str, stream: TextIO | None = None) -> None:
     """
     if level not in _LEVELS:
         raise ValueError(f"unknown log level {level!r}: use one of {', '.join(_LEVELS)}")
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = _Handler(stream or sys.stderr)
     handler.setFormatter(KeyValueFormatter())
-    logging.basicConfig(level=_LEVELS[level], handlers=[handler], force=True)
+    logging.basicConfig(level=max(_LEVELS[level], logging.INFO), handlers=[handler], force=True)
+    logging.getLogger("kvarn").setLevel(_LEVELS[level])
 
 
-def _quote(value: object) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+def _shown(value: object) -> str:
+    """A field as text, redacted. A small number or a flag can be nobody's."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    return text if isinstance(value, int) and abs(value) < _SHORTEST_PERSONAL else redact(text)
+
+
+def _quote(text: str) -> str:
     if text and text.isprintable() and not any(character in text for character in ' "=\\'):
         return text
     escaped = (

@@ -134,12 +134,13 @@ def data_dir(config: KvarnConfig) -> Path:
 
 def _make_engine(url: URL, pool_size: int, timeout_s: float) -> AsyncEngine:
     if url.get_backend_name() == "sqlite":
-        engine = create_async_engine(url, connect_args={"timeout": timeout_s})
+        engine = create_async_engine(url, hide_parameters=True, connect_args={"timeout": timeout_s})
         event.listen(engine.sync_engine, "connect", _prepare_sqlite)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
         return engine
     return create_async_engine(
         url,
+        hide_parameters=True,  # errors are logged, and parameters are what clients wrote
         pool_size=pool_size,
         max_overflow=0,
         pool_timeout=timeout_s,

@@ -18,6 +18,7 @@ from kvarn.gateway.context import Gateway
 from kvarn.gateway.fallback import start_on_model
 from kvarn.gateway.generation import Generation
 from kvarn.gateway.logprobs import prompt_logprobs
+from kvarn.gateway.moderation import message_texts
 from kvarn.gateway.operations.chat_prompt import ChatPrompt, render_chat
 from kvarn.gateway.operations.stored_chat import keep_completion
 from kvarn.gateway.prompts import choices_of, submit_of
@@ -141,6 +142,8 @@ async def _start(gateway: Gateway, record: RequestRecord, asked: ChatCompletionR
         priority=asked.priority,
         service_tier=asked.service_tier,
     )
+    gateway.prompts.offer(record.principal, record.request_id, model.name, lambda: {"messages": asked.plain_messages})
+    await gateway.moderation.check_input(work, lambda: message_texts(asked.plain_messages), "messages")
     answer_id = f"chatcmpl-{uuid.uuid4().hex}"
     use = asked.tool_use
     choices = choices_of(
@@ -152,7 +155,7 @@ async def _start(gateway: Gateway, record: RequestRecord, asked: ChatCompletionR
         shown=frozenset() if use is None else model.tokenizer.ids_of(model.tool_format.markers),
     )
     submit = submit_of(answer_id, prompt.token_ids, sampling, work, asked.cache_salt)
-    generation = Generation(model, submit, choices, work.tally)
+    generation = Generation(model, submit, choices, work.tally, gateway.moderation.watches(work, len(choices)))
     return ChatRun(
         ChunkHead(
             answer_id,

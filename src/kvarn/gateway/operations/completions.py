@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec import UNSET
 
@@ -119,6 +120,9 @@ async def _start(gateway: Gateway, record: RequestRecord, asked: CompletionReque
         sequences=sum(sampling.n for sampling in samplings),
         priority=asked.priority,
     )
+    texts = partial(_texts, given, model)
+    gateway.prompts.offer(record.principal, record.request_id, model.name, lambda: {"prompt": texts()})
+    await gateway.moderation.check_input(work, texts, "prompt")
     fields = CompletionFields(
         echo=bool(asked.echo),
         logprobs=asked.logprobs,
@@ -133,7 +137,8 @@ async def _start(gateway: Gateway, record: RequestRecord, asked: CompletionReque
     for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
         choices = choices_of(asked, sampling, model, stops, number * sampling.n, prompt.token_ids)
         submit = submit_of(f"{answer_id}-{number}", prompt.token_ids, sampling, work, asked.cache_salt)
-        generations.append(Generation(model, submit, choices, work.tally))
+        watches = gateway.moderation.watches(work, len(choices))
+        generations.append(Generation(model, submit, choices, work.tally, watches))
         readers += [CompletionReader(prompt, fields, model.tokenizer) for _ in choices]
     pieces = interleave([generation.pieces(gateway.metrics, record.received) for generation in generations])
     head = (answer_id, int(time.time()), model.name, model.fingerprint, asked.include_usage)
@@ -147,3 +152,7 @@ def _prompt(given: str | list[int], asked: CompletionRequest, model: ReadyModel)
     check_token_ids(given, model, "prompt")
     text = model.tokenizer.decode(given, skip_special_tokens=asked.skip_special_tokens) if asked.echo else ""
     return Prompt(given, text)
+
+
+def _texts(given: list[str | list[int]], model: ReadyModel) -> list[str]:
+    return [each if isinstance(each, str) else model.tokenizer.decode(each) for each in given]

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from kvarn.gateway.body import BodyRefusedError
 from kvarn.gateway.context import Gateway
+from kvarn.gateway.held_bytes import BodyRefusedError
 from kvarn.gateway.multipart import Mark, MultipartReader, Part
 from kvarn.store.file_writer import FileWriter
 from kvarn.store.models import File

@@ -13,6 +13,7 @@ from kvarn.gateway.served import ServedModel
 router = APIRouter(tags=["operation"])
 
 
+@router.head("/", include_in_schema=False)
 @router.get("/", summary="Name, version and links")
 async def root(request: Request) -> Response:
     """Say what answers here and where to look next."""
@@ -27,12 +28,14 @@ async def root(request: Request) -> Response:
     return json_response({"name": "kvarn", "version": kvarn.__version__, "models": names, "links": links})
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health", summary="Whether the gateway's process lives")
 async def health() -> Response:
     """Answer 200 as long as the event loop turns, whatever the models do: restart the process when this fails."""
     return json_response({"status": "ok"})
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready", summary="Whether every model takes requests")
 async def ready(request: Request) -> Response:
     """Answer 200 when all models are ready, else 503 with the progress of each: send traffic when this succeeds."""

@@ -33,14 +33,16 @@ class AdmissionStage:
         self._metrics = metrics
         self._rooms: dict[str, WaitingRoom] = {}
 
-    async def enter(self, work: Work) -> AdmissionTicket:
-        """Wait until the engine can take the work.
+    async def enter(self, work: Work) -> AdmissionTicket | None:
+        """Wait until the engine can take the work; what the gateway does by itself has none to wait for.
 
         Raises:
             DegradedError: A smaller model would answer in time.
             ApiError: 429 where its tenant has more than its share under way, else 503; both with Retry-After.
             ClientDisconnect: The client left while it waited.
         """
+        if work.model not in self._models:
+            return None
         room = self._room(work.model)
         demand = room.demand_of(work)
         refusal = await room.enter(demand, work.client_left)

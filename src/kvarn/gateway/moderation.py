@@ -1,0 +1,109 @@
+"""Moderation in the request's path: of prompts before the engine is asked, of answers while they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
+from typing import Any
+
+from kvarn.config.platform import SafetyConfig
+from kvarn.gateway.errors import unavailable
+from kvarn.gateway.guard import GuardModel
+from kvarn.gateway.output_watch import OutputWatch
+from kvarn.gateway.served import ModelTable
+from kvarn.gateway.work import Work
+from kvarn.safety.errors import SafetyError
+from kvarn.safety.moderator import BuiltInModerator, ModerationAwayError, Moderator, WithRules
+from kvarn.safety.rules import RuleList
+from kvarn.safety.verdict import Verdict
+from kvarn.wire.openai.errors import ApiError, invalid_request
+
+ALIASES = frozenset(
+    {
+        "omni-moderation-latest",
+        "omni-moderation-2024-09-26",
+        "text-moderation-latest",
+        "text-moderation-stable",
+        "kvarn-moderation",
+    }
+)
+"""Names under which clients ask for whatever moderates here."""
+
+
+class Moderation:
+    """What the gateway looks at, and who looks.
+
+    Args:
+        config: What is switched on.
+        models: Where a served moderator is found.
+        pool: Threads for long texts.
+
+    Raises:
+        SafetyError: A rule is not a regular expression, or the moderating model is not served.
+    """
+
+    def __init__(self, config: SafetyConfig, models: ModelTable, pool: Executor) -> None:
+        self._config = config
+        if config.model is not None and config.model not in {model.name for model in models}:
+            raise SafetyError(f"safety.model names {config.model!r}, which is not served: add it under `models`")
+        base: Moderator = BuiltInModerator(config.threshold, pool)
+        if config.model is not None:
+            base = GuardModel(config.model, config, models)
+        rules = RuleList(config.rules)
+        self.moderator = WithRules(base, rules) if rules else base
+
+    async def judge(self, text: str, tenant: str) -> Verdict:
+        """The verdict on a text.
+
+        Raises:
+            ApiError: 503, the moderating model is away.
+        """
+        try:
+            return await self.moderator.judge(text, tenant)
+        except ModerationAwayError as error:
+            raise unavailable(f"The text could not be moderated: {error}.", "moderation_unavailable") from error
+
+    async def check_input(self, work: Work, texts: Callable[[], Iterable[str]], param: str) -> None:
+        """Refuse a prompt that is flagged, where prompts are moderated.
+
+        Raises:
+            ApiError: 400 `content_filter`; 503 where it cannot be looked at.
+        """
+        if not self._config.moderate_input:
+            return
+        try:
+            verdict = await self.judge("\n".join(texts()), work.principal.organization_id)
+            if verdict.flagged:
+                raise refusal(verdict, param)
+        except ApiError:
+            work.tally.failed = True
+            raise
+
+    def watches(self, work: Work, choices: int) -> list[OutputWatch]:
+        """Who looks at each choice of an answer; nobody where answers are not moderated."""
+        if not self._config.moderate_output:
+            return []
+        tenant = work.principal.organization_id
+        return [OutputWatch(self.judge, self.moderator.look_every, self._hold_back, tenant) for _ in range(choices)]
+
+    @property
+    def _hold_back(self) -> int:
+        return self._config.hold_back_chars
+
+
+def refusal(verdict: Verdict, param: str) -> ApiError:
+    """The 400 for a flagged prompt."""
+    why = ", ".join(verdict.flagged)
+    return invalid_request(f"The prompt was flagged by this server's moderation ({why}).", param, "content_filter")
+
+
+def message_texts(messages: Iterable[Mapping[str, Any]]) -> Iterable[str]:
+    """All that the messages of a chat say, tool calls and their results among it."""
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, str):
+            yield content
+        else:
+            yield from (part["text"] for part in content or ())
+        for call in message.get("tool_calls") or ():
+            yield call["function"]["arguments"]

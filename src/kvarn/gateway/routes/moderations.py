@@ -1,0 +1,23 @@
+"""`/v1/moderations`: whether texts are harmful, and in what way."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from kvarn.gateway.answer import json_when_done
+from kvarn.gateway.context import gateway_of
+from kvarn.gateway.openapi import json_body
+from kvarn.gateway.operations.moderations import start_moderation
+from kvarn.gateway.record import record_of
+from kvarn.wire.openai.moderations import ModerationRequest
+
+router = APIRouter(prefix="/v1", tags=["moderations"])
+
+
+@router.post("/moderations", summary="Moderate texts", openapi_extra=json_body(ModerationRequest))
+async def create_moderation(request: Request) -> Response:
+    """Look at one text or several: a score from 0 to 1 for each of OpenAI's categories."""
+    gateway = gateway_of(request)
+    asked = await gateway.read(request, ModerationRequest)
+    return json_when_done(await start_moderation(gateway, record_of(request.scope), asked))

@@ -1,0 +1,112 @@
+"""Prompts of projects that opted in: a share of them, sealed, written beside the requests and never in their way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from kvarn.config.schema import KvarnConfig
+from kvarn.safety.errors import SafetyError
+from kvarn.safety.sealing import Seal
+from kvarn.store.engine import Store
+from kvarn.store.errors import StoreError
+from kvarn.store.owner import Principal
+from kvarn.store.repositories.prompt_samples import NewSample, add_samples
+
+_MOST_WAITING = 256
+_MOST_WAITING_BYTES = 32 * 1024 * 1024
+_MOST_AT_ONCE = 32
+_STOP_S = 2.0
+
+_log = logging.getLogger("kvarn.safety")
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    principal: Principal
+    request_id: str
+    model: str
+    created_at: int
+    plain: bytes
+
+
+class PromptLog:
+    """Takes prompts, and writes them when it can. What comes faster than it can be written is dropped and counted.
+
+    Args:
+        config: The share to keep, and where the key lies.
+        store: The database.
+        draw: A random number from 0 to 1.
+    """
+
+    def __init__(self, config: KvarnConfig, store: Store, draw: Callable[[], float] = random.random) -> None:
+        self.dropped = 0
+        self._config = config
+        self._store = store
+        self._draw = draw
+        self._seal: Seal | None = None
+        self._waiting: asyncio.Queue[_Waiting] = asyncio.Queue(_MOST_WAITING)
+        self._waiting_bytes = 0
+        self._writer: asyncio.Task[None] | None = None
+
+    def offer(self, principal: Principal, request_id: str, model: str, make: Callable[[], dict[str, Any]]) -> None:
+        """Keep a prompt, perhaps: `make` gives it as JSON's data, and is called only where it is kept."""
+        if not principal.log_prompts or self._draw() >= self._config.safety.log_prompts_sample:
+            return
+        plain = msgspec.json.encode(make())
+        if self._waiting.full() or self._waiting_bytes + len(plain) > _MOST_WAITING_BYTES:
+            self.dropped += 1
+            return
+        self._waiting.put_nowait(_Waiting(principal, request_id, model, int(self._store.now()), plain))
+        self._waiting_bytes += len(plain)
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write_on())
+
+    async def flush(self) -> None:
+        """Wait until all that was taken is written or given up."""
+        await self._waiting.join()
+
+    async def close(self) -> None:
+        """Write what waits, for a short time, and stop."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_S):
+                await self._waiting.join()
+        if self._writer is not None:
+            self._writer.cancel()
+            await asyncio.gather(self._writer, return_exceptions=True)
+
+    async def _write_on(self) -> None:
+        while True:
+            batch = [await self._waiting.get()]
+            while len(batch) < _MOST_AT_ONCE and not self._waiting.empty():
+                batch.append(self._waiting.get_nowait())
+            try:
+                await self._write(batch)
+            except Exception as error:
+                self.dropped += len(batch)
+                known = isinstance(error, SafetyError | StoreError)  # what others say may quote what they were given
+                _log.warning("%d prompts were not kept: %s", len(batch), error if known else type(error).__name__)
+            finally:
+                self._waiting_bytes -= sum(len(each.plain) for each in batch)
+                for _ in batch:
+                    self._waiting.task_done()
+
+    async def _write(self, batch: list[_Waiting]) -> None:
+        if self._seal is None:
+            self._seal = await asyncio.to_thread(Seal.load, self._config)
+        sealed = await asyncio.to_thread(_seal_all, self._seal, batch)
+        await add_samples(self._store, sealed)
+
+
+def _seal_all(seal: Seal, batch: list[_Waiting]) -> list[NewSample]:
+    return [
+        NewSample(each.principal.owner, each.request_id, each.model, each.created_at, seal.seal(each.plain))
+        for each in batch
+    ]

@@ -1,0 +1,80 @@
+"""Kept prompts are sealed: who reads the database, or a copy of it, without the server's key reads nothing of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+
+from kvarn.config.schema import KvarnConfig
+from kvarn.safety.errors import SafetyError
+from kvarn.store.engine import data_dir
+
+KEY_FILE = "prompts.key"
+
+
+class Seal:
+    """Seals with the first key and opens with any: a new key goes on top, an old one stays until nothing needs it."""
+
+    def __init__(self, keys: list[Fernet]) -> None:
+        self._fernet = MultiFernet(keys)
+
+    @classmethod
+    def load(cls, config: KvarnConfig) -> Seal:
+        """With the keys of the configured file. Where none is configured, one is made in `data_dir`, if need be.
+
+        Raises:
+            SafetyError: The file cannot be read, or holds no keys.
+        """
+        path = key_path(config)
+        try:
+            if config.safety.prompt_key_file is None:
+                _make_key(path)
+            lines = path.read_text(encoding="ascii").split()
+            return cls([Fernet(line) for line in lines])
+        except OSError as error:
+            raise SafetyError(f"cannot read the key file {path} (safety.prompt_key_file): {error.strerror}") from None
+        except ValueError:  # UnicodeDecodeError among them
+            raise SafetyError(
+                f"{path} (safety.prompt_key_file) must hold Fernet keys, one a line: 32 bytes in URL-safe base64"
+            ) from None
+
+    def seal(self, plain: bytes) -> bytes:
+        """Encrypted and authenticated."""
+        return self._fernet.encrypt(plain)
+
+    def open(self, sealed: bytes) -> bytes:
+        """What was sealed.
+
+        Raises:
+            SafetyError: With a key that is not in the file, or it was tampered with.
+        """
+        try:
+            return self._fernet.decrypt(sealed)
+        except InvalidToken:
+            raise SafetyError("sealed with a key that is not in the key file, or changed since") from None
+
+
+def key_path(config: KvarnConfig) -> Path:
+    """Where the keys lie."""
+    given = config.safety.prompt_key_file
+    return data_dir(config) / KEY_FILE if given is None else Path(given).expanduser()
+
+
+def _make_key(path: Path) -> None:
+    """Make the file where it is missing, whole from the start: several gateways may begin at once."""
+    if path.exists():
+        return
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(Fernet.generate_key() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        path.hardlink_to(draft)
+    except FileExistsError:
+        return  # another gateway's: that one holds
+    finally:
+        draft.unlink()

@@ -1,0 +1,279 @@
+"""Clients that hold the door open: slow, silent, endless, half closed. Raw sockets against the listening gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+CHAT = "/v1/chat/completions"
+HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+WaitFor = Callable[..., None]
+
+
+@pytest.fixture
+def strict(serve: Any, wait_for: WaitFor) -> Any:
+    """Serve a house of one's own with short limits."""
+
+    @contextmanager
+    def make(prepare: Callable[[Any], None] = lambda house: None, **gateway: Any) -> Iterator[Any]:
+        with serve(prepare, **{"drain_timeout_s": 1, **gateway}) as house:
+            with house.client() as client:
+                wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+            yield house
+
+    return make
+
+
+def read_all(raw: socket.socket) -> bytes:
+    """What comes until the connection is closed, or reset."""
+    parts = []
+    try:
+        while part := raw.recv(65536):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    raw.close()
+    return b"".join(parts)
+
+
+def read_one(raw: socket.socket) -> bytes:
+    """One small answer on a connection that stays open."""
+    answer = b""
+    while not answer.endswith(b"}"):
+        answer += raw.recv(65536)
+    return answer
+
+
+def error_of(answer: bytes) -> tuple[int, str]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]["code"]
+
+
+def head_of(path: str, *headers: str, method: str = "POST") -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "host: x", *headers, "", ""]
+    return "\r\n".join(lines).encode()
+
+
+def chat_bytes(**fields: Any) -> bytes:
+    body = json.dumps({**HELLO, **fields}).encode()
+    return head_of(CHAT, "content-type: application/json", f"content-length: {len(body)}") + body
+
+
+def drip(raw: socket.socket, data: bytes, pause: float) -> None:
+    """Send byte by byte until all is sent or the other side has had enough."""
+    for byte in data:
+        try:
+            raw.sendall(bytes([byte]))
+        except OSError:
+            return
+        time.sleep(pause)
+
+
+def test_headers_that_drip_get_408_while_others_are_answered(strict: Any) -> None:
+    with strict(header_timeout_s=0.5, idle_timeout_s=30) as house, house.client() as client:
+        raw = house.connect()
+        dripping = threading.Thread(target=drip, args=(raw, b"GET /health HTTP/1.1\r\nx-a: " + b"a" * 400, 0.02))
+        dripping.start()
+        assert client.post(CHAT, json=HELLO).status_code == 200
+        assert error_of(read_all(raw)) == (408, "request_timeout")
+        dripping.join()
+
+
+@pytest.mark.parametrize("start", [b"", b"\r\n", chat_bytes()])
+def test_a_connection_without_a_request_is_closed(strict: Any, start: bytes) -> None:
+    with strict(idle_timeout_s=0.4) as house:
+        raw = house.connect()
+        raw.sendall(start)
+        answer = read_all(raw)
+        assert answer.startswith(b"HTTP/1.1 200 ") if start.startswith(b"POST") else answer == b""
+
+
+def test_line_ends_do_not_keep_an_idle_connection(strict: Any) -> None:
+    with strict(idle_timeout_s=0.5) as house:
+        raw = house.connect()
+        dripping = threading.Thread(target=drip, args=(raw, b"\r\n" * 200, 0.02))
+        dripping.start()
+        assert read_all(raw) == b""
+        dripping.join()
+
+
+def test_a_body_nobody_asked_for_does_not_keep_a_connection(strict: Any) -> None:
+    with strict() as house:
+        raw = house.connect()
+        raw.sendall(head_of("/health", "content-length: 1000000", method="GET"))
+        dripping = threading.Thread(target=drip, args=(raw, b"x" * 400, 0.02))
+        dripping.start()
+        assert read_all(raw).startswith(b"HTTP/1.1 200 ")
+        dripping.join()
+
+
+def test_a_client_that_does_not_read_is_cut_off_and_its_request_aborted(strict: Any, wait_for: WaitFor) -> None:
+    def prepare(house: Any) -> None:
+        import msgspec
+
+        house.chat.card = msgspec.structs.replace(house.chat.card, max_context_length=200_000)
+        house.chat.answer = lambda request, index: [120] * 150_000
+        house.chat.tokens_per_step = 50
+
+    with strict(prepare, write_timeout_s=0.5) as house:
+        raw = house.connect(receive_buffer=4096)
+        raw.sendall(chat_bytes(stream=True, logprobs=True, ignore_eos=True))
+        wait_for(lambda: house.chat.running, "the request to run")
+        wait_for(lambda: house.chat.aborted and not house.chat.running, "the request to be aborted")
+        raw.close()
+
+
+def test_a_half_closed_connection_counts_as_left(house: Any, wait_for: WaitFor) -> None:
+    house.chat.hold = asyncio.Event()  # never set
+    for stream in (False, True):
+        raw = house.connect()
+        raw.sendall(chat_bytes(stream=stream))
+        wait_for(lambda: house.chat.running, "the request to reach the engine")
+        raw.shutdown(socket.SHUT_WR)
+        wait_for(lambda: not house.chat.running, "the request to be aborted")
+        assert read_all(raw) == b""
+    assert len(house.chat.aborted) == 2
+
+
+def test_a_half_sent_request_that_is_half_closed_is_forgotten(house: Any, client: httpx.Client) -> None:
+    for sent in (
+        b"POST /v1",
+        chat_bytes()[:-5],
+        head_of(CHAT, "content-type: application/json", "transfer-encoding: chunked") + b"ff\r\nabc",
+    ):
+        raw = house.connect()
+        raw.sendall(sent)
+        raw.shutdown(socket.SHUT_WR)
+        assert read_all(raw) == b""
+    assert client.post(CHAT, json=HELLO).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        b"GET /health HTTP/1.1\r\n" + b"".join(b"x-%d: y\r\n" % number for number in range(200)) + b"\r\n",
+        b"GET /health HTTP/1.1\r\nx: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"GET /" + b"y" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n" + b"x: " * 40_000 + b"\r\n\r\n",
+    ],
+)
+def test_too_many_headers_and_too_long_ones_get_431(house: Any, flood: bytes) -> None:
+    raw = house.connect()
+    raw.sendall(flood)
+    assert error_of(read_all(raw)) == (431, "headers_too_large")
+
+
+def test_one_endless_header_is_refused_while_it_comes(house: Any) -> None:
+    raw = house.connect()
+    raw.sendall(b"GET /health HTTP/1.1\r\nx: ")
+    sent = 0
+    try:
+        while sent < 50_000_000:
+            raw.sendall(b"y" * 65536)
+            sent += 65536
+    except OSError:
+        pass
+    raw.close()
+    assert sent < 20_000_000, "the gateway goes on reading"
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"GET / HTTP/1.1\r\nhost x\r\n\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"POST / HTTP/1.1\r\ncontent-length: 3\r\ncontent-length: 5\r\n\r\nabc",
+        b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
+        b"POST / HTTP/1.1\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\nabc",
+        head_of(CHAT, "transfer-encoding: chunked") + b"zz\r\nabc\r\n",
+    ],
+)
+def test_what_is_not_http_gets_400_and_the_connection_is_closed(house: Any, garbage: bytes) -> None:
+    raw = house.connect()
+    raw.sendall(garbage)
+    answer = read_all(raw)
+    assert answer == b"" or error_of(answer)[0] in (400, 404, 415), answer
+
+
+@pytest.mark.parametrize("name", ["authorization", "content-type", "host", "x-api-key"])
+def test_a_header_that_may_stand_once_may_not_stand_twice(house: Any, name: str) -> None:
+    body = json.dumps(HELLO).encode()
+    twice = [f"{name}: application/json", f"{name}: application/json"]
+    own = [] if name == "content-type" else ["content-type: application/json"]
+    raw = house.connect()
+    raw.sendall(head_of(CHAT, *twice, *own, f"content-length: {len(body)}", "connection: close") + body)
+    assert error_of(read_all(raw)) == (400, "duplicate_header")
+
+
+@pytest.mark.parametrize("value", [b"Bearer \xff\xfe", b"\xc3\x28", b"Bearer \xf0\x9f\x98\x80"])
+def test_headers_that_are_not_text_are_no_server_error(house: Any, value: bytes) -> None:
+    body = json.dumps(HELLO).encode()
+    raw = house.connect()
+    lines = [b"POST /v1/chat/completions HTTP/1.1", b"host: x", b"content-type: application/json"]
+    lines += [b"authorization: " + value, b"x-request-id: " + value, b"connection: close"]
+    raw.sendall(b"\r\n".join([*lines, b"content-length: %d" % len(body), b"", b""]) + body)
+    assert int(read_all(raw).split()[1]) in (200, 400, 401)
+
+
+def test_requests_sent_at_once_are_answered_in_order(house: Any) -> None:
+    raw = house.connect()
+    many = b"".join(head_of(path, method="GET") for path in ["/health", "/nowhere", "/v1/models"] * 20)
+    raw.sendall(many + head_of("/health", "connection: close", method="GET"))
+    answer = read_all(raw)
+    statuses = [part.split()[0] for part in answer.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == [b"200", b"404", b"200"] * 20 + [b"200"]
+
+
+def test_a_flood_of_requests_at_once_is_taken_no_faster_than_it_is_answered(strict: Any) -> None:
+    with strict(write_timeout_s=2) as house:
+        raw = house.connect(receive_buffer=4096)
+        raw.settimeout(0.5)
+        one = head_of("/health", method="GET")
+        sent = 0
+        try:
+            while sent < 30_000_000:
+                sent += raw.send(one * 1000)
+        except (TimeoutError, OSError):
+            pass
+        assert sent < 20_000_000, "the gateway goes on reading what it cannot answer"
+        raw.close()
+        with house.client() as client:
+            assert client.get("/health").status_code == 200
+
+
+def test_one_connection_too_many_is_closed_and_the_others_go_on(strict: Any, wait_for: WaitFor) -> None:
+    with strict(max_connections=3) as house:
+        kept = [house.connect() for _ in range(3)]
+        for raw in kept:
+            raw.sendall(head_of("/health", method="GET"))
+            assert read_one(raw).startswith(b"HTTP/1.1 200 ")
+        extra = house.connect()
+        assert read_all(extra) == b""
+        kept.pop().close()
+
+        def answered() -> bool:
+            raw = house.connect()
+            raw.sendall(head_of("/health", "connection: close", method="GET"))
+            return read_all(raw).startswith(b"HTTP/1.1 200 ")
+
+        wait_for(answered, "the place to be free again")
+        for raw in kept:
+            raw.sendall(head_of("/health", method="GET"))
+            assert read_one(raw).startswith(b"HTTP/1.1 200 ")
+            raw.close()
+
+
+def test_head_is_answered_where_probes_use_it(client: httpx.Client) -> None:
+    for path in ("/health", "/ready", "/"):
+        answer = client.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
