@@ -260,8 +260,21 @@ def test_any_other_form_is_refused_in_one_sentence(value: object) -> None:
 
 def test_a_hundred_thousand_wrong_items_make_one_complaint() -> None:
     assert refused(ChatCompletionRequest, stop=[1] * 100_000).param == "stop[0]"
-    assert refused(ChatCompletionRequest, messages=[{"role": "user"}] * 50_000).param == "messages[0].content"
+    assert refused(ChatCompletionRequest, messages=[{"role": "user"}] * 15_000).param == "messages[0].content"
     assert len(parse(ChatCompletionRequest, stop=["x"] * 100_000).stop) == 100_000
+
+
+def test_a_body_of_too_many_objects_is_refused_before_they_are_looked_at() -> None:
+    for field in (
+        {"messages": [{"no such role": 1}] * 50_000},
+        {"tools": [[]] * 50_000},
+        {"metadata": {"a": [{}] * 50_000}},
+    ):
+        assert refused(ChatCompletionRequest, **field).code == "request_too_complex"
+    many = [{"role": "user", "content": ""}] * 19_000
+    assert len(parse(ChatCompletionRequest, messages=many).messages) == 19_000
+    token_ids = list(range(100_000))
+    assert len(parse(CompletionRequest, prompt=token_ids).prompt) == 100_000, "numbers are no objects"
 
 
 def test_messages_and_tools_become_plain_data_for_the_template() -> None:

@@ -1,0 +1,163 @@
+"""Large bodies, many bodies, bodies that take long to understand: bounded, and beside them others are answered."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+import kvarn.gateway.body as body_module
+from kvarn.wire.openai.chat import ChatCompletionRequest
+
+CHAT = "/v1/chat/completions"
+HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+JSON = {"content-type": "application/json"}
+MIB = 1024 * 1024
+WaitFor = Callable[..., None]
+
+
+def head_of(*headers: str) -> bytes:
+    lines = [f"POST {CHAT} HTTP/1.1", "host: x", "content-type: application/json", *headers, "", ""]
+    return "\r\n".join(lines).encode()
+
+
+def read_all(raw: socket.socket) -> bytes:
+    parts = []
+    try:
+        while part := raw.recv(65536):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    raw.close()
+    return b"".join(parts)
+
+
+def ready(house: Any, wait_for: WaitFor) -> None:
+    with house.client() as client:
+        wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+
+
+def test_others_are_answered_while_a_large_body_is_understood(
+    house: Any, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    normal = body_module.parse_request
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(model: Any, body: bytes) -> Any:
+        if len(body) > 4096:
+            begun.set()
+            assert go_on.wait(15), "nobody else was answered meanwhile"
+        return normal(model, body)
+
+    monkeypatch.setattr(body_module, "parse_request", slow)
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        with house.client() as other:
+            answers.append(other.post(CHAT, json={**HELLO, "metadata": {"a": "x" * 8000}}))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert begun.wait(10)
+    assert client.post(CHAT, json=HELLO).status_code == 200
+    assert client.get("/health").status_code == 200
+    go_on.set()
+    asking.join()
+    assert answers[0].status_code == 400 and answers[0].json()["error"]["param"].startswith("metadata")
+
+
+def test_a_hundred_thousand_tiny_messages_are_refused_unread(
+    serve: Any, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ChatCompletionRequest, "model_validate", lambda data: pytest.fail("they were looked at"))
+    with serve() as house, house.client() as client:
+        ready(house, wait_for)
+        body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": ""}] * 100_000})
+        answer = client.post(CHAT, content=body, headers=JSON)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "request_too_complex")
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_ten_megabytes_are_refused_without_being_kept(serve: Any, wait_for: WaitFor, announced: bool) -> None:
+    with serve() as house:
+        ready(house, wait_for)
+        raw = house.connect()
+        raw.sendall(head_of("content-length: 10485760" if announced else "transfer-encoding: chunked"))
+        chunk = b"x" * 65536 if announced else b"10000\r\n" + b"x" * 65536 + b"\r\n"
+        try:
+            for _ in range(160):
+                raw.sendall(chunk)
+        except OSError:
+            pass
+        answer = read_all(raw)
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 413 ")
+        assert house.gateway.bodies.budget.used == 0
+        with house.client() as client:
+            too_large = client.post(CHAT, content=b"x" * (5 * MIB), headers=JSON)
+            assert (too_large.status_code, too_large.json()["error"]["code"]) == (413, "request_too_large")
+
+
+def test_ten_megabytes_are_taken_where_they_are_allowed(serve: Any, wait_for: WaitFor) -> None:
+    with serve(max_body_bytes=20 * MIB) as house, house.client() as client:
+        ready(house, wait_for)
+        body = {**HELLO, "metadata": {"a": "x" * (10 * MIB)}}
+        answer = client.post(CHAT, json=body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "metadata.a")
+
+
+def test_bodies_are_bounded_all_together(serve: Any, wait_for: WaitFor) -> None:
+    with serve(max_held_bytes=2 * MIB, body_timeout_s=20) as house, house.client() as client:
+        ready(house, wait_for)
+        slow = [house.connect() for _ in range(3)]
+        for raw in slow[:2]:
+            raw.sendall(head_of("content-length: 1048576") + b" " * (MIB - 10_000))
+        wait_for(lambda: house.gateway.bodies.budget.used >= 2 * MIB - 40_000, "two bodies to be held")
+        slow[2].sendall(head_of("content-length: 1048576") + b" " * 300_000)
+        refused = read_all(slow[2])
+        assert refused.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in refused and b"server_busy" in refused
+        assert client.post(CHAT, json=HELLO).status_code == 200, "a small one still fits"
+        for raw in slow[:2]:
+            raw.close()
+        wait_for(lambda: house.gateway.bodies.budget.used == 0, "their memory to be given back")
+        assert client.post(CHAT, content=b" " * 600_000, headers=JSON).status_code == 400
+
+
+def test_memory_of_a_body_is_given_back_however_its_request_ends(house: Any, wait_for: WaitFor) -> None:
+    budget = house.gateway.bodies.budget
+    with house.client() as client:
+        client.post(CHAT, json=HELLO)
+        client.post(CHAT, json={**HELLO, "stream": True})
+        client.post(CHAT, content=b"{", headers=JSON)
+        client.post(CHAT, json={**HELLO, "model": "nope"})
+    raw = house.connect()
+    raw.sendall(head_of("content-length: 100") + b"{")
+    raw.close()
+    wait_for(lambda: budget.used == 0, "all to be given back")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model": "\xff\xfe"}',
+        b'{"model": "tiny", "messages": [{"role": "user", "content": "\xc3("}]}',
+        b'{"model": "tiny", "messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"a":' * 30_000,
+        b'{"model": "tiny", "messages": ' + b"[" * 60_000 + b"]" * 60_000 + b"}",
+        b'{"model": "tiny", "tools": [{"type": "function", "function": {"name": "f", "parameters": '
+        + b'{"a":' * 70
+        + b"1"
+        + b"}" * 70
+        + b"}}]}",
+        b"\x00" * 1000,
+        b'"' * 100_000,
+        b"[" + b"1," * 50_000 + b"1]",
+    ],
+)
+def test_hostile_json_is_a_400(house: Any, client: httpx.Client, body: bytes) -> None:
+    answer = client.post(CHAT, content=body, headers=JSON)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error"), answer.text[:200]
