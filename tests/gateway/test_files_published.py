@@ -1,0 +1,53 @@
+"""Files and batches are what OpenAI's published document says, in every state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from published_schemas import check
+
+CHAT = "/v1/chat/completions"
+
+
+def upload(client: httpx.Client, content: bytes, **fields: str) -> dict[str, Any]:
+    form = {"purpose": "batch", **fields}
+    made: dict[str, Any] = client.post("/v1/files", data=form, files={"file": ("in.jsonl", content)}).json()
+    return made
+
+
+def test_files_are_as_published(house: Any) -> None:
+    with house.add_tenant("published files") as client:
+        check("ListFilesResponse", client.get("/v1/files").json())
+        expiry = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+        made = upload(client, b"{}", **expiry)
+        check("OpenAIFile", made)
+        check("OpenAIFile", client.get(f"/v1/files/{made['id']}").json())
+        check("ListFilesResponse", client.get("/v1/files").json())
+        check("DeleteFileResponse", client.delete(f"/v1/files/{made['id']}").json())
+        check("ErrorResponse", client.get(f"/v1/files/{made['id']}").json())
+
+
+@pytest.mark.parametrize("status", ["completed", "failed", "cancelled"])
+def test_batches_are_as_published(house: Any, wait_for: Callable[..., None], status: str) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+    line = {"custom_id": "a", "method": "POST", "url": CHAT, "body": body}
+    with house.add_tenant(f"published {status}") as client:
+        check("ListBatchesResponse", client.get("/v1/batches").json())
+        file = upload(client, b"{" if status == "failed" else json.dumps(line).encode())
+        asked = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h", "metadata": {"a": "b"}}
+        batch = client.post("/v1/batches", json=asked).json()
+        check("Batch", batch)
+        if status == "cancelled":
+            check("Batch", client.post(f"/v1/batches/{batch['id']}/cancel").json())
+
+        def over() -> bool:
+            return bool(client.get(f"/v1/batches/{batch['id']}").json()["status"] == status)
+
+        wait_for(over, f"the batch to be {status}", seconds=20)
+        check("Batch", client.get(f"/v1/batches/{batch['id']}").json())
+        check("ListBatchesResponse", client.get("/v1/batches").json())
