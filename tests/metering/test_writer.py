@@ -174,6 +174,13 @@ async def test_what_has_no_room_on_disk_is_written_from_memory(
     assert list((tmp_path / "usage").iterdir()) == []
 
 
+async def test_a_price_of_a_model_that_is_not_served_is_pointed_out(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with metering(store, tmp_path, prices=[{"model": "kvarn-dmeo"}, {"model": "*"}, {"model": "kvarn-demo"}]):
+        assert [record.getMessage().split(": ")[1] for record in caplog.records] == ["kvarn-dmeo"]
+
+
 async def test_without_kafka_nothing_is_queued_for_it(store: Store, tmp_path: Path) -> None:
     async with metering(store, tmp_path) as made:
         work(made, 1)

@@ -61,6 +61,7 @@ class Metering:
         Raises:
             StoreError: `data_dir` cannot be written.
         """
+        self._warn_of_unused_prices()
         root = data_dir(self._config) / JOURNALS
         try:
             self._journal = Journal(root, self._settings.max_spool_bytes)
@@ -124,6 +125,12 @@ class Metering:
         self._journal.finish(slot, event)
         self.budgets.finished(event)
         return event
+
+    def _warn_of_unused_prices(self) -> None:
+        served = {model.name for model in self._config.models} | {"*"}
+        unused = sorted({price.model for price in self._settings.prices} - served)
+        if unused:
+            _log.warning("metering.prices has prices for models that are not served: %s", ", ".join(unused))
 
     async def _write_for_ever(self) -> None:
         assert self._writer is not None
