@@ -114,6 +114,8 @@ class ResponseWriter:
             events += self._text(parts.content)
         for call in parts.tool_calls:
             events += self._call(call)
+        if parts.refusal:
+            events += self.refuse(parts.refusal)
         if parts.warnings:
             self.response = replace(self.response, warnings=[*(self.response.warnings or ()), *parts.warnings])
         return events

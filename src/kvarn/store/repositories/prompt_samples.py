@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import insert, select
 
 from kvarn.store.engine import Store
 from kvarn.store.models import PromptSample
@@ -51,10 +51,3 @@ async def latest_samples(
         query = query.where(PromptSample.request_id == request_id)
     async with store.reading() as session:
         return list((await session.scalars(query)).all())
-
-
-async def delete_samples_before(store: Store, moment: int) -> int:
-    """Delete what was kept before a moment (seconds since 1970); how many."""
-    async with store.transaction() as session:
-        done = await session.execute(delete(PromptSample).where(PromptSample.created_at < moment))
-        return int(getattr(done, "rowcount", 0))
