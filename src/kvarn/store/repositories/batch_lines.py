@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import bindparam, delete, insert, select, update
 
 from kvarn.store.engine import Store
 from kvarn.store.models import Batch, BatchLine
@@ -74,12 +74,18 @@ async def answer_lines(store: Store, holder: str, batch_id: str, answers: Sequen
         StoreAwayError: The database does not answer.
     """
     async with store.transaction() as session:
-        kept: list[Answer] = []
-        for answer in answers:
-            row = (BatchLine.batch_id == batch_id, BatchLine.line == answer.line, BatchLine.failed.is_(None))
-            statement = update(BatchLine).where(*row).values(failed=answer.failed, answer=answer.content)
-            if (await session.execute(statement.returning(BatchLine.line))).scalar_one_or_none() is not None:
-                kept.append(answer)
+        lines = [answer.line for answer in answers]
+        still_open = select(BatchLine.line).where(
+            BatchLine.batch_id == batch_id, BatchLine.line.in_(lines), BatchLine.failed.is_(None)
+        )
+        free = set(await session.scalars(still_open))
+        kept = [answer for answer in answers if answer.line in free]
+        if kept:
+            # One statement for all. Should another gateway write the same lines at this moment, it has the lease, and
+            # `change_batch` undoes this.
+            rows = [{"of": answer.line, "failed": answer.failed, "answer": answer.content} for answer in kept]
+            statement = update(BatchLine).where(BatchLine.batch_id == batch_id, BatchLine.line == bindparam("of"))
+            await (await session.connection()).execute(statement, rows)
         failed = sum(answer.failed for answer in kept)
         return await change_batch(
             session,
