@@ -8,12 +8,14 @@ from kvarn.gateway.context import Gateway
 from kvarn.gateway.operations.chat import start_chat
 from kvarn.gateway.operations.completions import start_completion
 from kvarn.gateway.operations.embeddings import start_embedding
+from kvarn.gateway.operations.moderations import start_moderation
 from kvarn.gateway.operations.responses import start_response
 from kvarn.gateway.record import RequestRecord
 from kvarn.wire.openai.chat import ChatCompletionRequest
 from kvarn.wire.openai.completions import CompletionRequest
 from kvarn.wire.openai.embeddings import EmbeddingRequest
 from kvarn.wire.openai.errors import invalid_request
+from kvarn.wire.openai.moderations import ModerationRequest
 from kvarn.wire.openai.parse import parse_request
 from kvarn.wire.openai.responses import ResponseRequest
 
@@ -40,6 +42,11 @@ async def _embedding(gateway: Gateway, record: RequestRecord, body: bytes) -> ob
     return await (await start_embedding(gateway, record, asked))
 
 
+async def _moderation(gateway: Gateway, record: RequestRecord, body: bytes) -> object:
+    asked = parse_request(ModerationRequest, body)
+    return await (await start_moderation(gateway, record, asked))
+
+
 async def _response(gateway: Gateway, record: RequestRecord, body: bytes) -> object:
     asked = parse_request(ResponseRequest, body)
     _refuse_stream(asked.stream)
@@ -53,6 +60,7 @@ ENDPOINTS: Mapping[str, Operation] = {
     "/v1/chat/completions": _chat,
     "/v1/completions": _completion,
     "/v1/embeddings": _embedding,
+    "/v1/moderations": _moderation,
     "/v1/responses": _response,
 }
 
