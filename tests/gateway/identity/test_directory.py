@@ -40,10 +40,13 @@ class Watched:
         self.now = store.now
         self.reads = 0
         self.away = False
+        self.hangs = False
 
     @asynccontextmanager
     async def reading(self):
         self.reads += 1
+        if self.hangs:
+            await asyncio.sleep(3600)
         if self.away:
             raise StoreAwayError("the cable is cut")
         async with self._store.reading() as session:
@@ -181,6 +184,21 @@ async def test_a_database_that_is_away_is_asked_once_a_second(store: Store) -> N
     for _ in range(20):
         assert await scene.holds()
     assert scene.watched.reads == reads
+
+
+async def test_a_database_that_hangs_holds_a_known_key_up_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvarn.gateway.identity.directory._AWAY_S", 0.05)
+    scene = await Scene(store, stale_s=100).furnish()
+    await ensure_default_organization(store)
+    assert await scene.holds()
+    salt = (await scene.directory.anybody()).cache_salt
+    scene.watched.hangs = True
+    for _ in range(5):
+        scene.clock.now += 10
+        async with asyncio.timeout(1):
+            assert await scene.holds()
+            assert (await scene.directory.anybody()).cache_salt == salt != ""
+    await scene.directory.close()
 
 
 async def test_when_the_database_is_back_what_was_changed_meanwhile_holds(store: Store) -> None:

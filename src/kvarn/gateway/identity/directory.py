@@ -97,8 +97,11 @@ class Directory:
 
     async def anybody(self) -> Principal:
         """Whom requests without a key act for on an open server."""
-        await self._is_current()
-        if (self._anybody is None or self._anybody.revision != self._revision) and not self._just_failed:
+        current = await self._is_current()
+        known = self._anybody
+        if known is not None and (self._failing_since is not None or (current and known.revision == self._revision)):
+            return known.value
+        if not self._just_failed:
             try:
                 await self._read_anybody()
             except StoreError as error:
@@ -120,13 +123,14 @@ class Directory:
         seen = self._remembered(lookup)
         if seen is not None and await self._is_current() and seen.revision == self._revision:
             return seen.value
-        if not self._just_failed:
+        known = seen if seen is not None and seen.value is not None else None
+        if not self._just_failed and (known is None or self._failing_since is None):
             try:
                 return (await self._read_once(lookup)).value
             except StoreError as error:
                 self._note_failure(error)
-        if seen is not None and seen.value is not None and self._may_trust_memory:
-            return seen.value
+        if known is not None and self._may_trust_memory:
+            return known.value  # whether the database is back is asked beside the requests
         raise unavailable("Keys cannot be checked: the database is away. Try again.", "database_away")
 
     @property
