@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from kvarn.gateway.context import Gateway
 from kvarn.gateway.errors import add_error_handlers
 from kvarn.gateway.middleware import RequestMiddleware
 from kvarn.gateway.moderation import Moderation
+from kvarn.gateway.open_requests import OpenRequests
 from kvarn.gateway.openapi import describe
 from kvarn.gateway.operations.background_responses import run_background
 from kvarn.gateway.platform import Platform
@@ -61,6 +63,11 @@ from kvarn.wire.openai.responses import ResponseRequest, TokenCountRequest
 from kvarn.wire.openai.tokenize import DetokenizeRequest, TokenizeRequest
 
 _OBSERVE_EVERY_S = 1.0
+
+_SETTLE_S = 5.0
+"""Given to requests whose time to finish is over: to put away what they have, and to be settled."""
+
+_log = logging.getLogger("kvarn.gateway")
 
 
 _ROUTES = (
@@ -123,6 +130,7 @@ def create_app(
     metrics = GatewayMetrics(table)
     platform = Platform(config, metrics.registry, models_by_name)
     runs = ResponseRuns(platform.store, config.responses)
+    open_requests = OpenRequests()
     gateway = Gateway(
         config,
         table,
@@ -154,6 +162,8 @@ def create_app(
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if left := await open_requests.over(_SETTLE_S):
+                _log.error("%d requests were not settled before the end", left)
             await runs.stop()
             await platform.stop()
             pool.shutdown(wait=False, cancel_futures=True)
@@ -170,7 +180,10 @@ def create_app(
     app.state.gateway = gateway
     app.state.start_error = None
     app.add_middleware(
-        RequestMiddleware, metrics=gateway.metrics, authenticator=authenticator or platform.identity.authenticator
+        RequestMiddleware,
+        metrics=gateway.metrics,
+        authenticator=authenticator or platform.identity.authenticator,
+        open_requests=open_requests,
     )
     add_error_handlers(app)
     for resource in _ROUTES:

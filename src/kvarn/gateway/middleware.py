@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvarn.gateway.authentication import Authenticator
 from kvarn.gateway.errors import error_response, shutting_down, to_api_error
 from kvarn.gateway.identity.scopes import check_endpoint
+from kvarn.gateway.open_requests import OpenRequests
 from kvarn.gateway.record import RequestRecord, client_left, new_record
 from kvarn.observe.metrics import UNKNOWN, GatewayMetrics
 from kvarn.wire.openai.errors import ApiError, invalid_request
@@ -35,16 +36,23 @@ _log = logging.getLogger("kvarn.gateway")
 class RequestMiddleware:
     """Outermost layer: plain ASGI, since what wraps every chunk of every stream must cost next to nothing."""
 
-    def __init__(self, app: ASGIApp, metrics: GatewayMetrics, authenticator: Authenticator) -> None:
+    def __init__(
+        self, app: ASGIApp, metrics: GatewayMetrics, authenticator: Authenticator, open_requests: OpenRequests
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._authenticator = authenticator
+        self._open = open_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, _without_traceback(send))
             return
+        with self._open:
+            await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = new_record(scope)
         record.client_left = partial(client_left, receive)
         id_header = (b"x-request-id", record.request_id.encode())
