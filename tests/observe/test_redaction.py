@@ -100,6 +100,13 @@ def test_messages_arguments_fields_and_tracebacks_are_redacted(stream: io.String
     assert "stack=" in text
 
 
+def test_fields_keep_their_places_whatever_is_in_them(stream: io.StringIO) -> None:
+    extra = {"a": "x\x1fy password=", "b": "POST", "c": "Bearer", "d": 4111, "e": 1111, "f": 0.5}
+    logging.getLogger("kvarn.x").info("4111 1111", extra=extra)
+    assert 'msg="4111 1111" a="x y password=" b=' in stream.getvalue()
+    assert stream.getvalue().endswith(" e=1111 f=0.5\n")
+
+
 def test_a_line_that_cannot_be_rendered_does_not_print_its_arguments(
     stream: io.StringIO, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,8 +14,7 @@ from kvarn.observe.redaction import redact
 
 _OWN_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "color_message", "taskName"}
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-_SHORTEST_PERSONAL = 10**7
-"""Whole numbers below this are counts, sizes and ports."""
+_SEPARATOR = "\x1f"
 
 
 class KeyValueFormatter(logging.Formatter):
@@ -34,7 +33,10 @@ class KeyValueFormatter(logging.Formatter):
             fields["traceback"] = self.formatException(record.exc_info)
         if record.stack_info:
             fields["stack"] = record.stack_info
-        return " ".join([head, *(f"{key}={_quote(_shown(value))}" for key, value in fields.items())])
+        # All at once: looking through one text is cheaper than through ten, and a separator (white space to the
+        # patterns) keeps apart what does not belong together.
+        shown = redact(_SEPARATOR.join(_text(value) for value in fields.values())).split(_SEPARATOR)
+        return " ".join([head, *(f"{key}={_quote(text)}" for key, text in zip(fields, shown, strict=True))])
 
 
 class _Handler(logging.StreamHandler[TextIO]):
@@ -69,12 +71,8 @@ def configure_logging(level: str, stream: TextIO | None = None) -> None:
     logging.getLogger("kvarn").setLevel(_LEVELS[level])
 
 
-def _shown(value: object) -> str:
-    """A field as text, redacted. A small number or a flag can be nobody's."""
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    text = str(value)
-    return text if isinstance(value, int) and abs(value) < _SHORTEST_PERSONAL else redact(text)
+def _text(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value).replace(_SEPARATOR, " ")
 
 
 def _quote(text: str) -> str:
