@@ -1,0 +1,146 @@
+"""Two listening gateways over one Redis, two hundred clients at once; Redis killed and started again meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from fake_replica import EOS
+from kvarn.config.platform import AdmissionConfig, LimitsConfig
+from kvarn.store.owner import LimitRule
+
+CHAT = "/v1/chat/completions"
+CLIENTS = 200
+PROMPT = 4
+LIMIT = 1500
+LENGTHS = (1, 6, 11, 16)
+"""Of `max_tokens`: with the prompt, all orders are multiples of five."""
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path, redis_maker: Callable[[Path], Any]) -> Iterator[Any]:
+    service = redis_maker(tmp_path)
+    service.start()
+    yield service
+    service.kill()
+
+
+@pytest.fixture
+def gateways(serve: Any, tmp_path: Path, wait_for: Any) -> Iterator[Callable[..., list[Any]]]:
+    """Gateways with these limits, one tenant known to all by the token `shared`."""
+    with ExitStack() as open_houses:
+
+        def make(number: int, rule: dict[str, int], **limits: Any) -> list[Any]:
+            def prepare(house: Any) -> None:
+                changes = {
+                    "limits": LimitsConfig.model_validate(limits),
+                    "admission": AdmissionConfig(enabled=False),
+                    "data_dir": str(tmp_path / f"data-{id(house)}"),
+                }
+                house.config = house.config.model_copy(update=changes)
+                house.chat.answer = _answer
+
+            houses = [open_houses.enter_context(serve(prepare)) for _ in range(number)]
+            for house in houses:
+                with house.client() as client:
+                    wait_for(lambda client=client: client.get("/ready").status_code == 200, "the gateway to be ready")
+            houses[0].add_tenant("shared").close()
+            principal = houses[0].doorkeeper.principals["shared"]
+            rules = (LimitRule(principal.organization_id, **rule),)
+            for house in houses:
+                house.doorkeeper.principals["shared"] = replace(principal, limits=rules)
+            return houses
+
+        yield make
+
+
+def _answer(request: Any, index: int) -> list[int]:
+    """As long as it may be; the longest end at once, and what was reserved for them is given back."""
+    return [EOS] if request.sampling.max_tokens == max(LENGTHS) else [120] * request.sampling.max_tokens
+
+
+async def _ask(client: httpx.AsyncClient, url: str, max_tokens: int) -> httpx.Response:
+    message = {"role": "user", "content": "x"}
+    body = {"model": "tiny", "messages": [message], "max_tokens": max_tokens}
+    return await client.post(url + CHAT, json=body)
+
+
+def _client() -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=CLIENTS, max_keepalive_connections=CLIENTS)
+    return httpx.AsyncClient(limits=limits, timeout=60, headers={"authorization": "Bearer shared"})
+
+
+async def _until_refused(client: httpx.AsyncClient, url: str, dice: random.Random, counted: list[int]) -> None:
+    while (answer := await _ask(client, url, dice.choice(LENGTHS))).status_code == 200:
+        counted.append(answer.json()["usage"]["total_tokens"])
+    assert answer.status_code == 429, answer.text
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["one in process", "two over Redis"])
+def test_two_hundred_clients_get_the_limit_and_not_a_token_more(gateways: Any, own_redis: Any, number: int) -> None:
+    redis_url = f"redis://127.0.0.1:{own_redis.port}/0" if number > 1 else None
+    houses = gateways(number, {"tokens_per_minute": LIMIT}, redis_url=redis_url, timeout_s=20)
+    counted: list[int] = []
+
+    async def main() -> httpx.Response:
+        async with _client() as client:
+            urls = [houses[i % number].url for i in range(CLIENTS)]
+            clients = [_until_refused(client, url, random.Random(i), counted) for i, url in enumerate(urls)]
+            await asyncio.gather(*clients)
+            assert sum(counted) <= LIMIT
+            while (last := await _ask(client, urls[-1], 1)).status_code == 200:
+                counted.append(last.json()["usage"]["total_tokens"])
+            return last
+
+    began = time.monotonic()
+    last = asyncio.run(main())
+    assert time.monotonic() - began < 60, "longer than the window: the machine is too slow for this test"
+    assert sum(counted) == LIMIT
+    assert last.headers["x-ratelimit-remaining-tokens"] == "0"
+
+
+@pytest.mark.parametrize(("when_away", "expected"), [("open", {200}), ("closed", {200, 503})])
+def test_no_request_hangs_when_redis_is_killed_and_sharing_goes_on_when_it_is_back(
+    gateways: Any, own_redis: Any, wait_for: Any, when_away: str, expected: set[int]
+) -> None:
+    url = f"redis://127.0.0.1:{own_redis.port}/0"
+    houses = gateways(2, {"tokens_per_minute": 10**6}, redis_url=url, timeout_s=2, when_away=when_away)
+    answers: list[httpx.Response] = []
+
+    async def one(client: httpx.AsyncClient, number: int) -> None:
+        for _ in range(12):
+            answers.append(await _ask(client, houses[number % 2].url, 6))
+
+    async def main() -> None:
+        async with _client() as client, asyncio.timeout(120):
+            asking = [asyncio.create_task(one(client, number)) for number in range(30)]
+            while len(answers) < 60:  # noqa: ASYNC110  a test that polls
+                await asyncio.sleep(0.01)
+            own_redis.kill()
+            await asyncio.gather(*asking)
+
+    asyncio.run(main())
+    assert len(answers) == 360 and {answer.status_code for answer in answers} == expected
+    for answer in answers:
+        if answer.status_code == 503:
+            assert answer.json()["error"]["code"] == "limits_unavailable" and answer.headers["retry-after"]
+    own_redis.start()
+    for house in houses:
+        with house.client() as client:
+            wait_for(lambda client=client: "kvarn_limits_redis_away 0.0" in client.get("/metrics").text, "Redis")
+
+    async def both() -> list[int]:
+        async with _client() as client:
+            both = [await _ask(client, house.url, 6) for house in houses]
+            return [int(answer.headers["x-ratelimit-remaining-tokens"]) for answer in both]
+
+    assert asyncio.run(both()) == [10**6 - 10, 10**6 - 20]
