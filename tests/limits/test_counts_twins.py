@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvarn.limits.counts import Counts, Timing
-from kvarn.limits.orders import Kind, Order, Reading, Verdict
-from kvarn.limits.shared import SCRIPT
+from kvarn.limits.orders import Kind, Order, Verdict
+from kvarn.limits.shared import SCRIPT, read_verdict, script_input
 from limit_orders import bound, order
 
 TIMING = Timing(slot_ms=100, window=6, lease_ms=500)
@@ -33,20 +33,15 @@ class Twin:
         self._script = client.register_script(on_test_clock)
         client.flushall()
 
-    def run(self, operation: str, asked: Order, now_ms: int, used: int = 0, *, whole: bool = False) -> list[int]:
+    def run(self, operation: str, asked: Order, now_ms: int, used: int = 0, *, whole: bool = False) -> bytes:
         self._client.delete("clock")
         self._client.rpush("clock", now_ms // 1000, now_ms % 1000 * 1000)
-        mark = f"kvarn:limits:{{{asked.organization_id}}}:work:{asked.work_id}"
-        numbers = [TIMING.slot_ms, TIMING.window, TIMING.lease_ms, asked.work_id, asked.tokens, used, int(whole)]
-        rules = [part for each in asked.bounds for part in (str(each.kind), each.limit)]
-        keys = [mark, *[each.key for each in asked.bounds]]
-        reply: list[int] = self._script(keys=keys, args=[operation, *numbers, *rules])
+        keys, argument = script_input(operation, asked, TIMING, used, whole=whole)
+        reply: bytes = self._script(keys=keys, args=[argument])
         return reply
 
     def take(self, asked: Order, now_ms: int) -> Verdict:
-        reply = self.run("take", asked, now_ms)
-        readings = [Reading(*reply[start : start + 3]) for start in range(1, len(reply), 3)]
-        return Verdict(asked, reply[0] == 1, tuple(readings))
+        return read_verdict(asked, self.run("take", asked, now_ms))
 
 
 @pytest.fixture

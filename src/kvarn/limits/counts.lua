@@ -2,18 +2,17 @@
 --
 -- KEYS[1]    mark of the piece of work
 -- KEYS[i]    count of the bound i - 1
--- ARGV       operation (take, renew, settle), slot_ms, window, lease_ms, id of the work, tokens ordered, tokens used,
---            1 where a settlement gives the request back too; then kind and limit of each bound
--- Returns    take: 1 where the order was taken in, else 0; then used, wait_ms and reset_ms of each bound
---            others: 1 where the work was known, else 0
+-- ARGV[1]    MessagePack: operation (take, renew, settle), slot_ms, window, lease_ms, id of the work, tokens ordered,
+--            tokens used, whether a settlement gives the request back too, then kind and limit of each bound
+-- Returns    MessagePack: whether an order was taken in, or the work was known; for an order then used, wait_ms and
+--            reset_ms of each bound
 --
 -- A window is kept as {slot, count, slot, count, ...}, oldest first; running requests as a sorted set by moment of
 -- expiry; a mark as {slot, charged, expires_ms}.
 
 local NEVER, END_GUESS_MS = -1, 1000
-local operation, work = ARGV[1], ARGV[5]
-local slot_ms, window, lease_ms = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local ordered, used, whole = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] == "1"
+local asked = cmsgpack.unpack(ARGV[1])
+local operation, slot_ms, window, lease_ms, work, ordered, used, whole = unpack(asked, 1, 8)
 
 local time = redis.call("TIME")
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -21,10 +20,8 @@ local slot = math.floor(now / slot_ms)
 
 local bounds = {}
 for i = 2, #KEYS do
-  local kind = ARGV[5 + 2 * i]
-  bounds[i - 1] = {
-    key = KEYS[i], kind = kind, limit = tonumber(ARGV[6 + 2 * i]), amount = kind == "tokens" and ordered or 1
-  }
+  local kind = asked[5 + 2 * i]
+  bounds[i - 1] = { key = KEYS[i], kind = kind, limit = asked[6 + 2 * i], amount = kind == "tokens" and ordered or 1 }
 end
 
 local function end_ms(of_slot)
@@ -52,8 +49,7 @@ local function read_window(key)
   return charges, total
 end
 
-local function add_to_window(key, of_slot, amount)
-  local charges = read_window(key)
+local function add_to_window(key, charges, of_slot, amount)
   local place = #charges + 1
   for i = 1, #charges, 2 do
     if charges[i] == of_slot then place = i end
@@ -101,7 +97,7 @@ local function read(bound)
       end
     end
   end
-  return { total, wait, #charges > 0 and end_ms(charges[#charges - 1]) - now or 0 }
+  return { total, wait, #charges > 0 and end_ms(charges[#charges - 1]) - now or 0, charges }
 end
 
 local function charge(bound, reading)
@@ -109,7 +105,7 @@ local function charge(bound, reading)
     hold_place(bound.key)
     return { reading[1] + 1, 0, 0 }
   end
-  add_to_window(bound.key, slot, bound.amount)
+  add_to_window(bound.key, reading[4], slot, bound.amount)
   return { reading[1] + bound.amount, 0, end_ms(slot) - now }
 end
 
@@ -126,7 +122,7 @@ end
 local function correct(kind, of_slot, amount)
   if amount == 0 then return end
   for _, bound in ipairs(bounds) do
-    if bound.kind == kind then add_to_window(bound.key, of_slot, amount) end
+    if bound.kind == kind then add_to_window(bound.key, read_window(bound.key), of_slot, amount) end
   end
 end
 
@@ -142,9 +138,9 @@ function operations.take()
     for i, bound in ipairs(bounds) do readings[i] = charge(bound, readings[i]) end
     write_mark(slot, ordered)
   end
-  local reply = { admitted and 1 or 0 }
+  local reply = { admitted }
   for _, reading in ipairs(readings) do
-    for _, number in ipairs(reading) do reply[#reply + 1] = number end
+    for i = 1, 3 do reply[#reply + 1] = reading[i] end
   end
   return reply
 end
@@ -158,7 +154,7 @@ function operations.renew()
   for _, bound in ipairs(bounds) do
     if bound.kind == "concurrency" then hold_place(bound.key) end
   end
-  return { mark and 1 or 0 }
+  return { mark ~= nil }
 end
 
 function operations.settle()
@@ -166,12 +162,12 @@ function operations.settle()
     if bound.kind == "concurrency" then redis.call("ZREM", bound.key, work) end
   end
   local mark = read_mark()
-  if not mark then return { 0 } end
+  if not mark then return { false } end
   redis.call("DEL", KEYS[1])
   local more = used - mark[2]
   correct("tokens", more > 0 and slot or mark[1], more)
   if whole then correct("requests", mark[1], -1) end
-  return { 1 }
+  return { true }
 end
 
-return operations[operation]()
+return cmsgpack.pack(operations[operation]())

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -42,8 +43,8 @@ class _Call:
     """One run of the script."""
 
     keys: list[str]
-    arguments: list[str | int]
-    reply: asyncio.Future[list[int]] | None = None
+    argument: bytes
+    reply: asyncio.Future[bytes] | None = None
     """None: nobody waits for it."""
     asked: float = field(default_factory=time.monotonic)
 
@@ -122,8 +123,7 @@ class SharedCounts:
             self.settle(order, 0, whole=True)
             raise
         self._metrics.redis_seconds.observe(time.monotonic() - call.asked)
-        readings = tuple(Reading(*reply[start : start + 3]) for start in range(1, len(reply), 3))
-        return Verdict(order, reply[0] == 1, readings)
+        return read_verdict(order, reply)
 
     def renew(self, order: Order, used: int) -> None:
         """The work still runs; not repeated where Redis is away, since the next renewal says the same."""
@@ -135,13 +135,7 @@ class SharedCounts:
         self._send(self._call("settle", order, used, whole=whole))
 
     def _call(self, operation: str, order: Order, used: int = 0, *, whole: bool = False) -> _Call:
-        mark = f"kvarn:limits:{{{order.organization_id}}}:work:{order.work_id}"
-        timing = self._timing
-        arguments: list[str | int] = [operation, timing.slot_ms, timing.window, timing.lease_ms]
-        arguments += [order.work_id, order.tokens, used, int(whole)]
-        for bound in order.bounds:
-            arguments += [str(bound.kind), bound.limit]
-        return _Call([mark, *[bound.key for bound in order.bounds]], arguments)
+        return _Call(*script_input(operation, order, self._timing, used, whole=whole))
 
     def _send(self, call: _Call) -> None:
         if self.away:
@@ -171,7 +165,7 @@ class SharedCounts:
             if call.reply is not None and not call.reply.done():
                 call.reply.set_result(reply)
 
-    async def _run(self, batch: Sequence[_Call]) -> list[list[int]]:
+    async def _run(self, batch: Sequence[_Call]) -> list[bytes]:
         """The replies of the script. Raises what the first call that failed raised."""
         replies = await self._run_known(batch)
         missing = [index for index, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
@@ -187,7 +181,7 @@ class SharedCounts:
     async def _run_known(self, batch: Sequence[_Call]) -> list[Any]:
         async with self._redis.pipeline(transaction=False) as pipeline:
             for call in batch:
-                pipeline.evalsha(self._digest, len(call.keys), *call.keys, *call.arguments)
+                pipeline.evalsha(self._digest, len(call.keys), *call.keys, call.argument)
             replies: list[Any] = await pipeline.execute(raise_on_error=False)
             return replies
 
@@ -251,6 +245,24 @@ class SharedCounts:
             self._owed.popleft()
             self._metrics.lost.inc()
         self._metrics.owed.set(len(self._owed))
+
+
+def script_input(
+    operation: str, order: Order, timing: Timing, used: int = 0, *, whole: bool = False
+) -> tuple[list[str], bytes]:
+    """Keys and argument of the script; see there."""
+    mark = f"kvarn:limits:{{{order.organization_id}}}:work:{order.work_id}"
+    asked = [operation, timing.slot_ms, timing.window, timing.lease_ms, order.work_id, order.tokens, used, whole]
+    for bound in order.bounds:
+        asked += [str(bound.kind), bound.limit]
+    return [mark, *[bound.key for bound in order.bounds]], msgspec.msgpack.encode(asked)
+
+
+def read_verdict(order: Order, reply: bytes) -> Verdict:
+    """What the script answered to an order."""
+    admitted, *numbers = msgspec.msgpack.decode(reply)
+    readings = tuple(Reading(*numbers[start : start + 3]) for start in range(0, len(numbers), 3))
+    return Verdict(order, admitted, readings)
 
 
 async def _until(deadline: float, work: Coroutine[Any, Any, ResultT]) -> ResultT:
