@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvarn.limits.counts import Counts, Timing
 from kvarn.limits.orders import Kind, Order, Verdict
-from kvarn.limits.shared import SCRIPT, read_verdict, script_input
+from kvarn.limits.script import SCRIPT, read_verdict, script_input
 from limit_orders import bound, order
 
 TIMING = Timing(slot_ms=100, window=6, lease_ms=500)

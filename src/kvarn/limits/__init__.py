@@ -5,7 +5,7 @@
 | `orders` | the words: a bound, an order, what a count says of it |
 | `rules` | from a principal's rules to the bounds of one request |
 | `counts` | the algorithm, in plain Python |
-| `counts.lua` | the same algorithm, as one script in Redis |
+| `counts.lua`, `script` | the same algorithm, as one script in Redis; what it is given and answers |
 | `local`, `shared` | who keeps counts: this process, or Redis for several |
 | `limiter` | takes orders in, renews them while they run, settles them |
 | `estimate` | how long an answer will be, where the client set no bound |

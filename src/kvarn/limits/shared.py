@@ -8,28 +8,28 @@ import time
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-from redis.asyncio import Redis
+from redis.asyncio import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from kvarn.config.load import ConfigError
 from kvarn.limits.counts import Timing
-from kvarn.limits.orders import LimitsAwayError, Order, Reading, Verdict
+from kvarn.limits.orders import LimitsAwayError, Order, Verdict
+from kvarn.limits.script import SCRIPT, read_verdict, script_input
 from kvarn.observe.limits import LimitMetrics
 from kvarn.store.ids import new_id
-
-SCRIPT = Path(__file__).with_name("counts.lua").read_text(encoding="utf-8")
 
 _MOST_AT_ONCE = 512
 """Calls sent in one round trip."""
 _MOST_OWED = 20_000
 """Settlements kept while Redis is away; the oldest are given up first."""
 _FIRST_PROBE_S, _LAST_PROBE_S = 0.1, 1.0
+_LINGER_S = 0.001
+"""What nobody waits for waits so long for an order to travel with: the next order of the same client shall not find a
+round trip under way."""
 _STALL_S = 0.05
 """A timer that fires so late tells of this process, not of Redis."""
 
@@ -74,13 +74,16 @@ class SharedCounts:
         self._metrics = metrics
         try:
             # No retries by the client: an order sent twice would be taken twice.
-            self._redis: Any = Redis.from_url(url, retry=Retry(NoBackoff(), 0))
+            pool: Any = ConnectionPool.from_url(url, retry=Retry(NoBackoff(), 0))
         except ValueError as error:
             raise ConfigError(f"limits.redis_url cannot be used: {error}") from None
-        self._digest = ""
+        self._connection = pool.make_connection()
+        """By itself: a pool and a pipeline around it would cost more than the calls."""
+        self._digest = b""
         self._queue: deque[_Call] = deque()
         self._owed: deque[_Call] = deque(maxlen=_MOST_OWED)
         self._sender: asyncio.Task[None] | None = None
+        self._linger: asyncio.TimerHandle | None = None
         self._prober: asyncio.Task[None] | None = None
 
     @property
@@ -97,6 +100,7 @@ class SharedCounts:
 
     async def stop(self) -> None:
         """Send what is still to be sent, then close the connection."""
+        self._start_sender()
         if self._sender is not None:
             await asyncio.wait({self._sender})
         if self._prober is not None:
@@ -104,7 +108,7 @@ class SharedCounts:
             await asyncio.wait({self._prober})
         if self._owed:
             _log.warning("stopped while Redis is away: %d settlements are lost", len(self._owed))
-        await self._redis.aclose()
+        await self._connection.disconnect()
 
     async def take(self, order: Order) -> Verdict:
         """Take an order in, if every bound has room for it; otherwise count nothing.
@@ -142,6 +146,15 @@ class SharedCounts:
             self._owe(call)
             return
         self._queue.append(call)
+        if call.reply is not None:
+            self._start_sender()
+        elif self._linger is None:
+            self._linger = asyncio.get_running_loop().call_later(_LINGER_S, self._start_sender)
+
+    def _start_sender(self) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
         if self._sender is None:
             self._sender = asyncio.create_task(self._send_queue())
 
@@ -179,14 +192,27 @@ class SharedCounts:
         return replies
 
     async def _run_known(self, batch: Sequence[_Call]) -> list[Any]:
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for call in batch:
-                pipeline.evalsha(self._digest, len(call.keys), *call.keys, call.argument)
-            replies: list[Any] = await pipeline.execute(raise_on_error=False)
-            return replies
+        commands = [("EVALSHA", self._digest, len(call.keys), *call.keys, call.argument) for call in batch]
+        return await self._exchange(*commands)
+
+    async def _exchange(self, *commands: tuple[Any, ...]) -> list[Any]:
+        """Send commands in one go; the reply to each, or the error that Redis answered."""
+        connection = self._connection
+        await connection.connect()  # does nothing where it is
+        await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+        replies: list[Any] = []
+        for _ in commands:
+            try:
+                replies.append(await connection.read_response())
+            except ResponseError as error:
+                replies.append(error)
+        return replies
 
     async def _load(self) -> None:
-        self._digest = await self._redis.script_load(SCRIPT)
+        (digest,) = await self._exchange(("SCRIPT LOAD", SCRIPT))
+        if isinstance(digest, Exception):
+            raise digest
+        self._digest = digest
 
     async def _try_all(self) -> None:
         """Load the script and take an order of no bounds: Redis answers, and can be written to."""
@@ -212,7 +238,7 @@ class SharedCounts:
         while True:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LAST_PROBE_S)
-            await self._redis.connection_pool.disconnect()
+            await self._connection.disconnect(nowait=True)
             try:
                 await _until(time.monotonic() + self._timeout_s, self._try_all())
             except (RedisError, OSError, TimeoutError):
@@ -247,24 +273,6 @@ class SharedCounts:
         self._metrics.owed.set(len(self._owed))
 
 
-def script_input(
-    operation: str, order: Order, timing: Timing, used: int = 0, *, whole: bool = False
-) -> tuple[list[str], bytes]:
-    """Keys and argument of the script; see there."""
-    mark = f"kvarn:limits:{{{order.organization_id}}}:work:{order.work_id}"
-    asked = [operation, timing.slot_ms, timing.window, timing.lease_ms, order.work_id, order.tokens, used, whole]
-    for bound in order.bounds:
-        asked += [str(bound.kind), bound.limit]
-    return [mark, *[bound.key for bound in order.bounds]], msgspec.msgpack.encode(asked)
-
-
-def read_verdict(order: Order, reply: bytes) -> Verdict:
-    """What the script answered to an order."""
-    admitted, *numbers = msgspec.msgpack.decode(reply)
-    readings = tuple(Reading(*numbers[start : start + 3]) for start in range(0, len(numbers), 3))
-    return Verdict(order, admitted, readings)
-
-
 async def _until(deadline: float, work: Coroutine[Any, Any, ResultT]) -> ResultT:
     """Run something that must be over at a moment of the monotonic clock. Where this process was itself held up till
     then, a reply may have come without having been read: it gets a moment more.
@@ -272,14 +280,25 @@ async def _until(deadline: float, work: Coroutine[Any, Any, ResultT]) -> ResultT
     Raises:
         TimeoutError: It was not, and has been cancelled.
     """
-    running = asyncio.ensure_future(work)
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    expired = granted = False
+    timer: asyncio.TimerHandle
+
+    def expire() -> None:
+        nonlocal expired, granted, timer
+        if not granted and time.monotonic() > deadline + _STALL_S:
+            granted, timer = True, loop.call_later(_STALL_S, expire)
+        else:
+            expired = True
+            task.cancel()
+
+    timer = loop.call_later(max(0.0, deadline - time.monotonic()), expire)
     try:
-        await asyncio.wait({running}, timeout=deadline - time.monotonic())
-        if not running.done() and time.monotonic() > deadline + _STALL_S:
-            await asyncio.wait({running}, timeout=_STALL_S)
-        if running.done():
-            return running.result()
+        return await work
+    except asyncio.CancelledError:
+        if expired and not task.uncancel():
+            raise TimeoutError from None
+        raise
     finally:
-        running.cancel()
-    await asyncio.wait({running})
-    raise TimeoutError
+        timer.cancel()
