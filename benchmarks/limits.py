@@ -1,16 +1,17 @@
 """What the limits add to a request, in microseconds: in the process, and over a private Redis on this machine.
 
-    python -m benchmarks.limits --rounds 5 --requests 2000
+    python -m benchmarks.limits --rounds 5
 
 Each request is under six bounds: RPM and TPM of key, project and organisation. Measured is what a request waits for
-before the engine is asked, and that together with settling. `--clients` ask at once: Redis is then sent several in one
-round trip.
+before the engine is asked, and that together with settling. `--clients` ask at the same time, each with a pause of about
+`--pause-ms` after every request: what is measured is a request's wait, not how many there can be.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import random
 import shutil
 import socket
 import statistics
@@ -45,16 +46,20 @@ async def one(limiter: Limiter, config: LimitsConfig) -> tuple[float, float]:
     return taken - began, time.perf_counter() - began
 
 
-async def measure(url: str | None, clients: int, requests: int) -> tuple[float, float]:
+async def measure(url: str | None, clients: int, requests: int, pause_s: float) -> tuple[float, float]:
     """Medians, in microseconds, with so many clients at once."""
     config = LimitsConfig(redis_url=url, timeout_s=5)
     limiter = Limiter(config, LimitMetrics())
     await limiter.start()
 
     async def client() -> list[tuple[float, float]]:
-        return [await one(limiter, config) for _ in range(requests // clients)]
+        measured = []
+        for _ in range(requests // clients):
+            await asyncio.sleep(random.uniform(0.5, 1.5) * pause_s)
+            measured.append(await one(limiter, config))
+        return measured
 
-    await client()
+    await one(limiter, config)
     parts = await asyncio.gather(*[client() for _ in range(clients)])
     taken, settled = zip(*[each for part in parts for each in part], strict=True)
     assert not limiter.away, "Redis did not keep up"
@@ -99,7 +104,8 @@ def main() -> None:
     """Measure both, in turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", default="1,32", help="at once")
-    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--requests", type=int, default=100, help="of each client")
+    parser.add_argument("--pause-ms", type=float, default=50.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--redis", choices=("own", "none"), default="own")
     arguments = parser.parse_args()
@@ -117,7 +123,7 @@ def measure_all(places: dict[str, str | None], counts: list[int], arguments: arg
     for _ in range(arguments.rounds):
         for name, url in places.items():
             for clients in counts:
-                measured = asyncio.run(measure(url, clients, arguments.requests))
+                measured = asyncio.run(measure(url, clients, clients * arguments.requests, arguments.pause_ms / 1000))
                 figures.setdefault((name, clients), []).append(measured)
     for (name, clients), rounds in figures.items():
         report(name, clients, rounds)
