@@ -3,7 +3,7 @@
     python -m benchmarks.limits --rounds 5
 
 Each request is under six bounds: RPM and TPM of key, project and organisation. Measured is what a request waits for
-before the engine is asked, and that together with settling. `--clients` ask at the same time, each with a pause of about
+before the engine is asked, and that together with settling. `--clients` ask at the same time, each pausing for about
 `--pause-ms` after every request: what is measured is a request's wait, not how many there can be.
 """
 
