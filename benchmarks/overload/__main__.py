@@ -37,7 +37,6 @@ PAUSE_S = 1.0
 PROBE_S = 6.0
 PROBING_S = 60.0
 """What seeking the capacity takes, about."""
-CALIBRATION_USERS = 4
 RESULTS = Path.home() / ".cache" / "kvarn-bench" / "overload.jsonl"
 
 

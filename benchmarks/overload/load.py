@@ -21,7 +21,7 @@ from kvarn.bench.records import Record
 VOCABULARY = Vocabulary(300, 4000)
 GRACE_S = 3.0
 """For those that were sent last. What has not ended by then is given up, and has missed its targets."""
-PROBES = (8, 16, 24, 32, 48, 64, 80, 96, 128, 192)
+PROBES = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 128, 192)
 """Users of the closed loops among which the best is sought."""
 
 
