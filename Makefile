@@ -7,7 +7,7 @@ ARGS   ?=
 
 NATIVE := CMakeLists.txt $(shell find csrc -type f)
 
-.PHONY: install serve services test lint bench docs native clean
+.PHONY: install serve services test conformance lint bench docs native clean
 
 install: $(VENV)/.serve
 
@@ -48,6 +48,12 @@ services:
 
 test: $(VENV)/.test services
 	$(BIN)/python -m pytest $(ARGS)
+
+# OpenAI's API document is not part of this repository: the checks against it are skipped where it is absent.
+OPENAPI := $(abspath $(or $(KVARN_OPENAPI),openapi.yaml))
+conformance: $(VENV)/.test
+	@if [ -f "$(OPENAPI)" ]; then KVARN_OPENAPI="$(OPENAPI)" $(BIN)/python -m pytest tests/gateway tests/e2e $(ARGS); \
+	else echo "get openapi.yaml from https://github.com/openai/openai-openapi (MIT), put it here or name it in KVARN_OPENAPI"; exit 1; fi
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

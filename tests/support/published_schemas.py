@@ -1,8 +1,7 @@
-"""Schemas of OpenAI's published API document, which is not part of this repository. `KVARN_OPENAPI` names the file."""
+"""Schemas of OpenAI's published API document, which is not part of this repository: see `published`."""
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,14 @@ import jsonschema_rs
 import pytest
 import yaml
 
+from published import WHERE, document_path
+
 
 def check(name: str, data: Any) -> None:
     """Fail where `data` is not what the schema `name` says; skip the test where there is no document."""
-    where = os.environ.get("KVARN_OPENAPI", "")
+    where = str(document_path())
     if not Path(where).is_file():
-        pytest.skip("no OpenAI API document: get openapi.yaml from github.com/openai/openai-openapi, set KVARN_OPENAPI")
+        pytest.skip(f"OpenAI's API document is not here: {WHERE}")
     errors = [f"{list(error.instance_path)}: {error.message}" for error in _validator(where, name).iter_errors(data)]
     assert not errors, f"not a {name}: {data}\n" + "\n".join(errors)
 

@@ -1,0 +1,119 @@
+"""Requests made from OpenAPI documents: our own, which finds no 500, and OpenAI's, whose schemas our answers keep."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.failures import FailureGroup
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from published import plain_routes, published, served_part
+
+EXAMPLES = 6
+"""Requests for each operation."""
+NO_500 = [not_a_server_error]
+CONFORMS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+
+
+def run(operation, base_url, checks, mode=GenerationMode.POSITIVE, ids=None):
+    """Send made-up requests for an operation, about the objects of `ids` where it names one, and check the answers."""
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def attempt(case: Case) -> None:
+        if isinstance(case.body, dict) and "model" in case.body:
+            case.body["model"] = "vec" if "embeddings" in operation.path else "tiny"
+        for name in set(case.path_parameters or {}) & set(ids or {}):
+            case.path_parameters[name] = ids[name]
+        response = case.call(base_url=base_url, timeout=20)
+        case.validate_response(response, checks=checks)
+
+    attempt()
+
+
+def operations(document):
+    schema = schemathesis.openapi.from_dict(document)
+    return [result.ok() for result in schema.get_all_operations()]
+
+
+def made_objects(house) -> dict[str, str]:
+    """One of each kind of object, by the name its id has in paths."""
+    client = house.client()
+
+    def make(path, body=None, **more):
+        answer = client.post(f"/v1{path}", json=body, **more)
+        assert answer.status_code in (200, 201), (path, answer.text)
+        return answer.json()
+
+    message = {"role": "user", "content": "Hello"}
+    chat = {"model": "tiny", "messages": [message], "max_tokens": 4}
+    line = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": chat})
+    file = make("/files", files={"file": ("in.jsonl", f"{line}\n")}, data={"purpose": "batch"})["id"]
+    conversation = make("/conversations", {"items": [{"type": "message", **message}]})["id"]
+    batch = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    project = make("/organization/projects", {"name": "made"})["id"]
+    limits = client.get(f"/v1/organization/projects/{project}/rate_limits").json()["data"]
+    user = make("/organization/users", {"email": "made@example.org", "role": "reader", "name": "Made"})["id"]
+    make(f"/organization/projects/{project}/users", {"user_id": user, "role": "member"})
+    return {
+        "file_id": file,
+        "conversation_id": conversation,
+        "item_id": client.get(f"/v1/conversations/{conversation}/items").json()["data"][0]["id"],
+        "batch_id": make("/batches", batch)["id"],
+        "response_id": make("/responses", {"model": "tiny", "input": "Hello", "max_output_tokens": 4})["id"],
+        "completion_id": make("/chat/completions", chat | {"store": True})["id"],
+        "project_id": project,
+        "api_key_id": make(f"/organization/projects/{project}/api_keys", {"name": "made"})["id"],
+        "service_account_id": make(f"/organization/projects/{project}/service_accounts", {"name": "made"})["id"],
+        "user_id": user,
+        "key_id": make("/organization/admin_api_keys", {"name": "made"})["id"],
+        "rate_limit_id": limits[0]["id"],
+        "model": "tiny",
+    }
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["valid", "invalid"])
+def test_nothing_made_from_our_own_document_is_a_500(house, mode):
+    document = house.client().get("/openapi.json").json()
+    tried = 0
+    for operation in operations(document):
+        try:
+            run(operation, house.url, NO_500, mode)
+        except Unsatisfiable:  # what takes nothing, or any text, cannot be asked wrongly
+            assert mode is GenerationMode.NEGATIVE
+        else:
+            tried += 1
+    assert tried > 40
+
+
+def test_answers_keep_the_published_schemas(house):
+    document = published()
+    own = house.client().get("/openapi.json").json()
+    found = operations(served_part(document, plain_routes(own["paths"])))
+    assert len(found) > 40
+    ids = made_objects(house)
+    for_last = [each for each in found if each.method.upper() == "DELETE" or each.path.endswith(("archive", "cancel"))]
+    failures = []
+    for operation in [each for each in found if each not in for_last] + for_last:
+        try:
+            run(operation, f"{house.url}/v1", CONFORMS, ids=ids)
+        except (AssertionError, FailureGroup) as error:
+            failures.append(f"{operation.label}: {error}")
+    assert not failures, "\n\n".join(failures)[:8000]
