@@ -77,7 +77,7 @@ def made_objects(house) -> dict[str, str]:
         "conversation_id": conversation,
         "item_id": client.get(f"/v1/conversations/{conversation}/items").json()["data"][0]["id"],
         "batch_id": make("/batches", batch)["id"],
-        "response_id": make("/responses", {"model": "tiny", "input": "Hello", "max_output_tokens": 4})["id"],
+        "response_id": make("/responses", {"model": "tiny", "input": "Hello", "max_output_tokens": 16})["id"],
         "completion_id": make("/chat/completions", chat | {"store": True})["id"],
         "project_id": project,
         "api_key_id": make(f"/organization/projects/{project}/api_keys", {"name": "made"})["id"],

@@ -137,16 +137,16 @@ def set_tenant(
 @app.command("delete")
 def delete(
     tenant: TenantArgument,
-    keep_usage: Annotated[bool, typer.Option(help="Leave its usage in the ledger.")] = False,
+    erase_usage: Annotated[bool, typer.Option(help="Its usage too: else the ledger keeps it.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Delete an organisation and all it owns: projects, keys, conversations, files, usage."""
+    """Delete an organisation and all it owns: projects, keys, conversations, files."""
     if not yes:
         typer.confirm(f"Delete {tenant} and all it owns? This cannot be undone.", abort=True)
 
     async def end(store: Store) -> None:
-        await tenants.delete_organization(store, actor(), tenant, keep_usage=keep_usage)
+        await tenants.delete_organization(store, actor(), tenant, erase_usage=erase_usage)
 
     with_store(config, end)
     typer.echo(f"deleted {tenant}")

@@ -123,14 +123,14 @@ async def change_organization(act: Act, organization_id: str, changes: dict[str,
     return organization
 
 
-async def delete_organization(store: Store, actor: Actor, organization_id: str, *, keep_usage: bool = False) -> None:
+async def delete_organization(store: Store, actor: Actor, organization_id: str, *, erase_usage: bool = False) -> None:
     """Delete an organisation and everything it owns. Its keys stop working first. Interrupted, it may be called again.
 
     Args:
         store: The database.
         actor: Who wants it.
         organization_id: What goes.
-        keep_usage: Leave its usage in the ledger, for the last invoice.
+        erase_usage: Its usage goes too. Else the ledger keeps it, for the last invoice.
 
     Raises:
         NotFoundError: There is none of that id.
@@ -142,12 +142,12 @@ async def delete_organization(store: Store, actor: Actor, organization_id: str, 
         await change_organization(act, organization_id, {"archived": True})
     await delete_organization_data(store, organization_id)
     for table in reversed(Base.metadata.sorted_tables):
-        if "organization_id" in table.columns and not (keep_usage and table.name in _LEDGER):
+        if "organization_id" in table.columns and (erase_usage or table.name not in _LEDGER):
             await _empty(store, table, organization_id)
     async with acting(store, actor) as act:
         organization = await get_organization(act.session, organization_id)
         await act.session.delete(organization)
-        data = {"name": organization.name, "keep_usage": keep_usage}
+        data = {"name": organization.name, "erase_usage": erase_usage}
         act.record("organization.deleted", DEFAULT_ORGANIZATION, organization_id, data=data)
 
 

@@ -71,13 +71,13 @@ async def modify_tenant(request: Request, tenant_id: str) -> Response:
 
 @router.delete("/{tenant_id}", summary="Delete an organisation")
 async def delete_tenant(request: Request, tenant_id: str) -> Response:
-    """Delete an organisation and all it owns; its usage stays in the ledger with `keep_usage=true`. A large one takes
-    a while; interrupted, the request may be made again."""
+    """Delete an organisation and all it owns; its usage stays in the ledger unless `erase_usage=true`. A large one
+    takes a while; interrupted, the request may be made again."""
     desk = platform_desk_of(request)
-    check_query(request, ("keep_usage",))
-    keep_usage = query_flag(request, "keep_usage")
+    check_query(request, ("erase_usage",))
+    erase_usage = query_flag(request, "erase_usage")
     try:
-        await tenants.delete_organization(desk.gateway.store, desk.actor, tenant_id, keep_usage=keep_usage)
+        await tenants.delete_organization(desk.gateway.store, desk.actor, tenant_id, erase_usage=erase_usage)
     finally:
         desk.gateway.directory.renew()
     return json_response(deleted_object("organization.tenant", tenant_id))
