@@ -50,10 +50,10 @@ test: $(VENV)/.test services
 	$(BIN)/python -m pytest $(ARGS)
 
 # OpenAI's API document is not part of this repository: the checks against it are skipped where it is absent.
-OPENAPI := $(abspath $(or $(KVARN_OPENAPI),openapi.yaml))
+OPENAPI := $(abspath $(or $(OPENAI_API_DOCUMENT),openapi.yaml))
 conformance: $(VENV)/.test
-	@if [ -f "$(OPENAPI)" ]; then KVARN_OPENAPI="$(OPENAPI)" $(BIN)/python -m pytest tests/gateway tests/e2e $(ARGS); \
-	else echo "get openapi.yaml from https://github.com/openai/openai-openapi (MIT), put it here or name it in KVARN_OPENAPI"; exit 1; fi
+	@if [ -f "$(OPENAPI)" ]; then OPENAI_API_DOCUMENT="$(OPENAPI)" $(BIN)/python -m pytest tests/gateway tests/e2e $(ARGS); \
+	else echo "get openapi.yaml from https://github.com/openai/openai-openapi (MIT), put it here or name it in OPENAI_API_DOCUMENT"; exit 1; fi
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

@@ -100,7 +100,7 @@ def test_nothing_made_from_our_own_document_is_a_500(house, mode):
             assert mode is GenerationMode.NEGATIVE
         else:
             tried += 1
-    assert tried > 40
+    assert tried > 30
 
 
 def test_answers_keep_the_published_schemas(house):

@@ -1,6 +1,6 @@
 """OpenAI's published API document, fitted to what it forgets. It is not part of this repository.
 
-`KVARN_OPENAPI` names the file; without it, `openapi.yaml` in the repository's root.
+`OPENAI_API_DOCUMENT` names the file; without it, `openapi.yaml` in the repository's root.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-WHERE = "get openapi.yaml from github.com/openai/openai-openapi and name it in KVARN_OPENAPI (see `make conformance`)"
+WHERE = (
+    "get openapi.yaml from github.com/openai/openai-openapi and name it in OPENAI_API_DOCUMENT (see `make conformance`)"
+)
 
 
 OWN_ACTS = [f"{thing}.{act}" for thing in ("organization", "budget") for act in ("created", "updated", "deleted")]
@@ -22,7 +24,7 @@ OWN_ACTS = [f"{thing}.{act}" for thing in ("organization", "budget") for act in 
 
 def document_path() -> Path:
     """Where the document should be."""
-    return Path(os.environ.get("KVARN_OPENAPI", ROOT / "openapi.yaml"))
+    return Path(os.environ.get("OPENAI_API_DOCUMENT", ROOT / "openapi.yaml"))
 
 
 def published() -> dict[str, Any]:
@@ -46,9 +48,28 @@ def _load(path: Path) -> dict[str, Any]:
                 operation["responses"] = {code: answers[code] for code in answers if not code.startswith("4")}
                 operation["responses"]["4XX"] = error
     document["paths"] = paths
+    schemas = document["components"]["schemas"]
     # Acts that only a server with several organisations of its own knows.
-    document["components"]["schemas"]["AuditLogEventType"]["enum"] += OWN_ACTS
+    schemas["AuditLogEventType"]["enum"] += OWN_ACTS
+    # What the document contradicts elsewhere, or in its own examples.
+    schemas["OpenAIFile"]["properties"]["purpose"]["enum"].append("evals")
+    schemas["ChatCompletionResponseMessage"]["properties"]["role"]["enum"] += ["user", "system", "developer", "tool"]
+    paths["/files/{file_id}/content"]["get"]["responses"]["200"]["content"] = {"application/octet-stream": {}}
+    paths["/responses/{response_id}"]["get"]["responses"]["200"]["content"]["text/event-stream"] = {}
+    _drop_discriminators(schemas)
     return document
+
+
+def _drop_discriminators(value: Any) -> None:
+    """They lack the mappings without which a name is looked for that nobody gave."""
+    if isinstance(value, dict):
+        if isinstance(value.get("discriminator"), dict):
+            del value["discriminator"]
+        for each in value.values():
+            _drop_discriminators(each)
+    elif isinstance(value, list):
+        for each in value:
+            _drop_discriminators(each)
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:
