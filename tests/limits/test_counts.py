@@ -160,3 +160,13 @@ def test_in_no_minute_is_more_used_than_the_limit(steps: list[tuple[int, int, in
             due.append((now + lasts, asked, min(used, reserved)))
     for start, _ in taken:
         assert sum(spent for moment, spent in taken if start <= moment < start + MINUTE) <= 100
+
+
+def test_a_mark_that_was_lost_gives_nothing_back_that_others_were_charged() -> None:
+    counts, tpm = Counts(TIMING), bound(TOKENS, 1000)
+    lost = order(tpm, tokens=900)
+    counts.renew(lost, 5, 0)  # its counts went with a restart of Redis
+    assert counts.take(order(tpm, tokens=800), 0).admitted
+    counts.settle(lost, 5, 0)
+    assert not counts.take(order(tpm, tokens=201), 0).admitted
+    assert counts.take(order(tpm, tokens=200), 0).admitted

@@ -113,3 +113,15 @@ def test_the_spool_has_a_bound(directory: Path) -> None:
     assert spool.size <= 100
     drain(spool)
     spool.append(b"there is room again")
+
+
+def test_a_disk_that_is_full_at_the_beginning_of_a_segment_and_has_room_later_is_used_again(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(directory)
+    with monkeypatch.context() as full:
+        full.setattr("kvarn.metering.spool.os.write", lambda descriptor, data: 0)
+        with pytest.raises(OSError, match="full"):
+            spool.append(b"too early")
+    spool.append(b"in time")
+    assert drain(spool) == [b"in time"]

@@ -147,6 +147,18 @@ async def test_an_event_that_cannot_be_written_holds_up_no_other(store: Store, t
     assert rejected.count("\n") == 1 and ("use_2" in rejected or b"use_2".hex() in rejected)
 
 
+async def test_a_dead_journal_full_of_unreadable_records_is_read_to_its_end(store: Store, tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "usage")
+    for _ in range(writers.BATCH_EVENTS):
+        journal.spool.append(b"\xc1 of another version")
+    journal.finish(None, make_event(1))
+    journal.close()
+    async with metering(store, tmp_path):
+        await asyncio.sleep(0.3)
+    assert await ids(store) == ["use_1"]
+    assert (tmp_path / "usage" / "rejected").read_text().count("\n") == writers.BATCH_EVENTS
+
+
 async def test_an_event_that_the_database_refuses_is_kept_in_a_file(
     store: Store, tmp_path: Path, wait_until: Any
 ) -> None:

@@ -75,7 +75,7 @@ class Moderation:
             verdict = await self.judge("\n".join(texts()), work.principal.organization_id)
             if verdict.flagged:
                 raise refusal(verdict, param)
-        except ApiError:
+        except BaseException:  # cancelled too: the engine has not been asked
             work.tally.failed = True
             raise
 

@@ -69,6 +69,11 @@ class ResponseRuns:
         """Whether no more may be begun here."""
         return len(self._runs) >= self.config.max_background
 
+    def full_for(self, owner: Owner) -> bool:
+        """Whether no more of this owner's may be begun here: one organisation may hold an eighth of all places."""
+        mine = sum(run.owner.organization_id == owner.organization_id for run in self._runs.values())
+        return self.full or mine >= max(1, self.config.max_background // 8)
+
     def start(self, runner: Runner) -> None:
         """Begin to take over what nobody works on; `runner` makes one response."""
         self._runner = runner

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -116,7 +117,9 @@ class Work:
         try:
             await asyncio.shield(closing)
         except asyncio.CancelledError:
-            await closing
+            while not closing.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait({closing})
             raise
 
     async def _leave(self) -> None:

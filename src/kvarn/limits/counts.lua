@@ -147,7 +147,7 @@ end
 
 function operations.renew()
   local mark = read_mark()
-  local of_slot, charged = slot, math.max(used, ordered)
+  local of_slot, charged = slot, used
   if mark then of_slot, charged = mark[1], mark[2] end
   correct("tokens", slot, math.max(0, used - charged))
   write_mark(of_slot, math.max(charged, used))

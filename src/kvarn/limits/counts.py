@@ -115,7 +115,7 @@ class Counts:
         """The work still runs, and has used so many tokens. A mark that is gone is made anew, nothing charged for the
         past: its counts went with it."""
         slot, expires_ms = now_ms // self.timing.slot_ms, now_ms + self.timing.lease_ms
-        mark = self._mark(order, now_ms) or _Mark(slot, max(used, order.tokens), expires_ms)
+        mark = self._mark(order, now_ms) or _Mark(slot, used, expires_ms)
         self._correct(order, slot, max(0, used - mark.charged))
         self._marks[order.work_id] = _Mark(mark.slot, max(mark.charged, used), expires_ms)
         for bound in order.bounds:

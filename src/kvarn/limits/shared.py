@@ -238,10 +238,10 @@ class SharedCounts:
         while True:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LAST_PROBE_S)
-            await self._connection.disconnect(nowait=True)
             try:
+                await self._connection.disconnect(nowait=True)
                 await _until(time.monotonic() + self._timeout_s, self._try_all())
-            except (RedisError, OSError, TimeoutError):
+            except Exception:  # whatever it was: it is asked again, since nobody else would
                 self._forget_old()
                 continue
             break

@@ -85,9 +85,9 @@ class Meter:
             return
         events = [event for message in good if (event := self._read(message)) is not None]
         await self._bill(events)
-        for message in good:
-            consumer.store_offsets(message)
         try:
+            for message in good:
+                consumer.store_offsets(message)
             await asyncio.to_thread(consumer.commit, asynchronous=False)
         except KafkaException as error:  # another consumer has the partition now, or the broker is away
             _log.warning("offsets could not be committed; repeats will be dropped: %s", error)

@@ -15,6 +15,7 @@ and from byte 64 on follows the identity (`InFlight` in msgpack).
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import time
@@ -29,6 +30,8 @@ from kvarn.metering.event import LOST, InFlight, Measured, Tokens
 SLOT_BYTES = 4096
 SLOTS_PER_FILE = 256
 MAX_IDENTITY_BYTES = SLOT_BYTES - 64
+
+_log = logging.getLogger("kvarn.metering")
 
 _WORDS_PER_SLOT = SLOT_BYTES // 8
 _STATE, _PROMPT, _CACHED, _OUTPUT, _FIRST, _CHANGED = range(6)
@@ -111,6 +114,10 @@ def read_slots(path: Path) -> Iterator[tuple[InFlight, Measured]]:
         identity = content[start + 64 : start + 64 + (state >> 32)]
         if not state or not prompt or zlib.crc32(identity) != state & 0xFFFFFFFF:
             continue
-        request = msgspec.msgpack.decode(identity, type=InFlight)
+        try:
+            request = msgspec.msgpack.decode(identity, type=InFlight)
+        except msgspec.DecodeError:
+            _log.error("a request in flight cannot be read: %s at %d: %s", path, start, bytes(identity).hex())
+            continue
         ttft = (first - 1) / 1e6 if first else None
         yield request, Measured(LOST, prompt, cached, output, max(changed / 1e6, request.started), ttft)

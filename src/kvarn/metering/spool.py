@@ -8,6 +8,7 @@ the database; one that is found again by the next start is simply written again,
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import struct
@@ -126,7 +127,13 @@ class Spool:
         number = max(self._sizes, default=0) + 1
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         self._descriptor = os.open(self._path(number), flags, 0o600)
-        os.write(self._descriptor, MAGIC)
+        try:
+            if os.write(self._descriptor, MAGIC) < len(MAGIC):
+                raise OSError(errno.ENOSPC, "the disk is full")
+        except OSError:  # else the next try would find the file there
+            self.close()
+            self._path(number).unlink(missing_ok=True)
+            raise
         self._writing = number
         if not self._sizes:
             self._read_segment, self._read_offset = number, len(MAGIC)

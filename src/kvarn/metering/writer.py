@@ -95,7 +95,7 @@ class LedgerWriter:
             self._looked_for_dead = time.monotonic()
 
     async def _write_own(self) -> None:
-        while events := await self._write_next(self._journal.spool):
+        while (events := await self._write_next(self._journal.spool)) is not None:
             self._written(events)
         unwritten = self._journal.unwritten
         while unwritten:  # the disk is full: straight into the database
@@ -113,7 +113,7 @@ class LedgerWriter:
         """Write what a dead gateway left, then remove it."""
         try:
             found = 0
-            while events := await self._write_next(dead.spool):
+            while (events := await self._write_next(dead.spool)) is not None:
                 found += len(events)
             lost = dead.lost(self._prices, self._currency)
             for start in range(0, len(lost), BATCH_EVENTS):
@@ -125,9 +125,11 @@ class LedgerWriter:
         dead.remove()
         _log.info("took over the usage of a gateway that ended", extra={"finished": found, "in_flight": len(lost)})
 
-    async def _write_next(self, spool: Spool) -> list[LedgerEvent]:
-        """Write the next events of a spool; none when it is empty."""
+    async def _write_next(self, spool: Spool) -> list[LedgerEvent] | None:
+        """Write the next events of a spool; None when it is empty, none where no record of many could be read."""
         batch = spool.read(BATCH_EVENTS)
+        if not batch.records:
+            return None
         events: list[LedgerEvent] = []
         refused: list[_Refused] = []
         for record in batch.records:
@@ -135,11 +137,10 @@ class LedgerWriter:
                 events.append(decode_event(record))
             except msgspec.DecodeError as error:
                 refused.append((record.hex().encode(), error))
-        if batch.records:
-            refused += await self._write(events)
-            for line, why in refused:
-                self._reject(line, why)
-            spool.done(batch)
+        refused += await self._write(events)
+        for line, why in refused:
+            self._reject(line, why)
+        spool.done(batch)
         return events
 
     async def _write(self, events: Sequence[LedgerEvent]) -> list[_Refused]:

@@ -42,3 +42,6 @@ class LastUsed:
         except StoreAwayError as error:
             self._used_at = {**writing, **self._used_at}
             _log.debug("when keys were last used is not written yet: %s", error)
+        except Exception:
+            self._used_at = {**writing, **self._used_at}
+            _log.exception("when keys were last used could not be written")

@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import msgspec
 
@@ -52,8 +53,8 @@ async def start_background(gateway: Gateway, record: RequestRecord, asked: Respo
     """
     principal, runs = record.principal, gateway.responses
     gateway.find_model(record, asked.model)
-    if runs.full:
-        message = f"{runs.config.max_background} background responses are running here: try again later."
+    if runs.full_for(principal.owner):
+        message = "Too many background responses are running here: try again later."
         raise ApiError(429, message, type="rate_limit_error", code="too_many_background", headers={"retry-after": "5"})
     response_id = new_id("resp_")
     turn = await open_turn(gateway.store, principal.owner, asked, response_id, runs.config.lease_s)
@@ -124,6 +125,7 @@ class _Making:
             message = f"The server stopped {MAX_ATTEMPTS} times while the response was being made. Ask again."
             await self._fail(ApiError(500, message, type="server_error", code="interrupted"))
             return
+        tries = 0
         last_try = time.monotonic() + self._gateway.config.responses.wait_s
         while True:
             record = RequestRecord(self._run.id, endpoint="/v1/responses")
@@ -132,10 +134,12 @@ class _Making:
                 return
             except Exception as error:
                 told = to_api_error(error)
-                if told.status not in _BUSY or time.monotonic() >= last_try:
+                spent = told.code == "insufficient_quota"  # waiting earns no money
+                if spent or told.status not in _BUSY or time.monotonic() >= last_try:
                     await self._fail(error)
                     return
-                pause = min(30.0, float(told.headers.get("retry-after", RETRY_AFTER_S)))
+                tries += 1
+                pause = min(30.0, float(told.headers.get("retry-after", RETRY_AFTER_S * 2 ** min(tries, 5))))
             finally:
                 await record.close()
             await asyncio.sleep(pause)
@@ -143,16 +147,18 @@ class _Making:
     async def _make(self, record: RequestRecord) -> None:
         gateway, run = self._gateway, self._run
         record.principal = run.principal or await _principal(gateway, run)
+        run.principal = None  # a later try asks again: the key may be revoked by then
         lock_s = gateway.responses.config.lease_s
         self._turn = await open_turn_again(gateway.store, run.owner, self._asked, self._turn, lock_s)
         seed = run.row.request["seed"]
         made = await run_turn(gateway, record, self._asked, self._turn, self._writer, self._keep, seed)
         noted = False
-        async for event in made.events():
-            run.log.append(event)
-            if not noted:
-                noted = True
-                await self._note_begun()
+        async with aclosing(made.events()) as events:
+            async for event in events:
+                run.log.append(event)
+                if not noted:
+                    noted = True
+                    await self._note_begun()
 
     async def stopped(self) -> None:
         """It was stopped from outside. Where that was its client, what has been written is kept."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import struct
 import uuid
@@ -43,6 +44,9 @@ async def embed_tokens(batch: list[list[int]], model: ReadyModel, work: Work) ->
         vectors = await model.replica.embed(f"embd-{uuid.uuid4().hex}", batch)
     except (RequestRefusedError, ReplicaLostError):
         tally.failed = True
+        raise
+    except asyncio.CancelledError:  # the engine has been at it: as with an answer, leaving early is not free
+        tally.count(prompt=work.prompt_tokens)
         raise
     tally.count(prompt=work.prompt_tokens)
     tally.pending -= 1

@@ -89,7 +89,9 @@ async def read_earlier(store: Store, owner: Owner, asked: ContextFields) -> list
             return []
         chain = await responses.read_chain(store, owner, asked.previous_response_id)
     except responses.ChainTooLongError:
-        message = f"The chain of responses has more than {responses.MAX_CHAIN} turns: begin a new one."
+        message = (
+            f"The chain of responses has more than {responses.MAX_CHAIN} turns or too many bytes: begin a new one."
+        )
         raise invalid_request(message, "previous_response_id", "chain_too_long") from None
     except NotFoundError as error:
         name = "conversation" if asked.previous_response_id is None else "previous_response_id"

@@ -68,7 +68,7 @@ class AdmissionStage:
 
     def _fallback(self, work: Work) -> str | None:
         """The first model down the ladder that is ready, open to the key, and would take the work."""
-        if work.degraded_from is not None:
+        if work.degraded_from is not None or not work.max_output_tokens:  # another model's vectors are no answer
             return None
         tried = {work.model}
         name = self._models[work.model].config.fallback

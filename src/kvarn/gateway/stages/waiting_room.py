@@ -143,7 +143,7 @@ async def _first(
 ) -> Refusal | None:
     """The verdict, unless the client leaves first."""
     if client_left is None:
-        return await place
+        return await asyncio.shield(place)  # cancelling who waits must not hide the verdict from `_leave_early`
     gone: asyncio.Future[None] = asyncio.ensure_future(client_left())
     either: set[asyncio.Future[Any]] = {place, gone}
     try:

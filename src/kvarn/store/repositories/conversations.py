@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import Text, cast, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
@@ -16,6 +16,9 @@ from kvarn.store.owner import Owner
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 
 Item = dict[str, Any]
+
+MAX_HISTORY_BYTES = 16 * 1024 * 1024
+"""Of the items that a response may go on from: they are read as a whole, whatever little was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +89,10 @@ async def list_items(store: Store, owner: Owner, conversation_id: str, cursor: C
 
 
 async def all_items(store: Store, owner: Owner, conversation_id: str) -> list[Item]:
-    """Its items, oldest first. Raises as `find_conversation` does."""
+    """Its items, oldest first. Raises as `find_conversation` does, and ConflictError where they are too many bytes."""
     async with store.reading() as session:
         await _find(session, owner, conversation_id)
+        await _check_size(session, conversation_id)
         query = select(ConversationItem.item).where(ConversationItem.conversation_id == conversation_id)
         return list(await session.scalars(query.order_by(ConversationItem.position)))
 
@@ -154,6 +158,7 @@ async def lock_conversation(store: Store, owner: Owner, lock: Lock, seconds: int
     Raises:
         NotFoundError: The owner has no such conversation.
         ConversationLockedError: Another response is being made in it.
+        ConflictError: It holds more than `MAX_HISTORY_BYTES`.
     """
     now = int(store.now())
     async with store.transaction() as session:
@@ -161,9 +166,19 @@ async def lock_conversation(store: Store, owner: Owner, lock: Lock, seconds: int
         mine = conversation.locked_by in (None, lock.response_id)
         if not mine and (conversation.locked_until or 0) > now:
             raise _locked(lock.conversation_id)
+        await _check_size(session, lock.conversation_id)
         conversation.locked_by, conversation.locked_until = lock.response_id, now + seconds
         query = select(ConversationItem.item).where(ConversationItem.conversation_id == lock.conversation_id)
         return list(await session.scalars(query.order_by(ConversationItem.position)))
+
+
+async def _check_size(session: AsyncSession, conversation_id: str) -> None:
+    size = func.sum(func.length(cast(ConversationItem.item, Text)))
+    total = await session.scalar(select(size).where(ConversationItem.conversation_id == conversation_id))
+    if (total or 0) > MAX_HISTORY_BYTES:
+        raise ConflictError(
+            f"The conversation holds more than {MAX_HISTORY_BYTES} bytes: delete items of it, or begin a new one."
+        )
 
 
 async def renew_locks(store: Store, response_ids: list[str], seconds: int) -> None:

@@ -168,7 +168,7 @@ async def has_admin_key(session: AsyncSession, organization_id: str = DEFAULT_OR
 
 async def mark_used(session: AsyncSession, used_at: Mapping[str, int]) -> None:
     """Write when keys were last used, by id. No administrative act."""
-    for key_id, at in used_at.items():
+    for key_id, at in sorted(used_at.items()):  # all gateways lock the rows in the same order
         later = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at < at)
         await session.execute(update(ApiKey).where(ApiKey.id == key_id, later).values(last_used_at=at))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Select, literal, select, update
+from sqlalchemy import Select, Text, cast, func, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -14,7 +14,7 @@ from kvarn.store.errors import NotFoundError
 from kvarn.store.ids import is_id
 from kvarn.store.models import StoredResponse
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.conversations import Item, Lock, finish_turn
+from kvarn.store.repositories.conversations import MAX_HISTORY_BYTES, Item, Lock, finish_turn
 
 MAX_CHAIN = 1000
 """Turns that a chain may have."""
@@ -58,7 +58,7 @@ async def read_chain(store: Store, owner: Owner, response_id: str) -> list[Store
 
     Raises:
         NotFoundError: The owner has no response of that id.
-        ChainTooLongError: See `MAX_CHAIN`.
+        ChainTooLongError: See `MAX_CHAIN`, or more than `MAX_HISTORY_BYTES`.
     """
     last = _one(owner, response_id).with_only_columns(
         StoredResponse.id, StoredResponse.previous_response_id, literal(0).label("depth")
@@ -74,7 +74,11 @@ async def read_chain(store: Store, owner: Owner, response_id: str) -> list[Store
         )
     )
     query = select(StoredResponse).join(chain, chain.c.id == StoredResponse.id).order_by(chain.c.depth.desc())
+    written = func.length(cast(StoredResponse.input_items, Text)) + func.length(cast(StoredResponse.body, Text))
+    size = select(func.sum(written)).join(chain, chain.c.id == StoredResponse.id)
     async with store.reading() as session:
+        if (await session.scalar(size) or 0) > MAX_HISTORY_BYTES:
+            raise ChainTooLongError
         found = list(await session.scalars(query))
     if not found:
         raise no_response(response_id)
