@@ -136,6 +136,7 @@ def test_memory_of_a_body_is_given_back_however_its_request_ends(house: Any, wai
         client.post(CHAT, json={**HELLO, "model": "nope"})
     raw = house.connect()
     raw.sendall(head_of("content-length: 100") + b"{")
+    wait_for(lambda: budget.used > 0, "the body to be held")
     raw.close()
     wait_for(lambda: budget.used == 0, "all to be given back")
 

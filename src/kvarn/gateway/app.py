@@ -144,35 +144,11 @@ def create_app(
         BodyReader(config.gateway, table.run),
     )
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
-        try:
-            await platform.start()
-        except StoreError as error:
-            app.state.start_error = error
-            raise
-        runs.start(partial(run_background, gateway))
-        tasks = [asyncio.create_task(table.load_text()), asyncio.create_task(_watch_engines(gateway.metrics))]
-        tasks.append(asyncio.create_task(sweep_forever(platform.store, config.retention)))
-        if config.batches.enabled:
-            tasks.append(asyncio.create_task(BatchRunner(gateway).run()))
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            if left := await open_requests.over(_SETTLE_S):
-                _log.error("%d requests were not settled before the end", left)
-            await runs.stop()
-            await platform.stop()
-            pool.shutdown(wait=False, cancel_futures=True)
-
     app = FastAPI(
         title="Kvarn",
         version=kvarn.__version__,
         summary="OpenAI-compatible serving of large language models.",
-        lifespan=lifespan,
+        lifespan=lambda app: _lifespan(app, gateway, platform, open_requests, pool),
         docs_url=None,  # FastAPI's page fetches its scripts from a CDN; ours works offline
         redoc_url=None,
         redirect_slashes=False,
@@ -190,6 +166,35 @@ def create_app(
         app.include_router(resource.router)
     describe(app, _BODIES)
     return app
+
+
+@asynccontextmanager
+async def _lifespan(
+    app: FastAPI, gateway: Gateway, platform: Platform, open_requests: OpenRequests, pool: ThreadPoolExecutor
+) -> AsyncGenerator[None, None]:
+    """Start what runs beside the requests; at the end, settle them before the ledger and the database close."""
+    config, runs = gateway.config, gateway.responses
+    try:
+        await platform.start()
+    except StoreError as error:
+        app.state.start_error = error
+        raise
+    runs.start(partial(run_background, gateway))
+    work = [gateway.models.load_text(), _watch_engines(gateway.metrics), sweep_forever(gateway.store, config.retention)]
+    if config.batches.enabled:
+        work.append(BatchRunner(gateway).run())
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if left := await open_requests.over(_SETTLE_S):
+            _log.error("%d requests were not settled before the end", left)
+        await runs.stop()
+        await platform.stop()
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 async def _watch_engines(metrics: GatewayMetrics) -> None:
