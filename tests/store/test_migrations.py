@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import inspect
+from sqlalchemy import inspect, make_url
 
 from kvarn.store import migrate
 from kvarn.store.engine import Store
@@ -50,3 +51,11 @@ async def test_gateways_that_start_together_migrate_once(store: Store) -> None:
     await migrate.check(store)
     for other in others:
         await other.close()
+
+
+async def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no database at all, but a text of some length" * 50)
+    store = Store(make_url(f"sqlite+aiosqlite:///{tmp_path}/notes.txt"))
+    with pytest.raises(StoreError, match=r"notes\.txt cannot be used: file is not a database"):
+        await migrate.upgrade(store)
+    await store.close()

@@ -76,10 +76,19 @@ class Store:
 
     @asynccontextmanager
     async def migrating(self) -> AsyncGenerator[AsyncConnection, None]:
-        """A bare connection in one transaction, without a limit of time: a large table takes long to change."""
-        with _away_when_lost():
-            async with self.engine.begin() as connection:
-                yield connection
+        """A bare connection in one transaction, without a limit of time: a large table takes long to change.
+
+        Raises:
+            StoreAwayError: The database does not answer.
+            StoreError: It is none, or refuses the schema.
+        """
+        try:
+            with _away_when_lost():
+                async with self.engine.begin() as connection:
+                    yield connection
+        except DBAPIError as error:
+            where = self.url.render_as_string(hide_password=True)
+            raise StoreError(f"the database {where} cannot be used: {_cause(error)}; see store.url") from error
 
     @asynccontextmanager
     async def _guarded(self) -> AsyncGenerator[None, None]:
