@@ -187,7 +187,8 @@ class GatewayConfig(Section):
     """Alternatives per token that `logprobs` may ask for at most."""
 
     tokenize_threads: int = Field(2, ge=1)
-    """Threads that render templates and tokenize, so that a long prompt never blocks the event loop."""
+    """Threads that render templates and tokenize, so that a long prompt never blocks the event loop. Organisations take
+    turns at them."""
 
     drain_timeout_s: float = Field(30.0, ge=0)
     """Seconds that running requests get to finish when the server is told to stop."""

@@ -174,6 +174,36 @@ async def test_known_keys_go_on_while_the_database_is_away_and_unknown_ones_hear
         await scene.holds()
 
 
+async def test_a_key_withdrawn_here_is_not_believed_again_while_the_database_is_away(store: Store) -> None:
+    scene = await Scene(store, stale_s=100).furnish()
+    assert await scene.holds()
+    await scene.revoke()
+    scene.clock.now += 0.001
+    scene.directory.renew()
+    scene.watched.away = True
+    for _ in range(3):
+        with pytest.raises(ApiError) as refusal:
+            await scene.holds()
+        assert refusal.value.status == 503
+        scene.clock.now += 2
+
+
+async def test_a_key_not_read_since_a_change_elsewhere_is_not_believed_while_the_database_is_away(store: Store) -> None:
+    scene = await Scene(store, refresh_s=0.25, stale_s=100).furnish()
+    assert await scene.holds()
+    tenant = await create_organization(store, "b")
+    async with acting(store, ACTOR) as act:
+        _, other = await add_key(act, tenant.organization_id, tenant.project_id, KeyRequest(name="k"))
+    await scene.revoke()
+    scene.clock.now += 1
+    assert await scene.directory.bearer_of(other) is not None, "tells the directory of the change"
+    scene.watched.away = True
+    scene.clock.now += 10
+    assert await scene.directory.bearer_of(other) is not None
+    with pytest.raises(ApiError):
+        await scene.holds()
+
+
 async def test_a_database_that_is_away_is_asked_once_a_second(store: Store) -> None:
     scene = await Scene(store).furnish()
     assert await scene.holds()

@@ -4,6 +4,9 @@ A number in the database (`revisions`) grows with every change to what keys may 
 is read again. A number younger than half of `refresh_s` is taken as it is; an older one is asked for again beside the
 request; one older than `refresh_s` before it. So a change made elsewhere is seen within `refresh_s`, and one made
 through this gateway (`renew`) at once. Nothing polls while nobody asks.
+
+While the database is away keys are taken from memory for `stale_s`, but only those read since the last change that is
+known of: what has been withdrawn stays so.
 """
 
 from __future__ import annotations
@@ -129,7 +132,7 @@ class Directory:
                 return (await self._read_once(lookup)).value
             except StoreError as error:
                 self._note_failure(error)
-        if known is not None and self._may_trust_memory:
+        if known is not None and self._may_trust(known):
             return known.value  # whether the database is back is asked beside the requests
         raise unavailable("Keys cannot be checked: the database is away. Try again.", "database_away")
 
@@ -137,9 +140,11 @@ class Directory:
     def _just_failed(self) -> bool:
         return self._clock() - self._failed_at < _AWAY_S
 
-    @property
-    def _may_trust_memory(self) -> bool:
-        return self._failing_since is None or self._clock() - self._failing_since < self._config.stale_s
+    def _may_trust(self, known: _Seen[Grant | None]) -> bool:
+        """Whether what is known may do while the database is away: nothing is known to have changed since."""
+        unchanged = known.revision == self._revision and self._asked_at >= self._not_before
+        away_s = 0.0 if self._failing_since is None else self._clock() - self._failing_since
+        return unchanged and away_s < self._config.stale_s
 
     async def _is_current(self) -> bool:
         """Whether the number is young enough; asks for it where that may help."""
