@@ -9,9 +9,11 @@ from typing import Any
 
 import openai
 import pytest
+from sqlalchemy import update
 
 from fake_replica import answer_text
 from kvarn.config.platform import StoreConfig
+from kvarn.store.models import Conversation
 
 
 @pytest.fixture
@@ -186,6 +188,39 @@ def test_a_conversation_deleted_meanwhile_stays_deleted(kept: Any, sdk: openai.O
     assert results[0].status == "completed" and sdk.responses.retrieve(results[0].id).id == results[0].id
     with pytest.raises(openai.NotFoundError):
         sdk.conversations.retrieve(made.id)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_response_that_lost_its_hold_adds_nothing_and_says_so(
+    kept: Any, sdk: openai.OpenAI, wait_for: Any, background: bool
+) -> None:
+    made = sdk.conversations.create()
+    kept.chat.hold = kept.do(_event())
+    streams: list[Any] = []
+
+    def ask() -> None:
+        asked = {"input": "slow", "conversation": made.id, "stream": True, "background": background}
+        streams.append(list(sdk.responses.create(model="tiny", **asked)))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    wait_for(lambda: len(kept.chat.running) == 1, "the response to run")
+    kept.do(_let_the_hold_run_out(kept))
+    sdk.conversations.items.create(made.id, items=[say("meanwhile")])
+    kept.loop.call_soon_threadsafe(kept.chat.hold.set)
+    thread.join(20)
+    last = streams[0][-1]
+    assert last.type == "response.failed" and "gone on without" in last.response.error.message
+    assert sdk.responses.retrieve(last.response.id).status == "failed"
+    assert texts(sdk.conversations.items.list(made.id, order="asc")) == ["meanwhile"]
+    sdk.responses.create(model="tiny", input="next", conversation=made.id)
+
+
+async def _let_the_hold_run_out(house: Any) -> None:
+    """As if the gateway had stood still for longer than the lease."""
+    house.gateway.responses.locking.clear()
+    async with house.gateway.store.transaction() as session:
+        await session.execute(update(Conversation).values(locked_until=0))
 
 
 async def _event() -> asyncio.Event:

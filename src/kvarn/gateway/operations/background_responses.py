@@ -16,7 +16,7 @@ from kvarn.gateway.errors import RETRY_AFTER_S, to_api_error
 from kvarn.gateway.identity.scopes import check_endpoint
 from kvarn.gateway.operations.response_context import Turn, open_turn, open_turn_again
 from kvarn.gateway.operations.response_request import chat_request, new_response
-from kvarn.gateway.operations.responses import end_early, ended, run_turn, to_the_end
+from kvarn.gateway.operations.responses import end_early, ended, fail, run_turn, to_the_end
 from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.response_replay import replay, unwritten
 from kvarn.gateway.response_runs import BackgroundRun
@@ -27,7 +27,7 @@ from kvarn.store.models import StoredResponse
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories import background_responses as leased
 from kvarn.store.repositories import responses as stored
-from kvarn.store.repositories.conversations import Lock, unlock_conversation
+from kvarn.store.repositories.conversations import ConversationLockedError, Lock, unlock_conversation
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.response_answer import ENDED, Response, StreamEvent
 from kvarn.wire.openai.responses import ResponseRequest
@@ -186,6 +186,9 @@ class _Making:
                     gateway.store, self._run.owner, ended(writer, turn), runs.gateway_id
                 )
                 break
+            except ConversationLockedError as error:
+                fail(writer, str(error))
+                turn = Turn(turn.earlier, turn.items)
             except StoreAwayError as error:
                 if time.monotonic() >= last_try:
                     raise

@@ -28,7 +28,7 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.ids import new_id
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.conversations import Lock, unlock_conversation
+from kvarn.store.repositories.conversations import ConversationLockedError, Lock, unlock_conversation
 from kvarn.store.repositories.responses import Ended, keep_response
 from kvarn.wire.openai.chat_answer import FinishReason
 from kvarn.wire.openai.errors import ApiError
@@ -43,6 +43,9 @@ from kvarn.wire.openai.response_answer import (
 from kvarn.wire.openai.responses import ResponseRequest, TokenCountRequest
 
 _log = logging.getLogger("kvarn.gateway")
+
+WHOLE = ("completed", "incomplete")
+"""How a response ends that a conversation goes on from."""
 
 Keep = Callable[[ResponseWriter, Turn], Awaitable[None]]
 """Keeps a response that has ended; may change how it ended."""
@@ -70,7 +73,7 @@ class ResponseRun:
                 pass
         response = self.writer.response
         if response.error is not None:
-            raise unavailable(response.error.message, "database_away")
+            raise unavailable(response.error.message, "conversation_not_kept")
         return response
 
     async def events(self) -> AsyncGenerator[StreamEvent, None]:
@@ -221,13 +224,14 @@ class _Keeper:
         try:
             await keep_response(self._store, self._owner, ended(writer, turn), stored=response.store)
             self._runs.locking.discard(response.id)
+        except ConversationLockedError as error:
+            fail(writer, str(error))
+            await self.keep(writer, Turn(turn.earlier, turn.items))
         except StoreAwayError as error:
             _log.warning("response %s is not kept: %s", response.id, error)
             writer.response = replace(response, store=False)
-            if turn.lock is not None and response.status in ("completed", "incomplete"):
-                why = "The database is away: the conversation could not go on with this answer."
-                told = ResponseError(code="server_error", message=why)
-                writer.response = replace(writer.response, status="failed", error=told, incomplete_details=None)
+            if turn.lock is not None and response.status in WHOLE:
+                fail(writer, "The database is away: the conversation could not go on with this answer.")
 
 
 class _Hold:
@@ -257,7 +261,7 @@ class _Hold:
 def ended(writer: ResponseWriter, turn: Turn) -> Ended:
     """A response that has ended, as it is kept. A conversation goes on only from answers that came to an end."""
     response = writer.response
-    whole = response.status in ("completed", "incomplete")
+    whole = response.status in WHOLE
     return Ended(
         response.id,
         msgspec.to_builtins(response),
@@ -267,6 +271,12 @@ def ended(writer: ResponseWriter, turn: Turn) -> Ended:
         turn.lock,
         [*turn.items, *response.output] if whole else [],
     )
+
+
+def fail(writer: ResponseWriter, why: str) -> None:
+    """A response that came to its end has failed all the same: its conversation cannot go on from it."""
+    error = ResponseError(code="server_error", message=why)
+    writer.response = replace(writer.response, status="failed", error=error, incomplete_details=None)
 
 
 async def to_the_end(work: Awaitable[Any]) -> Any:

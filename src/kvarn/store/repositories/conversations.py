@@ -110,6 +110,7 @@ async def add_items(store: Store, owner: Owner, conversation_id: str, items: lis
         conversation = await _find(session, owner, conversation_id, to_change=True)
         if conversation.locked_by is not None and (conversation.locked_until or 0) > now:
             raise _locked(conversation_id)
+        conversation.locked_by = conversation.locked_until = None  # a hold that has run out: its answer knows them not
         await append_items(session, conversation, items, now)
 
 
@@ -198,11 +199,17 @@ async def unlock_conversation(store: Store, lock: Lock) -> None:
 
 async def finish_turn(session: AsyncSession, owner: Owner, lock: Lock, items: list[Item], now: int) -> None:
     """Add a response's items to its conversation and let go of it, within the caller's transaction. Where the
-    conversation has been deleted meanwhile there is nothing to add to: deletion wins."""
+    conversation has been deleted meanwhile there is nothing to add to: deletion wins.
+
+    Raises:
+        ConversationLockedError: The hold ran out, and the conversation has gone on without this response.
+    """
     try:
         conversation = await _find(session, owner, lock.conversation_id, to_change=True)
     except NotFoundError:
         return
+    if items and conversation.locked_by != lock.response_id:
+        raise ConversationLockedError(f"The conversation {lock.conversation_id!r} has gone on without this response.")
     await append_items(session, conversation, items, now)
     await _unlock(session, lock)
 
