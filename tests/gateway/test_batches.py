@@ -278,6 +278,28 @@ def test_a_tenant_finds_nothing_of_another(mill: Any, wait_for: WaitFor) -> None
         assert answer.status_code == 404 and answer.json()["error"]["param"] == "input_file_id"
 
 
+def test_one_organisations_batches_do_not_keep_anothers_out(serve: Any, database_url: str, wait_for: WaitFor) -> None:
+    def prepare(house: Any) -> None:
+        batches = BatchesConfig(poll_s=0.05, max_in_flight=8, max_running=2)
+        house.config = house.config.model_copy(update={"store": StoreConfig(url=database_url), "batches": batches})
+
+    with serve(prepare) as house, house.client() as client:
+        wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+        house.chat.step_s = 0.05
+        house.chat.answer = lambda request, index: answer_text("a long answer")
+        with house.add_tenant("red") as red, house.add_tenant("blue") as blue:
+            hers = [send(red, [chat_line(i) for i in range(60)]) for _ in range(3)]
+            wait_for(lambda: len(house.chat.running) >= 4, "her lines to run")
+            await_end(blue, send(blue, [chat_line(0)]), wait_for)
+            left = [red.get(f"/v1/batches/{batch['id']}").json()["request_counts"] for batch in hers]
+            assert sum(counts["completed"] for counts in left) < 120, "it did not wait until one of hers was over"
+            house.chat.step_s = 0.0
+            for batch in hers:
+                await_end(red, batch, wait_for)
+                assert len(outputs(red, batch)) == 60
+            assert len(house.chat.submitted) == 181, "no line was run twice"
+
+
 def make_key(mill: Any, tenant: str, **asked: Any) -> str:
     """A key of a tenant, which its requests bear from then on; its id."""
     principal = mill.doorkeeper.principals[tenant]

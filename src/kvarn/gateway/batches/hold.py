@@ -46,6 +46,8 @@ class Hold:
         """Who its lines act for: their key as it was when it was last valid."""
         self.stop: Stop | None = None
         self.stopped = asyncio.Event()
+        self.gives_way = False
+        """Another organisation waits for the place: no more lines are begun, and those under way are the last."""
         self.changing = asyncio.Lock()
         """Held by whoever changes the batch: what is known of it here is never older than a change made here."""
         self._config = config

@@ -57,7 +57,7 @@ class Lines:
         self._gates = gates
         self._config = config
         self._clock = clock
-        self._tasks: set[asyncio.Task[Answer | Refused]] = set()
+        self._tasks: set[asyncio.Task[Answer | Refused | None]] = set()
         self._waiting: deque[Line] = deque()
         self._after = 0
         self._read_all = False
@@ -70,7 +70,8 @@ class Lines:
         """Run lines until none is open or the hold is stopped.
 
         Returns:
-            Seconds after which to go on, where the batch has to wait for longer than is worth holding it; else 0.
+            Seconds after which to go on, where the batch has to wait for longer than is worth holding it, or gives way;
+            else 0.
 
         Raises:
             LeaseLostError: Another gateway has the batch.
@@ -84,8 +85,8 @@ class Lines:
                 if not self._tasks:
                     if not self._waiting and self._read_all:
                         return 0.0
-                    if pause > PARK_S:
-                        return pause
+                    if pause > PARK_S or self._hold.gives_way:
+                        return max(pause, PARK_S)
                 done, _ = await asyncio.wait(
                     {stopped, *self._tasks}, timeout=pause or None, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -95,8 +96,12 @@ class Lines:
             stopped.cancel()
             await self._give_up()
 
+    @property
+    def _may_begin(self) -> bool:
+        return not self._hold.gives_way and self._clock() >= self._resume_at
+
     async def _fill(self) -> None:
-        while len(self._tasks) < self._config.max_in_flight and self._clock() >= self._resume_at:
+        while self._may_begin and len(self._tasks) < self._config.max_in_flight:
             try:
                 if not self._waiting and not await self._read():
                     return
@@ -117,10 +122,12 @@ class Lines:
             self._waiting.extend(found)
         return bool(found)
 
-    async def _run(self, line: Line) -> Answer | Refused:
+    async def _run(self, line: Line) -> Answer | Refused | None:
         batch = self._hold.batch
         gate = self._gates.get(model_of(line.body) or "", self._gates[""])
         async with gate.place():
+            if self._hold.gives_way:
+                return None  # it stays open
             principal = self._hold.principal
             assert principal is not None
             result = await run_line(self._gateway, principal, batch.id, batch.endpoint, line)
@@ -130,7 +137,7 @@ class Lines:
                 gate.answered()
         return result
 
-    async def _settle(self, done: Iterable[asyncio.Task[Answer | Refused]]) -> None:
+    async def _settle(self, done: Iterable[asyncio.Task[Answer | Refused | None]]) -> None:
         for task in list(done):
             self._tasks.discard(task)
             result = task.result()

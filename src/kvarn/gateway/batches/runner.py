@@ -1,10 +1,15 @@
-"""The gateway's work on batches: takes those that nobody works on, as many at once as it may."""
+"""The gateway's work on batches: takes those that nobody works on, as many at once as it may.
+
+No organisation keeps another from running: where one holds several places and another has none, the batch that was
+taken last gives its place up, and goes on later.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -16,7 +21,7 @@ from kvarn.gateway.served import ServedModel
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.ids import new_id
 from kvarn.store.models import Batch
-from kvarn.store.repositories.batch_runs import LeaseLostError, claim_batches, release_batch
+from kvarn.store.repositories.batch_runs import LeaseLostError, claim_batches, release_batch, waiting_organizations
 from kvarn.wire.messages import EngineStats
 
 _AFTER_A_FAULT_S = 60.0
@@ -34,6 +39,8 @@ class BatchRunner:
         self._config = gateway.config.batches
         self._holder = new_id("gw-")
         self._runs: dict[str, asyncio.Task[None]] = {}
+        self._holds: dict[str, Hold] = {}
+        """Of those runs, in the order in which they were taken."""
         self._gates = {model.name: self._gate(partial(_stats_of, model)) for model in gateway.models}
         self._gates[""] = self._gate(EngineStats)
 
@@ -61,18 +68,30 @@ class BatchRunner:
     async def _claim(self) -> None:
         room = self._config.max_running - len(self._runs)
         if room <= 0:
+            await self._make_room()
             return
         for batch in await claim_batches(self._store, self._holder, self._config.lease_s, room):
             if batch.id not in self._runs:
-                task = asyncio.create_task(self._work(batch), name=f"batch {batch.id}")
+                hold = self._holds[batch.id] = Hold(self._store, self._holder, batch, self._config)
+                task = asyncio.create_task(self._work(batch, hold), name=f"batch {batch.id}")
                 self._runs[batch.id] = task
 
-    async def _work(self, batch: Batch) -> None:
+    async def _make_room(self) -> None:
+        """Have a batch of whoever holds most places give way, where somebody who holds none waits."""
+        holds = self._holds.values()
+        places = Counter(hold.owner.organization_id for hold in holds)
+        most, held = places.most_common(1)[0]
+        if held == 1 or any(hold.gives_way for hold in holds):
+            return
+        if await waiting_organizations(self._store) - places.keys():
+            last = [hold for hold in holds if hold.owner.organization_id == most][-1]
+            last.gives_way = True
+            _log.info("batch %s gives way to another organisation's", last.batch.id)
+
+    async def _work(self, batch: Batch, hold: Hold) -> None:
         pause = 0.0
         try:
-            pause = await BatchRun(
-                self._gateway, Hold(self._store, self._holder, batch, self._config), self._gates
-            ).run()
+            pause = await BatchRun(self._gateway, hold, self._gates).run()
         except LeaseLostError:
             _log.warning("batch %s was taken over by another gateway", batch.id)
         except StoreAwayError as error:
@@ -82,6 +101,7 @@ class BatchRunner:
             _log.exception("batch %s failed, and rests", batch.id)
         finally:
             self._runs.pop(batch.id, None)
+            self._holds.pop(batch.id, None)
             await self._release(batch.id, pause)
 
     async def _release(self, batch_id: str, pause: float) -> None:

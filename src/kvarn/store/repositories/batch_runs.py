@@ -50,6 +50,17 @@ async def claim_batches(store: Store, holder: str, lease_s: float, count: int) -
     return claimed
 
 
+async def waiting_organizations(store: Store) -> set[str]:
+    """Organisations with a batch that nobody works on, and that could be worked on now.
+
+    Raises:
+        StoreAwayError: The database does not answer.
+    """
+    free = and_(Batch.status.not_in(OVER), _free(int(store.now())))
+    async with store.reading() as session:
+        return set(await session.scalars(select(Batch.organization_id).where(free).distinct()))
+
+
 async def renew_lease(store: Store, holder: str, batch_id: str, lease_s: float) -> Batch:
     """Hold a batch for longer; the batch as it is now.
 
