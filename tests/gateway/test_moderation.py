@@ -214,3 +214,13 @@ def test_a_served_model_moderates_where_it_is_configured(guarded: Any) -> None:
             assert (answer_.status_code, answer_.json()["error"]["code"]) == (503, "moderation_unavailable")
             house.chat.state = ReplicaState.STARTING
             assert client.post("/v1/moderations", json={"input": "x"}).status_code == 503
+
+
+def test_a_served_model_moderates_on_the_share_and_in_the_tier_of_whoever_asked(guarded: Any) -> None:
+    with guarded(moderate_input=True, model="tiny", model_prompt="") as house:
+        house.chat.answer = lambda request, index: answer_text("safe")
+        with house.add_tenant("red", weight=3.0) as red:
+            assert red.post(CHAT, json=chat("good", priority=5)).status_code == 200
+        owner = house.doorkeeper.principals["red"].organization_id
+        asked = [(submit.tenant, submit.weight, submit.priority) for submit in house.chat.submitted]
+        assert asked == [(owner, 3.0, 5)] * 2

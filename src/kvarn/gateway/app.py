@@ -48,6 +48,7 @@ from kvarn.gateway.routes import (
     usage,
 )
 from kvarn.gateway.served import ModelTable, ServedModel
+from kvarn.gateway.text_pool import TextPool
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.store.errors import StoreError
 from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesRequest
@@ -126,7 +127,8 @@ def create_app(
         authenticator: Who finds out whom a request acts for. Default: what the configuration says.
     """
     pool = ThreadPoolExecutor(config.gateway.tokenize_threads, thread_name_prefix="tokenize")
-    table = ModelTable(models_by_name, pool)
+    text = TextPool(pool, config.gateway.tokenize_threads)
+    table = ModelTable(models_by_name)
     metrics = GatewayMetrics(table)
     platform = Platform(config, metrics.registry, models_by_name)
     runs = ResponseRuns(platform.store, config.responses)
@@ -139,9 +141,10 @@ def create_app(
         platform.pipeline,
         platform.identity.directory,
         runs,
-        Moderation(config.safety, table, pool),
+        Moderation(config.safety, table, text),
         platform.prompts,
-        BodyReader(config.gateway, table.run),
+        BodyReader(config.gateway, text),
+        text,
     )
 
     app = FastAPI(
@@ -180,7 +183,11 @@ async def _lifespan(
         app.state.start_error = error
         raise
     runs.start(partial(run_background, gateway))
-    work = [gateway.models.load_text(), _watch_engines(gateway.metrics), sweep_forever(gateway.store, config.retention)]
+    work = [
+        gateway.models.load_text(pool),
+        _watch_engines(gateway.metrics),
+        sweep_forever(gateway.store, config.retention),
+    ]
     if config.batches.enabled:
         work.append(BatchRunner(gateway).run())
     tasks = [asyncio.create_task(each) for each in work]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator
+from typing import TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
@@ -13,6 +13,7 @@ from starlette.types import Receive
 from kvarn.config.schema import GatewayConfig
 from kvarn.gateway.held_bytes import BodyRefusedError, ByteBudget, HeldBytes
 from kvarn.gateway.record import record_of
+from kvarn.gateway.text_pool import TextPool
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.parse import parse_request
 
@@ -27,13 +28,13 @@ class BodyReader:
 
     Args:
         config: How large they may be, one by one and together, and how long they may take.
-        run: Runs work on so many bytes: here and now, or in a thread.
+        text: Where long ones are parsed.
     """
 
-    def __init__(self, config: GatewayConfig, run: Callable[[int, Callable[[], Any]], Awaitable[Any]]) -> None:
+    def __init__(self, config: GatewayConfig, text: TextPool) -> None:
         self.budget = ByteBudget(config.max_held_bytes)
         self._config = config
-        self._run = run
+        self._text = text
 
     async def read(self, request: Request, model: type[RequestT]) -> RequestT:
         """Read and validate a JSON body; the memory it takes is held until the request's record is closed.
@@ -58,8 +59,8 @@ class BodyReader:
         record.body_bytes = len(body)
         if not body:
             raise invalid_request("The request body is empty: send a JSON object.", code="invalid_json")
-        parsed: RequestT = await self._run(len(body), lambda: parse_request(model, body))
-        return parsed
+        tenant = record.principal.organization_id
+        return await self._text.run(tenant, len(body), lambda: parse_request(model, body))
 
 
 async def _read(receive: Receive, max_bytes: int, held: HeldBytes) -> bytes:

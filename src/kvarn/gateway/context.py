@@ -17,6 +17,7 @@ from kvarn.gateway.moderation import Moderation
 from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.response_runs import ResponseRuns
 from kvarn.gateway.served import Answering, ModelTable, ReadyModel, ServedModel
+from kvarn.gateway.text_pool import TextPool
 from kvarn.gateway.tiers import priority_of, tier_of
 from kvarn.gateway.work import Pipeline, Work
 from kvarn.observe.metrics import GatewayMetrics
@@ -45,6 +46,7 @@ class Gateway:
     moderation: Moderation
     prompts: PromptLog
     bodies: BodyReader
+    text: TextPool
 
     @property
     def limits(self) -> GatewayConfig:
@@ -57,7 +59,7 @@ class Gateway:
 
     async def run(self, record: RequestRecord, work: Callable[[], ResultT]) -> ResultT:
         """Run text work for a request: on the event loop where it is small, in the pool where it is large."""
-        return await self.models.run(record.body_bytes, work)
+        return await self.text.run(record.principal.organization_id, record.body_bytes, work)
 
     async def begin(
         self,

@@ -8,9 +8,10 @@ from contextlib import aclosing
 
 from kvarn.config.platform import SafetyConfig
 from kvarn.gateway.served import ModelTable, ReadyModel
+from kvarn.gateway.text_pool import TextPool
 from kvarn.replica.api import ReplicaLostError, RequestRefusedError
 from kvarn.safety.guard_model import MOST_TOKENS, PROMPT, read_verdict
-from kvarn.safety.moderator import ModerationAwayError
+from kvarn.safety.moderator import Claim, ModerationAwayError
 from kvarn.safety.verdict import Verdict, clean
 from kvarn.text.errors import ChatTemplateError, TokenizerError
 from kvarn.wire.messages import Submit
@@ -25,23 +26,25 @@ class GuardModel:
         name: Of the model.
         config: Threshold, prompt and how long it may take.
         models: Where it is found.
+        text: Threads for long texts.
     """
 
     look_every = 400
 
-    def __init__(self, name: str, config: SafetyConfig, models: ModelTable) -> None:
+    def __init__(self, name: str, config: SafetyConfig, models: ModelTable, text: TextPool) -> None:
         self.name = name
         self._config = config
         self._models = models
+        self._text = text
 
-    async def judge(self, text: str, tenant: str) -> Verdict:
+    async def judge(self, text: str, claim: Claim) -> Verdict:
         """The worst verdict on any part of the text."""
         worst = clean(self._config.threshold)
         try:
             async with asyncio.timeout(self._config.model_timeout_s):
                 model = self._models.find(self.name).when_ready()
-                for prompt in await self._models.run(len(text), lambda: self._prompts(text, model)):
-                    verdict = await self._ask(prompt, model, tenant)
+                for prompt in await self._text.run(claim.tenant, len(text), lambda: self._prompts(text, model)):
+                    verdict = await self._ask(prompt, model, claim)
                     scores = {name: max(score, worst.scores.get(name, 0.0)) for name, score in verdict.scores.items()}
                     worst = Verdict({**worst.scores, **scores}, verdict.threshold)
         except TimeoutError:
@@ -70,11 +73,18 @@ class GuardModel:
         rendered = model.chat_template.render(messages, add_generation_prompt=True)
         return model.tokenizer.encode(rendered, add_special_tokens=False)
 
-    async def _ask(self, prompt: list[int], model: ReadyModel, tenant: str) -> Verdict:
+    async def _ask(self, prompt: list[int], model: ReadyModel, claim: Claim) -> Verdict:
         ends = model.tokenizer.eos_token_ids
         sampling = SamplingParams(seed=0, temperature=0.0, max_tokens=MOST_TOKENS, stop_token_ids=sorted(ends))
         request_id = f"moderation-{uuid.uuid4().hex}"
-        submit = Submit(request_id=request_id, prompt_token_ids=prompt, sampling=sampling, tenant=tenant)
+        submit = Submit(
+            request_id=request_id,
+            prompt_token_ids=prompt,
+            sampling=sampling,
+            priority=claim.priority,
+            tenant=claim.tenant,
+            weight=claim.weight,
+        )
         tokens: list[int] = []
         async with aclosing(model.replica.generate(submit)) as deltas:
             async for delta in deltas:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Executor
 from typing import Any
 
 from kvarn.config.platform import SafetyConfig
@@ -11,9 +10,10 @@ from kvarn.gateway.errors import unavailable
 from kvarn.gateway.guard import GuardModel
 from kvarn.gateway.output_watch import OutputWatch
 from kvarn.gateway.served import ModelTable
+from kvarn.gateway.text_pool import TextPool
 from kvarn.gateway.work import Work
 from kvarn.safety.errors import SafetyError
-from kvarn.safety.moderator import BuiltInModerator, ModerationAwayError, Moderator, WithRules
+from kvarn.safety.moderator import BuiltInModerator, Claim, ModerationAwayError, Moderator, WithRules
 from kvarn.safety.rules import RuleList
 from kvarn.safety.verdict import Verdict
 from kvarn.wire.openai.errors import ApiError, invalid_request
@@ -36,30 +36,30 @@ class Moderation:
     Args:
         config: What is switched on.
         models: Where a served moderator is found.
-        pool: Threads for long texts.
+        text: Threads for long texts.
 
     Raises:
         SafetyError: A rule is not a regular expression, or the moderating model is not served.
     """
 
-    def __init__(self, config: SafetyConfig, models: ModelTable, pool: Executor) -> None:
+    def __init__(self, config: SafetyConfig, models: ModelTable, text: TextPool) -> None:
         self._config = config
         if config.model is not None and config.model not in {model.name for model in models}:
             raise SafetyError(f"safety.model names {config.model!r}, which is not served: add it under `models`")
-        base: Moderator = BuiltInModerator(config.threshold, pool)
+        base: Moderator = BuiltInModerator(config.threshold, text)
         if config.model is not None:
-            base = GuardModel(config.model, config, models)
+            base = GuardModel(config.model, config, models, text)
         rules = RuleList(config.rules)
         self.moderator = WithRules(base, rules) if rules else base
 
-    async def judge(self, text: str, tenant: str) -> Verdict:
-        """The verdict on a text.
+    async def judge(self, text: str, work: Work) -> Verdict:
+        """The verdict on a text of a request.
 
         Raises:
             ApiError: 503, the moderating model is away.
         """
         try:
-            return await self.moderator.judge(text, tenant)
+            return await self.moderator.judge(text, _claim(work))
         except ModerationAwayError as error:
             raise unavailable(f"The text could not be moderated: {error}.", "moderation_unavailable") from error
 
@@ -72,7 +72,7 @@ class Moderation:
         if not self._config.moderate_input:
             return
         try:
-            verdict = await self.judge("\n".join(texts()), work.principal.organization_id)
+            verdict = await self.judge("\n".join(texts()), work)
             if verdict.flagged:
                 raise refusal(verdict, param)
         except BaseException:  # cancelled too: the engine has not been asked
@@ -83,12 +83,19 @@ class Moderation:
         """Who looks at each choice of an answer; nobody where answers are not moderated."""
         if not self._config.moderate_output:
             return []
-        tenant = work.principal.organization_id
-        return [OutputWatch(self.judge, self.moderator.look_every, self._hold_back, tenant) for _ in range(choices)]
+
+        async def judge(text: str) -> Verdict:
+            return await self.judge(text, work)
+
+        return [OutputWatch(judge, self.moderator.look_every, self._hold_back) for _ in range(choices)]
 
     @property
     def _hold_back(self) -> int:
         return self._config.hold_back_chars
+
+
+def _claim(work: Work) -> Claim:
+    return Claim(work.principal.organization_id, work.principal.weight, work.priority)
 
 
 def refusal(verdict: Verdict, param: str) -> ApiError:

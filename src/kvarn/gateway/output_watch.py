@@ -20,19 +20,15 @@ class OutputWatch:
     text, token ids and log-probabilities stay together.
 
     Args:
-        judge: Gives the verdict on a text for a tenant.
+        judge: Gives the verdict on a text.
         look_every: Characters that may come before the next look.
         hold_back: Characters that are looked at but not yet shown.
-        tenant: Whose answer it is.
     """
 
-    def __init__(
-        self, judge: Callable[[str, str], Awaitable[Verdict]], look_every: int, hold_back: int, tenant: str
-    ) -> None:
+    def __init__(self, judge: Callable[[str], Awaitable[Verdict]], look_every: int, hold_back: int) -> None:
         self._judge = judge
         self._look_every = look_every
         self._hold_back = hold_back
-        self._tenant = tenant
         self._held: deque[Piece] = deque()
         self._text = ""
         self._not_looked_at = 0
@@ -50,7 +46,7 @@ class OutputWatch:
         if not ended and self._not_looked_at < self._look_every:
             return None
         if self._not_looked_at:
-            verdict = await self._judge(self._text if ended else _whole_words(self._text), self._tenant)
+            verdict = await self._judge(self._text if ended else _whole_words(self._text))
             self._not_looked_at = 0
             if verdict.flagged:
                 return self._end(verdict)

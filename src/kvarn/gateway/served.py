@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import kvarn
 from kvarn.config.schema import ModelConfig
@@ -23,11 +23,6 @@ from kvarn.text.tokenizer import Tokenizer
 from kvarn.text.tool_calls import HERMES, ToolFormat, find_format
 from kvarn.wire.messages import EngineStats, ModelCard
 from kvarn.wire.openai.errors import ApiError, model_not_found
-
-ResultT = TypeVar("ResultT")
-
-_INLINE_BYTES = 4096
-"""Requests up to this long are rendered and tokenized on the event loop: a thread would cost more than it saves."""
 
 _log = logging.getLogger("kvarn.gateway")
 
@@ -156,11 +151,10 @@ class ServedModel:
 
 
 class ModelTable:
-    """Finds the model a request names, and runs its text work off the event loop where that is long."""
+    """Finds the model a request names."""
 
-    def __init__(self, models: Mapping[str, ServedModel], pool: Executor) -> None:
+    def __init__(self, models: Mapping[str, ServedModel]) -> None:
         self._models = dict(models)
-        self._pool = pool
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
@@ -176,16 +170,10 @@ class ModelTable:
             raise model_not_found(name[:200], [served for served in self._models if visible(served)])
         return model
 
-    async def load_text(self) -> None:
+    async def load_text(self, threads: Executor) -> None:
         """Load every model's tokenizer and template; one that fails leaves the others ready."""
         loop = asyncio.get_running_loop()
-        loads = [loop.run_in_executor(self._pool, model.load_text) for model in self]
+        loads = [loop.run_in_executor(threads, model.load_text) for model in self]
         for model, result in zip(self, await asyncio.gather(*loads, return_exceptions=True), strict=True):
             if isinstance(result, BaseException):
                 _log.error("model %s cannot serve text: %s", model.name, result)
-
-    async def run(self, size: int, work: Callable[[], ResultT]) -> ResultT:
-        """Run text work on `size` bytes of request: short ones here and now, long ones in the bounded pool."""
-        if size <= _INLINE_BYTES:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)

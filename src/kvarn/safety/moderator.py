@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import Executor
-from dataclasses import replace
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 from kvarn.safety.classifier import NAME, load_classifier
 from kvarn.safety.rules import RuleList
 from kvarn.safety.verdict import RULE, Verdict
 
-_INLINE_CHARS = 4096
-"""Longer texts are looked at in a thread: a megabyte takes a good part of a second."""
+ResultT = TypeVar("ResultT")
 
 
 class ModerationAwayError(Exception):
     """No verdict can be had now. What was to be looked at must not be shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """On whose share of threads and engines a verdict is made, and how urgent it is."""
+
+    tenant: str
+    weight: float = 1.0
+    priority: int = 0
+    """Tier in the engine; lower runs first."""
+
+
+class TextThreads(Protocol):
+    """Where long texts are worked on."""
+
+    async def run(self, tenant: str, size: int, work: Callable[[], ResultT]) -> ResultT:
+        """Do work on `size` bytes for a tenant."""
+        ...
 
 
 class Moderator(Protocol):
@@ -32,8 +48,8 @@ class Moderator(Protocol):
         """Characters that an answer may grow by before it is looked at again."""
         ...
 
-    async def judge(self, text: str, tenant: str) -> Verdict:
-        """The verdict on a text of any length; `tenant` is whose share of an engine it is taken from.
+    async def judge(self, text: str, claim: Claim) -> Verdict:
+        """The verdict on a text of any length.
 
         Raises:
             ModerationAwayError: There is none to be had.
@@ -47,16 +63,14 @@ class BuiltInModerator:
     name = NAME
     look_every = 24
 
-    def __init__(self, threshold: float, pool: Executor) -> None:
+    def __init__(self, threshold: float, threads: TextThreads) -> None:
         self._threshold = threshold
-        self._pool = pool
+        self._threads = threads
 
-    async def judge(self, text: str, tenant: str) -> Verdict:
+    async def judge(self, text: str, claim: Claim) -> Verdict:
         """The verdict on a text."""
         classifier = load_classifier()
-        if len(text) <= _INLINE_CHARS:
-            return Verdict(classifier.score(text), self._threshold)
-        scores = await asyncio.get_running_loop().run_in_executor(self._pool, classifier.score, text)
+        scores = await self._threads.run(claim.tenant, len(text), lambda: classifier.score(text))
         return Verdict(scores, self._threshold)
 
 
@@ -77,8 +91,8 @@ class WithRules:
         """As the model under the rules."""
         return self._base.look_every
 
-    async def judge(self, text: str, tenant: str) -> Verdict:
+    async def judge(self, text: str, claim: Claim) -> Verdict:
         """The verdict on a text, with the category `rule`."""
         matched = self._rules.matches(text)
-        verdict = await self._base.judge(text, tenant)
+        verdict = await self._base.judge(text, claim)
         return replace(verdict, scores={**verdict.scores, RULE: float(matched)})

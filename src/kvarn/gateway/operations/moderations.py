@@ -60,7 +60,7 @@ async def _moderate(gateway: Gateway, texts: list[str], work: Work) -> Moderatio
     results = []
     try:
         for text in texts:
-            results.append(_result(await gateway.moderation.judge(text, work.principal.organization_id)))
+            results.append(_result(await gateway.moderation.judge(text, work)))
             await asyncio.sleep(0)  # a thousand short texts shall not keep the others waiting
     except ApiError:
         tally.failed = True
