@@ -264,3 +264,10 @@ def test_admission_can_be_turned_off(serve: Serve, wait_for: Any) -> None:
     with serve(prepare) as house, house.client() as client:
         wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         assert client.post(CHAT, json=body()).status_code == 200
+
+
+def test_no_other_models_vectors_answer_for_a_swamped_one(door: Any) -> None:
+    door.served["vec"].config = door.served["vec"].config.model_copy(update={"fallback": "small"})
+    door.embed.stats, door.small.stats = SWAMPED, IDLE
+    answer = door.http.post("/v1/embeddings", json={"model": "vec", "input": "ab"})
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "overloaded"

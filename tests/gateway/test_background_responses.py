@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -19,7 +20,10 @@ from fake_replica import answer_text
 from kvarn.config.platform import ResponsesConfig, StoreConfig
 from kvarn.replica.api import ReplicaState, RequestRefusedError
 from kvarn.store.models import StoredResponse, UsageEvent
+from kvarn.store.repositories.acts import Actor, acting
+from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
 from kvarn.wire.messages import RefusalReason
+from kvarn.wire.openai.errors import ApiError
 
 Open = Callable[..., AbstractContextManager[Any]]
 
@@ -374,3 +378,52 @@ def test_a_response_is_not_followed_by_a_stranger(kept: Any, wait_for: Any) -> N
         assert other.post(f"/v1/responses/{response_id}/cancel").status_code == 404
         assert len(kept.chat.running) == 1
         client.post(f"/v1/responses/{response_id}/cancel").raise_for_status()
+
+
+def test_an_empty_account_is_not_waited_for(kept: Any, wait_for: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused: list[str] = []
+
+    class Empty:
+        async def enter(self, work: Any) -> None:
+            refused.append(work.request_id)
+            raise ApiError(429, "The budget is spent.", code="insufficient_quota", headers={"retry-after": "1"})
+
+    monkeypatch.setattr(kept.gateway.pipeline, "_stages", (Empty(),))
+    response_id = queue(kept)
+    wait_for(lambda: state(kept, response_id)["status"] == "failed", "it to fail", seconds=2)
+    assert refused == [response_id]
+    assert state(kept, response_id)["error"]["message"] == "The budget is spent."
+
+
+def test_a_key_revoked_while_it_waits_ends_a_response(kept: Any, wait_for: Any) -> None:
+    with kept.add_tenant("red") as red:
+        owner = kept.doorkeeper.principals["red"]
+
+        async def change(revoked: str | None) -> str:
+            async with acting(kept.gateway.store, Actor("a test")) as act:
+                if revoked is not None:
+                    await revoke_key(act, owner.organization_id, revoked)
+                    return revoked
+                key, _ = await add_key(act, owner.organization_id, owner.project_id, KeyRequest(name="k"))
+                return key.id
+
+        key_id = kept.do(change(None))
+        kept.doorkeeper.principals["red"] = replace(owner, key_id=key_id)
+        kept.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "the queue is full", retry_after_s=0.1)
+        made = red.post("/v1/responses", json={"model": "tiny", "input": "x", "background": True}).json()
+        wait_for(lambda: len(kept.chat.submitted) >= 1, "the first try")
+        kept.do(change(key_id))
+        kept.chat.refusal = None
+        wait_for(lambda: red.get(f"/v1/responses/{made['id']}").json()["status"] == "failed", "it to fail")
+        assert "no longer" in red.get(f"/v1/responses/{made['id']}").json()["error"]["message"]
+        assert not kept.chat.finished
+
+
+def test_one_organisation_does_not_take_all_places(open_gateway: Open, wait_for: Any) -> None:
+    with open_gateway(max_background=16) as house, house.client() as client:
+        wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+        hold(house)
+        asked = {"model": "tiny", "input": "x", "background": True}
+        with house.add_tenant("red") as red, house.add_tenant("blue") as blue:
+            assert [red.post("/v1/responses", json=asked).status_code for _ in range(3)] == [200, 200, 429]
+            assert blue.post("/v1/responses", json=asked).status_code == 200

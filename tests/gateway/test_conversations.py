@@ -14,6 +14,7 @@ from sqlalchemy import update
 from fake_replica import answer_text
 from kvarn.config.platform import StoreConfig
 from kvarn.store.models import Conversation
+from kvarn.store.repositories import conversations, responses
 
 
 @pytest.fixture
@@ -188,6 +189,23 @@ def test_a_conversation_deleted_meanwhile_stays_deleted(kept: Any, sdk: openai.O
     assert results[0].status == "completed" and sdk.responses.retrieve(results[0].id).id == results[0].id
     with pytest.raises(openai.NotFoundError):
         sdk.conversations.retrieve(made.id)
+
+
+def test_what_is_too_much_to_read_is_refused_and_what_is_not_goes_on(
+    kept: Any, sdk: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (conversations, responses):
+        monkeypatch.setattr(module, "MAX_HISTORY_BYTES", 2000)
+    made = sdk.conversations.create(items=[say("x" * 300)])
+    first = sdk.responses.create(model="tiny", input="short", conversation=made.id)
+    sdk.conversations.items.create(made.id, items=[say("y" * 2000)])
+    with pytest.raises(openai.ConflictError, match="more than 2000 bytes"):
+        sdk.responses.create(model="tiny", input="short", conversation=made.id)
+    assert sdk.conversations.items.list(made.id).data, "it can still be read, page by page"
+    second = sdk.responses.create(model="tiny", input="z" * 350, previous_response_id=first.id)
+    with pytest.raises(openai.BadRequestError) as refused:
+        sdk.responses.create(model="tiny", input="short", previous_response_id=second.id)
+    assert refused.value.code == "chain_too_long"
 
 
 @pytest.mark.parametrize("background", [False, True])

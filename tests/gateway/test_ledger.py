@@ -116,3 +116,13 @@ def test_a_gateway_that_stops_leaves_no_journal(serve: Any, wait_for: Any) -> No
         assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
     # Its directory and its lock are gone; those of other gateways of this machine are not.
     assert len(while_it_serves - set(root.iterdir())) == 2 and set(root.iterdir()) <= while_it_serves
+
+
+def test_an_embedding_whose_client_left_is_entered_with_its_prompt(
+    house: Any, tenant: httpx.Client, ledger: Any
+) -> None:
+    house.embed.step_s = 1.0
+    with pytest.raises(httpx.ReadTimeout):
+        tenant.post("/v1/embeddings", json={"model": "vec", "input": ["abc", "de"]}, timeout=0.3)
+    (event,) = ledger(1)
+    assert (event.outcome, event.input_tokens) == ("aborted", 5), "the engine has been at it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +14,11 @@ import pytest
 
 from fake_replica import answer_text
 from kvarn.config.platform import SafetyConfig
+from kvarn.gateway.moderation import Moderation
+from kvarn.gateway.work import Outcome, Work
 from kvarn.replica.api import ReplicaState
 from kvarn.safety.verdict import CATEGORIES
+from kvarn.store.owner import ANYBODY
 
 CHAT = "/v1/chat/completions"
 THREAT = "I will kill you."
@@ -224,3 +228,28 @@ def test_a_served_model_moderates_on_the_share_and_in_the_tier_of_whoever_asked(
         owner = house.doorkeeper.principals["red"].organization_id
         asked = [(submit.tenant, submit.weight, submit.priority) for submit in house.chat.submitted]
         assert asked == [(owner, 3.0, 5)] * 2
+
+
+async def test_a_request_given_up_while_its_prompt_is_looked_at_has_cost_nothing(
+    house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slow(text: str, claim: Any) -> Any:
+        await asyncio.sleep(30)
+
+    moderation = Moderation(SafetyConfig(moderate_input=True), house.gateway.models, house.gateway.text)
+    monkeypatch.setattr(moderation.moderator, "judge", slow, raising=False)
+    work = Work(
+        request_id="r",
+        endpoint=CHAT,
+        principal=ANYBODY,
+        model="tiny",
+        prompt_tokens=10,
+        max_output_tokens=20,
+        received=0.0,
+    )
+    looking = asyncio.create_task(moderation.check_input(work, lambda: ["a text"], "messages"))
+    await asyncio.sleep(0)
+    looking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await looking
+    assert work.outcome is Outcome.FAILED, "which gives its limits back as a whole"

@@ -211,3 +211,25 @@ async def test_a_url_that_cannot_be_used_is_told_at_the_start() -> None:
     config = LimitsConfig(redis_url="redis://localhost:no-port/0")
     with pytest.raises(ConfigError, match=r"limits\.redis_url"):
         Limiter(config, LimitMetrics())
+
+
+async def test_redis_is_asked_again_whatever_went_wrong_the_last_time(
+    own_redis: Any, limiters: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limiter = await limiters(own_redis.port)
+    shared, tries = limiter._shared, []
+    real = shared._try_all
+
+    async def try_all() -> None:
+        tries.append(1)
+        if len(tries) < 3:
+            raise ZeroDivisionError("a fault nobody foresaw")
+        await real()
+
+    monkeypatch.setattr(shared, "_try_all", try_all)
+    own_redis.kill()
+    await limiter.take(order(bound(TOKENS, 100)))
+    assert limiter.away
+    own_redis.start()
+    await back(limiter)
+    assert len(tries) >= 3

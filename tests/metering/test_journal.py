@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -170,3 +172,20 @@ def test_a_request_whose_slot_cannot_be_made_goes_on_without(tmp_path: Path, mon
     assert journal.begin(make_request(1, model="é" * 3000), 0.0) is None
     assert journal.begin(make_request(2), 0.0) is not None
     journal.close()
+
+
+def test_a_slot_that_cannot_be_read_costs_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    journal = Journal(tmp_path)
+    for number in range(2):
+        begin(journal, make_request(number)).watch(tokens(5))
+    journal.close()
+    (path,) = tmp_path.glob("*/slots-*")
+    content = bytearray(path.read_bytes())
+    rubbish = b"no request"
+    content[64 : 64 + len(rubbish)] = rubbish
+    content[:8] = struct.pack("<Q", len(rubbish) << 32 | zlib.crc32(rubbish))  # whole, as its checksum says
+    path.write_bytes(content)
+    (dead,) = dead_journals(tmp_path)
+    assert len(dead.lost(PriceBook(), "usd")) == 1
+    assert rubbish.hex() in caplog.text
+    dead.release()

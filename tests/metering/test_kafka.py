@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaException, Producer
 from sqlalchemy import func, select
 
 from kvarn.config.platform import KafkaConfig
@@ -214,3 +214,24 @@ async def test_a_broker_that_is_away_is_waited_for_and_one_that_is_gone_replaced
 
 async def _counted(store: Store, events: int) -> bool:
     return (await billed(store))[0] == events
+
+
+async def test_events_of_a_partition_that_another_consumer_has_by_now_are_counted(
+    store: Store, config: KafkaConfig
+) -> None:
+    producer = Producer({"bootstrap.servers": config.bootstrap_servers})
+    for number in range(3):
+        producer.produce(config.topic, encode_message(make_event(number)), f"use_{number}")
+    assert producer.flush(20) == 0
+    messages = await asyncio.to_thread(in_topic, config, 3)
+    meter = Meter(store, config, MeterMetrics())
+    unassigned = Consumer(
+        {"bootstrap.servers": config.bootstrap_servers, "group.id": "g", "enable.auto.offset.store": False}
+    )
+    try:
+        with pytest.raises(KafkaException):
+            unassigned.store_offsets(messages[0])
+        await meter._count(unassigned, messages)
+    finally:
+        await asyncio.to_thread(unassigned.close)
+    assert (await billed(store))[0] == 3
