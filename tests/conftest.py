@@ -1,7 +1,7 @@
 """Real services for the tests: PostgreSQL and Redis on free ports of this machine, and librdkafka's mock cluster.
 
 Each is started once, by the first test that asks for it, and ended with the tests. Where its programs are missing the
-tests that need it are skipped, and say so. `KVARN_TEST_STORES=sqlite` leaves PostgreSQL out.
+tests that need it are skipped, and say so. `TEST_STORES=sqlite` leaves PostgreSQL out.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def make_database(port: int) -> str:
 
 def stores() -> list[str]:
     """The databases that tests of stored things run on."""
-    return os.environ.get("KVARN_TEST_STORES", "sqlite,postgresql").split(",")
+    return os.environ.get("TEST_STORES", "sqlite,postgresql").split(",")
 
 
 @pytest.fixture(params=stores())

@@ -19,6 +19,14 @@ def test_a_server_that_could_have_no_key_says_so_in_its_last_line(kvarn, tmp_pat
     assert "Traceback" not in done.stderr
 
 
+def test_a_file_that_is_no_database_is_named_in_the_last_line(kvarn, tmp_path):
+    (tmp_path / "notes.txt").write_text("no database at all, but a text of some length" * 50)
+    done = kvarn("serve", "--port", "0", KVARN_STORE__URL=f"sqlite:///{tmp_path}/notes.txt")
+    assert done.returncode == 2
+    assert "notes.txt cannot be used" in done.stderr.strip().splitlines()[-1]
+    assert "never retrieved" not in done.stderr and "Traceback" not in done.stderr
+
+
 def test_a_server_for_other_machines_asks_for_the_key_it_made(serve, tmp_path, monkeypatch):
     monkeypatch.setenv("KVARN_DATA_DIR", str(tmp_path))
     served = serve("--host", "0.0.0.0", "--max-context-length", "512", "--kv-cache-gib", "0.05")

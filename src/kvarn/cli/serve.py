@@ -45,6 +45,10 @@ EXIT_USAGE = 2
 log = logging.getLogger(__name__)
 
 
+class _NotStartedError(Exception):
+    """The gateway's application could not be started; the log says why, where the application does not know."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Launched:
     """A model whose engine process is on its way."""
@@ -116,10 +120,17 @@ def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -
     try:
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             return runner.run(_serve(server, listener, launched, list(models.values()), url, began))
-    except SystemExit:  # the HTTP server's way to say that the application did not start
+    except _NotStartedError:
         if app.state.start_error is None:
             raise
         raise app.state.start_error from None
+
+
+async def _serve_http(server: uvicorn.Server, listener: socket.socket) -> None:
+    try:
+        await server.serve(sockets=[listener])
+    except SystemExit as end:  # no way to leave a task, and this server's way to say that it did not start
+        raise _NotStartedError(f"the gateway did not start (status {end.code})") from None
 
 
 async def _serve(
@@ -137,7 +148,7 @@ async def _serve(
         loop.add_signal_handler(number, server.handle_exit, number, None)
     for entry in launched:
         entry.replica.start()
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving = asyncio.create_task(_serve_http(server, listener))
     announcing = asyncio.create_task(announce(models, url, began))
     try:
         await asyncio.wait({serving, announcing}, return_when=asyncio.FIRST_COMPLETED)
