@@ -18,6 +18,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Scope
 
+from background_runs import Open
 from fake_replica import (
     EMBED_CARD,
     GENERATE_CARD,
@@ -25,6 +26,7 @@ from fake_replica import (
     answer_text,
     write_checkpoint,
 )
+from kvarn.config.platform import ResponsesConfig, StoreConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.app import create_app
 from kvarn.gateway.context import Gateway
@@ -203,5 +205,24 @@ def serve(checkpoint: Path) -> Callable[..., AbstractContextManager[House]]:
         prepare(house)
         with running(house, wait_ready=False):
             yield house
+
+    return make
+
+
+@pytest.fixture
+def open_gateway(serve: Any, database_url: str) -> Open:
+    """Serves a gateway on the test's database; several may be open at once, or one after another."""
+
+    def make(prepare: Callable[[Any], None] = lambda house: None, **responses: Any) -> AbstractContextManager[Any]:
+        def prepared(house: Any) -> None:
+            changes = {
+                "store": StoreConfig(url=database_url),
+                "responses": ResponsesConfig(**{"lease_s": 3, **responses}),
+            }
+            house.config = house.config.model_copy(update=changes)
+            prepare(house)
+
+        made: AbstractContextManager[Any] = serve(prepared, drain_timeout_s=0.5)
+        return made
 
     return make

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -16,35 +14,10 @@ import openai
 import pytest
 from sqlalchemy import func, select
 
+from background_runs import Open, events_again, hold, hold_later, queue, state
 from fake_replica import answer_text
-from kvarn.config.platform import ResponsesConfig, StoreConfig
-from kvarn.replica.api import ReplicaState, RequestRefusedError
+from kvarn.config.platform import StoreConfig
 from kvarn.store.models import StoredResponse, UsageEvent
-from kvarn.store.repositories.acts import Actor, acting
-from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
-from kvarn.wire.messages import RefusalReason
-from kvarn.wire.openai.errors import ApiError
-
-Open = Callable[..., AbstractContextManager[Any]]
-
-
-@pytest.fixture
-def open_gateway(serve: Any, database_url: str) -> Open:
-    """Serves a gateway on the test's database; several may be open at once, or one after another."""
-
-    def make(prepare: Callable[[Any], None] = lambda house: None, **responses: Any) -> AbstractContextManager[Any]:
-        def prepared(house: Any) -> None:
-            changes = {
-                "store": StoreConfig(url=database_url),
-                "responses": ResponsesConfig(**{"lease_s": 3, **responses}),
-            }
-            house.config = house.config.model_copy(update=changes)
-            prepare(house)
-
-        made: AbstractContextManager[Any] = serve(prepared, drain_timeout_s=0.5)
-        return made
-
-    return make
 
 
 @pytest.fixture
@@ -59,41 +32,6 @@ def kept(open_gateway: Open, wait_for: Any) -> Iterator[Any]:
 def sdk(kept: Any) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{kept.url}/v1", api_key="none", max_retries=0, timeout=20) as made:
         yield made
-
-
-async def _event() -> asyncio.Event:
-    return asyncio.Event()
-
-
-def hold(house: Any) -> Callable[[], None]:
-    """Make the engine wait before its first token; returns what lets it go on."""
-    gate = house.chat.hold = house.do(_event())
-    return lambda: house.loop.call_soon_threadsafe(gate.set)
-
-
-def hold_later(house: Any) -> None:
-    """As `hold`, for a house that does not serve yet."""
-    house.chat.step_s, house.chat.answer = 0.05, lambda request, index: answer_text("x" * 400)
-
-
-def queue(house: Any, **body: Any) -> str:
-    with house.client() as client:
-        answer = client.post("/v1/responses", json={"model": "tiny", "input": "Hej", "background": True, **body})
-    assert answer.status_code == 200 and answer.json()["status"] == "queued", answer.text
-    return str(answer.json()["id"])
-
-
-def state(house: Any, response_id: str) -> dict[str, Any]:
-    with house.client() as client:
-        found: dict[str, Any] = client.get(f"/v1/responses/{response_id}").json()
-    return found
-
-
-def events_again(house: Any, response_id: str, after: int = -1) -> list[dict[str, Any]]:
-    with house.client() as client:
-        where = f"/v1/responses/{response_id}?stream=true" + (f"&starting_after={after}" if after >= 0 else "")
-        text = client.get(where).text
-    return [json.loads(block.partition("\ndata: ")[2]) for block in text.split("\n\n") if block]
 
 
 def usage_events(house: Any) -> int:
@@ -194,23 +132,6 @@ def test_a_deleted_response_stops_and_is_gone(kept: Any, sdk: openai.OpenAI, wai
     assert sdk.responses.create(model="tiny", input="x", conversation=made.id).status == "completed"
 
 
-def test_refusals_that_pass_are_waited_out_and_others_fail_it(kept: Any, sdk: openai.OpenAI, wait_for: Any) -> None:
-    kept.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "the queue is full", retry_after_s=0.1)
-    busy = queue(kept)
-    wait_for(lambda: len(kept.chat.submitted) >= 1, "the first try")
-    kept.chat.refusal = None
-    kept.chat.state = ReplicaState.STARTING
-    starting = queue(kept)
-    kept.chat.state = ReplicaState.READY
-    too_long = queue(kept, input="x" * 600)
-    wait_for(lambda: state(kept, busy)["status"] == "completed", "the busy one")
-    wait_for(lambda: state(kept, starting)["status"] == "completed", "the one that waited for the model")
-    wait_for(lambda: state(kept, too_long)["status"] == "failed", "the impossible one to fail")
-    failed = state(kept, too_long)
-    assert failed["error"]["code"] == "invalid_prompt" and "context" in failed["error"]["message"]
-    assert events_again(kept, too_long)[-1]["type"] == "response.failed"
-
-
 def test_what_is_wrong_is_refused_before_it_is_queued(kept: Any) -> None:
     with kept.client() as client:
         for changes, status in (
@@ -221,19 +142,6 @@ def test_what_is_wrong_is_refused_before_it_is_queued(kept: Any) -> None:
         ):
             body = {"model": "tiny", "input": "x", "background": True, **changes}
             assert client.post("/v1/responses", json=body).status_code == status
-
-
-def test_no_more_run_than_the_server_allows(open_gateway: Open, wait_for: Any) -> None:
-    with open_gateway(max_background=1) as house, house.client() as client:
-        wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        hold(house)
-        first = queue(house)
-        answer = client.post("/v1/responses", json={"model": "tiny", "input": "x", "background": True})
-        assert answer.status_code == 429 and answer.json()["error"]["code"] == "too_many_background"
-        assert "retry-after" in answer.headers
-        client.post(f"/v1/responses/{first}/cancel").raise_for_status()
-        house.chat.hold = None
-        queue(house)
 
 
 def test_a_conversation_goes_on_in_the_background_and_is_locked_meanwhile(
@@ -378,52 +286,3 @@ def test_a_response_is_not_followed_by_a_stranger(kept: Any, wait_for: Any) -> N
         assert other.post(f"/v1/responses/{response_id}/cancel").status_code == 404
         assert len(kept.chat.running) == 1
         client.post(f"/v1/responses/{response_id}/cancel").raise_for_status()
-
-
-def test_an_empty_account_is_not_waited_for(kept: Any, wait_for: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused: list[str] = []
-
-    class Empty:
-        async def enter(self, work: Any) -> None:
-            refused.append(work.request_id)
-            raise ApiError(429, "The budget is spent.", code="insufficient_quota", headers={"retry-after": "1"})
-
-    monkeypatch.setattr(kept.gateway.pipeline, "_stages", (Empty(),))
-    response_id = queue(kept)
-    wait_for(lambda: state(kept, response_id)["status"] == "failed", "it to fail", seconds=2)
-    assert refused == [response_id]
-    assert state(kept, response_id)["error"]["message"] == "The budget is spent."
-
-
-def test_a_key_revoked_while_it_waits_ends_a_response(kept: Any, wait_for: Any) -> None:
-    with kept.add_tenant("red") as red:
-        owner = kept.doorkeeper.principals["red"]
-
-        async def change(revoked: str | None) -> str:
-            async with acting(kept.gateway.store, Actor("a test")) as act:
-                if revoked is not None:
-                    await revoke_key(act, owner.organization_id, revoked)
-                    return revoked
-                key, _ = await add_key(act, owner.organization_id, owner.project_id, KeyRequest(name="k"))
-                return key.id
-
-        key_id = kept.do(change(None))
-        kept.doorkeeper.principals["red"] = replace(owner, key_id=key_id)
-        kept.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "the queue is full", retry_after_s=0.1)
-        made = red.post("/v1/responses", json={"model": "tiny", "input": "x", "background": True}).json()
-        wait_for(lambda: len(kept.chat.submitted) >= 1, "the first try")
-        kept.do(change(key_id))
-        kept.chat.refusal = None
-        wait_for(lambda: red.get(f"/v1/responses/{made['id']}").json()["status"] == "failed", "it to fail")
-        assert "no longer" in red.get(f"/v1/responses/{made['id']}").json()["error"]["message"]
-        assert not kept.chat.finished
-
-
-def test_one_organisation_does_not_take_all_places(open_gateway: Open, wait_for: Any) -> None:
-    with open_gateway(max_background=16) as house, house.client() as client:
-        wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        hold(house)
-        asked = {"model": "tiny", "input": "x", "background": True}
-        with house.add_tenant("red") as red, house.add_tenant("blue") as blue:
-            assert [red.post("/v1/responses", json=asked).status_code for _ in range(3)] == [200, 200, 429]
-            assert blue.post("/v1/responses", json=asked).status_code == 200

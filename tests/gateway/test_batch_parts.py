@@ -155,13 +155,13 @@ def test_slow_steps_of_lines_alone_are_nobodys_concern() -> None:
     assert lines.has_room(EngineStats(running=2, step_s=5.0), 0.0)
 
 
-async def test_lines_enter_in_the_order_in_which_they_came() -> None:
+async def test_organisations_take_turns_and_lines_of_one_enter_in_the_order_in_which_they_came() -> None:
     stats = EngineStats(waiting=1, waiting_by_priority={0: 1})
     gate = LineGate(window(most=1), lambda: stats, lambda: 0.0)
     entered: list[int] = []
 
     async def enter(number: int) -> None:
-        async with gate.place():
+        async with gate.place("red" if number < 4 else "blue"):
             entered.append(number)
             await asyncio.sleep(0.001)
 
@@ -171,4 +171,4 @@ async def test_lines_enter_in_the_order_in_which_they_came() -> None:
     stats = EngineStats()
     tasks[1].cancel()  # one that leaves the queue holds nobody up
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert entered == [0, 2, 3, 4, 5] and gate.window.in_flight == 0
+    assert entered == [0, 4, 2, 5, 3] and gate.window.in_flight == 0

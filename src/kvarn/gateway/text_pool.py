@@ -1,16 +1,17 @@
 """Threads for text work that would hold up the event loop: few, and shared fairly.
 
 Tokenizing a megabyte takes a good part of a second, and not all who ask for it pass the limits (counting tokens is
-free). So tenants take turns at the threads, however many requests one of them has waiting.
+free). So tenants take turns at the threads.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TypeVar
+
+from kvarn.gateway.turns import Turns
 
 ResultT = TypeVar("ResultT")
 
@@ -28,45 +29,18 @@ class TextPool:
 
     def __init__(self, executor: Executor, threads: int) -> None:
         self._executor = executor
-        self._free = threads
-        self._waiting = OrderedDict[str, deque[asyncio.Future[None]]]()
-        """Of each tenant, who came first; the tenant whose turn is next stands first."""
+        self._turns = Turns(threads)
 
     async def run(self, tenant: str, size: int, work: Callable[[], ResultT]) -> ResultT:
         """Do work on `size` bytes for a tenant; raises what the work raises."""
         if size <= _INLINE_BYTES:
             return work()
-        await self._turn(tenant)
+        await self._turns.take(tenant)
         job = asyncio.get_running_loop().run_in_executor(self._executor, work)
         job.add_done_callback(self._done)
         return await asyncio.shield(job)  # whoever leaves meanwhile: the thread works on, and is not free
 
-    async def _turn(self, tenant: str) -> None:
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(turn)
-        self._hand_out()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():  # it had come already
-                self._give_back()
-            raise
-
-    def _hand_out(self) -> None:
-        while self._free and self._waiting:
-            tenant, line = self._waiting.popitem(last=False)
-            turn = line.popleft()
-            if line:
-                self._waiting[tenant] = line  # behind the others
-            if not turn.cancelled():
-                self._free -= 1
-                turn.set_result(None)
-
     def _done(self, job: asyncio.Future[ResultT]) -> None:
         if not job.cancelled():
             job.exception()  # told to whoever waits, if anybody still does
-        self._give_back()
-
-    def _give_back(self) -> None:
-        self._free += 1
-        self._hand_out()
+        self._turns.give_back()

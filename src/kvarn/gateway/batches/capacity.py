@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from kvarn.gateway.turns import Turns
 from kvarn.wire.messages import EngineStats
 
 BATCH_PRIORITY = 10
@@ -67,7 +68,8 @@ class LineWindow:
 
 
 class LineGate:
-    """Lets lines of all batches into one engine, in the order in which they came here.
+    """Lets lines of all batches into one engine: organisations take turns, each with its lines in the order in which
+    they came here.
 
     Args:
         window: How many there may be.
@@ -79,13 +81,13 @@ class LineGate:
         self.window = window
         self._stats = stats
         self._clock = clock
-        self._turn = asyncio.Lock()
+        self._turns = Turns(1)
         self._left = asyncio.Event()
 
     @asynccontextmanager
-    async def place(self) -> AsyncGenerator[None, None]:
+    async def place(self, tenant: str) -> AsyncGenerator[None, None]:
         """A place in the engine, for as long as the block lasts."""
-        async with self._turn:
+        async with self._turns.turn(tenant):
             while not self.window.has_room(self._stats(), self._clock()):
                 await self._wait()
             self.window.in_flight += 1

@@ -125,7 +125,7 @@ class Lines:
     async def _run(self, line: Line) -> Answer | Refused | None:
         batch = self._hold.batch
         gate = self._gates.get(model_of(line.body) or "", self._gates[""])
-        async with gate.place():
+        async with gate.place(batch.organization_id):
             if self._hold.gives_way:
                 return None  # it stays open
             principal = self._hold.principal
