@@ -270,11 +270,3 @@ async def test_anybody_has_the_default_organisations_salt_and_limits(store: Stor
         await set_limit(act, DEFAULT_ORGANIZATION, DEFAULT_ORGANIZATION, "*", {"tokens_per_minute": 9})
     scene.clock.now += 61
     assert [rule.tokens_per_minute for rule in (await scene.directory.anybody()).limits] == [9]
-
-
-async def test_work_done_later_finds_its_key_by_id(store: Store) -> None:
-    scene = await Scene(store).furnish()
-    found = await scene.directory.of_key(scene.key_id)
-    assert found is not None and found.organization_id == scene.organization_id
-    await scene.revoke()
-    assert await scene.directory.of_key(scene.key_id) is None

@@ -178,7 +178,7 @@ def test_rate_limits_are_listed_for_every_model_set_and_taken_away(admin, door) 
     assert root.post(f"{key_path}/rl-*", json={"max_requests_per_1_minute": 5}).status_code == 200
 
     async def rules():
-        return (await door.house.gateway.directory.of_key(made["id"])).limits
+        return (await door.house.gateway.directory.bearer_of(made["value"])).limits
 
     found = {(rule.holder, rule.model, rule.requests_per_minute) for rule in door.house.do(rules())}
     assert found == {(project, "tiny", 60), (made["id"], "*", 5)}

@@ -28,7 +28,7 @@ from kvarn.store.errors import StoreAwayError, StoreError
 from kvarn.store.keys import digest_of, lookup_of
 from kvarn.store.owner import ANYBODY, Principal
 from kvarn.store.repositories.acts import read_revision
-from kvarn.store.repositories.principals import Grant, find_anybody, find_grant, find_grant_by_id
+from kvarn.store.repositories.principals import Grant, find_anybody, find_grant
 
 _AWAY_S = 1.0
 """Seconds for which a database that did not answer is not waited for again, and how long it is waited for."""
@@ -86,17 +86,6 @@ class Directory:
         same = hmac.compare_digest(digest_of(key), _NOBODY if grant is None else grant.digest)
         principal = None if grant is None else grant.principal_at(self._store.now())
         return principal if same else None
-
-    async def of_key(self, key_id: str) -> Principal | None:
-        """Whom a key acts for, by its id: for work done later in its bearer's name. None where it may no more.
-
-        Raises:
-            StoreAwayError: The database does not answer.
-        """
-        now = self._store.now()
-        async with self._store.reading() as session:
-            grant = await find_grant_by_id(session, key_id, now)
-        return None if grant is None else grant.principal
 
     async def anybody(self) -> Principal:
         """Whom requests without a key act for on an open server."""

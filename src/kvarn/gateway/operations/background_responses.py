@@ -27,6 +27,7 @@ from kvarn.store.models import StoredResponse
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories import background_responses as leased
 from kvarn.store.repositories import responses as stored
+from kvarn.store.repositories.bearers import find_bearer
 from kvarn.store.repositories.conversations import ConversationLockedError, Lock, unlock_conversation
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.response_answer import ENDED, Response, StreamEvent
@@ -275,9 +276,8 @@ async def delete_response(gateway: Gateway, owner: Owner, response_id: str) -> N
 
 async def _principal(gateway: Gateway, run: BackgroundRun) -> Principal:
     """Whoever asked, as of now: a key may have been revoked since."""
-    key_id = run.row.request["key_id"]
-    principal = await (gateway.directory.anybody() if key_id is None else gateway.directory.of_key(key_id))
-    if principal is None or principal.owner != run.owner:
+    principal = await find_bearer(gateway.store, run.owner, run.row.request["key_id"])
+    if principal is None:
         message = "Whoever asked for the response may no longer do so."
         raise ApiError(401, message, code="invalid_api_key")
     check_endpoint(principal, "/v1/responses")

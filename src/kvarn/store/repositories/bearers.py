@@ -1,4 +1,5 @@
-"""Who work that is done later acts for: a batch goes on in its maker's name for as long as their key is valid."""
+"""Who work that is done later acts for: a batch, or a response in the background, goes on in its maker's name for as
+long as their key is valid."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ async def find_bearer(store: Store, owner: Owner, key_id: str | None) -> Princip
     async with store.reading() as session:
         if key_id is not None:
             grant = await find_grant_by_id(session, key_id, store.now())
-            return None if grant is None else grant.principal
+            principal = None if grant is None else grant.principal
+            return principal if principal is not None and principal.owner == owner else None
         organization = await session.get(Organization, owner.organization_id)
         project = await session.get(Project, owner.project_id)
         if organization is None or organization.archived_at or project is None or project.archived_at:
