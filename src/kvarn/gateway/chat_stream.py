@@ -103,12 +103,18 @@ def _text_events(head: ChunkHead, index: int) -> TextEvents:
 def _events(head: ChunkHead, index: int, parts: ChatParts, *, legacy: bool) -> bytes:
     if not legacy:
         return event(head.chunk([_chunk_choice(index, parts, _delta(parts))], warnings=parts.warnings))
-    # A function call has no list to stand in: a chunk carries one piece of it.
-    pieces, parts.tool_calls = parts.tool_calls, []
-    out = b"".join(
-        event(head.chunk([ChunkChoice(index=index, delta=Delta(function_call=call.function))])) for call in pieces
-    )
-    return out + event(head.chunk([_chunk_choice(index, parts, _delta(parts))], warnings=parts.warnings))
+    # A function call has no list to stand in: a chunk carries one piece of it, or of the text around it.
+    out, text = b"", ""
+    for part in parts.ordered:
+        if isinstance(part, str):
+            text += part
+            continue
+        before = [Delta(content=text)] if text else []
+        for delta in (*before, Delta(function_call=part.function)):
+            out += event(head.chunk([ChunkChoice(index=index, delta=delta)]))
+        text = ""
+    last = Delta(content=text or UNSET, refusal=parts.refusal or UNSET)
+    return out + event(head.chunk([_chunk_choice(index, parts, last)], warnings=parts.warnings))
 
 
 def _delta(parts: ChatParts) -> Delta:

@@ -14,6 +14,7 @@ from kvarn.safety.guard_model import MOST_TOKENS, PROMPT, read_verdict
 from kvarn.safety.moderator import Claim, ModerationAwayError
 from kvarn.safety.verdict import Verdict, clean
 from kvarn.text.errors import ChatTemplateError, TokenizerError
+from kvarn.text.prompt import chat_token_ids
 from kvarn.wire.messages import Submit
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.sampling import SamplingParams
@@ -57,7 +58,7 @@ class GuardModel:
 
     def _prompts(self, text: str, model: ReadyModel) -> list[list[int]]:
         room = model.card.max_context_length - MOST_TOKENS - len(self._render("", model))
-        tokens = model.tokenizer.encode(text, add_special_tokens=False)
+        tokens = model.tokenizer.encode_words(text)
         if room < 16:
             raise ModerationAwayError(f"the context of {self.name!r} is too short to moderate with")
         if len(tokens) <= room:
@@ -70,8 +71,7 @@ class GuardModel:
         told = PROMPT if self._config.model_prompt is None else self._config.model_prompt
         messages = [{"role": "system", "content": told}] if told else []
         messages.append({"role": "user", "content": text})
-        rendered = model.chat_template.render(messages, add_generation_prompt=True)
-        return model.tokenizer.encode(rendered, add_special_tokens=False)
+        return chat_token_ids(model.chat_template, model.tokenizer, messages)
 
     async def _ask(self, prompt: list[int], model: ReadyModel, claim: Claim) -> Verdict:
         ends = model.tokenizer.eos_token_ids

@@ -50,7 +50,7 @@ class Moderation:
         if config.model is not None:
             base = GuardModel(config.model, config, models, text)
         rules = RuleList(config.rules)
-        self.moderator = WithRules(base, rules) if rules else base
+        self.moderator = WithRules(base, rules, text) if rules else base
 
     async def judge(self, text: str, work: Work) -> Verdict:
         """The verdict on a text of a request.
@@ -104,8 +104,8 @@ def refusal(verdict: Verdict, param: str) -> ApiError:
     return invalid_request(f"The prompt was flagged by this server's moderation ({why}).", param, "content_filter")
 
 
-def message_texts(messages: Iterable[Mapping[str, Any]]) -> Iterable[str]:
-    """All that the messages of a chat say, tool calls and their results among it."""
+def chat_texts(messages: Iterable[Mapping[str, Any]], tools: Iterable[Mapping[str, Any]] | None) -> Iterable[str]:
+    """All that a chat tells the model: messages, tool calls and their results, and what the tools say of themselves."""
     for message in messages:
         content = message.get("content")
         if isinstance(content, str):
@@ -113,4 +113,19 @@ def message_texts(messages: Iterable[Mapping[str, Any]]) -> Iterable[str]:
         else:
             yield from (part["text"] for part in content or ())
         for call in message.get("tool_calls") or ():
+            yield call["function"]["name"]
             yield call["function"]["arguments"]
+    for tool in tools or ():
+        yield from _strings(tool["function"])
+
+
+def _strings(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, each in value.items():
+            yield str(name)
+            yield from _strings(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _strings(each)

@@ -16,8 +16,8 @@ _CONTEXT_CHARS = 1000
 class OutputWatch:
     """Watches one choice: pieces go in, those that may be shown come out.
 
-    Shown is what has been looked at together with the `hold_back` characters after it. Whole pieces are held, so that
-    text, token ids and log-probabilities stay together.
+    Shown is what has been looked at together with the `hold_back` characters after it; an unfinished last word is not
+    looked at, and not shown. Whole pieces are held, so that text, token ids and log-probabilities stay together.
 
     Args:
         judge: Gives the verdict on a text.
@@ -31,7 +31,10 @@ class OutputWatch:
         self._hold_back = hold_back
         self._held: deque[Piece] = deque()
         self._text = ""
-        self._not_looked_at = 0
+        self._unseen = 0
+        """Characters at the end of the text that no verdict was on."""
+        self._grown_by = 0
+        """Characters since the last look."""
 
     async def look(self, piece: Piece) -> Piece | None:
         """Take the choice's next piece; returns what may be shown now, joined. A flagged choice ends with it.
@@ -41,16 +44,18 @@ class OutputWatch:
         """
         self._held.append(piece)
         self._text += piece.text
-        self._not_looked_at += len(piece.text)
+        self._unseen += len(piece.text)
+        self._grown_by += len(piece.text)
         ended = piece.finish_reason is not None
-        if not ended and self._not_looked_at < self._look_every:
+        if not ended and self._grown_by < self._look_every:
             return None
-        if self._not_looked_at:
-            verdict = await self._judge(self._text if ended else _whole_words(self._text))
-            self._not_looked_at = 0
+        if self._unseen:
+            seen = self._text if ended else _whole_words(self._text)
+            verdict = await self._judge(seen)
+            self._unseen, self._grown_by = len(self._text) - len(seen), 0
             if verdict.flagged:
                 return self._end(verdict)
-        return _join(self._release(0 if ended else self._hold_back))
+        return _join(self._release(0 if ended else max(self._hold_back, self._unseen)))
 
     def _release(self, keep: int) -> list[Piece]:
         """Pieces that have at least `keep` characters after them."""

@@ -77,9 +77,10 @@ class BuiltInModerator:
 class WithRules:
     """Another moderator's verdicts, and those of rules beside them."""
 
-    def __init__(self, base: Moderator, rules: RuleList) -> None:
+    def __init__(self, base: Moderator, rules: RuleList, threads: TextThreads) -> None:
         self._base = base
         self._rules = rules
+        self._threads = threads
 
     @property
     def name(self) -> str:
@@ -93,6 +94,6 @@ class WithRules:
 
     async def judge(self, text: str, claim: Claim) -> Verdict:
         """The verdict on a text, with the category `rule`."""
-        matched = self._rules.matches(text)
+        matched = await self._threads.run(claim.tenant, len(text), lambda: self._rules.matches(text))
         verdict = await self._base.judge(text, claim)
         return replace(verdict, scores={**verdict.scores, RULE: float(matched)})

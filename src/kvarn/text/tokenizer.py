@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +32,13 @@ class Tokenizer:
         added = library.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(token_id for token_id, token in added.items() if token.special)
         """Tokens that steer the model and are not part of the text."""
+        specials = sorted((token.content for token in added.values() if token.special), key=len, reverse=True)
+        self.special_pattern: re.Pattern[str] | None = (
+            re.compile("|".join(map(re.escape, specials))) if specials else None
+        )
+        """Finds them in a text; None where there are none."""
+        self._words: Library | None = None
+        self._making_words = threading.Lock()
         vocabulary = library.get_vocab(with_added_tokens=True)
         self.is_byte_level: bool = is_pure_byte_level(decoder)
         """Whether a text's bytes are just its tokens' bytes, one after another."""
@@ -89,6 +98,11 @@ class Tokenizer:
         encodings = self._library.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
+    def encode_words(self, text: str) -> list[int]:
+        """Token ids of a text in which special tokens are words like any other. Raises as `encode` does."""
+        _check_text(text)
+        return self._word_library.encode(text, add_special_tokens=False).ids
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids. Ids above the vocabulary (padding of the embedding matrix) have no text.
 
@@ -101,6 +115,15 @@ class Tokenizer:
             raise TokenizerError(
                 f"These are not token ids: each is a whole number from 0 to {self.vocab_size - 1}."
             ) from error
+
+    @property
+    def _word_library(self) -> Library:
+        """A second one, made when first needed: hardly any text holds special tokens."""
+        with self._making_words:
+            if self._words is None:
+                self._words = type(self._library).from_str(self._library.to_str())
+                self._words.encode_special_tokens = True
+        return self._words
 
     def is_special(self, token_id: int) -> bool:
         """Whether the token steers the model and is not part of the text."""

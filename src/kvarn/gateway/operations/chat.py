@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 from msgspec import UNSET
@@ -18,7 +19,7 @@ from kvarn.gateway.context import Gateway
 from kvarn.gateway.fallback import start_on_model
 from kvarn.gateway.generation import Generation
 from kvarn.gateway.logprobs import prompt_logprobs
-from kvarn.gateway.moderation import message_texts
+from kvarn.gateway.moderation import chat_texts
 from kvarn.gateway.operations.chat_prompt import ChatPrompt, render_chat
 from kvarn.gateway.operations.stored_chat import keep_completion
 from kvarn.gateway.prompts import choices_of, submit_of
@@ -143,7 +144,8 @@ async def _start(gateway: Gateway, record: RequestRecord, asked: ChatCompletionR
         service_tier=asked.service_tier,
     )
     gateway.prompts.offer(record.principal, record.request_id, model.name, lambda: {"messages": asked.plain_messages})
-    await gateway.moderation.check_input(work, lambda: message_texts(asked.plain_messages), "messages")
+    texts = partial(chat_texts, asked.plain_messages, asked.active_tools)
+    await gateway.moderation.check_input(work, texts, "messages")
     answer_id = f"chatcmpl-{uuid.uuid4().hex}"
     use = asked.tool_use
     choices = choices_of(

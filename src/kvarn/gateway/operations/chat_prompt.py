@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn.gateway.served import ReadyModel
+from kvarn.text.prompt import chat_token_ids
 from kvarn.text.tool_calls import ToolFormat
 from kvarn.wire.openai.chat import ChatCompletionRequest
 
@@ -27,15 +28,18 @@ def render_chat(asked: ChatCompletionRequest, model: ReadyModel) -> ChatPrompt:
         TokenizerError: The text cannot be encoded.
     """
     use = asked.tool_use
-    text = model.chat_template.render(
+    opening = model.tool_format.opening(use.certain_name) if use is not None and use.forced else ""
+    token_ids = chat_token_ids(
+        model.chat_template,
+        model.tokenizer,
         _with_shown_ids(asked.plain_messages, model.tool_format),
         tools=asked.active_tools,
+        opening=opening,
+        add_special_tokens=bool(asked.add_special_tokens),
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
-        **(asked.chat_template_kwargs or {}),
+        variables=asked.chat_template_kwargs,
     )
-    opening = model.tool_format.opening(use.certain_name) if use is not None and use.forced else ""
-    token_ids = model.tokenizer.encode(text + opening, add_special_tokens=bool(asked.add_special_tokens))
     return ChatPrompt(token_ids, opening)
 
 

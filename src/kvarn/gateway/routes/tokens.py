@@ -10,6 +10,7 @@ from kvarn.gateway.context import Gateway, gateway_of
 from kvarn.gateway.openapi import json_body
 from kvarn.gateway.record import record_of
 from kvarn.gateway.served import ReadyModel
+from kvarn.text.prompt import chat_token_ids
 from kvarn.wire.openai.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -58,11 +59,13 @@ def _tokenized(asked: TokenizeRequest, model: ReadyModel) -> TokenizeResponse:
 def _tokenize(asked: TokenizeRequest, model: ReadyModel) -> list[int]:
     if asked.prompt is not None:
         return model.tokenizer.encode(asked.prompt, add_special_tokens=asked.add_special_tokens is not False)
-    text = model.chat_template.render(
+    return chat_token_ids(
+        model.chat_template,
+        model.tokenizer,
         asked.plain_messages,
         tools=asked.active_tools,
+        add_special_tokens=asked.add_special_tokens is True,
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
-        **(asked.chat_template_kwargs or {}),
+        variables=asked.chat_template_kwargs,
     )
-    return model.tokenizer.encode(text, add_special_tokens=asked.add_special_tokens is True)
