@@ -219,6 +219,20 @@ def test_functions_of_old_clients_are_tools(
     assert "<|tool|>sunny" in prompt_of(house)
 
 
+@pytest.mark.parametrize("tokens_per_step", [1, 5, 1000])
+def test_old_clients_hear_text_and_call_in_the_order_in_which_they_were_written(
+    house: Any, answering: Callable[..., None], sdk: openai.OpenAI, tokens_per_step: int
+) -> None:
+    answering("I look it up. " + CALL)
+    house.chat.tokens_per_step = tokens_per_step
+    heard = []
+    options: Any = {"functions": [WEATHER["function"]], "stream": True}
+    for chunk in sdk.chat.completions.create(model="tiny", messages=HELLO, **options):
+        delta = chunk.choices[0].delta
+        heard += ["text"] * bool(delta.content) + ["call"] * (delta.function_call is not None)
+    assert heard[0] == "text" and heard[-1] == "call" and sorted(heard, reverse=True) == heard
+
+
 def test_a_result_must_belong_to_a_call(client: httpx.Client) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     messages = [
