@@ -33,7 +33,9 @@ class MeterMetrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.billed = Counter("kvarn_meter_billed_total", "Usage events counted.", registry=registry)
         self.repeats = Counter(
-            "kvarn_meter_repeats_total", "Usage events that had been counted before.", registry=registry
+            "kvarn_meter_repeats_total",
+            "Usage events that had been counted before, or whose organisation's usage has been erased.",
+            registry=registry,
         )
         self.unreadable = Counter(
             "kvarn_meter_unreadable_total", "Messages that are no usage events; left out.", registry=registry

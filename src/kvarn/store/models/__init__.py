@@ -17,7 +17,15 @@ from kvarn.store.models.tenants import (
     Revision,
     User,
 )
-from kvarn.store.models.usage import BilledEvent, BilledHour, Budget, OutboxEntry, UsageEvent, UsagePeriod
+from kvarn.store.models.usage import (
+    BilledEvent,
+    BilledHour,
+    Budget,
+    ErasedOrganization,
+    OutboxEntry,
+    UsageEvent,
+    UsagePeriod,
+)
 
 __all__ = [
     "ApiKey",
@@ -30,6 +38,7 @@ __all__ = [
     "Budget",
     "Conversation",
     "ConversationItem",
+    "ErasedOrganization",
     "File",
     "FileChunk",
     "Lease",

@@ -119,3 +119,12 @@ class BilledHour(Base):
     cached_tokens: Mapped[Number]
     output_tokens: Mapped[Number]
     cost: Mapped[Number]
+
+
+class ErasedOrganization(Base):
+    """An organisation whose usage has been erased: what of it comes later (from a spool, from Kafka) is dropped."""
+
+    __tablename__ = "erased_organizations"
+
+    id: Mapped[Id] = mapped_column(primary_key=True)
+    erased_at: Mapped[Seconds]

@@ -12,13 +12,15 @@ from kvarn.store.engine import Store
 from kvarn.store.ledger import LedgerEvent
 from kvarn.store.models import BilledEvent, BilledHour, UsageEvent
 from kvarn.store.repositories.dialect import insert
+from kvarn.store.repositories.erasures import without_erased
 
 _SUMS = ("requests", "input_tokens", "cached_tokens", "output_tokens", "cost")
 _KEYS = ("hour_at", "organization_id", "project_id", "key_id", "model", "currency")
 
 
 async def bill(store: Store, events: Sequence[LedgerEvent]) -> int:
-    """Count events into their hours, in one transaction; those that have been counted before are left out.
+    """Count events into their hours, in one transaction. Those that have been counted before are left out, and those
+    of organisations whose usage has been erased.
 
     Returns:
         How many were new.
@@ -26,10 +28,12 @@ async def bill(store: Store, events: Sequence[LedgerEvent]) -> int:
     Raises:
         StoreAwayError: The database does not answer; nothing is counted, or nobody knows.
     """
-    unique = {event.id: event for event in events}
-    if not unique:
+    if not events:
         return 0
     async with store.transaction() as session:
+        unique = {event.id: event for event in await without_erased(session, events)}
+        if not unique:
+            return 0
         statement = insert(session, BilledEvent).on_conflict_do_nothing(index_elements=["event_id"])
         now = int(store.now())
         rows = [{"event_id": key, "billed_at": now} for key in sorted(unique)]

@@ -12,9 +12,14 @@ from sqlalchemy.orm import InstrumentedAttribute
 from kvarn.store.models import Base
 
 
+def is_postgresql(session: AsyncSession) -> bool:
+    """Whether the session's database is PostgreSQL; else it is SQLite."""
+    return session.get_bind().dialect.name == "postgresql"
+
+
 def insert(session: AsyncSession, table: type[Base]) -> postgresql.Insert:
     """An INSERT that knows `on_conflict_do_nothing` and `on_conflict_do_update`, for the session's database."""
-    if session.get_bind().dialect.name == "postgresql":
+    if is_postgresql(session):
         return postgresql.insert(table)
     # The two classes have these methods in common, with the same parameters.
     return sqlite.insert(table)  # type: ignore[return-value]
@@ -24,6 +29,6 @@ def has_entry(
     session: AsyncSession, column: InstrumentedAttribute[dict[str, Any]], key: str, value: str
 ) -> ColumnElement[bool]:
     """Whether a column's JSON object holds this text under this key, whatever characters the key is made of."""
-    split = func.jsonb_each_text if session.get_bind().dialect.name == "postgresql" else func.json_each
+    split = func.jsonb_each_text if is_postgresql(session) else func.json_each
     entries = split(column).table_valued("key", "value")
     return exists().select_from(entries).where(entries.c.key == key, entries.c.value == value)

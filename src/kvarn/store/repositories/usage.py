@@ -17,6 +17,7 @@ from kvarn.store.errors import UnstorableError
 from kvarn.store.ledger import BATCH_TIER, LedgerEvent, UsageFilter, UsageSum
 from kvarn.store.models import OutboxEntry, UsageEvent, UsagePeriod
 from kvarn.store.repositories.dialect import insert
+from kvarn.store.repositories.erasures import without_erased
 
 GROUPS: dict[str, InstrumentedAttribute[str] | InstrumentedAttribute[str | None]] = {
     "organization_id": UsageEvent.organization_id,
@@ -36,7 +37,7 @@ _DATA_AT_FAULT = ("22", "23")
 
 async def record(store: Store, events: Sequence[LedgerEvent], payloads: Sequence[bytes] | None = None) -> set[str]:
     """Write events in one transaction with their outbox entries and the sums of their periods. One whose id is in the
-    ledger already changes nothing.
+    ledger already changes nothing, and one of an organisation whose usage has been erased is dropped.
 
     Args:
         store: The database.
@@ -61,13 +62,17 @@ async def record(store: Store, events: Sequence[LedgerEvent], payloads: Sequence
 
 async def _record(store: Store, events: Sequence[LedgerEvent], payloads: Sequence[bytes] | None) -> set[str]:
     async with store.transaction() as session:
+        rows = {event.id: event for event in reversed(await without_erased(session, events))}  # the first of each id
+        if not rows:
+            return set()
         statement = insert(session, UsageEvent).on_conflict_do_nothing(index_elements=["id"]).returning(UsageEvent.id)
-        rows = {event.id: msgspec.structs.asdict(event) for event in reversed(events)}
-        written = set((await session.execute(statement, [rows[key] for key in sorted(rows)])).scalars())
+        # Sorted: two gateways that write the same events lock them in the same order.
+        given = [msgspec.structs.asdict(rows[key]) for key in sorted(rows)]
+        written = set((await session.execute(statement, given)).scalars())
         if payloads is not None:
             first = {event.id: payload for event, payload in zip(reversed(events), reversed(payloads), strict=True)}
             await _queue(session, {key: first[key] for key in first if key in written}, int(store.now()))
-        await _add_to_periods(session, [event for event in _unique(events) if event.id in written])
+        await _add_to_periods(session, [event for key, event in rows.items() if key in written])
     return written
 
 
@@ -165,8 +170,3 @@ async def _add_to_periods(session: AsyncSession, events: Sequence[LedgerEvent]) 
     added = {name: getattr(UsagePeriod, name) + getattr(statement.excluded, name) for name in ("tokens", "cost")}
     keys = ["period", "organization_id", "project_id"]
     await session.execute(statement.on_conflict_do_update(index_elements=keys, set_=added), rows)
-
-
-def _unique(events: Sequence[LedgerEvent]) -> list[LedgerEvent]:
-    """The first event of each id."""
-    return list({event.id: event for event in reversed(events)}.values())

@@ -41,6 +41,13 @@ def upgrade() -> None:
     )
 
     op.create_table(
+        "erased_organizations",
+        sa.Column("id", sa.String(length=64), nullable=False),
+        sa.Column("erased_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_erased_organizations")),
+    )
+
+    op.create_table(
         "usage_events",
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("request_id", sa.String(length=128), nullable=False),
@@ -135,6 +142,7 @@ def downgrade() -> None:
     op.drop_index("ix_usage_events_finished_at", "usage_events")
 
     op.drop_table("usage_events")
+    op.drop_table("erased_organizations")
     op.drop_index("ix_billed_hours_organization_id_hour", "billed_hours")
 
     op.drop_table("billed_hours")
