@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from sqlalchemy import select
 
@@ -101,9 +102,9 @@ async def test_every_act_that_changes_something_is_counted(store: Store) -> None
 
 async def test_an_organisation_is_deleted_once(store: Store) -> None:
     organization_id = (await create_organization(store, "a")).organization_id
-    actor = Actor("test")
+    begin_act = partial(acting, store, Actor("test"))
     outcomes = await asyncio.gather(
-        *[delete_organization(store, actor, organization_id) for _ in range(2)], return_exceptions=True
+        *[delete_organization(store, begin_act, organization_id) for _ in range(2)], return_exceptions=True
     )
     assert [type(outcome) for outcome in outcomes if outcome is not None] in ([NotFoundError], [])
     async with store.reading() as session:

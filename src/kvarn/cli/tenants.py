@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -146,7 +147,7 @@ def delete(
         typer.confirm(f"Delete {tenant} and all it owns? This cannot be undone.", abort=True)
 
     async def end(store: Store) -> None:
-        await tenants.delete_organization(store, actor(), tenant, erase_usage=erase_usage)
+        await tenants.delete_organization(store, partial(acting, store, actor()), tenant, erase_usage=erase_usage)
 
     with_store(config, end)
     typer.echo(f"deleted {tenant}")

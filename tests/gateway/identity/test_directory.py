@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import pytest
 
 from kvarn.config.platform import AuthConfig
 from kvarn.gateway.identity.directory import Directory
 from kvarn.store.engine import Store
-from kvarn.store.errors import StoreAwayError
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.keys import new_key
 from kvarn.store.repositories.acts import Actor, acting
@@ -18,6 +16,7 @@ from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
 from kvarn.store.repositories.rate_limits import set_limit
 from kvarn.store.repositories.tenants import create_organization, ensure_default_organization
 from kvarn.wire.openai.errors import ApiError
+from watched_store import WatchedStore
 
 ACTOR = Actor("test")
 
@@ -32,32 +31,11 @@ class Clock:
         return self.now
 
 
-class Watched:
-    """A store whose reads are counted, and which may go away."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.now = store.now
-        self.reads = 0
-        self.away = False
-        self.hangs = False
-
-    @asynccontextmanager
-    async def reading(self):
-        self.reads += 1
-        if self.hangs:
-            await asyncio.sleep(3600)
-        if self.away:
-            raise StoreAwayError("the cable is cut")
-        async with self._store.reading() as session:
-            yield session
-
-
 class Scene:
     """A tenant with a key, and a directory over a store that is watched."""
 
     def __init__(self, store: Store, **config: float) -> None:
-        self.store, self.watched, self.clock = store, Watched(store), Clock()
+        self.store, self.watched, self.clock = store, WatchedStore(store), Clock()
         self.directory = Directory(self.watched, AuthConfig(**config), self.clock)  # type: ignore[arg-type]
         self.key_id = self.value = self.organization_id = ""
 

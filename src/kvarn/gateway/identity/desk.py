@@ -37,12 +37,15 @@ class Desk:
 
     @asynccontextmanager
     async def acting(self) -> AsyncGenerator[Act, None]:
-        """An administrative act; once it is over, it holds for all requests of this gateway."""
+        """An administrative act; once it is over, it holds for all requests of this gateway. One that failed before
+        it could hold changes nothing for them: while the database is away, their keys are still believed."""
+        act: Act | None = None
         try:
             async with acting(self.gateway.store, self.actor) as act:
                 yield act
         finally:
-            self.gateway.directory.renew()
+            if act is not None and act.may_hold:
+                self.gateway.directory.renew()
 
     @property
     def actor(self) -> Actor:

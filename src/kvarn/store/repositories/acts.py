@@ -38,6 +38,8 @@ class Act:
     now: int
     """Seconds since 1970."""
     recorded: int = field(default=0)
+    may_hold: bool = field(default=False)
+    """Whether all gateways are told of it: from here on it may hold, whatever is heard of the commit."""
 
     def record(
         self, kind: str, organization_id: str, object_id: str, *, project_id: str | None = None, **detail: Any
@@ -84,6 +86,7 @@ async def acting(store: Store, actor: Actor) -> AsyncGenerator[Act, None]:
             await session.flush()
             changed = update(Revision).where(Revision.kind == PRINCIPALS).values(number=Revision.number + 1)
             await session.execute(changed)
+            act.may_hold = True
 
 
 async def read_revision(session: AsyncSession) -> int:

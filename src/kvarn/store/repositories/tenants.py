@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from sqlalchemy import Table, delete, select, tuple_
@@ -123,12 +125,18 @@ async def change_organization(act: Act, organization_id: str, changes: dict[str,
     return organization
 
 
-async def delete_organization(store: Store, actor: Actor, organization_id: str, *, erase_usage: bool = False) -> None:
+async def delete_organization(
+    store: Store,
+    begin_act: Callable[[], AbstractAsyncContextManager[Act]],
+    organization_id: str,
+    *,
+    erase_usage: bool = False,
+) -> None:
     """Delete an organisation and everything it owns. Its keys stop working first. Interrupted, it may be called again.
 
     Args:
         store: The database.
-        actor: Who wants it.
+        begin_act: Begins an act of whoever wants it.
         organization_id: What goes.
         erase_usage: Its usage goes too. Else the ledger keeps it, for the last invoice.
 
@@ -138,13 +146,13 @@ async def delete_organization(store: Store, actor: Actor, organization_id: str, 
     """
     if organization_id == DEFAULT_ORGANIZATION:
         raise ConflictError("The default organization cannot be deleted: its administrators run the platform.")
-    async with acting(store, actor) as act:
+    async with begin_act() as act:
         await change_organization(act, organization_id, {"archived": True})
     await delete_organization_data(store, organization_id)
     for table in reversed(Base.metadata.sorted_tables):
         if "organization_id" in table.columns and (erase_usage or table.name not in _LEDGER):
             await _empty(store, table, organization_id)
-    async with acting(store, actor) as act:
+    async with begin_act() as act:
         organization = await get_organization(act.session, organization_id)
         await act.session.delete(organization)
         data = {"name": organization.name, "erase_usage": erase_usage}

@@ -76,8 +76,5 @@ async def delete_tenant(request: Request, tenant_id: str) -> Response:
     desk = platform_desk_of(request)
     check_query(request, ("erase_usage",))
     erase_usage = query_flag(request, "erase_usage")
-    try:
-        await tenants.delete_organization(desk.gateway.store, desk.actor, tenant_id, erase_usage=erase_usage)
-    finally:
-        desk.gateway.directory.renew()
+    await tenants.delete_organization(desk.gateway.store, desk.acting, tenant_id, erase_usage=erase_usage)
     return json_response(deleted_object("organization.tenant", tenant_id))
