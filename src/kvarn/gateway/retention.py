@@ -34,15 +34,22 @@ async def sweep_forever(store: Store, config: RetentionConfig) -> None:
 async def sweep_if_due(store: Store, config: RetentionConfig) -> bool:
     """Delete what has expired, unless some gateway did so in this interval; whether it was due.
 
-    The lease is taken for a whole interval and never given back: it says when the next sweep is due, and that only one
-    gateway begins it.
+    The lease is taken for a whole interval and kept: it says when the next sweep is due, and that only one gateway
+    begins it. Where a kind could not be swept it is given back, and whoever looks next tries again.
 
     Raises:
         StoreAwayError: The database does not answer.
     """
-    if not await leases.take(store, _LEASE, new_id("sweep-"), config.sweep_interval_s):
+    holder = new_id("sweep-")
+    if not await leases.take(store, _LEASE, holder, config.sweep_interval_s):
         return False
-    deleted = {name: count for name, count in (await delete_expired(store, config)).items() if count}
+    swept = await delete_expired(store, config)
+    deleted = {name: count for name, count in swept.deleted.items() if count}
     if deleted:
         _log.info("deleted what had expired", extra=deleted)
+    for name, error in swept.failures.items():
+        trace = None if isinstance(error, StoreAwayError) else error
+        _log.warning("the retention sweep left %s, and tries again: %s", name, error, exc_info=trace)
+    if swept.failures:
+        await leases.give_back(store, _LEASE, holder)
     return True

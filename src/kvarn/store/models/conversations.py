@@ -14,7 +14,10 @@ class Conversation(Base):
     """A list of items that grows with every turn."""
 
     __tablename__ = "conversations"
-    __table_args__ = (Index("ix_conversations_project_id_created_at", "project_id", "created_at"),)
+    __table_args__ = (
+        Index("ix_conversations_project_id_created_at", "project_id", "created_at"),
+        Index("ix_conversations_organization_id_changed_at", "organization_id", "changed_at"),
+    )
 
     id: Mapped[Id] = mapped_column(primary_key=True)
     organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"))
@@ -48,7 +51,10 @@ class StoredResponse(Base):
     """A response of `/v1/responses`, with what it was asked."""
 
     __tablename__ = "responses"
-    __table_args__ = (Index("ix_responses_project_id_created_at", "project_id", "created_at"),)
+    __table_args__ = (
+        Index("ix_responses_project_id_created_at", "project_id", "created_at"),
+        Index("ix_responses_organization_id_created_at", "organization_id", "created_at"),
+    )
 
     id: Mapped[Id] = mapped_column(primary_key=True)
     organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"))
@@ -78,7 +84,10 @@ class StoredCompletion(Base):
     """A chat completion that its client asked to store."""
 
     __tablename__ = "stored_completions"
-    __table_args__ = (Index("ix_stored_completions_project_id_created_at", "project_id", "created_at"),)
+    __table_args__ = (
+        Index("ix_stored_completions_project_id_created_at", "project_id", "created_at"),
+        Index("ix_stored_completions_organization_id_created_at", "organization_id", "created_at"),
+    )
 
     id: Mapped[Id] = mapped_column(primary_key=True)
     organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"))

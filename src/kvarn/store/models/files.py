@@ -14,7 +14,10 @@ class File(Base):
     """A file a client uploaded, or a batch wrote. Its content lies in `file_chunks`."""
 
     __tablename__ = "files"
-    __table_args__ = (Index("ix_files_project_id_created_at", "project_id", "created_at"),)
+    __table_args__ = (
+        Index("ix_files_project_id_created_at", "project_id", "created_at"),
+        Index("ix_files_organization_id_created_at", "organization_id", "created_at"),
+    )
 
     id: Mapped[Id] = mapped_column(primary_key=True)
     organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"))
@@ -24,7 +27,7 @@ class File(Base):
     status: Mapped[str] = mapped_column(String(16), default="processed")
     """`processed`, or `incomplete` while it is written or deleted: then nobody sees it."""
     size: Mapped[Number]
-    created_at: Mapped[Seconds]
+    created_at: Mapped[Seconds] = mapped_column(index=True)
     expires_at: Mapped[Seconds | None] = mapped_column(index=True)
     """Nobody sees it from then on; the sweep deletes it."""
 
@@ -43,7 +46,10 @@ class Batch(Base):
     """A file of requests, to be answered within a window."""
 
     __tablename__ = "batches"
-    __table_args__ = (Index("ix_batches_project_id_created_at", "project_id", "created_at"),)
+    __table_args__ = (
+        Index("ix_batches_project_id_created_at", "project_id", "created_at"),
+        Index("ix_batches_organization_id_created_at", "organization_id", "created_at"),
+    )
 
     id: Mapped[Id] = mapped_column(primary_key=True)
     organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"))
@@ -56,7 +62,7 @@ class Batch(Base):
     error_file_id: Mapped[Id | None]
     status: Mapped[str] = mapped_column(String(16), index=True)
     window_s: Mapped[Number]
-    created_at: Mapped[Seconds]
+    created_at: Mapped[Seconds] = mapped_column(index=True)
     expires_at: Mapped[Seconds]
     times: Mapped[dict[str, Any]]
     """When each state was reached: `in_progress_at`, `completed_at`, …"""

@@ -148,12 +148,13 @@ class PromptSample(Base):
     """A prompt that a project allowed to be kept; encrypted."""
 
     __tablename__ = "prompt_samples"
+    __table_args__ = (Index("ix_prompt_samples_organization_id_created_at", "organization_id", "created_at"),)
 
     id: Mapped[Sequence] = mapped_column(primary_key=True)
-    organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"), index=True)
+    organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"))
     project_id: Mapped[Id] = mapped_column(ForeignKey("projects.id", ondelete="CASCADE"), index=True)
     request_id: Mapped[str] = mapped_column(String(128))
     model: Mapped[Name]
-    created_at: Mapped[Seconds]
+    created_at: Mapped[Seconds] = mapped_column(index=True)
     sealed: Mapped[bytes]
     """JSON of the request's input, under the server's key (Fernet)."""

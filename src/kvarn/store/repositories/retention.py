@@ -1,77 +1,51 @@
-"""Deleting what has been kept for long enough, and all that an organisation stored. In steps that each take a short
-time, so that nobody who writes meanwhile waits for long.
-
-The ledger is not touched: usage events and billing sums say what was used and never what was said, and an invoice may
-be asked for after its customer has gone. Neither is the audit log.
-"""
+"""Deleting what has been kept for long enough, and all that an organisation stored. What goes when says `fates.py`."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, and_, cast, delete, exists, or_, select, update
-from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy import and_, func, select
 
 from kvarn.config.platform import RetentionConfig
 from kvarn.store.engine import Store
-from kvarn.store.models import (
-    Batch,
-    BatchLine,
-    Conversation,
-    File,
-    Organization,
-    PromptSample,
-    StoredCompletion,
-    StoredResponse,
-)
+from kvarn.store.models import Batch, BatchLine, Organization
 from kvarn.store.repositories.batch_lines import delete_lines
 from kvarn.store.repositories.batches import OVER
-from kvarn.store.repositories.files import INCOMPLETE, drop_file
+from kvarn.store.repositories.deletion import Condition, Doomed, delete_rows
+from kvarn.store.repositories.fates import STORED, Stored
 
 _DAY_S = 24 * 3600
 _AT_ONCE = 25
 """Objects deleted in one transaction, with what belongs to them."""
-_UNFINISHED = ("queued", "in_progress")
-
-Condition = ColumnElement[bool]
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """A kind of stored objects."""
+@dataclass(slots=True)
+class Swept:
+    """What came of a sweep, by kind."""
 
-    name: str
-    table: Any
-    age: InstrumentedAttribute[int]
-    """From when on its days are counted."""
-    days: Callable[[RetentionConfig], int | None]
-    """What the server's configuration says; None: for ever."""
-    may_go: Condition | None = None
-    """Holds for those that may be deleted at all."""
-    drop: Callable[[Store, list[Any], Condition], Awaitable[int]] | None = None
-    """Deletes those of the given ids for which the condition still holds; how many. Default: one statement, and what
-    belongs to them goes with them."""
+    deleted: Counter[str] = field(default_factory=Counter)
+    failures: dict[str, Exception] = field(default_factory=dict)
+    """Why a kind was left before its end. The others were swept all the same."""
 
 
-async def delete_expired(store: Store, config: RetentionConfig) -> Counter[str]:
+async def delete_expired(store: Store, config: RetentionConfig) -> Swept:
     """Delete what has passed its days: the server's, or fewer where the organisation wants that. Files go at their own
-    expiry, too.
-
-    Returns:
-        How many objects of each kind were deleted.
-
-    Raises:
-        StoreAwayError: The database does not answer. What was deleted until then stays so.
-    """
-    now = int(store.now())
-    deleted: Counter[str] = Counter()
-    for kind in _KINDS:
-        deleted[kind.name] = await _delete(store, kind, _expired(kind, config, now))
-    await _delete_left_lines(store)
-    return deleted
+    expiry, too. A kind that fails fails alone."""
+    chores: dict[str, Callable[[], Awaitable[int]]] = {
+        kind.name: partial(_delete_old, store, kind, config) for kind in STORED
+    }
+    chores["batch_lines"] = partial(_delete_left_lines, store)
+    swept = Swept()
+    for name, chore in chores.items():
+        try:
+            swept.deleted[name] = await chore()
+        except Exception as error:
+            swept.failures[name] = error
+    return swept
 
 
 async def delete_organization_data(store: Store, organization_id: str) -> Counter[str]:
@@ -86,90 +60,55 @@ async def delete_organization_data(store: Store, organization_id: str) -> Counte
         StoreAwayError: The database does not answer. What was deleted until then stays so.
     """
     deleted: Counter[str] = Counter()
-    for kind in _KINDS:
-        deleted[kind.name] = await _delete(store, kind, kind.table.organization_id == organization_id)
+    for kind in STORED:
+        theirs = Doomed(kind.model, kind.age, whose=_whose(kind, organization_id))
+        deleted[kind.name] = await delete_rows(store, theirs, at_once=_AT_ONCE, drop=kind.drop)
     return deleted
 
 
-async def _delete(store: Store, kind: _Kind, condition: Condition) -> int:
-    key, total = kind.table.id, 0
+async def _delete_old(store: Store, kind: Stored, config: RetentionConfig) -> int:
+    now, total = int(store.now()), 0
+    async for doomed in _reasons(store, kind, config, now):
+        if kind.may_go is not None and doomed.still is not None:
+            doomed = replace(doomed, still=and_(doomed.still, kind.may_go(now)))
+        total += await delete_rows(store, doomed, at_once=_AT_ONCE, drop=kind.drop)
+    return total
+
+
+async def _reasons(store: Store, kind: Stored, config: RetentionConfig, now: int) -> AsyncGenerator[Doomed, None]:
+    """Each reason is a query of its own, which an index answers: joined by OR they would read the whole table."""
+    age, days = kind.column(kind.age), kind.days(config)
+    expires_at = kind.column(kind.expires_at) if kind.expires_at else None
+    if days is not None:
+        old = age <= now - days * _DAY_S
+        yield Doomed(kind.model, kind.age, still=old if expires_at is None else and_(old, expires_at.is_(None)))
+    if kind.expires_at and expires_at is not None:
+        yield Doomed(kind.model, kind.expires_at, still=expires_at <= now)
+    wishes = select(Organization.id, Organization.retention_days).where(Organization.retention_days.is_not(None))
+    async with store.reading() as session:
+        wanted: list[Any] = list(await session.execute(wishes))
+    for organization_id, wanted_days in wanted:
+        old = age <= now - wanted_days * _DAY_S
+        yield Doomed(kind.model, kind.age, whose=_whose(kind, organization_id), still=old)
+
+
+def _whose(kind: Stored, organization_id: str) -> Condition:
+    return kind.column("organization_id") == organization_id
+
+
+async def _delete_left_lines(store: Store) -> int:
+    """Lines of batches that are over, left by a gateway that died after its last step but one; of how many batches.
+
+    Found from the lines' side: batches that are over are many, those that still have lines few.
+    """
+    last, total = "", 0
     while True:
         async with store.reading() as session:
-            ids = list(await session.scalars(select(key).where(condition).limit(_AT_ONCE)))
-        if not ids:
-            return total
-        if kind.drop is not None:
-            gone = await kind.drop(store, ids, condition)
-        else:
-            async with store.transaction() as session:
-                # Asked again: one that was used a moment ago is not old any more.
-                result = await session.execute(delete(kind.table).where(key.in_(ids), condition).returning(key))
-                gone = len(result.all())
-        total += gone
-
-
-def _expired(kind: _Kind, config: RetentionConfig, now: int) -> Condition:
-    table, days = kind.table, kind.days(config)
-    wanted_s = cast(Organization.retention_days, BigInteger) * _DAY_S  # its own type has 32 bits only
-    wanted = exists().where(
-        Organization.id == table.organization_id,
-        Organization.retention_days.is_not(None),
-        kind.age + wanted_s <= now,
-    )
-    reasons: list[Condition] = [wanted]
-    if days is not None:
-        old = kind.age <= now - days * _DAY_S
-        reasons.append(and_(old, File.expires_at.is_(None)) if table is File else old)
-    if table is File:
-        reasons.append(File.expires_at <= now)
-    return or_(*reasons) if kind.may_go is None else and_(kind.may_go, or_(*reasons))
-
-
-async def _drop_files(store: Store, ids: list[Any], condition: Condition) -> int:
-    """Hide them first: nobody shall read half a file."""
-    async with store.transaction() as session:
-        hidden = update(File).where(File.id.in_(ids), condition).values(status=INCOMPLETE, expires_at=0)
-        found = list(await session.scalars(hidden.returning(File.id)))
-    for file_id in found:
-        await drop_file(store, file_id)
-    return len(found)
-
-
-async def _drop_batches(store: Store, ids: list[Any], condition: Condition) -> int:
-    for batch_id in ids:
-        await delete_lines(store, batch_id)
-        async with store.transaction() as session:
-            await session.execute(delete(Batch).where(Batch.id == batch_id))
-    return len(ids)
-
-
-async def _delete_left_lines(store: Store) -> None:
-    """Lines of batches that are over, left by a gateway that died after its last step but one."""
-    async with store.reading() as session:
-        has_lines = exists().where(BatchLine.batch_id == Batch.id)
-        left = list(await session.scalars(select(Batch.id).where(Batch.status.in_(OVER), has_lines)))
-    for batch_id in left:
-        await delete_lines(store, batch_id)
-
-
-_KINDS = (
-    _Kind("conversations", Conversation, Conversation.changed_at, lambda config: config.conversations_days),
-    _Kind(
-        "responses",
-        StoredResponse,
-        StoredResponse.created_at,
-        lambda config: config.responses_days,
-        may_go=StoredResponse.status.not_in(_UNFINISHED),
-    ),
-    _Kind("stored_completions", StoredCompletion, StoredCompletion.created_at, lambda config: config.responses_days),
-    _Kind(
-        "batches",
-        Batch,
-        Batch.created_at,
-        lambda config: config.files_days,
-        may_go=Batch.status.in_(OVER),
-        drop=_drop_batches,
-    ),
-    _Kind("files", File, File.created_at, lambda config: config.files_days, drop=_drop_files),
-    _Kind("prompt_samples", PromptSample, PromptSample.created_at, lambda config: config.prompt_samples_days),
-)
+            batch_id = await session.scalar(select(func.min(BatchLine.batch_id)).where(BatchLine.batch_id > last))
+            if batch_id is None:
+                return total
+            status = await session.scalar(select(Batch.status).where(Batch.id == batch_id))
+        if status in OVER:
+            await delete_lines(store, batch_id)
+            total += 1
+        last = batch_id

@@ -161,14 +161,21 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_prompt_samples")),
     )
-    op.create_index(op.f("ix_prompt_samples_organization_id"), "prompt_samples", ["organization_id"], unique=False)
+    op.create_index(op.f("ix_prompt_samples_created_at"), "prompt_samples", ["created_at"], unique=False)
+    op.create_index(
+        "ix_prompt_samples_organization_id_created_at",
+        "prompt_samples",
+        ["organization_id", "created_at"],
+        unique=False,
+    )
     op.create_index(op.f("ix_prompt_samples_project_id"), "prompt_samples", ["project_id"], unique=False)
 
 
 def downgrade() -> None:
     """Undo."""
     op.drop_index(op.f("ix_prompt_samples_project_id"), "prompt_samples")
-    op.drop_index(op.f("ix_prompt_samples_organization_id"), "prompt_samples")
+    op.drop_index("ix_prompt_samples_organization_id_created_at", "prompt_samples")
+    op.drop_index(op.f("ix_prompt_samples_created_at"), "prompt_samples")
 
     op.drop_table("prompt_samples")
     op.drop_index(op.f("ix_project_members_user_id"), "project_members")

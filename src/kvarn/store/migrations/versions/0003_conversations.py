@@ -37,6 +37,9 @@ def upgrade() -> None:
     op.create_index(op.f("ix_conversations_changed_at"), "conversations", ["changed_at"], unique=False)
     op.create_index(op.f("ix_conversations_locked_by"), "conversations", ["locked_by"], unique=False)
     op.create_index(
+        "ix_conversations_organization_id_changed_at", "conversations", ["organization_id", "changed_at"], unique=False
+    )
+    op.create_index(
         "ix_conversations_project_id_created_at", "conversations", ["project_id", "created_at"], unique=False
     )
 
@@ -66,6 +69,9 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_responses")),
     )
     op.create_index(op.f("ix_responses_created_at"), "responses", ["created_at"], unique=False)
+    op.create_index(
+        "ix_responses_organization_id_created_at", "responses", ["organization_id", "created_at"], unique=False
+    )
     op.create_index("ix_responses_project_id_created_at", "responses", ["project_id", "created_at"], unique=False)
     op.create_index(op.f("ix_responses_status"), "responses", ["status"], unique=False)
 
@@ -91,6 +97,12 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_stored_completions")),
     )
     op.create_index(op.f("ix_stored_completions_created_at"), "stored_completions", ["created_at"], unique=False)
+    op.create_index(
+        "ix_stored_completions_organization_id_created_at",
+        "stored_completions",
+        ["organization_id", "created_at"],
+        unique=False,
+    )
     op.create_index(
         "ix_stored_completions_project_id_created_at", "stored_completions", ["project_id", "created_at"], unique=False
     )
@@ -124,15 +136,18 @@ def downgrade() -> None:
 
     op.drop_table("conversation_items")
     op.drop_index("ix_stored_completions_project_id_created_at", "stored_completions")
+    op.drop_index("ix_stored_completions_organization_id_created_at", "stored_completions")
     op.drop_index(op.f("ix_stored_completions_created_at"), "stored_completions")
 
     op.drop_table("stored_completions")
     op.drop_index(op.f("ix_responses_status"), "responses")
     op.drop_index("ix_responses_project_id_created_at", "responses")
+    op.drop_index("ix_responses_organization_id_created_at", "responses")
     op.drop_index(op.f("ix_responses_created_at"), "responses")
 
     op.drop_table("responses")
     op.drop_index("ix_conversations_project_id_created_at", "conversations")
+    op.drop_index("ix_conversations_organization_id_changed_at", "conversations")
     op.drop_index(op.f("ix_conversations_locked_by"), "conversations")
     op.drop_index(op.f("ix_conversations_changed_at"), "conversations")
 

@@ -50,6 +50,8 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_batches")),
     )
+    op.create_index(op.f("ix_batches_created_at"), "batches", ["created_at"], unique=False)
+    op.create_index("ix_batches_organization_id_created_at", "batches", ["organization_id", "created_at"], unique=False)
     op.create_index("ix_batches_project_id_created_at", "batches", ["project_id", "created_at"], unique=False)
     op.create_index(op.f("ix_batches_status"), "batches", ["status"], unique=False)
 
@@ -71,6 +73,8 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_files")),
     )
     op.create_index(op.f("ix_files_expires_at"), "files", ["expires_at"], unique=False)
+    op.create_index(op.f("ix_files_created_at"), "files", ["created_at"], unique=False)
+    op.create_index("ix_files_organization_id_created_at", "files", ["organization_id", "created_at"], unique=False)
     op.create_index("ix_files_project_id_created_at", "files", ["project_id", "created_at"], unique=False)
 
     op.create_table(
@@ -99,10 +103,14 @@ def downgrade() -> None:
     op.drop_table("file_chunks")
     op.drop_table("batch_lines")
     op.drop_index("ix_files_project_id_created_at", "files")
+    op.drop_index("ix_files_organization_id_created_at", "files")
+    op.drop_index(op.f("ix_files_created_at"), "files")
     op.drop_index(op.f("ix_files_expires_at"), "files")
 
     op.drop_table("files")
     op.drop_index(op.f("ix_batches_status"), "batches")
     op.drop_index("ix_batches_project_id_created_at", "batches")
+    op.drop_index("ix_batches_organization_id_created_at", "batches")
+    op.drop_index(op.f("ix_batches_created_at"), "batches")
 
     op.drop_table("batches")

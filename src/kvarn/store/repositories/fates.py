@@ -1,0 +1,57 @@
+"""What becomes of each table: which rows go at their age, which with their organisation, which stay, and why.
+
+Every table stands in exactly one of the lists below; a test holds that. The sweep and the deletion of an organisation
+both go by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement
+
+from kvarn.config.platform import RetentionConfig
+from kvarn.store.models import Base, Batch, Conversation, File, PromptSample, StoredCompletion, StoredResponse
+from kvarn.store.repositories.batches import OVER
+from kvarn.store.repositories.deletion import Condition, Drop, drop_batches, drop_files, drop_rows
+
+_UNFINISHED = ("queued", "in_progress")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A kind of objects that organisations store: they go at their age, and with their organisation."""
+
+    model: type[Base]
+    days: Callable[[RetentionConfig], int | None]
+    """How long the server's configuration keeps them; None: for ever."""
+    age: str = "created_at"
+    """Column of the time from which on the days are counted."""
+    expires_at: str | None = None
+    """Column of the time at which an object goes that says so itself. The server's days are not for those."""
+    may_go: Callable[[int], Condition] | None = None
+    """Holds at this moment (seconds since 1970) for those that may go at their age at all."""
+    drop: Drop = drop_rows
+
+    @property
+    def name(self) -> str:
+        """Of its table."""
+        return str(self.model.__tablename__)
+
+    def column(self, name: str) -> ColumnElement[int]:
+        """A column of its table."""
+        return self.model.__table__.c[name]
+
+
+STORED = (
+    Stored(Conversation, lambda config: config.conversations_days, age="changed_at"),
+    Stored(
+        StoredResponse, lambda config: config.responses_days, may_go=lambda _: StoredResponse.status.not_in(_UNFINISHED)
+    ),
+    Stored(StoredCompletion, lambda config: config.responses_days),
+    Stored(Batch, lambda config: config.files_days, may_go=lambda _: Batch.status.in_(OVER), drop=drop_batches),
+    Stored(File, lambda config: config.files_days, expires_at="expires_at", drop=drop_files),
+    Stored(PromptSample, lambda config: config.prompt_samples_days),
+)
+"""Go at their age, and with their organisation."""
