@@ -20,6 +20,10 @@ class AuthConfig(Section):
     organisation as its administrator; refused on an address that other machines reach. `auto`: open on a loopback
     address, keys on any other."""
 
+    allowed_hosts: tuple[Annotated[str, Field(pattern=r"^[a-z0-9._-]+$")], ...] = ()
+    """Names under which an open server answers requests without a key, besides `localhost` and loopback addresses: the
+    `Host` of a proxy in front of it, or `host.docker.internal`. Without ports, in lower case."""
+
     refresh_s: float = Field(0.25, gt=0, le=60)
     """Seconds after which a change made by another gateway (a revoked key, a new limit) is noticed at the latest. A
     change made through this gateway holds at once."""

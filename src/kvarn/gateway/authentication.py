@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from starlette.types import Scope
 
+from kvarn.gateway.identity.addressed import check_addressed_here
 from kvarn.gateway.identity.bearer import not_authenticated, presented
 from kvarn.gateway.identity.directory import Directory
 from kvarn.gateway.identity.last_used import LastUsed
@@ -31,19 +33,21 @@ class KeyAuthenticator:
     Args:
         directory: Knows the keys.
         last_used: Told of every key that was accepted.
-        is_open: Let those without a valid key act as anybody. A valid one is honoured all the same.
+        open_to: On an open server, the names besides those of a loopback address under which those without a valid
+            key act as anybody; a valid one is honoured all the same. None: everybody needs a key.
     """
 
-    def __init__(self, directory: Directory, last_used: LastUsed, *, is_open: bool) -> None:
+    def __init__(self, directory: Directory, last_used: LastUsed, open_to: Collection[str] | None) -> None:
         self._directory = directory
         self._last_used = last_used
-        self._is_open = is_open
+        self._open_to = open_to
 
     async def principal(self, scope: Scope) -> Principal:
         """The bearer of the key; on an open server, anybody.
 
         Raises:
-            ApiError: 401, no key or none that is valid; 503, the database is away and the key not known.
+            ApiError: 401, no key or none that is valid; 403, an open server was asked from elsewhere; 503, the database
+                is away and the key not known.
         """
         key = presented(scope["headers"])
         found = await self._directory.bearer_of(key) if key is not None and is_key(key) else None
@@ -51,6 +55,7 @@ class KeyAuthenticator:
             if found.key_id is not None:
                 self._last_used.mark(found.key_id)
             return found
-        if self._is_open:
+        if self._open_to is not None:
+            check_addressed_here(scope["headers"], self._open_to)
             return await self._directory.anybody()
         raise not_authenticated(key)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 
 from kvarn.gateway.context import Gateway, gateway_of
-from kvarn.gateway.identity.mode import is_loopback
 from kvarn.gateway.identity.scopes import insufficient_permissions
 from kvarn.gateway.record import record_of
 from kvarn.store.ids import DEFAULT_ORGANIZATION
@@ -63,8 +61,6 @@ def desk_of(request: Request) -> Desk:
     principal = record_of(request.scope).principal
     if principal.role is not Role.ADMIN:
         raise insufficient_permissions("role: admin")
-    if principal.key_id is None:
-        _check_not_from_elsewhere(request)
     return Desk(gateway_of(request), principal)
 
 
@@ -78,12 +74,3 @@ def platform_desk_of(request: Request) -> Desk:
     if desk.organization_id != DEFAULT_ORGANIZATION:
         raise insufficient_permissions("role: platform administrator (admin of the default organization)")
     return desk
-
-
-def _check_not_from_elsewhere(request: Request) -> None:
-    """On an open server any page that a user's browser has open could try to administer it (by a form, or by a name
-    that it points at this machine): a request without a key must be addressed to this machine, by no other site."""
-    host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-    origin = request.headers.get("origin")
-    if not is_loopback(host) or (origin is not None and urlsplit(origin).netloc != request.headers.get("host")):
-        raise insufficient_permissions("key: without one, an open server is administered from its own address only")

@@ -31,8 +31,8 @@ class Identity:
         self._mode = auth_mode(config)
         self._last_used = LastUsed(store)
         self.directory = Directory(store, config.auth)
-        is_open = self._mode == "open"
-        self.authenticator: Authenticator = KeyAuthenticator(self.directory, self._last_used, is_open=is_open)
+        open_to = config.auth.allowed_hosts if self._mode == "open" else None
+        self.authenticator: Authenticator = KeyAuthenticator(self.directory, self._last_used, open_to)
         self._writing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
