@@ -40,10 +40,13 @@ class StoreConfig(Section):
     `data_dir`."""
 
     pool_size: int = Field(8, ge=1, le=256)
-    """Connections to PostgreSQL at most. SQLite has one writer and needs none of this."""
+    """Connections to PostgreSQL at most, and two more for reports. SQLite has one writer and needs none of this."""
 
     timeout_s: float = Field(5.0, gt=0)
     """Seconds a query may take before the database counts as away."""
+
+    report_timeout_s: float = Field(60.0, gt=0)
+    """Seconds a report (usage, costs, `kvarn usage`) may take."""
 
     migrate: bool = True
     """Bring the schema up to date at the start. Off: where it is not, the start fails and names

@@ -25,6 +25,7 @@ from kvarn.gateway.open_requests import OpenRequests
 from kvarn.gateway.openapi import describe
 from kvarn.gateway.operations.background_responses import run_background
 from kvarn.gateway.platform import Platform
+from kvarn.gateway.reports import Reports
 from kvarn.gateway.response_runs import ResponseRuns
 from kvarn.gateway.retention import sweep_forever
 from kvarn.gateway.routes import (
@@ -145,6 +146,7 @@ def create_app(
         platform.prompts,
         BodyReader(config.gateway, text),
         text,
+        Reports(platform.store),
     )
 
     app = FastAPI(

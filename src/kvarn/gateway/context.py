@@ -15,6 +15,7 @@ from kvarn.gateway.identity.directory import Directory
 from kvarn.gateway.identity.scopes import check_model, may_use_model
 from kvarn.gateway.moderation import Moderation
 from kvarn.gateway.record import RequestRecord
+from kvarn.gateway.reports import Reports
 from kvarn.gateway.response_runs import ResponseRuns
 from kvarn.gateway.served import Answering, ModelTable, ReadyModel, ServedModel
 from kvarn.gateway.text_pool import TextPool
@@ -47,6 +48,7 @@ class Gateway:
     prompts: PromptLog
     bodies: BodyReader
     text: TextPool
+    reports: Reports
 
     @property
     def limits(self) -> GatewayConfig:

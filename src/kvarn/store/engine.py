@@ -18,6 +18,10 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.store.errors import StoreAwayError, StoreError
 
 DATABASE_FILE = "kvarn.db"
+REPORT_CONNECTIONS = 2
+"""For sums of the ledger, which may take long: nobody else waits for these, and they for nobody."""
+_SQLITE_CONNECTIONS = 15
+"""Each has a thread; one of them writes."""
 _READING = "kvarn_reading"
 _AWAY_STATES = ("08", "53", "57P")
 """What PostgreSQL answers while it starts, stops or has no room, which SQLAlchemy takes for any error: the first
@@ -31,17 +35,27 @@ class Store:
         url: An SQLAlchemy URL with an asynchronous driver; see `store_url`.
         pool_size: Connections at most (PostgreSQL).
         timeout_s: Seconds a query may take.
+        report_timeout_s: Seconds a report may take.
         now: Wall clock, seconds since 1970.
     """
 
     def __init__(
-        self, url: URL, *, pool_size: int = 8, timeout_s: float = 5.0, now: Callable[[], float] = time.time
+        self,
+        url: URL,
+        *,
+        pool_size: int = 8,
+        timeout_s: float = 5.0,
+        report_timeout_s: float = 60.0,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self.url = url
         self.now = now
         self._timeout_s = timeout_s
-        self.engine = _make_engine(url, pool_size, timeout_s)
+        self._report_timeout_s = report_timeout_s
+        self.engine = _make_engine(url, _SQLITE_CONNECTIONS if self.is_sqlite else pool_size, timeout_s)
         self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)
+        self._report_engine = _make_engine(url, REPORT_CONNECTIONS, report_timeout_s)
+        self._report_sessions = async_sessionmaker(self._report_engine, expire_on_commit=False)
 
     @classmethod
     def open(cls, config: KvarnConfig) -> Store:
@@ -50,7 +64,13 @@ class Store:
         Raises:
             StoreError: The URL cannot be used.
         """
-        return cls(store_url(config), pool_size=config.store.pool_size, timeout_s=config.store.timeout_s)
+        settings = config.store
+        return cls(
+            store_url(config),
+            pool_size=settings.pool_size,
+            timeout_s=settings.timeout_s,
+            report_timeout_s=settings.report_timeout_s,
+        )
 
     @property
     def is_sqlite(self) -> bool:
@@ -64,14 +84,20 @@ class Store:
         Raises:
             StoreAwayError: The database does not answer in time.
         """
-        async with self._guarded(), self._sessions() as session, session.begin():
+        async with _guarded(self._timeout_s), self._sessions() as session, session.begin():
             yield session
 
     @asynccontextmanager
     async def reading(self) -> AsyncGenerator[AsyncSession, None]:
         """A session for queries only: a writer does not make it wait. Raises as `transaction` does."""
-        async with self._guarded(), self._sessions() as session:
-            await session.connection(execution_options={_READING: True})
+        async with self._reading(self._sessions, self._timeout_s) as session:
+            yield session
+
+    @asynccontextmanager
+    async def reporting(self) -> AsyncGenerator[AsyncSession, None]:
+        """A session as `reading` gives it for what may take long, on one of the few connections kept for that. Raises
+        as `transaction` does, after a longer time."""
+        async with self._reading(self._report_sessions, self._report_timeout_s) as session:
             yield session
 
     @asynccontextmanager
@@ -91,19 +117,25 @@ class Store:
             raise StoreError(f"the database {where} cannot be used: {_cause(error)}; see store.url") from error
 
     @asynccontextmanager
-    async def _guarded(self) -> AsyncGenerator[None, None]:
-        try:
-            with _away_when_lost():
-                async with asyncio.timeout(self._timeout_s) as limit:
-                    yield
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise StoreAwayError(f"the database did not answer within {self._timeout_s:g} s") from error
+    async def _reading(
+        self, sessions: async_sessionmaker[AsyncSession], timeout_s: float
+    ) -> AsyncGenerator[AsyncSession, None]:
+        async with _guarded(timeout_s), sessions() as session:
+            connection = await session.connection(execution_options={_READING: True})
+            if not self.is_sqlite:
+                yield session
+                return
+            driver = (await connection.get_raw_connection()).driver_connection
+            interrupt = asyncio.create_task(_interrupt(driver, timeout_s))
+            try:
+                yield session
+            finally:
+                interrupt.cancel()
 
     async def close(self) -> None:
         """Close all connections."""
         await self.engine.dispose()
+        await self._report_engine.dispose()
 
 
 def store_url(config: KvarnConfig) -> URL:
@@ -124,6 +156,8 @@ def store_url(config: KvarnConfig) -> URL:
     backend = url.drivername.partition("+")[0]
     if backend not in drivers:
         raise StoreError(f"store.url names the database {backend!r}: sqlite and postgresql are served")
+    if backend == "sqlite" and url.database in (None, "", ":memory:"):
+        raise StoreError("store.url names no file: write sqlite:////path/kvarn.db")
     return url.set(drivername=drivers[backend])
 
 
@@ -143,7 +177,14 @@ def data_dir(config: KvarnConfig) -> Path:
 
 def _make_engine(url: URL, pool_size: int, timeout_s: float) -> AsyncEngine:
     if url.get_backend_name() == "sqlite":
-        engine = create_async_engine(url, hide_parameters=True, connect_args={"timeout": timeout_s})
+        engine = create_async_engine(
+            url,
+            hide_parameters=True,
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_timeout=timeout_s,
+            connect_args={"timeout": timeout_s},
+        )
         event.listen(engine.sync_engine, "connect", _prepare_sqlite)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
         return engine
@@ -156,6 +197,25 @@ def _make_engine(url: URL, pool_size: int, timeout_s: float) -> AsyncEngine:
         pool_pre_ping=True,
         connect_args={"timeout": timeout_s, "command_timeout": timeout_s},
     )
+
+
+@asynccontextmanager
+async def _guarded(timeout_s: float) -> AsyncGenerator[None, None]:
+    try:
+        with _away_when_lost():
+            async with asyncio.timeout(timeout_s) as limit:
+                yield
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise StoreAwayError(f"the database did not answer within {timeout_s:g} s") from error
+
+
+async def _interrupt(driver: Any, after_s: float) -> None:
+    """End what SQLite is at: its thread hears nothing of a task that was cancelled, and whoever closes the connection
+    waits for it."""
+    await asyncio.sleep(after_s)
+    await driver.interrupt()
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:

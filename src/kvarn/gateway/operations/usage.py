@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from kvarn.gateway.reports import Reports
 from kvarn.gateway.usage_query import UsageQuery
 from kvarn.metering.prices import BILLIONTHS
-from kvarn.store.engine import Store
 from kvarn.store.ledger import UsageFilter, UsageSum
-from kvarn.store.repositories import usage
 from kvarn.wire.openai.organization_usage import (
     Amount,
     CompletionsUsage,
@@ -25,39 +24,39 @@ EMBEDDINGS = ("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/scor
 MODERATIONS = ("/v1/moderations",)
 
 
-async def completions_usage(store: Store, asked: UsageQuery) -> UsagePage:
+async def completions_usage(reports: Reports, asked: UsageQuery) -> UsagePage:
     """Of all that generates."""
     where = replace(asked.where, not_endpoints=EMBEDDINGS + MODERATIONS)
-    return await _page(store, asked, where, asked.group_by, _completions)
+    return await _page(reports, asked, where, asked.group_by, _completions)
 
 
-async def embeddings_usage(store: Store, asked: UsageQuery) -> UsagePage:
+async def embeddings_usage(reports: Reports, asked: UsageQuery) -> UsagePage:
     """Of embeddings, and of ranking by them."""
-    return await _input_usage(store, asked, EMBEDDINGS, "organization.usage.embeddings.result")
+    return await _input_usage(reports, asked, EMBEDDINGS, "organization.usage.embeddings.result")
 
 
-async def moderations_usage(store: Store, asked: UsageQuery) -> UsagePage:
+async def moderations_usage(reports: Reports, asked: UsageQuery) -> UsagePage:
     """Of moderations."""
-    return await _input_usage(store, asked, MODERATIONS, "organization.usage.moderations.result")
+    return await _input_usage(reports, asked, MODERATIONS, "organization.usage.moderations.result")
 
 
-async def costs(store: Store, asked: UsageQuery) -> UsagePage:
+async def costs(reports: Reports, asked: UsageQuery) -> UsagePage:
     """Of everything; a line item is a model."""
     group_by = ["model" if group == "line_item" else group for group in asked.group_by]
-    return await _page(store, asked, asked.where, group_by, _costs)
+    return await _page(reports, asked, asked.where, group_by, _costs)
 
 
-async def _input_usage(store: Store, asked: UsageQuery, endpoints: tuple[str, ...], kind: str) -> UsagePage:
+async def _input_usage(reports: Reports, asked: UsageQuery, endpoints: tuple[str, ...], kind: str) -> UsagePage:
     def describe(found: UsageSum) -> InputUsage:
         return InputUsage(
             object=kind, input_tokens=found.input_tokens, num_model_requests=found.requests, **found.group
         )
 
-    return await _page(store, asked, replace(asked.where, endpoints=endpoints), asked.group_by, describe)
+    return await _page(reports, asked, replace(asked.where, endpoints=endpoints), asked.group_by, describe)
 
 
 async def _page(
-    store: Store,
+    reports: Reports,
     asked: UsageQuery,
     where: UsageFilter,
     group_by: Sequence[str],
@@ -65,7 +64,8 @@ async def _page(
 ) -> UsagePage:
     """All buckets of the page, those too in which nothing happened."""
     start, end = max(asked.first, asked.start), min(asked.last, asked.end)
-    found = await usage.sums(store, where, start=start, end=end, width=asked.width, group_by=group_by)
+    tenant = asked.where.organization_id or ""
+    found = await reports.sums(tenant, where, start=start, end=end, width=asked.width, group_by=group_by)
     results: dict[int, list[Result]] = {}
     for each in found:
         results.setdefault(each.start, []).append(describe(each))

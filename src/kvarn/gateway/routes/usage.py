@@ -21,14 +21,14 @@ _INPUT_FILTERS = ("project_ids", "user_ids", "api_key_ids", "models")
 async def completions(request: Request) -> Response:
     """Requests and tokens in buckets of a minute, an hour or a day."""
     asked = _read(request, (*_INPUT, "batch", "service_tier"), (*_INPUT_FILTERS, "batch"))
-    return json_response(await usage.completions_usage(gateway_of(request).store, asked))
+    return json_response(await usage.completions_usage(gateway_of(request).reports, asked))
 
 
 @router.get("/usage/embeddings", summary="Usage of embeddings")
 async def embeddings(request: Request) -> Response:
     """Requests and tokens; reranking and scores, which are made of embeddings, among them."""
     return json_response(
-        await usage.embeddings_usage(gateway_of(request).store, _read(request, _INPUT, _INPUT_FILTERS))
+        await usage.embeddings_usage(gateway_of(request).reports, _read(request, _INPUT, _INPUT_FILTERS))
     )
 
 
@@ -36,7 +36,7 @@ async def embeddings(request: Request) -> Response:
 async def moderations(request: Request) -> Response:
     """Requests and tokens."""
     return json_response(
-        await usage.moderations_usage(gateway_of(request).store, _read(request, _INPUT, _INPUT_FILTERS))
+        await usage.moderations_usage(gateway_of(request).reports, _read(request, _INPUT, _INPUT_FILTERS))
     )
 
 
@@ -50,7 +50,7 @@ async def costs(request: Request) -> Response:
         groups=("project_id", "line_item", "api_key_id"),
         filters=("project_ids", "api_key_ids"),
     )
-    return json_response(await usage.costs(gateway_of(request).store, asked))
+    return json_response(await usage.costs(gateway_of(request).reports, asked))
 
 
 def _read(request: Request, groups: tuple[str, ...], filters: tuple[str, ...]) -> UsageQuery:

@@ -91,6 +91,9 @@ async def sums(
 
     Returns:
         By time, then by group. Events in several currencies have a sum in each.
+
+    Raises:
+        StoreAwayError: The database does not answer, or not in the time that a report may take.
     """
     columns = [_group(name).label(name) for name in group_by]
     bucket = UsageEvent.finished_at - UsageEvent.finished_at % width if width else literal(0)
@@ -109,7 +112,7 @@ async def sums(
         .group_by("start", UsageEvent.currency, *columns)
         .order_by("start", *columns)
     )
-    async with store.reading() as session:
+    async with store.reporting() as session:
         rows = (await session.execute(query)).all()
     return [_sum_of(row, group_by) for row in rows]
 

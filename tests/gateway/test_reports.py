@@ -1,0 +1,76 @@
+"""Reports of one organisation come one after the other, and those of others between them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from sqlalchemy import make_url
+
+from kvarn.gateway.reports import Reports
+from kvarn.store.engine import REPORT_CONNECTIONS, Store
+from kvarn.store.ledger import UsageFilter, UsageSum
+from kvarn.store.repositories import usage
+
+
+class Desk:
+    """Reports that take until a test lets them end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reports = Reports(Store(make_url("sqlite+aiosqlite:///never-opened.db")))
+        self.running: list[str] = []
+        self._ends: dict[str, asyncio.Event] = {}
+        monkeypatch.setattr(usage, "sums", self._sums)
+
+    async def _sums(self, store: Store, where: UsageFilter, **_: Any) -> list[UsageSum]:
+        tenant = str(where.organization_id)
+        self.running.append(tenant)
+        self._ends[tenant] = asyncio.Event()
+        await self._ends[tenant].wait()
+        self.running.remove(tenant)
+        return []
+
+    async def ask(self, *tenants: str) -> list[asyncio.Task[Any]]:
+        asked = [
+            asyncio.create_task(
+                self.reports.sums(tenant, UsageFilter(organization_id=tenant), start=0, end=1, width=0, group_by=())
+            )
+            for tenant in tenants
+        ]
+        await asyncio.sleep(0.01)
+        return asked
+
+    async def end(self, tenant: str) -> None:
+        self._ends[tenant].set()
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
+    return Desk(monkeypatch)
+
+
+async def test_whoever_asks_much_leaves_a_place_to_others(desk: Desk) -> None:
+    asked = await desk.ask(*["red"] * 5)
+    assert desk.running == ["red"]
+    asked += await desk.ask("blue", "green")
+    assert desk.running == ["red", "blue"] and REPORT_CONNECTIONS == 2
+    await desk.end("red")
+    assert desk.running == ["blue", "green"], "red has had its turn"
+    await desk.end("blue")
+    assert desk.running == ["green", "red"]
+    await desk.end("green")
+    for _ in range(4):
+        await desk.end("red")
+    assert all(task.done() for task in asked) and desk.running == []
+    assert not desk.reports._own, "no organization is remembered"
+
+
+async def test_who_leaves_while_waiting_holds_up_nobody(desk: Desk) -> None:
+    first, second, third = await desk.ask("red", "red", "red")
+    second.cancel()
+    await desk.end("red")
+    assert first.done() and desk.running == ["red"]
+    await desk.end("red")
+    await third
