@@ -29,6 +29,7 @@ from kvarn.store.models import (
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories.batch_lines import Line, add_lines
 from kvarn.store.repositories.batches import create_batch
+from kvarn.store.repositories.conversations import Lock, create_conversation, lock_conversation
 from kvarn.store.repositories.files import publish_file
 from kvarn.store.repositories.retention import delete_expired, delete_organization_data
 from kvarn.store.repositories.tenants import create_organization
@@ -174,6 +175,20 @@ async def test_a_conversation_that_goes_on_stays(store: Store, clock: Any) -> No
     clock(10)
     assert (await sweep(store, RetentionConfig(conversations_days=10)))["conversations"] == 0
     assert (await counts(store))["conversation_items"] == 1
+
+
+async def test_a_conversation_stays_while_a_response_is_made_in_it(store: Store, clock: Any) -> None:
+    who = await create_organization(store, "red")
+    conversation = await create_conversation(store, who.owner, {}, [])
+    config = RetentionConfig(conversations_days=10)
+    clock(30)
+    await lock_conversation(store, who.owner, Lock(conversation.id, "resp_1"), seconds=60)
+    assert (await sweep(store, config))["conversations"] == 0
+    clock(30 + 61 / DAY)  # its gateway died: the hold has run out
+    assert (await sweep(store, config))["conversations"] == 1
+    held = await create_conversation(store, who.owner, {}, [])
+    await lock_conversation(store, who.owner, Lock(held.id, "resp_2"), seconds=60)
+    assert (await delete_organization_data(store, who.organization_id))["conversations"] == 1
 
 
 async def test_files_go_at_their_own_expiry_and_unfinished_ones_after_a_day(store: Store, clock: Any) -> None:

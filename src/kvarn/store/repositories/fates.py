@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement
+from sqlalchemy import ColumnElement, or_
 
 from kvarn.config.platform import RetentionConfig
 from kvarn.store.models import Base, Batch, Conversation, File, PromptSample, StoredCompletion, StoredResponse
@@ -17,6 +17,11 @@ from kvarn.store.repositories.batches import OVER
 from kvarn.store.repositories.deletion import Condition, Drop, drop_batches, drop_files, drop_rows
 
 _UNFINISHED = ("queued", "in_progress")
+
+
+def _not_held(now: int) -> Condition:
+    """No response is being made in it."""
+    return or_(Conversation.locked_until.is_(None), Conversation.locked_until <= now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,7 @@ class Stored:
 
 
 STORED = (
-    Stored(Conversation, lambda config: config.conversations_days, age="changed_at"),
+    Stored(Conversation, lambda config: config.conversations_days, age="changed_at", may_go=_not_held),
     Stored(
         StoredResponse, lambda config: config.responses_days, may_go=lambda _: StoredResponse.status.not_in(_UNFINISHED)
     ),
