@@ -13,7 +13,8 @@ from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.models import AuditEntry, RateLimit
 from kvarn.store.owner import Role
 from kvarn.store.repositories.acts import Act, Actor, acting, read_revision
-from kvarn.store.repositories.keys import KeyRequest, add_key, has_admin_key, revoke_key
+from kvarn.store.repositories.administrators import has_admin_key
+from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
 from kvarn.store.repositories.pages import Cursor
 from kvarn.store.repositories.projects import add_project, archive_project
 from kvarn.store.repositories.rate_limits import set_limit
@@ -47,7 +48,7 @@ async def test_two_administrators_cannot_revoke_each_other(store: Store) -> None
     )
     assert sum(isinstance(outcome, ConflictError) for outcome in outcomes) == 1
     async with store.reading() as session:
-        assert await has_admin_key(session, tenant.organization_id)
+        assert await has_admin_key(session, tenant.organization_id, store.now())
 
 
 async def test_one_address_is_one_user(store: Store) -> None:

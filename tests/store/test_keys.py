@@ -13,7 +13,7 @@ from kvarn.store.keys import is_key, lookup_of, new_key
 from kvarn.store.models import ApiKey, AuditEntry
 from kvarn.store.owner import Role, Scopes
 from kvarn.store.repositories.acts import Actor, acting, read_revision
-from kvarn.store.repositories.keys import KeyRequest, add_key, get_key, has_admin_key, revoke_key
+from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
 from kvarn.store.repositories.principals import find_grant
 from kvarn.store.repositories.projects import add_project, archive_project
 from kvarn.store.repositories.rate_limits import set_limit
@@ -108,22 +108,6 @@ async def test_a_change_and_its_audit_entry_and_its_news_stand_or_fall_together(
     async with acting(store, ACTOR) as act:
         await add_key(act, *_of(tenant), KeyRequest(name="kept"))
     assert await _revision(store) == before + 1
-
-
-async def test_the_last_administrators_key_cannot_be_revoked(store: Store) -> None:
-    tenant = await create_organization(store, "a")
-    async with acting(store, ACTOR) as act:
-        first, _ = await add_key(act, *_of(tenant), KeyRequest(name="k", role=Role.ADMIN))
-        second, _ = await add_key(act, *_of(tenant), KeyRequest(name="k", role=Role.ADMIN))
-    async with acting(store, ACTOR) as act:
-        await revoke_key(act, tenant.organization_id, first.id, admin=True)
-    with pytest.raises(ConflictError, match="last administrator"):
-        async with acting(store, ACTOR) as act:
-            await revoke_key(act, tenant.organization_id, second.id, admin=True)
-    async with store.reading() as session:
-        assert await has_admin_key(session, tenant.organization_id)
-        with pytest.raises(NotFoundError):
-            await get_key(session, tenant.organization_id, first.id, admin=True)
 
 
 async def test_an_administrators_key_follows_its_user(store: Store) -> None:

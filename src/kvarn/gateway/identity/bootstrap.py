@@ -12,7 +12,8 @@ from kvarn.store.errors import StoreError
 from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT
 from kvarn.store.owner import Role
 from kvarn.store.repositories.acts import Actor, acting
-from kvarn.store.repositories.keys import KeyRequest, add_key, has_admin_key
+from kvarn.store.repositories.administrators import has_admin_key
+from kvarn.store.repositories.keys import KeyRequest, add_key
 
 FILE = "bootstrap-admin-key"
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, or_, select, update
+from sqlalchemy import Select, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.errors import ConflictError, NotFoundError
-from kvarn.store.ids import DEFAULT_ORGANIZATION, new_id
+from kvarn.store.ids import new_id
 from kvarn.store.keys import lookup_of, new_key
-from kvarn.store.models import ApiKey, User
+from kvarn.store.models import ApiKey
 from kvarn.store.owner import UNRESTRICTED, Role, Scopes
 from kvarn.store.repositories.acts import Act
+from kvarn.store.repositories.administrators import keeping_an_administrator
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.projects import get_active_project
 
@@ -136,36 +136,6 @@ async def revoke_keys_of(act: Act, project_id: str, user_id: str) -> None:
         act.record("api_key.deleted", key.organization_id, key.id, project_id=project_id, name=key.name)
 
 
-@asynccontextmanager
-async def keeping_an_administrator(act: Act, organization_id: str) -> AsyncGenerator[None, None]:
-    """A change after which somebody must still be able to administer the organisation, if anybody was before.
-
-    Raises:
-        ConflictError: Nobody could.
-    """
-    before = await has_admin_key(act.session, organization_id, act.now)
-    yield
-    await act.session.flush()
-    if before and not await has_admin_key(act.session, organization_id, act.now):
-        raise ConflictError("This is the organization's last administrator's key: make another one first.")
-
-
-async def has_admin_key(session: AsyncSession, organization_id: str = DEFAULT_ORGANIZATION, now: float = 0) -> bool:
-    """Whether somebody can administer the organisation at the time `now` (seconds since 1970)."""
-    query = (
-        select(ApiKey.id)
-        .outerjoin(User, User.id == ApiKey.user_id)
-        .where(
-            ApiKey.organization_id == organization_id,
-            ApiKey.role == str(Role.ADMIN),
-            or_(ApiKey.user_id.is_(None), User.role == str(Role.ADMIN)),
-            *in_force(now),
-        )
-        .limit(1)
-    )
-    return await session.scalar(query) is not None
-
-
 async def mark_used(session: AsyncSession, used_at: Mapping[str, int]) -> None:
     """Write when keys were last used, by id. No administrative act."""
     for key_id, at in sorted(used_at.items()):  # all gateways lock the rows in the same order
@@ -173,13 +143,8 @@ async def mark_used(session: AsyncSession, used_at: Mapping[str, int]) -> None:
         await session.execute(update(ApiKey).where(ApiKey.id == key_id, later).values(last_used_at=at))
 
 
-def in_force(now: float) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    """Neither revoked nor expired."""
-    return ApiKey.revoked_at.is_(None), or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now)
-
-
 def is_in_force(key: ApiKey, now: float) -> bool:
-    """As `in_force`, of a row that has been read."""
+    """Neither revoked nor expired."""
     return key.revoked_at is None and (key.expires_at is None or key.expires_at > now)
 
 

@@ -11,6 +11,7 @@ from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.ids import new_id
 from kvarn.store.models import Project
 from kvarn.store.repositories.acts import Act
+from kvarn.store.repositories.administrators import keeping_an_administrator
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 
 
@@ -72,12 +73,13 @@ async def archive_project(act: Act, organization_id: str, project_id: str) -> Pr
 
     Raises:
         NotFoundError: The organisation has none of that id.
-        ConflictError: It is the organisation's default project.
+        ConflictError: It is the organisation's default project, or nobody could administer the organisation any more.
     """
     project = await get_project(act.session, organization_id, project_id)
     if project.is_default:
         raise ConflictError("The default project cannot be archived: the administrators' keys belong to it.")
     if project.archived_at is None:
-        project.archived_at = act.now
-        act.record("project.archived", organization_id, project_id, project_id=project_id)
+        async with keeping_an_administrator(act, organization_id):
+            project.archived_at = act.now
+            act.record("project.archived", organization_id, project_id, project_id=project_id)
     return project

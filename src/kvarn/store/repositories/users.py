@@ -14,7 +14,8 @@ from kvarn.store.ids import new_id
 from kvarn.store.models import ProjectMember, User
 from kvarn.store.owner import Role
 from kvarn.store.repositories.acts import Act
-from kvarn.store.repositories.keys import keeping_an_administrator, revoke_keys_of
+from kvarn.store.repositories.administrators import keeping_an_administrator
+from kvarn.store.repositories.keys import revoke_keys_of
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.projects import get_active_project, get_project
 
