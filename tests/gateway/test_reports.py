@@ -11,7 +11,7 @@ from sqlalchemy import make_url
 from kvarn.gateway.reports import Reports
 from kvarn.store.engine import REPORT_CONNECTIONS, Store
 from kvarn.store.ledger import UsageFilter, UsageSum
-from kvarn.store.repositories import usage
+from kvarn.store.repositories import usage_sums
 
 
 class Desk:
@@ -21,7 +21,7 @@ class Desk:
         self.reports = Reports(Store(make_url("sqlite+aiosqlite:///never-opened.db")))
         self.running: list[str] = []
         self._ends: dict[str, asyncio.Event] = {}
-        monkeypatch.setattr(usage, "sums", self._sums)
+        monkeypatch.setattr(usage_sums, "sums", self._sums)
 
     async def _sums(self, store: Store, where: UsageFilter, **_: Any) -> list[UsageSum]:
         tenant = str(where.organization_id)

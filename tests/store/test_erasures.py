@@ -7,11 +7,11 @@ import asyncio
 from sqlalchemy import func, select
 
 from kvarn.store.engine import Store
-from kvarn.store.models import BilledEvent, BilledHour, OutboxEntry, UsageEvent, UsagePeriod
+from kvarn.store.models import BilledEvent, BilledHour, OutboxEntry, UsageEvent, UsageHour, UsagePeriod
 from kvarn.store.repositories import billing, erasures, usage
 from sample_usage import make_event
 
-TABLES = (UsageEvent, OutboxEntry, UsagePeriod, BilledEvent, BilledHour)
+TABLES = (UsageEvent, OutboxEntry, UsageHour, UsagePeriod, BilledEvent, BilledHour)
 
 
 async def rows(store: Store) -> dict[str, int]:

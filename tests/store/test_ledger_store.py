@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 from kvarn.store.engine import Store
 from kvarn.store.ledger import LedgerEvent, UsageFilter, UsageSum
 from kvarn.store.models import OutboxEntry, UsageEvent, UsagePeriod
-from kvarn.store.repositories import leases, usage
+from kvarn.store.repositories import leases, usage, usage_sums
 
 DAY = 1_790_000_000 // 86_400 * 86_400
 
@@ -50,7 +50,7 @@ async def test_an_event_written_again_changes_nothing(store: Store) -> None:
     again = await usage.record(store, [event(2, output_tokens=99), event(3)], [b"2", b"3"])
     assert (first, again) == ({"use_1", "use_2"}, {"use_3"})
     assert await count(store, UsageEvent) == await count(store, OutboxEntry) == 3
-    (total,) = await usage.sums(store, UsageFilter(), start=0, end=DAY * 2)
+    (total,) = await usage_sums.sums(store, UsageFilter(), start=0, end=DAY * 2)
     assert total == UsageSum(0, {}, 3, 30, 12, 15, 3_000, "usd")
     async with store.reading() as session:
         periods = (await session.execute(select(UsagePeriod).order_by(UsagePeriod.period))).scalars().all()
@@ -64,7 +64,7 @@ async def test_an_event_written_again_changes_nothing(store: Store) -> None:
 async def test_of_an_event_twice_in_one_batch_the_first_counts(store: Store) -> None:
     written = await usage.record(store, [event(1), event(1, output_tokens=99, outcome="lost")], [b"first", b"second"])
     assert written == {"use_1"}
-    (total,) = await usage.sums(store, UsageFilter(), start=0, end=DAY * 2, group_by=["outcome"])
+    (total,) = await usage_sums.sums(store, UsageFilter(), start=0, end=DAY * 2, group_by=["outcome"])
     assert total.group == {"outcome": "finished"} and total.output_tokens == 5
     async with store.reading() as session:
         assert (await session.execute(select(OutboxEntry.payload))).scalars().all() == [b"first"]
@@ -77,7 +77,7 @@ async def test_writers_at_once_add_up(store: Store) -> None:
             await usage.record(store, [event(writer // 2 * 100 + number), event(writer * 1000 + 500 + number)])
 
     await asyncio.gather(*[write(writer) for writer in range(4)])
-    (total,) = await usage.sums(store, UsageFilter(), start=0, end=DAY * 2)
+    (total,) = await usage_sums.sums(store, UsageFilter(), start=0, end=DAY * 2)
     assert total.requests == 20 + 40
     async with store.reading() as session:
         periods = (await session.execute(select(UsagePeriod))).scalars().all()
@@ -96,7 +96,7 @@ async def test_sums_by_time_and_group(store: Store) -> None:
         ],
     )
     mine = UsageFilter(organization_id="org-a", not_endpoints=("/v1/embeddings",))
-    hours = await usage.sums(store, mine, start=DAY, end=DAY + 7_200, width=3_600, group_by=["model", "batch"])
+    hours = await usage_sums.sums(store, mine, start=DAY, end=DAY + 7_200, width=3_600, group_by=["model", "batch"])
     assert [(each.start, each.group["model"], each.group["batch"], each.requests) for each in hours] == [
         (DAY, "tiny", "false", 1),
         (DAY + 3_600, "other", "false", 1),
@@ -110,7 +110,7 @@ async def test_sums_by_time_and_group(store: Store) -> None:
         ({"models": ()}, 0),
         ({"project_ids": ("proj_b",)}, 0),
     ):
-        total = await usage.sums(store, replace(mine, **narrower), start=DAY, end=DAY + 7_200)
+        total = await usage_sums.sums(store, replace(mine, **narrower), start=DAY, end=DAY + 7_200)
         assert sum(each.requests for each in total) == found, narrower
 
 

@@ -18,7 +18,7 @@ from kvarn.metering.prices import BILLIONTHS
 from kvarn.store.engine import Store
 from kvarn.store.ledger import DAY_S, HOUR_S, UsageFilter, UsageSum
 from kvarn.store.migrate import check
-from kvarn.store.repositories import usage
+from kvarn.store.repositories import usage_sums
 
 GROUPS = {
     "tenant": "organization_id",
@@ -103,7 +103,7 @@ async def _read(
     try:
         await check(store)
         where = UsageFilter(organization_id=tenant)
-        return await usage.sums(store, where, start=start, end=end, width=width, group_by=groups)
+        return await usage_sums.sums(store, where, start=start, end=end, width=width, group_by=groups)
     finally:
         await store.close()
 

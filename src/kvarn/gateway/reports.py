@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 from kvarn.store.engine import REPORT_CONNECTIONS, Store
 from kvarn.store.ledger import UsageFilter, UsageSum
-from kvarn.store.repositories import usage
+from kvarn.store.repositories import usage_sums
 
 
 class Reports:
@@ -28,11 +28,11 @@ class Reports:
     async def sums(
         self, tenant: str, where: UsageFilter, *, start: int, end: int, width: int, group_by: Sequence[str]
     ) -> list[UsageSum]:
-        """See `usage.sums`.
+        """See `usage_sums.sums`.
 
         Raises:
             StoreAwayError: The database does not answer in time.
         """
         own = self._own.setdefault(tenant, asyncio.Lock())
         async with own, self._connections:
-            return await usage.sums(self._store, where, start=start, end=end, width=width, group_by=group_by)
+            return await usage_sums.sums(self._store, where, start=start, end=end, width=width, group_by=group_by)

@@ -159,7 +159,7 @@ def test_a_platform_administrator_sets_what_a_tenant_may(pair, door) -> None:
     assert {each["name"] for each in listed} == {"Default", "A", "b"}
 
 
-LEDGER = {"usage_events", "usage_outbox", "usage_periods", "billed_hours"}
+LEDGER = {"usage_events", "usage_hours", "usage_outbox", "usage_periods", "billed_hours"}
 
 
 @pytest.mark.parametrize("erase_usage", [False, True])

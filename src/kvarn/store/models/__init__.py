@@ -24,6 +24,7 @@ from kvarn.store.models.usage import (
     ErasedOrganization,
     OutboxEntry,
     UsageEvent,
+    UsageHour,
     UsagePeriod,
 )
 
@@ -52,6 +53,7 @@ __all__ = [
     "StoredCompletion",
     "StoredResponse",
     "UsageEvent",
+    "UsageHour",
     "UsagePeriod",
     "User",
 ]

@@ -70,6 +70,32 @@ class UsagePeriod(Base):
     cost: Mapped[Number]
 
 
+class UsageHour(Base):
+    """Sums of the events that ended in an hour, by all that reports tell apart, kept in the events' own transaction:
+    what reports are made of."""
+
+    __tablename__ = "usage_hours"
+    __table_args__ = (Index("ix_usage_hours_hour_at", "hour_at"),)
+
+    organization_id: Mapped[Id] = mapped_column(primary_key=True)
+    hour_at: Mapped[Seconds] = mapped_column(primary_key=True)
+    project_id: Mapped[Id] = mapped_column(primary_key=True)
+    user_id: Mapped[Id] = mapped_column(primary_key=True)
+    """Empty for requests of nobody."""
+    key_id: Mapped[Id] = mapped_column(primary_key=True)
+    """Empty for requests without a key."""
+    endpoint: Mapped[Name] = mapped_column(primary_key=True)
+    model: Mapped[Name] = mapped_column(primary_key=True)
+    service_tier: Mapped[str] = mapped_column(String(16), primary_key=True)
+    outcome: Mapped[str] = mapped_column(String(16), primary_key=True)
+    currency: Mapped[str] = mapped_column(String(3), primary_key=True)
+    requests: Mapped[Number]
+    input_tokens: Mapped[Number]
+    cached_tokens: Mapped[Number]
+    output_tokens: Mapped[Number]
+    cost: Mapped[Number]
+
+
 class Budget(Base):
     """Money or tokens an organisation or a project may spend in a period."""
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
 from kvarn.store.ledger import LedgerEvent
 from kvarn.store.models import BilledEvent, BilledHour, UsageEvent
+from kvarn.store.repositories import rollups
 from kvarn.store.repositories.dialect import insert
 from kvarn.store.repositories.erasures import without_erased
-
-_SUMS = ("requests", "input_tokens", "cached_tokens", "output_tokens", "cost")
-_KEYS = ("hour_at", "organization_id", "project_id", "key_id", "model", "currency")
 
 
 async def bill(store: Store, events: Sequence[LedgerEvent]) -> int:
@@ -38,7 +34,7 @@ async def bill(store: Store, events: Sequence[LedgerEvent]) -> int:
         now = int(store.now())
         rows = [{"event_id": key, "billed_at": now} for key in sorted(unique)]
         new = set((await session.execute(statement.returning(BilledEvent.event_id), rows)).scalars())
-        await _add_to_hours(session, [unique[key] for key in sorted(new)])
+        await rollups.add(session, BilledHour, rollups.by(_hour_of, [unique[key] for key in new]))
     return len(new)
 
 
@@ -55,18 +51,5 @@ async def unbilled(store: Store, limit: int) -> list[LedgerEvent]:
         return [LedgerEvent(**{name: getattr(row, name) for name in LedgerEvent.__struct_fields__}) for row in found]
 
 
-async def _add_to_hours(session: AsyncSession, events: Sequence[LedgerEvent]) -> None:
-    hours: dict[tuple[int | str, ...], list[int]] = defaultdict(lambda: [0] * len(_SUMS))
-    for event in events:
-        key = (event.hour_at, event.organization_id, event.project_id, event.key_id or "", event.model, event.currency)
-        sums = hours[key]
-        amounts = (1, event.input_tokens, event.cached_tokens, event.output_tokens, event.cost)
-        for position, amount in enumerate(amounts):
-            sums[position] += amount
-    if not hours:
-        return
-    # Sorted: two consumers that touch the same hours lock them in the same order.
-    rows = [dict(zip(_KEYS + _SUMS, (*key, *sums), strict=True)) for key, sums in sorted(hours.items())]
-    statement = insert(session, BilledHour)
-    added = {name: getattr(BilledHour, name) + getattr(statement.excluded, name) for name in _SUMS}
-    await session.execute(statement.on_conflict_do_update(index_elements=list(_KEYS), set_=added), rows)
+def _hour_of(event: LedgerEvent) -> rollups.Key:
+    return (event.hour_at, event.organization_id, event.project_id, event.key_id or "", event.model, event.currency)

@@ -20,7 +20,7 @@ from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.retention import delete_organization_data
 
 _THE_SERVER = Actor("server")
-_LEDGER = frozenset({"usage_events", "usage_outbox", "billed_hours"})
+_LEDGER = frozenset({"usage_events", "usage_hours", "usage_outbox", "billed_hours"})
 _FEW_ROWS, _MANY_ROWS = 10, 1000
 """Deleted in one transaction: of files, which may be large, and of everything else."""
 

@@ -79,6 +79,39 @@ def upgrade() -> None:
     )
 
     op.create_table(
+        "usage_hours",
+        sa.Column("organization_id", sa.String(length=64), nullable=False),
+        sa.Column("hour_at", sa.BigInteger(), nullable=False),
+        sa.Column("project_id", sa.String(length=64), nullable=False),
+        sa.Column("user_id", sa.String(length=64), nullable=False),
+        sa.Column("key_id", sa.String(length=64), nullable=False),
+        sa.Column("endpoint", sa.String(length=256), nullable=False),
+        sa.Column("model", sa.String(length=256), nullable=False),
+        sa.Column("service_tier", sa.String(length=16), nullable=False),
+        sa.Column("outcome", sa.String(length=16), nullable=False),
+        sa.Column("currency", sa.String(length=3), nullable=False),
+        sa.Column("requests", sa.BigInteger(), nullable=False),
+        sa.Column("input_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cached_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("output_tokens", sa.BigInteger(), nullable=False),
+        sa.Column("cost", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint(
+            "organization_id",
+            "hour_at",
+            "project_id",
+            "user_id",
+            "key_id",
+            "endpoint",
+            "model",
+            "service_tier",
+            "outcome",
+            "currency",
+            name=op.f("pk_usage_hours"),
+        ),
+    )
+    op.create_index("ix_usage_hours_hour_at", "usage_hours", ["hour_at"], unique=False)
+
+    op.create_table(
         "usage_periods",
         sa.Column("period", sa.String(length=16), nullable=False),
         sa.Column("organization_id", sa.String(length=64), nullable=False),
@@ -138,6 +171,9 @@ def downgrade() -> None:
     op.drop_table("budgets")
     op.drop_table("leases")
     op.drop_table("usage_periods")
+    op.drop_index("ix_usage_hours_hour_at", "usage_hours")
+
+    op.drop_table("usage_hours")
     op.drop_index("ix_usage_events_organization_id_at", "usage_events")
     op.drop_index("ix_usage_events_finished_at", "usage_events")
 
