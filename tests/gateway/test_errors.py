@@ -176,9 +176,27 @@ def test_an_unforeseen_failure_is_a_500_without_its_details(house: Any, client: 
 def test_unknown_urls_and_methods_have_the_same_shape(client: httpx.Client) -> None:
     check(client.get("/v1/nothing"), 404, "unknown_url")
     check(client.post(CHAT + "/"), 404, "unknown_url")
-    answer = client.put(CHAT)
-    check(answer, 405, "method_not_allowed")
-    assert answer.headers["allow"] == "POST"
+    check(client.put(CHAT), 405, "method_not_allowed")
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/health", "GET, HEAD"),
+        ("/openapi.json", "GET, HEAD"),
+        ("/v1/completions", "POST"),
+        (CHAT, "GET, POST"),
+        ("/v1/files/file-1", "GET, DELETE"),
+        ("/v1/conversations/conv_1", "GET, POST, DELETE"),
+        ("/v1/responses/input_tokens", "GET, POST, DELETE"),  # also the id of a response, for all one knows
+        ("/v1/organization/projects/proj_1/rate_limits/rl-a/b", "POST, DELETE"),
+    ],
+)
+def test_a_wrong_method_is_told_all_that_the_path_has(client: httpx.Client, path: str, allowed: str) -> None:
+    answer = client.put(path)
+    error = check(answer, 405, "method_not_allowed")
+    assert answer.headers["allow"] == allowed
+    assert error["message"] == f"Not allowed to PUT {path}; allowed: {allowed}."
 
 
 @pytest.mark.parametrize("content_type", [None, "text/plain", "application/x-www-form-urlencoded"])

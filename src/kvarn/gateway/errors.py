@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from kvarn.gateway.held_bytes import BodyRefusedError
@@ -25,6 +26,7 @@ RETRY_AFTER_S = 1.0
 """Seconds a client is told to wait where nothing better is known."""
 
 _LINGER_S = 2.0
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 _REFUSALS: dict[RefusalReason, tuple[int, str, str]] = {
     RefusalReason.QUEUE_FULL: (429, "rate_limit_error", "queue_full"),
@@ -109,13 +111,26 @@ async def _answer(request: Request, error: Exception) -> Response:
 async def _answer_routing(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path[:200]}"
-    message = {
-        404: f"Unknown request URL: {where}. /docs lists the operations.",
-        405: f"Not allowed to {where}; allowed: {(error.headers or {}).get('Allow', 'see /docs')}.",
-    }.get(error.status_code, str(error.detail))
-    code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
-    told = ApiError(error.status_code, message, code=code, headers=error.headers)
+    if error.status_code == 404:
+        told = ApiError(404, f"Unknown request URL: {where}. /docs lists the operations.", code="unknown_url")
+    elif error.status_code == 405:
+        allowed = ", ".join(_allowed_methods(request))
+        message = f"Not allowed to {where}; allowed: {allowed}."
+        told = ApiError(405, message, code="method_not_allowed", headers={"allow": allowed})
+    else:
+        told = ApiError(error.status_code, str(error.detail), headers=error.headers)
     return error_response(told, record_of(request.scope))
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """The methods of a request's path. Starlette's error names those of one route only, and paths have several."""
+    routing = {"type": "http", "path": request.scope["path"], "root_path": request.scope.get("root_path", "")}
+    routes = request.app.routes
+    return [
+        method
+        for method in _METHODS
+        if any(route.matches(routing | {"method": method})[0] is Match.FULL for route in routes)
+    ]
 
 
 async def _note_disconnect(request: Request, _: Exception) -> Response:
