@@ -1,4 +1,4 @@
-"""Requests made from OpenAPI documents: our own, which finds no 500, and OpenAI's, whose schemas our answers keep."""
+"""Requests made from OpenAPI documents, our own and OpenAI's: no answer is a 500, or other than the document says."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
+from schemathesis.core.errors import InvalidSchema
 from schemathesis.core.failures import FailureGroup
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -21,7 +22,6 @@ from published import plain_routes, published, served_part
 
 EXAMPLES = 6
 """Requests for each operation."""
-NO_500 = [not_a_server_error]
 CONFORMS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
@@ -89,18 +89,21 @@ def made_objects(house) -> dict[str, str]:
     }
 
 
+@pytest.mark.timeout(900)  # a minute of an idle machine's, several of a busy one
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["valid", "invalid"])
-def test_nothing_made_from_our_own_document_is_a_500(house, mode):
+def test_nothing_made_from_our_own_document_is_a_500_or_answered_otherwise_than_it_says(house, mode):
     document = house.client().get("/openapi.json").json()
     tried = 0
     for operation in operations(document):
         try:
-            run(operation, house.url, NO_500, mode)
-        except Unsatisfiable:  # what takes nothing, or any text, cannot be asked wrongly
+            run(operation, house.url, CONFORMS, mode)
+        except (Unsatisfiable, InvalidSchema):
+            # What takes nothing, or any text, cannot be asked wrongly; and some bodies are wrong in ways that are too
+            # long to be made up.
             assert mode is GenerationMode.NEGATIVE
         else:
             tried += 1
-    assert tried > 30
+    assert tried > 60
 
 
 def test_answers_keep_the_published_schemas(house):

@@ -7,7 +7,8 @@ from urllib.parse import urlencode
 import pytest
 from starlette.requests import Request
 
-from kvarn.gateway.pagination import list_answer, query_flag, query_values, read_cursor
+from kvarn.gateway.pagination import ListQuery, list_answer
+from kvarn.gateway.parameters import Flag, Texts
 from kvarn.store.repositories.pages import Cursor, Page
 from kvarn.wire.openai.errors import ApiError
 
@@ -18,13 +19,13 @@ def asking(**parameters: object) -> Request:
 
 
 def test_what_a_request_does_not_say_is_the_lists_own() -> None:
-    assert read_cursor(asking()) == Cursor(20)
-    assert read_cursor(asking(), default_limit=5, ascending=True) == Cursor(5, ascending=True)
+    assert ListQuery().read(asking()) == Cursor(20)
+    assert ListQuery(default_limit=5, ascending=True).read(asking()) == Cursor(5, ascending=True)
 
 
 def test_a_request_chooses_place_size_and_order() -> None:
-    assert read_cursor(asking(limit=100, after="a", order="asc")) == Cursor(100, "a", ascending=True)
-    assert read_cursor(asking(before="b"), before=True) == Cursor(before="b")
+    assert ListQuery().read(asking(limit=100, after="a", order="asc")) == Cursor(100, "a", ascending=True)
+    assert ListQuery(before=True).read(asking(before="b")) == Cursor(before="b")
 
 
 @pytest.mark.parametrize(
@@ -45,20 +46,28 @@ def test_a_request_chooses_place_size_and_order() -> None:
 )
 def test_what_a_list_has_not_is_refused_by_name(parameters: dict[str, object], param: str) -> None:
     with pytest.raises(ApiError) as refusal:
-        read_cursor(asking(**parameters))
+        ListQuery().read(asking(**parameters))
     assert (refusal.value.status, refusal.value.param) == (400, param)
 
 
 def test_both_directions_at_once_are_refused() -> None:
     with pytest.raises(ApiError, match="do not go together"):
-        read_cursor(asking(after="a", before="b"), before=True)
+        ListQuery(before=True).read(asking(after="a", before="b"))
 
 
-def test_filters_are_read_in_both_spellings() -> None:
+def test_an_order_that_a_list_has_not_cannot_be_chosen() -> None:
+    with pytest.raises(ApiError, match="order"):
+        ListQuery(ordered=False).read(asking(order="asc"))
+
+
+def test_a_list_has_its_own_filters_and_looks_at_them_too() -> None:
+    kinds, everything = Texts("kind", "Of these kinds."), Flag("all", "All of them.", default=False)
+    listed = ListQuery(kinds, everything)
     request = Request({"type": "http", "query_string": b"kind[]=a&kind=b&all=true", "headers": []})
-    assert sorted(query_values(request, "kind")) == ["a", "b"]
-    assert query_flag(request, "all") and not query_flag(request, "some")
-    assert read_cursor(request, filters=("kind", "all")) == Cursor()
+    assert listed.read(request) == Cursor()
+    assert sorted(kinds.read(request)) == ["a", "b"] and everything.read(request)
+    with pytest.raises(ApiError, match="'all'"):
+        listed.read(asking(all="yes"))
 
 
 def test_the_answer_names_its_first_and_last_object() -> None:

@@ -3,94 +3,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 
+from kvarn.gateway.parameters import Number, Parameter, Text
+from kvarn.gateway.query import Query
 from kvarn.store.repositories.pages import Cursor, Page
 from kvarn.wire.openai.errors import invalid_request
 
 ItemT = TypeVar("ItemT")
 
-_MAX_CHARS = 256
+_AFTER = Text("after", "Id of the object behind which the page begins.", default=None)
+_BEFORE = Text("before", "Id of the object before which the page ends; not together with `after`.", default=None)
 
 
-def read_cursor(
-    request: Request,
-    *,
-    filters: Iterable[str] = (),
-    default_limit: int = 20,
-    max_limit: int = 100,
-    ascending: bool = False,
-    ordered: bool = True,
-    before: bool = False,
-) -> Cursor:
-    """Which part of a list a request asks for.
+class ListQuery(Query):
+    """Declares the query of a list.
 
     Args:
-        request: The request.
-        filters: Names of the list's other query parameters; see `query_value`.
+        filters: What else a request may give.
         default_limit: Objects where it does not say.
         max_limit: Objects it may ask for at most.
         ascending: Oldest first where it does not say.
         ordered: Whether it may choose by `order`.
         before: Whether it may page backwards by `before`.
-
-    Raises:
-        ApiError: 400 that names the parameter that is unknown or wrong.
     """
-    own = {"limit", "after", *(("order",) if ordered else ()), *(("before",) if before else ())}
-    check_query(request, own.union(filters))
-    behind, ahead = query_value(request, "after"), query_value(request, "before")
-    if behind is not None and ahead is not None:
-        raise invalid_request("'after' and 'before' do not go together: give one.", "before")
-    order = query_value(request, "order") or ("asc" if ascending else "desc")
-    if order not in ("asc", "desc"):
-        raise invalid_request("Invalid value for 'order': it must be 'asc' or 'desc'.", "order")
-    return Cursor(_limit(request, default_limit, max_limit), behind, ahead, order == "asc")
 
+    def __init__(
+        self,
+        *filters: Parameter,
+        default_limit: int = 20,
+        max_limit: int = 100,
+        ascending: bool = False,
+        ordered: bool = True,
+        before: bool = False,
+    ) -> None:
+        default = "asc" if ascending else "desc"
+        self._limit = Number("limit", "Objects at most.", default_limit, minimum=1, maximum=max_limit)
+        self._order = Text("order", "By age: `asc` is oldest first.", default, choices=("asc", "desc"))
+        own = (self._limit, _AFTER, *((_BEFORE,) if before else ()), *((self._order,) if ordered else ()))
+        super().__init__(*own, *filters)
 
-def check_query(request: Request, known: Iterable[str] = ()) -> None:
-    """Refuse query parameters that the operation has not.
+    def read(self, request: Request) -> Cursor:
+        """Which part of the list a request asks for.
 
-    Raises:
-        ApiError: 400 that names the first of them.
-    """
-    unknown = sorted({name.removesuffix("[]") for name in request.query_params} - set(known))
-    if unknown:
-        name = unknown[0][:80]
-        raise invalid_request(f"Unrecognized query parameter supplied: {name}", name, "unknown_parameter")
-
-
-def query_value(request: Request, name: str) -> str | None:
-    """The value of a query parameter that may be given once; None without one.
-
-    Raises:
-        ApiError: 400 for a value that is empty, too long, given twice, or no text.
-    """
-    values = query_values(request, name)
-    if len(values) > 1:
-        raise invalid_request(f"{name!r} may be given once only.", name)
-    return values[0] if values else None
-
-
-def query_values(request: Request, name: str) -> list[str]:
-    """All values of a query parameter, written `name=` or, as OpenAI's clients do, `name[]=`. Raises as `query_value`
-    does."""
-    values = [value for form in (name, f"{name}[]") for value in request.query_params.getlist(form)]
-    for value in values:
-        if not value or len(value) > _MAX_CHARS or not value.isprintable():
-            raise invalid_request(f"Invalid value for {name!r}: 1 to {_MAX_CHARS} printable characters.", name)
-    return values
-
-
-def query_flag(request: Request, name: str) -> bool:
-    """Whether a query parameter is `true`. Raises as `query_value` does."""
-    value = query_value(request, name) or "false"
-    if value not in ("true", "false"):
-        raise invalid_request(f"Invalid value for {name!r}: it must be 'true' or 'false'.", name)
-    return value == "true"
+        Raises:
+            ApiError: 400 that names the parameter that is unknown or wrong, filters among them.
+        """
+        self.check(request)
+        after, before = _AFTER.read(request), _BEFORE.read(request)
+        if after is not None and before is not None:
+            raise invalid_request("'after' and 'before' do not go together: give one.", "before")
+        return Cursor(self._limit.read(request), after, before, self._order.read(request) == "asc")
 
 
 def list_answer(page: Page[ItemT], describe: Callable[[ItemT], Any]) -> dict[str, Any]:
@@ -106,16 +72,6 @@ def list_answer(page: Page[ItemT], describe: Callable[[ItemT], Any]) -> dict[str
         "last_id": _id(data[-1]) if data else "",
         "has_more": page.has_more,
     }
-
-
-def _limit(request: Request, default: int, most: int) -> int:
-    text = query_value(request, "limit")
-    if text is None:
-        return default
-    limit = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
-    if not 1 <= limit <= most:
-        raise invalid_request(f"Invalid value for 'limit': it must be a number from 1 to {most}.", "limit")
-    return limit
 
 
 def _id(described: Any) -> str:

@@ -9,26 +9,30 @@ from kvarn.gateway.answer import json_response
 from kvarn.gateway.context import gateway_of
 from kvarn.gateway.openapi import json_body
 from kvarn.gateway.operations.batches import describe_batch, start_batch
-from kvarn.gateway.pagination import check_query, list_answer, read_cursor
+from kvarn.gateway.pagination import ListQuery, list_answer
+from kvarn.gateway.query import check_query
 from kvarn.gateway.record import record_of
 from kvarn.store.repositories.batches import cancel_batch, find_batch, list_batches
 from kvarn.wire.openai.batches import BatchRequest
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
+_LIST = ListQuery(ordered=False)
+
 
 @router.post("", summary="Run a file of requests", openapi_extra=json_body(BatchRequest))
 async def create_batch(request: Request) -> Response:
     """Take a batch; it is checked and run in the background."""
+    check_query(request)
     gateway = gateway_of(request)
     asked = await gateway.read(request, BatchRequest)
     return json_response(await start_batch(gateway, record_of(request.scope).principal, asked))
 
 
-@router.get("", summary="List batches")
+@router.get("", summary="List batches", openapi_extra=_LIST.described)
 async def list_all_batches(request: Request) -> Response:
     """The project's batches, newest first."""
-    cursor = read_cursor(request, ordered=False)
+    cursor = _LIST.read(request)
     owner = record_of(request.scope).principal.owner
     page = await list_batches(gateway_of(request).store, owner, cursor)
     return json_response(list_answer(page, describe_batch))

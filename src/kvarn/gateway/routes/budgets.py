@@ -8,7 +8,8 @@ from starlette.responses import Response
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.identity.desk import Desk, desk_of
 from kvarn.gateway.openapi import json_body
-from kvarn.gateway.pagination import check_query, list_answer, read_cursor
+from kvarn.gateway.pagination import ListQuery, list_answer
+from kvarn.gateway.query import check_query
 from kvarn.metering.prices import BILLIONTHS, billionths
 from kvarn.store.models import Budget
 from kvarn.store.repositories import budgets
@@ -17,12 +18,14 @@ from kvarn.wire.openai.errors import invalid_request
 
 router = APIRouter(prefix="/v1/organization/budgets", tags=["organization"])
 
+_LIST = ListQuery(ascending=True)
 
-@router.get("", summary="List budgets")
+
+@router.get("", summary="List budgets", openapi_extra=_LIST.described)
 async def list_budgets(request: Request) -> Response:
     """The organisation's budgets and those of its projects, oldest first."""
     desk = desk_of(request)
-    cursor = read_cursor(request, ascending=True)
+    cursor = _LIST.read(request)
     async with desk.reading() as session:
         page = await budgets.list_budgets(session, desk.organization_id, cursor)
         spent = await budgets.spent(session, [budgets.rule_of(each) for each in page.items], desk.gateway.store.now())

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from kvarn.gateway.answer import event_stream, json_response, json_when_done
 from kvarn.gateway.context import gateway_of
-from kvarn.gateway.openapi import json_body
+from kvarn.gateway.openapi import EVENTS, json_body
 from kvarn.gateway.operations.chat import start_chat
 from kvarn.gateway.operations.stored_chat import describe_completion, stored_messages
-from kvarn.gateway.pagination import check_query, list_answer, query_value, read_cursor
+from kvarn.gateway.pagination import ListQuery, list_answer
+from kvarn.gateway.parameters import Entries, Text
+from kvarn.gateway.query import check_query
 from kvarn.gateway.record import record_of
 from kvarn.store.repositories.pages import cut_page
 from kvarn.store.repositories.stored_completions import (
@@ -26,10 +26,13 @@ from kvarn.wire.openai.chat_answer import ChatCompletionDeleted
 
 router = APIRouter(prefix="/v1/chat/completions", tags=["chat"])
 
-_METADATA = re.compile(r"metadata\[(.{1,64})\]")
+_MODEL = Text("model", "Of this model only.", default=None)
+_METADATA = Entries("metadata", "With these entries in their metadata only, each as `metadata[key]=value`.")
+_LIST = ListQuery(_MODEL, _METADATA, ascending=True)
+_MESSAGES = ListQuery(ascending=True)
 
 
-@router.post("", summary="Answer a conversation", openapi_extra=json_body(ChatCompletionRequest))
+@router.post("", summary="Answer a conversation", openapi_extra=json_body(ChatCompletionRequest) | EVENTS)
 async def create_chat_completion(request: Request) -> Response:
     """Answer the messages of a chat, as one object or as a stream of events. With `store` the answer is kept."""
     gateway = gateway_of(request)
@@ -38,15 +41,13 @@ async def create_chat_completion(request: Request) -> Response:
     return event_stream(run.stream()) if asked.stream else json_when_done(run.collect())
 
 
-@router.get("", summary="List stored chat completions")
+@router.get("", summary="List stored chat completions", openapi_extra=_LIST.described)
 async def list_chat_completions(request: Request) -> Response:
     """The project's stored completions by age, oldest first unless `order` is `desc`; of one `model`, or with entries
     of `metadata[key]`."""
     gateway, owner = gateway_of(request), record_of(request.scope).principal.owner
-    filters = {found[0]: found[1] for name in request.query_params if (found := _METADATA.fullmatch(name))}
-    cursor = read_cursor(request, filters=("model", *filters), ascending=True)
-    metadata = {key: value for name, key in filters.items() if (value := query_value(request, name)) is not None}
-    model = query_value(request, "model")
+    cursor = _LIST.read(request)
+    model, metadata = _MODEL.read(request), _METADATA.read(request)
     page = await list_completions(gateway.store, owner, cursor, model=model, metadata=metadata)
     return json_response(list_answer(page, describe_completion))
 
@@ -62,6 +63,7 @@ async def get_chat_completion(request: Request, completion_id: str) -> Response:
 @router.post("/{completion_id}", summary="Change a stored chat completion", openapi_extra=json_body(CompletionChange))
 async def change_chat_completion(request: Request, completion_id: str) -> Response:
     """Replace the metadata of a stored completion: nothing else of it can be changed."""
+    check_query(request)
     gateway, owner = gateway_of(request), record_of(request.scope).principal.owner
     change = await gateway.read(request, CompletionChange)
     stored = await change_metadata(gateway.store, owner, completion_id, change.metadata or {})
@@ -76,10 +78,14 @@ async def delete_chat_completion(request: Request, completion_id: str) -> Respon
     return json_response(ChatCompletionDeleted(id=completion_id))
 
 
-@router.get("/{completion_id}/messages", summary="Read the messages of a stored chat completion")
+@router.get(
+    "/{completion_id}/messages",
+    summary="Read the messages of a stored chat completion",
+    openapi_extra=_MESSAGES.described,
+)
 async def list_chat_messages(request: Request, completion_id: str) -> Response:
     """What a stored completion answers, first message first unless `order` is `desc`."""
-    cursor = read_cursor(request, ascending=True)
+    cursor = _MESSAGES.read(request)
     owner = record_of(request.scope).principal.owner
     stored = await find_completion(gateway_of(request).store, owner, completion_id)
     page = cut_page(stored_messages(stored), cursor, lambda message: str(message["id"]))

@@ -9,9 +9,10 @@ from kvarn.gateway.answer import json_response
 from kvarn.gateway.context import gateway_of
 from kvarn.gateway.openapi import json_body
 from kvarn.gateway.operations import conversations
-from kvarn.gateway.pagination import check_query, list_answer, read_cursor
+from kvarn.gateway.pagination import ListQuery, list_answer
+from kvarn.gateway.query import Query, check_query
 from kvarn.gateway.record import record_of
-from kvarn.gateway.routes.responses import check_include
+from kvarn.gateway.routes.responses import INCLUDE
 from kvarn.store.engine import Store
 from kvarn.store.models import Conversation
 from kvarn.store.owner import Owner
@@ -26,6 +27,9 @@ from kvarn.wire.openai.conversations import (
 )
 
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
+
+_LIST = ListQuery(INCLUDE)
+_ITEM = Query(INCLUDE)
 
 
 @router.post("", summary="Make a conversation", openapi_extra=json_body(CreateConversationRequest))
@@ -61,11 +65,14 @@ async def delete_conversation(request: Request, conversation_id: str) -> Respons
     return json_response(DeletedConversation(id=conversation_id))
 
 
-@router.post("/{conversation_id}/items", summary="Add items", openapi_extra=json_body(CreateItemsRequest))
+@router.post(
+    "/{conversation_id}/items",
+    summary="Add items",
+    openapi_extra=_ITEM.described | json_body(CreateItemsRequest),
+)
 async def create_items(request: Request, conversation_id: str) -> Response:
     """Add items at the end of a conversation."""
-    check_query(request, ("include",))
-    check_include(request)
+    _ITEM.check(request)
     asked = await gateway_of(request).read(request, CreateItemsRequest)
     store, owner = _whose(request)
     items = await conversations.kept_items(store, owner, asked.items)
@@ -73,19 +80,17 @@ async def create_items(request: Request, conversation_id: str) -> Response:
     return json_response(list_answer(Page(items, False), lambda item: item))
 
 
-@router.get("/{conversation_id}/items", summary="List a conversation's items")
+@router.get("/{conversation_id}/items", summary="List a conversation's items", openapi_extra=_LIST.described)
 async def list_items(request: Request, conversation_id: str) -> Response:
     """The items of a conversation, newest first unless asked otherwise."""
-    cursor = read_cursor(request, filters=("include",))
-    check_include(request)
+    cursor = _LIST.read(request)
     return json_response(list_answer(await stored.list_items(*_whose(request), conversation_id, cursor), lambda i: i))
 
 
-@router.get("/{conversation_id}/items/{item_id}", summary="Retrieve an item")
+@router.get("/{conversation_id}/items/{item_id}", summary="Retrieve an item", openapi_extra=_ITEM.described)
 async def get_item(request: Request, conversation_id: str, item_id: str) -> Response:
     """One item of a conversation."""
-    check_query(request, ("include",))
-    check_include(request)
+    _ITEM.check(request)
     return json_response(await stored.find_item(*_whose(request), conversation_id, item_id))
 
 

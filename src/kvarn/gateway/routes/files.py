@@ -12,7 +12,9 @@ from kvarn.gateway.answer import json_response
 from kvarn.gateway.body import read_stream
 from kvarn.gateway.context import gateway_of
 from kvarn.gateway.operations.files import PURPOSES, describe_file, take_file
-from kvarn.gateway.pagination import check_query, list_answer, query_value, read_cursor
+from kvarn.gateway.pagination import ListQuery, list_answer
+from kvarn.gateway.parameters import Text
+from kvarn.gateway.query import check_query
 from kvarn.gateway.record import record_of
 from kvarn.store.repositories.files import delete_file, find_file, list_files, read_content
 from kvarn.wire.openai.files import FileDeleted
@@ -22,6 +24,8 @@ router = APIRouter(prefix="/v1/files", tags=["files"])
 _FORM_BYTES = 64 * 1024
 """What a form may hold besides its file."""
 _MAX_LISTED = 10_000
+_PURPOSE = Text("purpose", "Of this purpose only.", default=None)
+_LIST = ListQuery(_PURPOSE, default_limit=_MAX_LISTED, max_limit=_MAX_LISTED)
 _FORM: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -44,9 +48,16 @@ _FORM: dict[str, Any] = {
 }
 
 
+class _Content(StreamingResponse):
+    """The bytes of a file."""
+
+    media_type = "application/octet-stream"
+
+
 @router.post("", summary="Upload a file", openapi_extra=_FORM)
 async def create_file(request: Request) -> Response:
     """Keep a file; it is read and written piece by piece. One larger than `retention.max_file_bytes` gets a 413."""
+    check_query(request)
     gateway, record = gateway_of(request), record_of(request.scope)
     max_bytes = gateway.config.retention.max_file_bytes + _FORM_BYTES
     body = read_stream(request, max_bytes, gateway.limits.body_timeout_s)
@@ -54,12 +65,12 @@ async def create_file(request: Request) -> Response:
     return json_response(await take_file(gateway, owner, request.headers.get("content-type", ""), body))
 
 
-@router.get("", summary="List files")
+@router.get("", summary="List files", openapi_extra=_LIST.described)
 async def list_all_files(request: Request) -> Response:
     """The project's files by age, newest first unless `order` is `asc`; of one `purpose`, or all."""
     gateway, owner = gateway_of(request), record_of(request.scope).principal.owner
-    cursor = read_cursor(request, filters=("purpose",), default_limit=_MAX_LISTED, max_limit=_MAX_LISTED)
-    page = await list_files(gateway.store, owner, cursor, query_value(request, "purpose"))
+    cursor = _LIST.read(request)
+    page = await list_files(gateway.store, owner, cursor, _PURPOSE.read(request))
     return json_response(list_answer(page, describe_file))
 
 
@@ -71,7 +82,7 @@ async def get_file(request: Request, file_id: str) -> Response:
     return json_response(describe_file(await find_file(gateway_of(request).store, owner, file_id)))
 
 
-@router.get("/{file_id}/content", summary="Download a file")
+@router.get("/{file_id}/content", summary="Download a file", response_class=_Content)
 async def get_file_content(request: Request, file_id: str) -> Response:
     """The bytes of a file, read as fast as the client takes them."""
     check_query(request)
@@ -82,7 +93,7 @@ async def get_file_content(request: Request, file_id: str) -> Response:
         "content-disposition": f"attachment; filename*=UTF-8''{urllib.parse.quote(file.filename, safe='')}",
         "x-content-type-options": "nosniff",
     }
-    return StreamingResponse(read_content(store, file), headers=headers, media_type="application/octet-stream")
+    return _Content(read_content(store, file), headers=headers)
 
 
 @router.delete("/{file_id}", summary="Delete a file")

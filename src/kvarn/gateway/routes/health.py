@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -11,6 +13,10 @@ from kvarn.gateway.context import gateway_of
 from kvarn.gateway.served import ServedModel
 
 router = APIRouter(tags=["operation"])
+
+_NOT_READY: dict[int | str, dict[str, Any]] = {
+    503: {"description": "The progress of each model, in the same shape.", "content": {"application/json": {}}}
+}
 
 
 @router.head("/", include_in_schema=False)
@@ -36,7 +42,7 @@ async def health() -> Response:
 
 
 @router.head("/ready", include_in_schema=False)
-@router.get("/ready", summary="Whether every model takes requests")
+@router.get("/ready", summary="Whether every model takes requests", responses=_NOT_READY)
 async def ready(request: Request) -> Response:
     """Answer 200 when all models are ready, else 503 with the progress of each: send traffic when this succeeds."""
     models = list(gateway_of(request).models)

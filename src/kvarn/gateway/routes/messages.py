@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from kvarn.gateway.answer import event_stream, json_response, json_when_done
 from kvarn.gateway.context import gateway_of
-from kvarn.gateway.openapi import json_body
+from kvarn.gateway.openapi import EVENTS, json_body
 from kvarn.gateway.operations.messages import count_tokens, start_message
 from kvarn.gateway.record import record_of
 from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesRequest
@@ -15,7 +15,9 @@ from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesRequest
 router = APIRouter(prefix="/v1/messages", tags=["messages"])
 
 
-@router.post("", summary="Answer a conversation, in Anthropic's words", openapi_extra=json_body(MessagesRequest))
+@router.post(
+    "", summary="Answer a conversation, in Anthropic's words", openapi_extra=json_body(MessagesRequest) | EVENTS
+)
 async def create_message(request: Request) -> Response:
     """Answer messages, as one object or as a stream of Anthropic's events."""
     gateway, record = gateway_of(request), record_of(request.scope)

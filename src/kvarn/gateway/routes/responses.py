@@ -10,10 +10,12 @@ from starlette.responses import Response
 
 from kvarn.gateway.answer import event_stream, json_response, json_when_done
 from kvarn.gateway.context import gateway_of
-from kvarn.gateway.openapi import json_body
+from kvarn.gateway.openapi import EVENTS, json_body
 from kvarn.gateway.operations import background_responses as background
 from kvarn.gateway.operations.responses import count_input_tokens, start_response
-from kvarn.gateway.pagination import check_query, list_answer, query_flag, query_value, query_values, read_cursor
+from kvarn.gateway.pagination import ListQuery, list_answer
+from kvarn.gateway.parameters import Flag, Number, Texts
+from kvarn.gateway.query import Query, check_query
 from kvarn.gateway.record import record_of
 from kvarn.gateway.response_stream import ResponseStream
 from kvarn.store.owner import Owner
@@ -25,8 +27,19 @@ from kvarn.wire.openai.responses import Include, ResponseRequest, TokenCountRequ
 
 router = APIRouter(prefix="/v1/responses", tags=["responses"])
 
+INCLUDE = Texts(
+    "include",
+    "What to answer besides. Nothing of what it may name is ever left out here.",
+    choices=get_args(Include),
+)
+_STREAM = Flag("stream", "Answer with the response's events, from the first on, up to its end.", default=False)
+_STARTING_AFTER = Number("starting_after", "Only events above this number; needs `stream`.", default=None)
+_OBFUSCATION = Flag("include_obfuscation", "Noise in the events.", default=False, refused="events are sent as they are")
+_READ = Query(INCLUDE, _STREAM, _STARTING_AFTER, _OBFUSCATION)
+_LIST = ListQuery(INCLUDE)
 
-@router.post("", summary="Make a response", openapi_extra=json_body(ResponseRequest))
+
+@router.post("", summary="Make a response", openapi_extra=json_body(ResponseRequest) | EVENTS)
 async def create_response(request: Request) -> Response:
     """Answer input items, going on from earlier turns where asked to: as one object, as a stream of events, or in the
     background."""
@@ -47,17 +60,15 @@ async def count_tokens(request: Request) -> Response:
     return json_response(await count_input_tokens(gateway, record_of(request.scope), asked))
 
 
-@router.get("/{response_id}", summary="Retrieve a response")
+@router.get("/{response_id}", summary="Retrieve a response", openapi_extra=_READ.described | EVENTS)
 async def get_response(request: Request, response_id: str) -> Response:
     """A stored response as it stands, or (`stream=true`) its events above number `starting_after`, up to its end."""
-    check_query(request, ("include", "include_obfuscation", "starting_after", "stream"))
-    check_include(request)
-    if query_flag(request, "include_obfuscation"):
-        raise invalid_request("'include_obfuscation' is not supported.", "include_obfuscation", "unsupported_parameter")
-    gateway, after = gateway_of(request), _starting_after(request)
-    if query_flag(request, "stream"):
-        return _stream(background.follow_response(gateway, _owner(request), response_id, after))
-    if query_value(request, "starting_after") is not None:
+    _READ.check(request)
+    gateway, after = gateway_of(request), _STARTING_AFTER.read(request)
+    if _STREAM.read(request):
+        follow = background.follow_response(gateway, _owner(request), response_id, -1 if after is None else after)
+        return _stream(follow)
+    if after is not None:
         raise invalid_request("'starting_after' needs 'stream' to be true.", "starting_after")
     return json_response(await background.retrieve_response(gateway, _owner(request), response_id))
 
@@ -77,39 +88,18 @@ async def cancel_response(request: Request, response_id: str) -> Response:
     return json_response(await background.cancel_response(gateway_of(request), _owner(request), response_id))
 
 
-@router.get("/{response_id}/input_items", summary="List a response's input items")
+@router.get("/{response_id}/input_items", summary="List a response's input items", openapi_extra=_LIST.described)
 async def list_input_items(request: Request, response_id: str) -> Response:
     """The items that the request for a response brought."""
-    cursor = read_cursor(request, filters=("include",))
-    check_include(request)
+    cursor = _LIST.read(request)
     row = await find_response(gateway_of(request).store, _owner(request), response_id)
     return json_response(
         list_answer(cut_page(row.input_items, cursor, lambda item: str(item["id"])), lambda item: item)
     )
 
 
-def check_include(request: Request) -> None:
-    """Refuse what `include` has no word for; nothing of what it may name is ever left out here.
-
-    Raises:
-        ApiError: 400.
-    """
-    for name in query_values(request, "include"):
-        if name not in get_args(Include):
-            raise invalid_request(f"Invalid value for 'include': {name!r} is not known.", "include")
-
-
 def _owner(request: Request) -> Owner:
     return record_of(request.scope).principal.owner
-
-
-def _starting_after(request: Request) -> int:
-    text = query_value(request, "starting_after")
-    if text is None:
-        return -1
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise invalid_request("Invalid value for 'starting_after': the number of an event.", "starting_after")
-    return int(text)
 
 
 def _stream(events: AsyncGenerator[StreamEvent, None]) -> Response:

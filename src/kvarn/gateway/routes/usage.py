@@ -9,50 +9,58 @@ from kvarn.gateway.answer import json_response
 from kvarn.gateway.context import gateway_of
 from kvarn.gateway.operations import usage
 from kvarn.gateway.record import record_of
-from kvarn.gateway.usage_query import COST_WIDTHS, USAGE_WIDTHS, UsageQuery, read_usage_query
+from kvarn.gateway.usage_query import (
+    API_KEY_IDS,
+    BATCH,
+    COST_WIDTHS,
+    MODELS,
+    PROJECT_IDS,
+    USAGE_WIDTHS,
+    USER_IDS,
+    UsageParameters,
+)
+from kvarn.store.owner import Principal
 
 router = APIRouter(prefix="/v1/organization", tags=["organization"])
 
-_INPUT = ("project_id", "user_id", "api_key_id", "model")
-_INPUT_FILTERS = ("project_ids", "user_ids", "api_key_ids", "models")
+_GROUPS = ("project_id", "user_id", "api_key_id", "model")
+_FILTERS = (PROJECT_IDS, USER_IDS, API_KEY_IDS, MODELS)
+_INPUT = UsageParameters(*_FILTERS, widths=USAGE_WIDTHS, groups=_GROUPS)
+_COMPLETIONS = UsageParameters(*_FILTERS, BATCH, widths=USAGE_WIDTHS, groups=(*_GROUPS, "batch", "service_tier"))
+_COSTS = UsageParameters(PROJECT_IDS, API_KEY_IDS, widths=COST_WIDTHS, groups=("project_id", "line_item", "api_key_id"))
 
 
-@router.get("/usage/completions", summary="Usage of chats, completions, responses and messages")
+@router.get(
+    "/usage/completions",
+    summary="Usage of chats, completions, responses and messages",
+    openapi_extra=_COMPLETIONS.described,
+)
 async def completions(request: Request) -> Response:
     """Requests and tokens in buckets of a minute, an hour or a day."""
-    asked = _read(request, (*_INPUT, "batch", "service_tier"), (*_INPUT_FILTERS, "batch"))
+    asked = _COMPLETIONS.read(request, _principal(request))
     return json_response(await usage.completions_usage(gateway_of(request).reports, asked))
 
 
-@router.get("/usage/embeddings", summary="Usage of embeddings")
+@router.get("/usage/embeddings", summary="Usage of embeddings", openapi_extra=_INPUT.described)
 async def embeddings(request: Request) -> Response:
     """Requests and tokens; reranking and scores, which are made of embeddings, among them."""
-    return json_response(
-        await usage.embeddings_usage(gateway_of(request).reports, _read(request, _INPUT, _INPUT_FILTERS))
-    )
+    asked = _INPUT.read(request, _principal(request))
+    return json_response(await usage.embeddings_usage(gateway_of(request).reports, asked))
 
 
-@router.get("/usage/moderations", summary="Usage of moderations")
+@router.get("/usage/moderations", summary="Usage of moderations", openapi_extra=_INPUT.described)
 async def moderations(request: Request) -> Response:
     """Requests and tokens."""
-    return json_response(
-        await usage.moderations_usage(gateway_of(request).reports, _read(request, _INPUT, _INPUT_FILTERS))
-    )
+    asked = _INPUT.read(request, _principal(request))
+    return json_response(await usage.moderations_usage(gateway_of(request).reports, asked))
 
 
-@router.get("/costs", summary="Costs by day")
+@router.get("/costs", summary="Costs by day", openapi_extra=_COSTS.described)
 async def costs(request: Request) -> Response:
     """Money by day, at the prices of each day (`metering.prices`); a line item is a model."""
-    asked = read_usage_query(
-        request,
-        record_of(request.scope).principal,
-        widths=COST_WIDTHS,
-        groups=("project_id", "line_item", "api_key_id"),
-        filters=("project_ids", "api_key_ids"),
-    )
+    asked = _COSTS.read(request, _principal(request))
     return json_response(await usage.costs(gateway_of(request).reports, asked))
 
 
-def _read(request: Request, groups: tuple[str, ...], filters: tuple[str, ...]) -> UsageQuery:
-    principal = record_of(request.scope).principal
-    return read_usage_query(request, principal, widths=USAGE_WIDTHS, groups=groups, filters=filters)
+def _principal(request: Request) -> Principal:
+    return record_of(request.scope).principal

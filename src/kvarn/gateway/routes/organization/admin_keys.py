@@ -9,7 +9,8 @@ from kvarn.gateway.answer import json_response
 from kvarn.gateway.identity.desk import desk_of
 from kvarn.gateway.openapi import json_body
 from kvarn.gateway.operations.organization import admin_key_object, deleted_object
-from kvarn.gateway.pagination import list_answer, read_cursor
+from kvarn.gateway.pagination import ListQuery, list_answer
+from kvarn.gateway.query import check_query
 from kvarn.store.owner import Role
 from kvarn.store.repositories import keys
 from kvarn.store.repositories.tenants import default_project_id
@@ -18,12 +19,14 @@ from kvarn.wire.openai.organization import AdminKeyCreate
 
 router = APIRouter(prefix="/admin_api_keys")
 
+_LIST = ListQuery(ascending=True)
 
-@router.get("", summary="List administrators' keys")
+
+@router.get("", summary="List administrators' keys", openapi_extra=_LIST.described)
 async def list_keys(request: Request) -> Response:
     """Keys with which the organisation can be administered, oldest first unless `order` is `desc`."""
     desk = desk_of(request)
-    cursor = read_cursor(request, ascending=True)
+    cursor = _LIST.read(request)
     async with desk.reading() as session:
         page = await keys.list_keys(session, desk.organization_id, cursor, admin=True)
         owners = await users_by_id(session, {key.user_id for key in page.items})
@@ -34,6 +37,7 @@ async def list_keys(request: Request) -> Response:
 async def create_key(request: Request) -> Response:
     """A new key, which belongs to the user whose key asks for it; `value` is shown in this answer only."""
     desk = desk_of(request)
+    check_query(request)
     asked = await desk.gateway.read(request, AdminKeyCreate)
     wanted = keys.KeyRequest(
         name=asked.name, role=Role.ADMIN, user_id=desk.principal.user_id, lifetime_s=asked.expires_in_seconds
@@ -49,6 +53,7 @@ async def create_key(request: Request) -> Response:
 async def get_key(request: Request, key_id: str) -> Response:
     """One key, without its value."""
     desk = desk_of(request)
+    check_query(request)
     async with desk.reading() as session:
         key = await keys.get_key(session, desk.organization_id, key_id, admin=True)
         owners = await users_by_id(session, {key.user_id})
@@ -59,6 +64,7 @@ async def get_key(request: Request, key_id: str) -> Response:
 async def delete_key(request: Request, key_id: str) -> Response:
     """Revoke a key; not the last with which the organisation can be administered."""
     desk = desk_of(request)
+    check_query(request)
     async with desk.acting() as act:
         await keys.revoke_key(act, desk.organization_id, key_id, admin=True)
     return json_response(deleted_object("organization.admin_api_key", key_id))

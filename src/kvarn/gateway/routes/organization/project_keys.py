@@ -9,35 +9,39 @@ from kvarn.gateway.answer import json_response
 from kvarn.gateway.identity.desk import desk_of
 from kvarn.gateway.openapi import json_body
 from kvarn.gateway.operations.organization import deleted_object, project_key_object, scopes_of
-from kvarn.gateway.pagination import list_answer, query_value, read_cursor
+from kvarn.gateway.pagination import ListQuery, list_answer
+from kvarn.gateway.parameters import Text
+from kvarn.gateway.query import check_query
 from kvarn.store.models import ApiKey
 from kvarn.store.owner import Role
 from kvarn.store.repositories import keys
 from kvarn.store.repositories.pages import Page
 from kvarn.store.repositories.projects import get_project
 from kvarn.store.repositories.users import get_member, users_by_id
-from kvarn.wire.openai.errors import invalid_request
 from kvarn.wire.openai.organization import ProjectKeyCreate
 
 router = APIRouter(prefix="/projects/{project_id}/api_keys")
 
-_ACCESS = (None, "active", "inactive", "any")
+_ACCESS = Text(
+    "owner_project_access",
+    "Whether the keys' owners have access to the project. Default: all.",
+    default=None,
+    choices=("active", "inactive", "any"),
+)
+_LIST = ListQuery(_ACCESS, ascending=True, ordered=False)
 
 
-@router.get("", summary="List a project's API keys")
+@router.get("", summary="List a project's API keys", openapi_extra=_LIST.described)
 async def list_keys(request: Request, project_id: str) -> Response:
     """Keys that are not revoked, oldest first. A member who leaves a project loses their keys in it, so that none is
     ever `inactive`."""
     desk = desk_of(request)
-    cursor = read_cursor(request, filters=("owner_project_access",), ascending=True, ordered=False)
-    access = query_value(request, "owner_project_access")
-    if access not in _ACCESS:
-        raise invalid_request("It must be 'active', 'inactive' or 'any'.", "owner_project_access")
+    cursor = _LIST.read(request)
     async with desk.reading() as session:
         await get_project(session, desk.organization_id, project_id)
         page = await keys.list_keys(session, desk.organization_id, cursor, project_id=project_id)
         owners = await users_by_id(session, {key.user_id for key in page.items})
-    if access == "inactive":
+    if _ACCESS.read(request) == "inactive":
         page = Page[ApiKey]([], False)
     return json_response(list_answer(page, lambda key: project_key_object(key, owners.get(key.user_id))))
 
@@ -46,6 +50,7 @@ async def list_keys(request: Request, project_id: str) -> Response:
 async def create_key(request: Request, project_id: str) -> Response:
     """A new key; `value` is shown in this answer only. An operation of ours: OpenAI makes keys on its pages."""
     desk = desk_of(request)
+    check_query(request)
     asked = await desk.gateway.read(request, ProjectKeyCreate)
     wanted = keys.KeyRequest(
         name=asked.name,
@@ -66,6 +71,7 @@ async def create_key(request: Request, project_id: str) -> Response:
 async def get_key(request: Request, project_id: str, key_id: str) -> Response:
     """One key, without its value."""
     desk = desk_of(request)
+    check_query(request)
     async with desk.reading() as session:
         key = await keys.get_key(session, desk.organization_id, key_id, project_id=project_id)
         owners = await users_by_id(session, {key.user_id})
@@ -76,6 +82,7 @@ async def get_key(request: Request, project_id: str, key_id: str) -> Response:
 async def delete_key(request: Request, project_id: str, key_id: str) -> Response:
     """Revoke a key: at this gateway at once, at the others within `auth.refresh_s`."""
     desk = desk_of(request)
+    check_query(request)
     async with desk.acting() as act:
         await keys.revoke_key(act, desk.organization_id, key_id, project_id=project_id)
     return json_response(deleted_object("organization.project.api_key", key_id))

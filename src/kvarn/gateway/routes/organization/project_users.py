@@ -9,18 +9,21 @@ from kvarn.gateway.answer import json_response
 from kvarn.gateway.identity.desk import desk_of
 from kvarn.gateway.openapi import json_body
 from kvarn.gateway.operations.organization import deleted_object, project_user_object
-from kvarn.gateway.pagination import list_answer, read_cursor
+from kvarn.gateway.pagination import ListQuery, list_answer
+from kvarn.gateway.query import check_query
 from kvarn.store.repositories import users
 from kvarn.wire.openai.organization import ProjectUserCreate, ProjectUserUpdate
 
 router = APIRouter(prefix="/projects/{project_id}/users")
 
+_LIST = ListQuery(ascending=True, ordered=False)
 
-@router.get("", summary="List a project's users")
+
+@router.get("", summary="List a project's users", openapi_extra=_LIST.described)
 async def list_users(request: Request, project_id: str) -> Response:
     """People in the project."""
     desk = desk_of(request)
-    cursor = read_cursor(request, ascending=True, ordered=False)
+    cursor = _LIST.read(request)
     async with desk.reading() as session:
         page = await users.list_members(session, desk.organization_id, project_id, cursor, "person")
     return json_response(list_answer(page, project_user_object))
@@ -30,6 +33,7 @@ async def list_users(request: Request, project_id: str) -> Response:
 async def create_user(request: Request, project_id: str) -> Response:
     """Give a person of the organisation a place in the project."""
     desk = desk_of(request)
+    check_query(request)
     asked = await desk.gateway.read(request, ProjectUserCreate)
     async with desk.acting() as act:
         if asked.user_id is not None:
@@ -44,6 +48,7 @@ async def create_user(request: Request, project_id: str) -> Response:
 async def get_user(request: Request, project_id: str, user_id: str) -> Response:
     """One person in the project."""
     desk = desk_of(request)
+    check_query(request)
     async with desk.reading() as session:
         member = await users.get_member(session, desk.organization_id, project_id, user_id, "person")
     return json_response(project_user_object(member))
@@ -53,6 +58,7 @@ async def get_user(request: Request, project_id: str, user_id: str) -> Response:
 async def modify_user(request: Request, project_id: str, user_id: str) -> Response:
     """Set a person's role in the project."""
     desk = desk_of(request)
+    check_query(request)
     asked = await desk.gateway.read(request, ProjectUserUpdate)
     async with desk.acting() as act:
         member = await users.change_member(act, desk.organization_id, project_id, user_id, asked.role)
@@ -63,6 +69,7 @@ async def modify_user(request: Request, project_id: str, user_id: str) -> Respon
 async def delete_user(request: Request, project_id: str, user_id: str) -> Response:
     """Take a person out of the project; the keys they have in it are revoked."""
     desk = desk_of(request)
+    check_query(request)
     async with desk.acting() as act:
         await users.remove_member(act, desk.organization_id, project_id, user_id)
     return json_response(deleted_object("organization.project.user", user_id))

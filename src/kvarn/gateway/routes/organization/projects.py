@@ -9,19 +9,24 @@ from kvarn.gateway.answer import json_response
 from kvarn.gateway.identity.desk import desk_of
 from kvarn.gateway.openapi import json_body
 from kvarn.gateway.operations.organization import project_object
-from kvarn.gateway.pagination import list_answer, query_flag, read_cursor
+from kvarn.gateway.pagination import ListQuery, list_answer
+from kvarn.gateway.parameters import Flag
+from kvarn.gateway.query import check_query
 from kvarn.store.repositories import projects
 from kvarn.wire.openai.organization import ProjectCreate, ProjectUpdate
 
 router = APIRouter(prefix="/projects")
 
+_ARCHIVED = Flag("include_archived", "Archived projects too.", default=False)
+_LIST = ListQuery(_ARCHIVED, ascending=True, ordered=False)
 
-@router.get("", summary="List projects")
+
+@router.get("", summary="List projects", openapi_extra=_LIST.described)
 async def list_projects(request: Request) -> Response:
     """The organisation's projects, oldest first; archived ones with `include_archived=true`."""
     desk = desk_of(request)
-    cursor = read_cursor(request, filters=("include_archived",), ascending=True, ordered=False)
-    archived = query_flag(request, "include_archived")
+    cursor = _LIST.read(request)
+    archived = _ARCHIVED.read(request)
     async with desk.reading() as session:
         page = await projects.list_projects(session, desk.organization_id, cursor, archived=archived)
     return json_response(list_answer(page, project_object))
@@ -31,6 +36,7 @@ async def list_projects(request: Request) -> Response:
 async def create_project(request: Request) -> Response:
     """A new project."""
     desk = desk_of(request)
+    check_query(request)
     asked = await desk.gateway.read(request, ProjectCreate)
     async with desk.acting() as act:
         project = await projects.add_project(act, desk.organization_id, asked.name)
@@ -41,6 +47,7 @@ async def create_project(request: Request) -> Response:
 async def get_project(request: Request, project_id: str) -> Response:
     """One project, archived or not."""
     desk = desk_of(request)
+    check_query(request)
     async with desk.reading() as session:
         project = await projects.get_project(session, desk.organization_id, project_id)
     return json_response(project_object(project))
@@ -50,6 +57,7 @@ async def get_project(request: Request, project_id: str) -> Response:
 async def modify_project(request: Request, project_id: str) -> Response:
     """Set its name, or whether its prompts may be sampled."""
     desk = desk_of(request)
+    check_query(request)
     asked = await desk.gateway.read(request, ProjectUpdate)
     async with desk.acting() as act:
         changes = asked.model_dump(exclude_none=True)
@@ -61,6 +69,7 @@ async def modify_project(request: Request, project_id: str) -> Response:
 async def archive_project(request: Request, project_id: str) -> Response:
     """Its keys stop working; what it stores stays."""
     desk = desk_of(request)
+    check_query(request)
     async with desk.acting() as act:
         project = await projects.archive_project(act, desk.organization_id, project_id)
     return json_response(project_object(project))

@@ -20,7 +20,8 @@ from kvarn.gateway.operations.organization import (
     limit_changes,
     rate_limit_object,
 )
-from kvarn.gateway.pagination import list_answer, read_cursor
+from kvarn.gateway.pagination import ListQuery, list_answer
+from kvarn.gateway.query import check_query
 from kvarn.store.errors import NotFoundError
 from kvarn.store.owner import LimitRule
 from kvarn.store.repositories import rate_limits
@@ -36,9 +37,10 @@ _PROJECT = "/projects/{project_id}/rate_limits"
 _KEY = "/projects/{project_id}/api_keys/{key_id}/rate_limits"
 _TENANT = "/tenants/{tenant_id}/rate_limits"
 _BODY = json_body(RateLimitUpdate)
+_LIST = ListQuery(default_limit=100, ascending=True, ordered=False, before=True)
 
 
-@router.get(_PROJECT, summary="List a project's rate limits")
+@router.get(_PROJECT, summary="List a project's rate limits", openapi_extra=_LIST.described)
 async def list_of_project(request: Request, project_id: str) -> Response:
     """Limits of all the project's requests together."""
     desk = desk_of(request)
@@ -51,6 +53,7 @@ async def list_of_project(request: Request, project_id: str) -> Response:
 async def set_of_project(request: Request, project_id: str, rate_limit_id: str) -> Response:
     """Set limits; what is left out stays, null takes a limit away."""
     desk = desk_of(request)
+    check_query(request)
     async with desk.reading() as session:
         await get_project(session, desk.organization_id, project_id)
     return await _set(request, desk, desk.organization_id, project_id, rate_limit_id, project_id)
@@ -60,12 +63,13 @@ async def set_of_project(request: Request, project_id: str, rate_limit_id: str) 
 async def drop_of_project(request: Request, project_id: str, rate_limit_id: str) -> Response:
     """Ours: no limit any more."""
     desk = desk_of(request)
+    check_query(request)
     async with desk.reading() as session:
         await get_project(session, desk.organization_id, project_id)
     return await _drop(desk, desk.organization_id, project_id, rate_limit_id, project_id)
 
 
-@router.get(_KEY, summary="List a key's rate limits")
+@router.get(_KEY, summary="List a key's rate limits", openapi_extra=_LIST.described)
 async def list_of_key(request: Request, project_id: str, key_id: str) -> Response:
     """Ours: limits of one key's requests."""
     desk = desk_of(request)
@@ -78,6 +82,7 @@ async def list_of_key(request: Request, project_id: str, key_id: str) -> Respons
 async def set_of_key(request: Request, project_id: str, key_id: str, rate_limit_id: str) -> Response:
     """Ours: as for a project."""
     desk = desk_of(request)
+    check_query(request)
     async with desk.reading() as session:
         await get_key(session, desk.organization_id, key_id, project_id=project_id)
     return await _set(request, desk, desk.organization_id, key_id, rate_limit_id, project_id)
@@ -87,12 +92,13 @@ async def set_of_key(request: Request, project_id: str, key_id: str, rate_limit_
 async def drop_of_key(request: Request, project_id: str, key_id: str, rate_limit_id: str) -> Response:
     """Ours: no limit any more."""
     desk = desk_of(request)
+    check_query(request)
     async with desk.reading() as session:
         await get_key(session, desk.organization_id, key_id, project_id=project_id)
     return await _drop(desk, desk.organization_id, key_id, rate_limit_id, project_id)
 
 
-@router.get(_TENANT, summary="List an organisation's rate limits")
+@router.get(_TENANT, summary="List an organisation's rate limits", openapi_extra=_LIST.described)
 async def list_of_tenant(request: Request, tenant_id: str) -> Response:
     """Ours, for platform administrators: limits of all the organisation's requests together."""
     desk = platform_desk_of(request)
@@ -105,6 +111,7 @@ async def list_of_tenant(request: Request, tenant_id: str) -> Response:
 async def set_of_tenant(request: Request, tenant_id: str, rate_limit_id: str) -> Response:
     """Ours, for platform administrators: as for a project."""
     desk = platform_desk_of(request)
+    check_query(request)
     async with desk.reading() as session:
         await get_organization(session, tenant_id)
     return await _set(request, desk, tenant_id, tenant_id, rate_limit_id, None)
@@ -114,13 +121,14 @@ async def set_of_tenant(request: Request, tenant_id: str, rate_limit_id: str) ->
 async def drop_of_tenant(request: Request, tenant_id: str, rate_limit_id: str) -> Response:
     """Ours, for platform administrators: the server's own limit holds again, if it has one."""
     desk = platform_desk_of(request)
+    check_query(request)
     async with desk.reading() as session:
         await get_organization(session, tenant_id)
     return await _drop(desk, tenant_id, tenant_id, rate_limit_id, None)
 
 
 async def _list(request: Request, desk: Desk, session: AsyncSession, holder: str) -> Response:
-    cursor = read_cursor(request, default_limit=100, ascending=True, ordered=False, before=True)
+    cursor = _LIST.read(request)
     stored = {rule.model: rule for rule in await rate_limits.limits_of(session, (holder,))}
     models = list(dict.fromkeys(["*", *_served(desk.gateway), *sorted(stored)]))
     rules = [stored.get(model, LimitRule(holder, model)) for model in models]

@@ -14,22 +14,25 @@ from kvarn.gateway.operations.organization import (
     service_account_key_object,
     service_account_object,
 )
-from kvarn.gateway.pagination import list_answer, read_cursor
+from kvarn.gateway.pagination import ListQuery, list_answer
+from kvarn.gateway.query import check_query
 from kvarn.store.repositories import users
 from kvarn.store.repositories.keys import KeyRequest, add_key
 from kvarn.wire.openai.organization import ServiceAccountCreate, ServiceAccountKeyCreate, ServiceAccountUpdate
 
 router = APIRouter(prefix="/projects/{project_id}/service_accounts")
 
+_LIST = ListQuery(ascending=True, ordered=False)
+
 _SECRET_KEY = "Secret Key"
 """OpenAI's name of a key that was given none."""
 
 
-@router.get("", summary="List service accounts")
+@router.get("", summary="List service accounts", openapi_extra=_LIST.described)
 async def list_accounts(request: Request, project_id: str) -> Response:
     """The project's service accounts, oldest first."""
     desk = desk_of(request)
-    cursor = read_cursor(request, ascending=True, ordered=False)
+    cursor = _LIST.read(request)
     async with desk.reading() as session:
         page = await users.list_members(session, desk.organization_id, project_id, cursor, "service_account")
     return json_response(list_answer(page, service_account_object))
@@ -40,6 +43,7 @@ async def create_account(request: Request, project_id: str) -> Response:
     """A new service account, with a key whose `value` is shown in this answer only, unless
     `create_service_account_only` is true."""
     desk = desk_of(request)
+    check_query(request)
     asked = await desk.gateway.read(request, ServiceAccountCreate)
     shown = None
     async with desk.acting() as act:
@@ -54,6 +58,7 @@ async def create_account(request: Request, project_id: str) -> Response:
 async def get_account(request: Request, project_id: str, user_id: str) -> Response:
     """One service account."""
     desk = desk_of(request)
+    check_query(request)
     async with desk.reading() as session:
         member = await users.get_member(session, desk.organization_id, project_id, user_id, "service_account")
     return json_response(service_account_object(member))
@@ -63,6 +68,7 @@ async def get_account(request: Request, project_id: str, user_id: str) -> Respon
 async def modify_account(request: Request, project_id: str, user_id: str) -> Response:
     """Set its name or its role in the project."""
     desk = desk_of(request)
+    check_query(request)
     asked = await desk.gateway.read(request, ServiceAccountUpdate)
     async with desk.acting() as act:
         member = await users.change_service_account(
@@ -75,6 +81,7 @@ async def modify_account(request: Request, project_id: str, user_id: str) -> Res
 async def delete_account(request: Request, project_id: str, user_id: str) -> Response:
     """Delete it with all its keys."""
     desk = desk_of(request)
+    check_query(request)
     async with desk.acting() as act:
         await users.delete_service_account(act, desk.organization_id, project_id, user_id)
     return json_response(deleted_object("organization.project.service_account", user_id))
@@ -86,6 +93,7 @@ async def delete_account(request: Request, project_id: str, user_id: str) -> Res
 async def create_key(request: Request, project_id: str, user_id: str) -> Response:
     """One more key; `value` is shown in this answer only."""
     desk = desk_of(request)
+    check_query(request)
     asked = await desk.gateway.read(request, ServiceAccountKeyCreate)
     wanted = KeyRequest(
         name=asked.name or _SECRET_KEY,

@@ -9,7 +9,9 @@ from kvarn.gateway.answer import json_response
 from kvarn.gateway.identity.desk import platform_desk_of
 from kvarn.gateway.openapi import json_body
 from kvarn.gateway.operations.organization import admin_key_object, deleted_object, project_object, tenant_object
-from kvarn.gateway.pagination import check_query, list_answer, query_flag, read_cursor
+from kvarn.gateway.pagination import ListQuery, list_answer
+from kvarn.gateway.parameters import Flag
+from kvarn.gateway.query import Query, check_query
 from kvarn.store.owner import Role
 from kvarn.store.repositories import tenants
 from kvarn.store.repositories.keys import KeyRequest, add_key
@@ -17,12 +19,16 @@ from kvarn.wire.openai.organization import TenantCreate, TenantUpdate
 
 router = APIRouter(prefix="/tenants")
 
+_LIST = ListQuery(ascending=True, ordered=False)
+_ERASE = Flag("erase_usage", "Delete its usage in the ledger too.", default=False)
+_DELETE = Query(_ERASE)
 
-@router.get("", summary="List organisations")
+
+@router.get("", summary="List organisations", openapi_extra=_LIST.described)
 async def list_tenants(request: Request) -> Response:
     """All organisations of the server, oldest first."""
     desk = platform_desk_of(request)
-    cursor = read_cursor(request, ascending=True, ordered=False)
+    cursor = _LIST.read(request)
     async with desk.reading() as session:
         page = await tenants.list_organizations(session, cursor)
     return json_response(list_answer(page, tenant_object))
@@ -33,6 +39,7 @@ async def create_tenant(request: Request) -> Response:
     """A new organisation with a project and its first administrator's key, whose `value` is shown in this answer
     only: whoever has it does the rest."""
     desk = platform_desk_of(request)
+    check_query(request)
     asked = await desk.gateway.read(request, TenantCreate)
     async with desk.acting() as act:
         settings = asked.model_dump(exclude_none=True, exclude={"name"})
@@ -51,6 +58,7 @@ async def create_tenant(request: Request) -> Response:
 async def get_tenant(request: Request, tenant_id: str) -> Response:
     """One organisation."""
     desk = platform_desk_of(request)
+    check_query(request)
     async with desk.reading() as session:
         organization = await tenants.get_organization(session, tenant_id)
     return json_response(tenant_object(organization))
@@ -60,6 +68,7 @@ async def get_tenant(request: Request, tenant_id: str) -> Response:
 async def modify_tenant(request: Request, tenant_id: str) -> Response:
     """Set name, weight, priority or retention; archive it, or take it back."""
     desk = platform_desk_of(request)
+    check_query(request)
     asked = await desk.gateway.read(request, TenantUpdate)
     changes = asked.model_dump(exclude_none=True)
     if "retention_days" in asked.model_fields_set:
@@ -69,12 +78,12 @@ async def modify_tenant(request: Request, tenant_id: str) -> Response:
     return json_response(tenant_object(organization))
 
 
-@router.delete("/{tenant_id}", summary="Delete an organisation")
+@router.delete("/{tenant_id}", summary="Delete an organisation", openapi_extra=_DELETE.described)
 async def delete_tenant(request: Request, tenant_id: str) -> Response:
     """Delete an organisation and all it owns; its usage stays in the ledger unless `erase_usage=true`. A large one
     takes a while; interrupted, the request may be made again."""
     desk = platform_desk_of(request)
-    check_query(request, ("erase_usage",))
-    erase_usage = query_flag(request, "erase_usage")
+    _DELETE.check(request)
+    erase_usage = _ERASE.read(request)
     await tenants.delete_organization(desk.gateway.store, desk.acting, tenant_id, erase_usage=erase_usage)
     return json_response(deleted_object("organization.tenant", tenant_id))

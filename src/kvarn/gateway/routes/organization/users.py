@@ -9,19 +9,24 @@ from kvarn.gateway.answer import json_response
 from kvarn.gateway.identity.desk import desk_of
 from kvarn.gateway.openapi import json_body
 from kvarn.gateway.operations.organization import deleted_object, role_of, user_object
-from kvarn.gateway.pagination import list_answer, query_values, read_cursor
+from kvarn.gateway.pagination import ListQuery, list_answer
+from kvarn.gateway.parameters import Texts
+from kvarn.gateway.query import check_query
 from kvarn.store.repositories import users
 from kvarn.wire.openai.organization import UserCreate, UserUpdate
 
 router = APIRouter(prefix="/users")
 
+_EMAILS = Texts("emails", "With these addresses only.")
+_LIST = ListQuery(_EMAILS, ascending=True, ordered=False)
 
-@router.get("", summary="List users")
+
+@router.get("", summary="List users", openapi_extra=_LIST.described)
 async def list_users(request: Request) -> Response:
     """People of the organisation, oldest first; with these `emails`, or all."""
     desk = desk_of(request)
-    cursor = read_cursor(request, filters=("emails",), ascending=True, ordered=False)
-    emails = query_values(request, "emails")
+    cursor = _LIST.read(request)
+    emails = _EMAILS.read(request)
     async with desk.reading() as session:
         page = await users.list_users(session, desk.organization_id, cursor, emails)
     return json_response(list_answer(page, user_object))
@@ -31,6 +36,7 @@ async def list_users(request: Request) -> Response:
 async def create_user(request: Request) -> Response:
     """A new person. An operation of ours: OpenAI sends invitations by mail."""
     desk = desk_of(request)
+    check_query(request)
     asked = await desk.gateway.read(request, UserCreate)
     async with desk.acting() as act:
         name = asked.name or asked.email.partition("@")[0]
@@ -42,6 +48,7 @@ async def create_user(request: Request) -> Response:
 async def get_user(request: Request, user_id: str) -> Response:
     """One person."""
     desk = desk_of(request)
+    check_query(request)
     async with desk.reading() as session:
         user = await users.get_user(session, desk.organization_id, user_id)
     return json_response(user_object(user))
@@ -51,6 +58,7 @@ async def get_user(request: Request, user_id: str) -> Response:
 async def modify_user(request: Request, user_id: str) -> Response:
     """Make a person an administrator (`owner`) or not (`reader`): their administrator's keys follow."""
     desk = desk_of(request)
+    check_query(request)
     asked = await desk.gateway.read(request, UserUpdate)
     async with desk.acting() as act:
         user = await users.change_user(act, desk.organization_id, user_id, role_of(asked.role))
@@ -61,6 +69,7 @@ async def modify_user(request: Request, user_id: str) -> Response:
 async def delete_user(request: Request, user_id: str) -> Response:
     """Delete a person with all their keys."""
     desk = desk_of(request)
+    check_query(request)
     async with desk.acting() as act:
         await users.delete_user(act, desk.organization_id, user_id)
     return json_response(deleted_object("organization.user", user_id))

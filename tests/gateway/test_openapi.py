@@ -1,0 +1,168 @@
+"""Our own OpenAPI document says what the routes read, and what they answer when they refuse."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from importlib import import_module
+from types import FunctionType, ModuleType
+from typing import Any
+
+import httpx
+import jsonschema_rs
+import pytest
+from fastapi.routing import APIRoute
+
+from kvarn.gateway import routes
+from kvarn.gateway.parameters import Parameter
+from kvarn.gateway.query import Query, check_query
+from published import plain_routes, published, served_part
+
+IGNORE_THE_QUERY = {
+    "chat.create_chat_completion",
+    "completions.create_completion",
+    "docs.docs",
+    "embeddings.create_embeddings",
+    "health.health",
+    "health.ready",
+    "health.root",
+    "messages.count_message_tokens",
+    "messages.create_message",
+    "metrics.metrics",
+    "models.get_model",
+    "models.list_models",
+    "moderations.create_moderation",
+    "rerank.rerank",
+    "rerank.score",
+    "responses.count_tokens",
+    "responses.create_response",
+    "tokens.detokenize",
+    "tokens.tokenize",
+}
+"""Operations of models, where clients add `beta=true` and the like, and probes."""
+
+
+@pytest.fixture(scope="module")
+def document(long_lived_house: Any) -> dict[str, Any]:
+    with long_lived_house.client() as client:
+        made: dict[str, Any] = client.get("/openapi.json").json()
+    return made
+
+
+def modules() -> Iterator[ModuleType]:
+    for found in pkgutil.walk_packages(routes.__path__, f"{routes.__name__}."):
+        yield import_module(found.name)
+
+
+def own_routes() -> Iterator[tuple[str, APIRoute, FunctionType]]:
+    """Every route there is: its name, itself, and the function behind it."""
+    for module in modules():
+        for route in module.router.routes:
+            if isinstance(route, APIRoute):
+                assert isinstance(route.endpoint, FunctionType)
+                yield f"{module.__name__.rpartition('.')[2]}.{route.endpoint.__name__}", route, route.endpoint
+
+
+def named_by(function: FunctionType, found: set[Any] | None = None) -> set[Any]:
+    """The queries and parameters that a function names, by itself or in functions of its module that it calls."""
+    found = set() if found is None else found
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        if isinstance(value, Query | Parameter) or value is check_query:
+            found.add(value)
+        elif isinstance(value, FunctionType) and value.__module__ == function.__module__ and value not in found:
+            found.add(value)
+            named_by(value, found)
+    return found
+
+
+def described(document: dict[str, Any], path: str, method: str = "get") -> dict[str, dict[str, Any]]:
+    """An operation's query parameters by name."""
+    parameters = document["paths"][path][method].get("parameters", [])
+    return {each["name"]: each for each in parameters if each["in"] == "query"}
+
+
+def test_what_a_route_reads_of_its_query_is_what_it_describes() -> None:
+    ignoring, walked = set(), 0
+    for name, route, function in own_routes():
+        named = named_by(function)
+        queries = [each for each in named if isinstance(each, Query)]
+        assert len(queries) <= 1, name
+        taken = queries[0].parameters if queries else ()
+        assert (route.openapi_extra or {}).get("parameters", []) == [each.described for each in taken], name
+        assert {each for each in named if isinstance(each, Parameter)} <= set(taken), name
+        if not queries and check_query not in named:
+            ignoring.add(name)
+        walked += 1
+    assert ignoring == IGNORE_THE_QUERY
+    assert walked > 80
+
+
+def test_no_route_reads_its_query_by_hand() -> None:
+    for module in modules():
+        assert "query_params" not in inspect.getsource(module), module.__name__
+
+
+def test_the_document_has_the_parameters_of_the_routes(document: dict[str, Any]) -> None:
+    files = described(document, "/v1/files")
+    assert list(files) == ["limit", "after", "order", "purpose"]
+    assert files["limit"]["schema"] == {"type": "integer", "minimum": 1, "maximum": 10_000, "default": 10_000}
+    assert files["order"]["schema"] == {"type": "string", "enum": ["asc", "desc"], "default": "desc"}
+    usage = described(document, "/v1/organization/usage/completions")
+    assert usage["start_time"]["required"] and usage["bucket_width"]["schema"]["default"] == "1d"
+    assert "service_tier" in usage["group_by"]["schema"]["items"]["enum"]
+    assert described(document, "/v1/chat/completions")["metadata"]["style"] == "deepObject"
+    assert list(described(document, "/v1/conversations/{conversation_id}/items", "post")) == ["include"]
+    assert list(described(document, "/v1/organization/tenants/{tenant_id}", "delete")) == ["erase_usage"]
+    assert described(document, "/v1/files/{file_id}") == {}
+    items = document["paths"]["/v1/conversations/{conversation_id}/items"]["post"]
+    assert [each["name"] for each in items["parameters"]] == ["conversation_id", "include"] and items["requestBody"]
+
+
+def test_the_document_has_every_parameter_that_the_published_one_has(document: dict[str, Any]) -> None:
+    """By the same name, of the same type, with the same default."""
+    theirs = served_part(published(), plain_routes(document["paths"]))
+    ours = {path.removeprefix("/v1"): path for path in document["paths"]}
+    checked = 0
+    for path, operations in theirs["paths"].items():
+        for method, operation in operations.items():
+            if path not in ours or method == "parameters":
+                continue
+            found = described(document, ours[path], method)
+            for wanted in operation.get("parameters", []):
+                if wanted["in"] != "query":
+                    continue
+                own, schema = found[wanted["name"]], wanted["schema"]
+                assert own.get("required", False) == wanted.get("required", False), (path, wanted["name"])
+                if "$ref" not in schema:
+                    assert own["schema"]["type"] == schema["type"], (path, wanted["name"])
+                if schema.get("default") is not None and wanted["name"] != "limit":
+                    assert own["schema"].get("default") == schema["default"], (path, wanted["name"])
+                checked += 1
+    assert checked > 50
+
+
+def test_every_operation_has_its_errors(document: dict[str, Any], client: httpx.Client) -> None:
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            assert {"200", "4XX", "5XX"} <= operation["responses"].keys(), path
+    schemas = document["components"]["schemas"]
+    for path, shape in (("/v1/responses", "ErrorResponse"), ("/v1/messages", "AnthropicErrorResponse")):
+        refused = document["paths"][path]["post"]["responses"]["4XX"]["content"]["application/json"]["schema"]
+        assert refused == {"$ref": f"#/components/schemas/{shape}"}
+        answer = client.post(path, json={"model": 1})
+        assert answer.status_code == 400
+        jsonschema_rs.Draft202012Validator(schemas[shape]).validate(answer.json())
+
+
+def test_every_schema_is_sound(document: dict[str, Any]) -> None:
+    assert document["openapi"].startswith("3.1")
+    for name, schema in document["components"]["schemas"].items():
+        assert jsonschema_rs.meta.is_valid(schema), name
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            parameters = operation.get("parameters", [])
+            assert len({(each["name"], each["in"]) for each in parameters}) == len(parameters), path
+            for parameter in parameters:
+                assert jsonschema_rs.meta.is_valid(parameter["schema"]), (path, parameter["name"])
