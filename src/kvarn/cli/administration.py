@@ -22,6 +22,7 @@ from rich.text import Text
 from kvarn.config.load import ConfigError, load_config
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
+from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.migrate import check
 from kvarn.store.repositories.acts import Actor
 from kvarn.store.repositories.tenants import ensure_default_organization
@@ -49,12 +50,12 @@ class OptionError(ValueError):
 
 
 def actor() -> Actor:
-    """Who acts: the user of this machine."""
+    """Who acts: the user of this machine, one of the platform's administrators."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # a container's user may have no name
         name = f"uid {os.getuid()}"
-    return Actor(f"command line ({name})")
+    return Actor(f"command line ({name})", organization_id=DEFAULT_ORGANIZATION)
 
 
 def with_store(

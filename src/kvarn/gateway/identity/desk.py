@@ -49,7 +49,8 @@ class Desk:
     def actor(self) -> Actor:
         """Who acts."""
         key_id = self.principal.key_id
-        return Actor("anybody (open server)" if key_id is None else f"key {key_id}", key_id)
+        name = "anybody (open server)" if key_id is None else f"key {key_id}"
+        return Actor(name, key_id, self.organization_id)
 
 
 def desk_of(request: Request) -> Desk:

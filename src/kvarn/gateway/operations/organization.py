@@ -199,12 +199,14 @@ def _owner(user: User) -> dict[str, Any]:
 
 
 def _actor(record: AuditRecord) -> dict[str, Any]:
-    entry, user = record.entry, record.user
+    entry = record.entry
+    if not record.names_actor:
+        return {"type": "session", "session": {}, "name": "platform administrator"}
     if entry.actor_key_id is None:
         return {"type": "session", "session": {}, "name": entry.actor}
     key: dict[str, Any] = {"id": entry.actor_key_id}
-    if user is not None and user.kind == "person":
-        key |= {"type": "user", "user": {"id": user.id, "email": user.email}}
-    elif user is not None:
-        key |= {"type": "service_account", "service_account": {"id": user.id}}
+    if entry.actor_email is not None:
+        key |= {"type": "user", "user": {"id": entry.actor_user_id, "email": entry.actor_email}}
+    elif entry.actor_user_id is not None:
+        key |= {"type": "service_account", "service_account": {"id": entry.actor_user_id}}
     return {"type": "api_key", "api_key": key, "name": entry.actor}

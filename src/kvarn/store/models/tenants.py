@@ -130,6 +130,12 @@ class AuditEntry(Base):
     """None: the command line on the server's machine, or an open server."""
     actor: Mapped[Name]
     """Who, in words."""
+    actor_organization_id: Mapped[Id | None]
+    """Whose administrator: another's is not named to the log's own. None: the server itself."""
+    actor_user_id: Mapped[Id | None]
+    """Whose key it was. No reference: what somebody did stays known when they are deleted."""
+    actor_email: Mapped[str | None] = mapped_column(String(320))
+    """Of the user; None for a service account."""
     object_id: Mapped[Id]
     project_id: Mapped[Id | None]
     detail: Mapped[dict[str, Any]]

@@ -10,7 +10,7 @@ from typing import Final
 from sqlalchemy import or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from kvarn.store.models import ApiKey, AuditEntry, Project, User
+from kvarn.store.models import AuditEntry, Project
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 
 _COMPARE: Final = {"gt": gt, "gte": ge, "lt": lt, "lte": le}
@@ -25,23 +25,28 @@ class AuditFilter:
     project_ids: Collection[str] = ()
     types: Collection[str] = ()
     actor_ids: Collection[str] = ()
-    """Ids of keys, or of the users whose keys they are."""
+    """Ids of keys, or of the users whose keys they were. These, and the addresses, find the organisation's own."""
     actor_emails: Collection[str] = ()
     object_ids: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
-    """An entry, with what is known of its actor and its project today."""
+    """An entry, with what is known of its project today."""
 
     entry: AuditEntry
     project_name: str | None
-    user: User | None
 
     @property
     def id(self) -> str:
         """Of the entry."""
         return self.entry.id
+
+    @property
+    def names_actor(self) -> bool:
+        """Whether those who read the log may know who acted: not where it was another organisation's administrator,
+        the platform's."""
+        return self.entry.actor_organization_id in (None, self.entry.organization_id)
 
 
 async def list_audit_log(
@@ -57,27 +62,19 @@ async def list_audit_log(
         query = query.where(AuditEntry.type.in_(wanted.types))
     if wanted.object_ids:
         query = query.where(AuditEntry.object_id.in_(wanted.object_ids))
+    if wanted.actor_ids or wanted.actor_emails:  # actors who are not named cannot be guessed either
+        query = query.where(AuditEntry.actor_organization_id == organization_id)
     if wanted.actor_ids:
-        theirs = select(ApiKey.id).where(ApiKey.user_id.in_(wanted.actor_ids))
-        query = query.where(or_(AuditEntry.actor_key_id.in_(wanted.actor_ids), AuditEntry.actor_key_id.in_(theirs)))
+        ids = wanted.actor_ids
+        query = query.where(or_(AuditEntry.actor_key_id.in_(ids), AuditEntry.actor_user_id.in_(ids)))
     if wanted.actor_emails:
-        emails = [email.lower() for email in wanted.actor_emails]
-        theirs = select(ApiKey.id).join(User, User.id == ApiKey.user_id).where(User.email.in_(emails))
-        query = query.where(AuditEntry.actor_key_id.in_(theirs))
+        query = query.where(AuditEntry.actor_email.in_([email.lower() for email in wanted.actor_emails]))
     page = await read_page(session, query, cursor, (AuditEntry.effective_at, AuditEntry.id))
     return Page(await _with_names(session, page.items), page.has_more)
 
 
 async def _with_names(session: AsyncSession, entries: list[AuditEntry]) -> list[AuditRecord]:
     projects = {entry.project_id for entry in entries if entry.project_id}
-    keys = {entry.actor_key_id for entry in entries if entry.actor_key_id}
     names = await session.execute(select(Project.id, Project.name).where(Project.id.in_(projects)))
-    users = await session.execute(
-        select(ApiKey.id, User).join(User, User.id == ApiKey.user_id).where(ApiKey.id.in_(keys))
-    )
     name_of = {row[0]: row[1] for row in names}
-    user_of = {row[0]: row[1] for row in users}
-    return [
-        AuditRecord(entry, name_of.get(entry.project_id or ""), user_of.get(entry.actor_key_id or ""))
-        for entry in entries
-    ]
+    return [AuditRecord(entry, name_of.get(entry.project_id or "")) for entry in entries]

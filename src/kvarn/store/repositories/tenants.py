@@ -72,9 +72,7 @@ async def add_organization(
     )
     act.session.add(project)
     data = {"name": name, "weight": weight, "priority": priority, "retention_days": retention_days}
-    # The new organisation's own log begins with it, and the platform's administrators find it in theirs.
-    for reader in {organization_id, DEFAULT_ORGANIZATION}:
-        act.record("organization.created", reader, organization_id, data=data)
+    act.record("organization.created", organization_id, organization_id, data=data)
     return organization, project
 
 
@@ -120,8 +118,7 @@ async def change_organization(act: Act, organization_id: str, changes: dict[str,
         fields["archived_at"] = (organization.archived_at or act.now) if archived else None
     for name, value in fields.items():
         setattr(organization, name, value)
-    for reader in {organization_id, DEFAULT_ORGANIZATION}:
-        act.record("organization.updated", reader, organization_id, changes_requested=changes)
+    act.record("organization.updated", organization_id, organization_id, changes_requested=changes)
     return organization
 
 
