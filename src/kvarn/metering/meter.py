@@ -145,8 +145,9 @@ async def bill_ledger(store: Store) -> int:
         StoreAwayError: The database does not answer; what was counted stays counted.
     """
     total = 0
-    while events := await billing.unbilled(store, BATCH_MESSAGES):
-        total += await billing.bill(store, events)
+    async for events in billing.unbilled(store):
+        for start in range(0, len(events), BATCH_MESSAGES):
+            total += await billing.bill(store, events[start : start + BATCH_MESSAGES])
     return total
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 
-from sqlalchemy import select
+from sqlalchemy import exists, func, select
 
 from kvarn.store.engine import Store
 from kvarn.store.ledger import LedgerEvent
@@ -38,17 +38,30 @@ async def bill(store: Store, events: Sequence[LedgerEvent]) -> int:
     return len(new)
 
 
-async def unbilled(store: Store, limit: int) -> list[LedgerEvent]:
-    """Events of the ledger that no hour counts yet, in no particular order."""
-    query = (
-        select(UsageEvent)
-        .outerjoin(BilledEvent, BilledEvent.event_id == UsageEvent.id)
-        .where(BilledEvent.event_id.is_(None))
-        .limit(limit)
-    )
-    async with store.reading() as session:
-        found = await session.scalars(query)
-        return [LedgerEvent(**{name: getattr(row, name) for name in LedgerEvent.__struct_fields__}) for row in found]
+async def unbilled(store: Store, step: int = 5000) -> AsyncGenerator[list[LedgerEvent], None]:
+    """Events of the ledger that no hour counts yet, some at a time. All of the ledger is looked through once, in steps
+    of so many events, so that no query takes long; what comes meanwhile may be among them or not.
+
+    Raises:
+        StoreAwayError: The database does not answer.
+    """
+    last: str | None = ""
+    while True:
+        after = last
+        async with store.reading() as session:
+            ids = select(UsageEvent.id).where(UsageEvent.id > after).order_by(UsageEvent.id).limit(step).subquery()
+            last = await session.scalar(select(func.max(ids.c.id)))
+            if last is None:
+                return
+            counted = exists().where(BilledEvent.event_id == UsageEvent.id)
+            query = select(UsageEvent).where(UsageEvent.id > after, UsageEvent.id <= last, ~counted)
+            found = [_plain(row) for row in await session.scalars(query)]
+        if found:
+            yield found
+
+
+def _plain(row: UsageEvent) -> LedgerEvent:
+    return LedgerEvent(**{name: getattr(row, name) for name in LedgerEvent.__struct_fields__})
 
 
 def _hour_of(event: LedgerEvent) -> rollups.Key:
