@@ -13,12 +13,16 @@ import pytest
 from sqlalchemy import make_url, select
 
 from kvarn.config.schema import KvarnConfig
+from kvarn.metering import journal as journals
 from kvarn.metering import writer as writers
+from kvarn.metering.budgets import BudgetSpentError
 from kvarn.metering.event import InFlight, Measured
 from kvarn.metering.journal import Journal
 from kvarn.metering.service import Metering
+from kvarn.metering.spool import Spool, SpoolFullError
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
+from kvarn.store.ledger import BudgetRule
 from kvarn.store.migrate import upgrade
 from kvarn.store.models import OutboxEntry, UsageEvent
 from kvarn.store.repositories import usage
@@ -56,6 +60,11 @@ async def ids(store: Store) -> list[str]:
         return sorted((await session.scalars(select(UsageEvent.id))).all())
 
 
+def journals_in(directory: Path) -> int:
+    """Of gateways that live, or have died and are not yet taken over."""
+    return len(list((directory / "usage").glob("*.lock")))
+
+
 def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Take the database away; what is returned brings it back."""
 
@@ -82,7 +91,7 @@ async def test_events_wait_on_disk_while_the_database_is_away(
 
 
 async def test_what_could_not_be_written_at_the_end_is_found_by_the_next_start(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, wait_until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with metering(store, tmp_path) as made:
         back = away(monkeypatch)
@@ -92,7 +101,7 @@ async def test_what_could_not_be_written_at_the_end_is_found_by_the_next_start(
     back()
     assert await ids(store) == []
     async with metering(store, tmp_path):
-        await asyncio.sleep(0.3)
+        await wait_until(lambda: journals_in(tmp_path) == 1)
     assert await ids(store) == [*[f"use_{number}" for number in range(5)], "use_9"]
     async with store.reading() as session:
         lost = await session.get(UsageEvent, "use_9")
@@ -120,7 +129,7 @@ async def test_a_living_gateway_takes_over_from_one_that_died_beside_it(
 
 
 async def test_an_event_that_was_spooled_and_whose_slot_was_not_freed_counts_as_it_ended(
-    store: Store, tmp_path: Path
+    store: Store, tmp_path: Path, wait_until: Any
 ) -> None:
     journal = Journal(tmp_path / "usage")
     slot = journal.begin(make_request(1), 0.0)
@@ -129,7 +138,7 @@ async def test_an_event_that_was_spooled_and_whose_slot_was_not_freed_counts_as_
     journal.finish(None, make_event(1))  # died before the slot was freed
     journal.close()
     async with metering(store, tmp_path):
-        await asyncio.sleep(0.3)
+        await wait_until(lambda: journals_in(tmp_path) == 1)
     async with store.reading() as session:
         (event,) = (await session.scalars(select(UsageEvent))).all()
     assert (event.outcome, event.output_tokens) == ("finished", 5)
@@ -147,14 +156,51 @@ async def test_an_event_that_cannot_be_written_holds_up_no_other(store: Store, t
     assert rejected.count("\n") == 1 and ("use_2" in rejected or b"use_2".hex() in rejected)
 
 
-async def test_a_dead_journal_full_of_unreadable_records_is_read_to_its_end(store: Store, tmp_path: Path) -> None:
+async def test_what_never_gets_to_the_ledger_is_not_charged_to_budgets(
+    store: Store, tmp_path: Path, wait_until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = BudgetRule("budget-1", "org-a", "org-a", "tokens", "total", hard_limit=30, soft_limit=None)
+
+    def refused(made: Metering) -> bool:
+        try:
+            held = made.budgets.reserve(("org-a",), 1, 0, FINISHED.finished)
+        except BudgetSpentError:
+            return True
+        made.budgets.release(held)
+        return False
+
+    async with metering(store, tmp_path, budget_refresh_s=60) as made:
+        made.budgets.replace([rule], {}, FINISHED.finished)
+        back = away(monkeypatch)
+        work(made, 1, model=None)  # cannot be read again
+        with monkeypatch.context() as full:
+            full.setattr(journals, "MAX_UNWRITTEN", 0)
+            full.setattr(Spool, "append", _no_room)
+            work(made, 2)
+        assert refused(made), "whatever has ended counts while the database is away"
+        back()
+        await wait_until(lambda: not refused(made))
+        work(made, 3)
+        work(made, 4)
+        await wait_until(lambda: made.metrics.ledger_lag._value.get() == 0)
+        assert refused(made), "what is written is spent"
+    assert await ids(store) == ["use_3", "use_4"]
+
+
+def _no_room(*_: object) -> None:
+    raise SpoolFullError
+
+
+async def test_a_dead_journal_full_of_unreadable_records_is_read_to_its_end(
+    store: Store, tmp_path: Path, wait_until: Any
+) -> None:
     journal = Journal(tmp_path / "usage")
     for _ in range(writers.BATCH_EVENTS):
         journal.spool.append(b"\xc1 of another version")
     journal.finish(None, make_event(1))
     journal.close()
     async with metering(store, tmp_path):
-        await asyncio.sleep(0.3)
+        await wait_until(lambda: journals_in(tmp_path) == 1)
     assert await ids(store) == ["use_1"]
     assert (tmp_path / "usage" / "rejected").read_text().count("\n") == writers.BATCH_EVENTS
 

@@ -111,6 +111,11 @@ class BudgetBook:
                 if known.period in event.periods:
                     known.spent += known.rule.amount(event.tokens, event.cost)
 
+    def none_waits(self) -> None:
+        """All that has ended is in the database. What still counts as waiting never will be: it was dropped, or what
+        the journal had of it cannot be read."""
+        self._waiting.clear()
+
     def alerts(self, now: float) -> list[tuple[BudgetRule, str]]:
         """Budgets past their soft limit for which no alert has been given in the period, with its name."""
         return [

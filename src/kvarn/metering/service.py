@@ -75,6 +75,7 @@ class Metering:
             self._settings.currency,
             publish=self._settings.kafka is not None,
             written=self.budgets.written,
+            none_waits=self.budgets.none_waits,
             metrics=self.metrics,
         )
 

@@ -43,6 +43,7 @@ class LedgerWriter:
         currency: Of the prices.
         publish: Whether events are to be published too.
         written: Told of this gateway's own events once they are in the database.
+        none_waits: Told whenever none of this gateway's events waits any more.
         metrics: Where lag and losses are counted.
     """
 
@@ -56,6 +57,7 @@ class LedgerWriter:
         *,
         publish: bool,
         written: Callable[[Sequence[LedgerEvent]], None],
+        none_waits: Callable[[], None],
         metrics: MeteringMetrics,
     ) -> None:
         self._store = store
@@ -65,6 +67,7 @@ class LedgerWriter:
         self._currency = currency
         self._publish = publish
         self._written = written
+        self._none_waits = none_waits
         self._metrics = metrics
         self._looked_for_dead = float("-inf")
         self._behind_since: float | None = None
@@ -108,6 +111,8 @@ class LedgerWriter:
                 unwritten.popleft()
                 if slot is not None:
                     slot.free()
+        if not self._journal.spool.has_unread:  # events may have come while those in memory were written
+            self._none_waits()
 
     async def _take_over(self, dead: DeadJournal) -> None:
         """Write what a dead gateway left, then remove it."""
