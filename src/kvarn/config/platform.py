@@ -36,14 +36,14 @@ class StoreConfig(Section):
     """Where tenants, keys, the ledger and conversations are kept."""
 
     url: str | None = Field(None, min_length=1)
-    """Database: `sqlite:////path/kvarn.db` or `postgresql://user:password@host/name`. Default: `kvarn.db` in
-    `data_dir`."""
+    """Database: `sqlite:////path/kvarn.db` or `postgresql://user:password@host/name`, there with libpq's options, such
+    as `?sslmode=verify-full&sslrootcert=/path/ca.pem`. Default: `kvarn.db` in `data_dir`."""
 
     pool_size: int = Field(8, ge=1, le=256)
     """Connections to PostgreSQL at most, and two more for reports. SQLite has one writer and needs none of this."""
 
     timeout_s: float = Field(5.0, gt=0)
-    """Seconds a query may take before the database counts as away."""
+    """Seconds a query may take before the database counts as away. A change of the schema takes as long as it takes."""
 
     report_timeout_s: float = Field(60.0, gt=0)
     """Seconds a report (usage, costs, `kvarn usage`) may take."""

@@ -24,7 +24,7 @@ from kvarn.observe.limits import LimitMetrics
 from kvarn.safety.prompt_log import PromptLog
 from kvarn.store import migrate
 from kvarn.store.engine import Store
-from kvarn.store.errors import StoreAwayError, StoreError
+from kvarn.store.errors import StoreAwayError, StoreError, StoreRefusedError
 
 _RETRY_S = 1.0
 
@@ -74,9 +74,11 @@ class Platform:
         await self.limiter.start()
         try:
             await self._prepare_store()
+        except StoreRefusedError:
+            raise
         except StoreAwayError as error:
             _log.warning("%s: serving without it until it is back", error)
-            self._tasks.append(asyncio.create_task(self._prepare_store_later()))
+            self._tasks.append(asyncio.create_task(self._prepare_store_later(str(error))))
 
     async def stop(self) -> None:
         """End what runs beside the requests, and close the database."""
@@ -103,15 +105,16 @@ class Platform:
         await self.identity.prepare()
         await self.metering.start()
 
-    async def _prepare_store_later(self) -> None:
+    async def _prepare_store_later(self, told: str) -> None:
         while True:
             await asyncio.sleep(_RETRY_S)
             try:
                 await self._prepare_store()
-            except StoreAwayError:
-                continue
-            except StoreError as error:
-                _log.error("the database is back but cannot be used: %s", error)
+            except Exception as error:  # whatever it is: given up, there would be no ledger until the next start
+                if str(error) != told:
+                    told = str(error)
+                    known = isinstance(error, StoreError)
+                    _log.error("the database cannot be used yet: %s", error, exc_info=not known)
             else:
                 _log.info("the database is back")
-            return
+                return

@@ -86,13 +86,13 @@ class Metering:
             StoreAwayError: The database does not answer.
         """
         await self._read_budgets()
-        self._tasks.append(asyncio.create_task(self._write_for_ever()))
         if self._settings.kafka is not None:
             # Imported where it is used: a server without Kafka need not wait for its library.
             from kvarn.metering.publisher import Publisher
 
             self._publisher = Publisher(self._store, self._settings.kafka, self.metrics)
             self._publishing = asyncio.create_task(self._publisher.run())
+        self._tasks.append(asyncio.create_task(self._write_for_ever()))
 
     async def stop(self) -> None:
         """Write what is left, in a bounded time; what cannot be written is found by the next start."""

@@ -9,12 +9,13 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, event, make_url
+from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker
 
 from kvarn.config.schema import KvarnConfig
+from kvarn.store.connecting import AWAY_STATES, READING, cause_of, make_engine, make_patient_engine, shown
 from kvarn.store.errors import StoreAwayError, StoreError
 
 DATABASE_FILE = "kvarn.db"
@@ -22,10 +23,6 @@ REPORT_CONNECTIONS = 2
 """For sums of the ledger, which may take long: nobody else waits for these, and they for nobody."""
 _SQLITE_CONNECTIONS = 15
 """Each has a thread; one of them writes."""
-_READING = "kvarn_reading"
-_AWAY_STATES = ("08", "53", "57P")
-"""What PostgreSQL answers while it starts, stops or has no room, which SQLAlchemy takes for any error: the first
-characters of SQLSTATE."""
 
 
 class Store:
@@ -52,9 +49,9 @@ class Store:
         self.now = now
         self._timeout_s = timeout_s
         self._report_timeout_s = report_timeout_s
-        self.engine = _make_engine(url, _SQLITE_CONNECTIONS if self.is_sqlite else pool_size, timeout_s)
+        self.engine = make_engine(url, _SQLITE_CONNECTIONS if self.is_sqlite else pool_size, timeout_s)
         self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)
-        self._report_engine = _make_engine(url, REPORT_CONNECTIONS, report_timeout_s)
+        self._report_engine = make_engine(url, REPORT_CONNECTIONS, report_timeout_s)
         self._report_sessions = async_sessionmaker(self._report_engine, expire_on_commit=False)
 
     @classmethod
@@ -108,20 +105,30 @@ class Store:
             StoreAwayError: The database does not answer.
             StoreError: It is none, or refuses the schema.
         """
+        engine = self.engine if self.is_sqlite else make_patient_engine(self.url, self._timeout_s)
         try:
-            with _away_when_lost():
-                async with self.engine.begin() as connection:
+            with self.explained(), _away_when_lost(self._timeout_s):
+                async with engine.begin() as connection:
                     yield connection
+        finally:
+            if engine is not self.engine:
+                await engine.dispose()
+
+    @contextmanager
+    def explained(self) -> Generator[None, None, None]:
+        """What the database refuses becomes a `StoreError` of one line that names the database."""
+        try:
+            yield
         except DBAPIError as error:
-            where = self.url.render_as_string(hide_password=True)
-            raise StoreError(f"the database {where} cannot be used: {_cause(error)}; see store.url") from error
+            message = f"the database {shown(self.url)} cannot be used: {cause_of(error)}; see store.url"
+            raise StoreError(message) from error
 
     @asynccontextmanager
     async def _reading(
         self, sessions: async_sessionmaker[AsyncSession], timeout_s: float
     ) -> AsyncGenerator[AsyncSession, None]:
         async with _guarded(timeout_s), sessions() as session:
-            connection = await session.connection(execution_options={_READING: True})
+            connection = await session.connection(execution_options={READING: True})
             if not self.is_sqlite:
                 yield session
                 return
@@ -175,40 +182,26 @@ def data_dir(config: KvarnConfig) -> Path:
     return path
 
 
-def _make_engine(url: URL, pool_size: int, timeout_s: float) -> AsyncEngine:
-    if url.get_backend_name() == "sqlite":
-        engine = create_async_engine(
-            url,
-            hide_parameters=True,
-            pool_size=pool_size,
-            max_overflow=0,
-            pool_timeout=timeout_s,
-            connect_args={"timeout": timeout_s},
-        )
-        event.listen(engine.sync_engine, "connect", _prepare_sqlite)
-        event.listen(engine.sync_engine, "begin", _begin_sqlite)
-        return engine
-    return create_async_engine(
-        url,
-        hide_parameters=True,  # errors are logged, and parameters are what clients wrote
-        pool_size=pool_size,
-        max_overflow=0,
-        pool_timeout=timeout_s,
-        pool_pre_ping=True,
-        connect_args={"timeout": timeout_s, "command_timeout": timeout_s},
-    )
-
-
 @asynccontextmanager
 async def _guarded(timeout_s: float) -> AsyncGenerator[None, None]:
+    with _away_when_lost(timeout_s):
+        async with asyncio.timeout(timeout_s):
+            yield
+
+
+@contextmanager
+def _away_when_lost(timeout_s: float) -> Generator[None, None, None]:
     try:
-        with _away_when_lost():
-            async with asyncio.timeout(timeout_s) as limit:
-                yield
+        yield
     except TimeoutError as error:
-        if not limit.expired():
-            raise
         raise StoreAwayError(f"the database did not answer within {timeout_s:g} s") from error
+    except (OperationalError, InterfaceError, PoolTimeoutError, ConnectionError) as error:
+        raise StoreAwayError(f"the database is away: {cause_of(error)}") from error
+    except DBAPIError as error:
+        state = str(getattr(error.orig, "sqlstate", None) or "")
+        if not (error.connection_invalidated or state.startswith(AWAY_STATES)):
+            raise
+        raise StoreAwayError(f"the database is away: {cause_of(error)}") from error
 
 
 async def _interrupt(driver: Any, after_s: float) -> None:
@@ -216,36 +209,3 @@ async def _interrupt(driver: Any, after_s: float) -> None:
     waits for it."""
     await asyncio.sleep(after_s)
     await driver.interrupt()
-
-
-def _prepare_sqlite(connection: Any, _: object) -> None:
-    connection.isolation_level = None  # the driver shall not begin transactions by itself: see `_begin_sqlite`
-    cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
-
-
-def _begin_sqlite(connection: Any) -> None:
-    # A reader that turns writer in mid-transaction fails at once where another has written meanwhile: so all that may
-    # write begin as writers.
-    reading = connection.get_execution_options().get(_READING, False)
-    connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
-
-
-@contextmanager
-def _away_when_lost() -> Generator[None, None, None]:
-    try:
-        yield
-    except (OperationalError, InterfaceError, PoolTimeoutError, ConnectionError) as error:
-        raise StoreAwayError(f"the database is away: {_cause(error)}") from error
-    except DBAPIError as error:
-        state = str(getattr(error.orig, "sqlstate", None) or "")
-        if not (error.connection_invalidated or state.startswith(_AWAY_STATES)):
-            raise
-        raise StoreAwayError(f"the database is away: {_cause(error)}") from error
-
-
-def _cause(error: BaseException) -> str:
-    cause = getattr(error, "orig", None) or error
-    return (str(cause).splitlines() or [type(cause).__name__])[0]

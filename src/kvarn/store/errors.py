@@ -11,6 +11,11 @@ class StoreAwayError(StoreError):
     """The database does not answer. What was asked has not been done, or nobody knows."""
 
 
+class StoreRefusedError(StoreAwayError):
+    """The database is away for this server: there is none at that place, or it does not let the server in. Waiting does
+    not mend it, its operator does."""
+
+
 class NotFoundError(StoreError):
     """There is no such object, or it belongs to somebody else: the two are told apart by nobody."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from alembic import command
@@ -15,6 +16,8 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
 
 _LOCK = 0x6B7661726E  # "kvarn": the number of PostgreSQL's advisory lock
+
+_log = logging.getLogger("kvarn.store")
 
 
 async def upgrade(store: Store, revision: str = "head") -> None:
@@ -41,8 +44,9 @@ async def check(store: Store) -> None:
         StoreError: It is older or newer; the message says what to do.
         StoreAwayError: The database does not answer.
     """
-    async with store.reading() as session:
-        found = await (await session.connection()).run_sync(_version)
+    with store.explained():
+        async with store.reading() as session:
+            found = await (await session.connection()).run_sync(_version)
     newest = head()
     if found != newest:
         raise StoreError(
@@ -63,7 +67,7 @@ def _version(connection: Connection) -> str | None:
 
 def _run(connection: Connection, run: object, revision: str) -> None:
     if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _LOCK})
+        _lock(connection)
     config = _config()
     config.attributes["connection"] = connection
     assert callable(run)
@@ -71,6 +75,14 @@ def _run(connection: Connection, run: object, revision: str) -> None:
         run(config, revision)
     except CommandError as error:
         raise StoreError(f"the schema cannot be taken to {revision!r}: {error}") from None
+
+
+def _lock(connection: Connection) -> None:
+    """Be the only one that changes the schema, until the transaction's end."""
+    number = {"number": _LOCK}
+    if not connection.scalar(text("SELECT pg_try_advisory_xact_lock(:number)"), number):
+        _log.warning("another process is changing the database's schema: waiting until it has ended")
+        connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), number)
 
 
 def _config() -> Config:
