@@ -10,12 +10,13 @@ from kvarn.store.errors import StoreAwayError
 from kvarn.store.repositories.keys import mark_used
 
 _WRITE_EVERY_S = 10.0
+_KEYS_AT_ONCE = 500
 
 _log = logging.getLogger("kvarn.gateway")
 
 
 class LastUsed:
-    """Writes of all keys used since the last time, in one transaction."""
+    """The keys used since they were last written; one task writes them."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -32,16 +33,20 @@ class LastUsed:
             await self.write()
 
     async def write(self) -> None:
-        """Write what has been gathered; where the database is away it stays gathered."""
-        if not self._used_at:
-            return
-        writing, self._used_at = self._used_at, {}
-        try:
-            async with self._store.transaction() as session:
-                await mark_used(session, writing)
-        except StoreAwayError as error:
-            self._used_at = {**writing, **self._used_at}
-            _log.debug("when keys were last used is not written yet: %s", error)
-        except Exception:
-            self._used_at = {**writing, **self._used_at}
-            _log.exception("when keys were last used could not be written")
+        """Write what has been gathered, some keys in a transaction: others write in between. What could not be written,
+        or was cancelled, stays gathered."""
+        ids = sorted(self._used_at)
+        for first in range(0, len(ids), _KEYS_AT_ONCE):
+            marks = {key_id: self._used_at[key_id] for key_id in ids[first : first + _KEYS_AT_ONCE]}
+            try:
+                async with self._store.transaction() as session:
+                    await mark_used(session, marks)
+            except StoreAwayError as error:
+                _log.debug("when keys were last used is not written yet: %s", error)
+                return
+            except Exception:
+                _log.exception("when keys were last used could not be written")
+                continue
+            for key_id, at in marks.items():
+                if self._used_at[key_id] == at:  # else it has been used meanwhile
+                    del self._used_at[key_id]

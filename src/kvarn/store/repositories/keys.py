@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Select, or_, select, update
+from sqlalchemy import Select, bindparam, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.errors import ConflictError, NotFoundError
@@ -137,10 +137,14 @@ async def revoke_keys_of(act: Act, project_id: str, user_id: str) -> None:
 
 
 async def mark_used(session: AsyncSession, used_at: Mapping[str, int]) -> None:
-    """Write when keys were last used, by id. No administrative act."""
-    for key_id, at in sorted(used_at.items()):  # all gateways lock the rows in the same order
-        later = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at < at)
-        await session.execute(update(ApiKey).where(ApiKey.id == key_id, later).values(last_used_at=at))
+    """Write when keys were last used (seconds since 1970), by id; never an earlier time than there is. No
+    administrative act."""
+    keys = ApiKey.__table__
+    later = or_(keys.c.last_used_at.is_(None), keys.c.last_used_at < bindparam("at"))
+    change = update(ApiKey.__table__).where(keys.c.id == bindparam("key_id"), later)  # type: ignore[arg-type]
+    marks = [{"key_id": key_id, "at": used_at[key_id]} for key_id in sorted(used_at)]  # all gateways lock in one order
+    # On the connection: the session would make of each mark a statement of its own.
+    await (await session.connection()).execute(change.values(last_used_at=bindparam("at")), marks)
 
 
 def is_in_force(key: ApiKey, now: float) -> bool:
