@@ -138,6 +138,21 @@ def test_only_administrators_have_to_do_with_budgets(house: Any, tenant: httpx.C
             assert answer.status_code == 403
 
 
+def test_a_new_soft_limit_may_be_passed_anew_in_the_same_period(tenant: httpx.Client, wait_for: Any) -> None:
+    budget = f"{BUDGETS}/{make(tenant, soft_limit=1)['id']}"
+
+    def alerted() -> str | None:
+        period: str | None = tenant.get(budget).json()["alerted_period"]
+        return period
+
+    assert ask(tenant).status_code == 200
+    wait_for(alerted, "the alert to be given")
+    assert tenant.post(budget, json={"hard_limit": 10**6}).json()["alerted_period"] is not None
+    assert tenant.post(budget, json={"soft_limit": 10**6}).json()["alerted_period"] is None
+    tenant.post(budget, json={"soft_limit": 2})
+    wait_for(alerted, "the alert of the new limit")
+
+
 def test_what_makes_no_budget_names_the_field(tenant: httpx.Client) -> None:
     good = {"unit": "tokens", "period": "day", "hard_limit": 5}
     for wrong, param in (
@@ -148,6 +163,9 @@ def test_what_makes_no_budget_names_the_field(tenant: httpx.Client) -> None:
         ({"unit": "cups"}, "unit"),
         ({"period": "week"}, "period"),
         ({"colour": "red"}, "colour"),
+        ({"unit": "cost", "hard_limit": 1e-10}, "hard_limit"),
+        ({"unit": "cost", "soft_limit": 4e-10}, "soft_limit"),
+        ({"project_id": "\0"}, "project_id"),
     ):
         answer = tenant.post(BUDGETS, json=good | wrong)
         assert answer.status_code == 400 and answer.json()["error"]["param"] == param, (wrong, answer.text)

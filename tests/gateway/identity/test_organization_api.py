@@ -107,12 +107,16 @@ def test_people_join_projects_and_lose_their_keys_when_they_leave(admin, door) -
     with pytest.raises(openai.ConflictError):
         admin.projects.users.create(project, user_id=made["id"], role="member")
     hers = door.client(root.post(keys_path, json=ask).json()["value"])
+    admin.projects.users.create("proj_default", user_id=made["id"], role="member")
+    elsewhere = door.client(root.post("/v1/organization/projects/proj_default/api_keys", json=ask).json()["value"])
     assert next(iter(admin.projects.api_keys.list(project))).owner.user.email == "ada@example.org"
     assert hers.get("/v1/models").status_code == 200
     assert admin.projects.users.delete(made["id"], project_id=project).deleted
     assert hers.get("/v1/models").status_code == 401
+    assert elsewhere.get("/v1/models").status_code == 200, "she is still in the other project"
     assert admin.users.update(made["id"], role="owner").role == "owner"
     assert admin.users.delete(made["id"]).deleted
+    assert elsewhere.get("/v1/models").status_code == 401
     with pytest.raises(openai.NotFoundError):
         admin.users.retrieve(made["id"])
 

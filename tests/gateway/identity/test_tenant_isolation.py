@@ -23,6 +23,9 @@ def pair(door):
     assert first.post(f"{path}/users", json={"user_id": owned["user"], "role": "member"}).status_code == 200
     owned["account"] = first.post(f"{path}/service_accounts", json={"name": "s"}).json()["id"]
     owned["key"] = first.post(f"{path}/api_keys", json={"name": "k"}).json()["id"]
+    for holder in (path, f"{path}/api_keys/{owned['key']}"):
+        limit = first.post(f"{holder}/rate_limits/rl-tiny", json={"max_requests_per_1_minute": 1000})
+        assert limit.status_code == 200, "there is something to take away"
     budget = {"unit": "tokens", "period": "day", "hard_limit": 1000}
     owned["budget"] = first.post("/v1/organization/budgets", json=budget).json()["id"]
     return owned, first, second

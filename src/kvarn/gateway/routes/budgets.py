@@ -86,7 +86,10 @@ def _stored(unit: str, name: str, amount: float | None) -> int | None:
     if amount is None:
         return None
     if unit == "cost":
-        return billionths(amount)
+        stored = billionths(amount)
+        if amount and not stored:  # nothing may be spent is what 0 says
+            raise invalid_request(f"{name!r} is less than a billionth: 0 allows nothing, null everything.", name)
+        return stored
     if amount != int(amount):
         raise invalid_request(f"{name!r} must be a whole number of tokens.", name)
     return int(amount)

@@ -8,6 +8,7 @@ import msgspec
 from pydantic import Field, model_validator
 
 from kvarn.wire.openai.common import RequestModel, disagreement
+from kvarn.wire.openai.organization import ObjectId
 
 MAX_AMOUNT = 9_000_000_000
 """Money in a limit at most: billionths of it are 64-bit integers."""
@@ -21,7 +22,7 @@ class BudgetCreate(RequestModel):
     unit: Literal["cost", "tokens"]
     period: Literal["day", "month", "total"]
     """Days and months are those of UTC."""
-    project_id: Annotated[str, Field(max_length=64)] | None = None
+    project_id: ObjectId | None = None
     """Whose requests count. Default: those of the whole organisation."""
     hard_limit: Amount | None = None
     """Requests are refused from here on."""
