@@ -16,9 +16,12 @@ from kvarn.metering.budgets import BudgetBook, BudgetSpentError
 from kvarn.metering.event import InFlight, Measured
 from kvarn.metering.service import Metering
 from kvarn.store.engine import Store
+from kvarn.store.errors import StoreError
 from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT
 from kvarn.store.ledger import BudgetRule
 from kvarn.store.models import AuditEntry, Budget
+from kvarn.store.repositories import budgets, usage
+from kvarn.store.repositories.acts import Actor, acting
 from kvarn.store.repositories.tenants import ensure_default_organization
 from sample_usage import make_event
 
@@ -175,3 +178,22 @@ async def test_gateways_agree_on_what_is_spent_and_one_of_them_gives_the_alert(
     finally:
         await first.stop()
         await second.stop()
+
+
+async def test_money_of_one_currency_is_not_counted_as_that_of_another(store: Store, tmp_path: Any) -> None:
+    store.now = lambda: NOW
+    await ensure_default_organization(store)
+    at = {"organization_id": DEFAULT_ORGANIZATION, "project_id": DEFAULT_PROJECT, "finished_at": int(NOW)}
+    await usage.record(store, [make_event(number, cost=10, currency="usd", **at) for number in range(3)])
+    await usage.record(store, [make_event(9, cost=500, currency="jpy", **at)])
+    async with acting(store, Actor("test")) as act:
+        for unit, currency in (("cost", "usd"), ("tokens", None)):
+            await budgets.add_budget(act, DEFAULT_ORGANIZATION, None, unit, currency, "month", 10**9, None)
+    rules, spent = await budgets.read_budgets(store)
+    assert {rule.unit: spent[rule.id] for rule in rules} == {"cost": 30, "tokens": 60}
+    changed = KvarnConfig.model_validate({"data_dir": str(tmp_path), "metering": {"currency": "jpy"}})
+    made = Metering(changed, store)
+    with pytest.raises(StoreError, match=r"metering\.currency is 'jpy', but there are budgets in 'usd'"):
+        await made.start()
+    same = await gateway(store, tmp_path)
+    await same.stop()

@@ -134,7 +134,7 @@ class MeteringConfig(Section):
     """Publish every usage event to Kafka. Default: the ledger is the table in the database."""
 
     currency: str = Field("usd", pattern=r"^[a-z]{3}$")
-    """Currency of prices, costs and budgets."""
+    """Currency of prices, costs and budgets. It can be changed when there are no budgets of money."""
 
     prices: tuple[PriceConfig, ...] = ()
     """Prices by model and day. Without one, tokens cost nothing and are counted all the same."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
@@ -19,7 +20,7 @@ from kvarn.metering.slots import Slot
 from kvarn.metering.writer import LedgerWriter
 from kvarn.store.engine import Store, data_dir
 from kvarn.store.errors import StoreAwayError, StoreError
-from kvarn.store.ledger import LedgerEvent
+from kvarn.store.ledger import BudgetRule, LedgerEvent
 from kvarn.store.repositories.budgets import note_alert, read_budgets
 
 if TYPE_CHECKING:
@@ -84,8 +85,9 @@ class Metering:
 
         Raises:
             StoreAwayError: The database does not answer.
+            StoreError: There are budgets of another currency than the configured one.
         """
-        await self._read_budgets()
+        self._check_currency(await self._read_budgets())
         if self._settings.kafka is not None:
             # Imported where it is used: a server without Kafka need not wait for its library.
             from kvarn.metering.publisher import Publisher
@@ -157,10 +159,20 @@ class Metering:
         except Exception:
             _log.exception("budgets cannot be read; those last known hold")
 
-    async def _read_budgets(self) -> None:
+    async def _read_budgets(self) -> list[BudgetRule]:
         self._budgets_read = time.monotonic()
         rules, spent = await read_budgets(self._store)
         self.budgets.replace(rules, spent, self._store.now())
+        return rules
+
+    def _check_currency(self, rules: Sequence[BudgetRule]) -> None:
+        own = self._settings.currency
+        others = sorted({rule.currency for rule in rules if rule.currency} - {own})
+        if others:
+            raise StoreError(
+                f"metering.currency is {own!r}, but there are budgets in {', '.join(map(repr, others))}, which nothing "
+                "would be counted against: set it back, delete those budgets, then change it"
+            )
 
 
 def wall_clock_of(monotonic: float) -> float:

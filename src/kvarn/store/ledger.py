@@ -89,6 +89,8 @@ class BudgetRule:
     hard_limit: int | None
     soft_limit: int | None
     alerted_period: str | None = None
+    currency: str | None = None
+    """Of a budget of money."""
 
     def amount(self, tokens: int, cost: int) -> int:
         """What counts of these."""

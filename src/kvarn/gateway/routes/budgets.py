@@ -29,7 +29,7 @@ async def list_budgets(request: Request) -> Response:
     async with desk.reading() as session:
         page = await budgets.list_budgets(session, desk.organization_id, cursor)
         spent = await budgets.spent(session, [budgets.rule_of(each) for each in page.items], desk.gateway.store.now())
-    return json_response(list_answer(page, lambda budget: _describe(desk, budget, spent[budget.id])))
+    return json_response(list_answer(page, lambda budget: _describe(budget, spent[budget.id])))
 
 
 @router.post("", summary="Create a budget", openapi_extra=json_body(BudgetCreate))
@@ -40,9 +40,10 @@ async def create_budget(request: Request) -> Response:
     check_query(request)
     asked = await desk.gateway.read(request, BudgetCreate)
     limits = [_stored(asked.unit, name, getattr(asked, name)) for name in ("hard_limit", "soft_limit")]
+    currency = desk.gateway.config.metering.currency if asked.unit == "cost" else None
     async with desk.acting() as act:
         budget = await budgets.add_budget(
-            act, desk.organization_id, asked.project_id, asked.unit, asked.period, limits[0], limits[1]
+            act, desk.organization_id, asked.project_id, asked.unit, currency, asked.period, limits[0], limits[1]
         )
     return json_response(await _with_spent(desk, budget))
 
@@ -98,10 +99,10 @@ def _stored(unit: str, name: str, amount: float | None) -> int | None:
 async def _with_spent(desk: Desk, budget: Budget) -> BudgetObject:
     async with desk.reading() as session:
         spent = await budgets.spent(session, [budgets.rule_of(budget)], desk.gateway.store.now())
-    return _describe(desk, budget, spent[budget.id])
+    return _describe(budget, spent[budget.id])
 
 
-def _describe(desk: Desk, budget: Budget, spent: int) -> BudgetObject:
+def _describe(budget: Budget, spent: int) -> BudgetObject:
     def shown(amount: int) -> float:
         return amount / BILLIONTHS if budget.unit == "cost" else amount
 
@@ -110,7 +111,7 @@ def _describe(desk: Desk, budget: Budget, spent: int) -> BudgetObject:
         created_at=budget.created_at,
         project_id=None if budget.holder_id == budget.organization_id else budget.holder_id,
         unit=budget.unit,
-        currency=desk.gateway.config.metering.currency if budget.unit == "cost" else None,
+        currency=budget.currency,
         period=budget.period,
         hard_limit=None if budget.hard_limit is None else shown(budget.hard_limit),
         soft_limit=None if budget.soft_limit is None else shown(budget.soft_limit),

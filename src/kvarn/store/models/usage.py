@@ -66,6 +66,7 @@ class UsagePeriod(Base):
     """Such as `2026-11-21`, `2026-11` (UTC) or `total`."""
     organization_id: Mapped[Id] = mapped_column(primary_key=True)
     project_id: Mapped[Id] = mapped_column(primary_key=True)
+    currency: Mapped[str] = mapped_column(String(3), primary_key=True)
     tokens: Mapped[Number]
     cost: Mapped[Number]
 
@@ -108,6 +109,8 @@ class Budget(Base):
     created_at: Mapped[Seconds]
     unit: Mapped[str] = mapped_column(String(16))
     """`cost` (billionths of the currency's unit) or `tokens`."""
+    currency: Mapped[str | None] = mapped_column(String(3))
+    """Of a budget of money: `metering.currency` when it was made."""
     period: Mapped[str] = mapped_column(String(16))
     """`day`, `month` (UTC) or `total`."""
     hard_limit: Mapped[Number | None]

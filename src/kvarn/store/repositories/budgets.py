@@ -34,13 +34,18 @@ async def spent(session: AsyncSession, rules: Sequence[BudgetRule], now: float) 
         query = query.where(UsagePeriod.organization_id.in_(organizations))
     else:
         query = query.where(UsagePeriod.organization_id.in_(select(Budget.organization_id)))
-    totals: dict[tuple[str, str], list[int]] = {}
+    totals: dict[tuple[str, str], list[UsagePeriod]] = {}
     for row in await session.scalars(query):
         for holder in (row.organization_id, row.project_id):
-            total = totals.setdefault((row.period, holder), [0, 0])
-            total[0] += row.tokens
-            total[1] += row.cost
-    return {rule.id: rule.amount(*totals.get((periods[rule.period], rule.holder_id), (0, 0))) for rule in rules}
+            totals.setdefault((row.period, holder), []).append(row)
+    return {
+        rule.id: sum(
+            rule.amount(row.tokens, row.cost)
+            for row in totals.get((periods[rule.period], rule.holder_id), ())
+            if rule.currency in (None, row.currency)
+        )
+        for rule in rules
+    }
 
 
 async def note_alert(store: Store, rule: BudgetRule, period: str) -> bool:
@@ -91,11 +96,12 @@ async def add_budget(
     organization_id: str,
     project_id: str | None,
     unit: str,
+    currency: str | None,
     period: str,
     hard_limit: int | None,
     soft_limit: int | None,
 ) -> Budget:
-    """A new budget of an organisation or one of its projects; see `Budget`.
+    """A new budget of an organisation or one of its projects; see `Budget`. One of money has a currency.
 
     Raises:
         NotFoundError: The organisation has no such project.
@@ -109,6 +115,7 @@ async def add_budget(
         holder_id=project_id or organization_id,
         created_at=act.now,
         unit=unit,
+        currency=currency,
         period=period,
         hard_limit=hard_limit,
         soft_limit=soft_limit,
@@ -149,4 +156,5 @@ def rule_of(budget: Budget) -> BudgetRule:
         budget.hard_limit,
         budget.soft_limit,
         budget.alerted_period,
+        budget.currency,
     )

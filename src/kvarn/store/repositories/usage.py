@@ -71,7 +71,8 @@ async def _queue(session: AsyncSession, payloads: dict[str, bytes], now: int) ->
 
 
 def _in_periods(event: LedgerEvent) -> list[tuple[rollups.Key, rollups.Amounts]]:
-    return [((period, event.organization_id, event.project_id), (event.tokens, event.cost)) for period in event.periods]
+    holder = event.organization_id, event.project_id, event.currency
+    return [((period, *holder), (event.tokens, event.cost)) for period in event.periods]
 
 
 def _hour_of(event: LedgerEvent) -> rollups.Key:

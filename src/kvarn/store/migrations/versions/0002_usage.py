@@ -116,9 +116,10 @@ def upgrade() -> None:
         sa.Column("period", sa.String(length=16), nullable=False),
         sa.Column("organization_id", sa.String(length=64), nullable=False),
         sa.Column("project_id", sa.String(length=64), nullable=False),
+        sa.Column("currency", sa.String(length=3), nullable=False),
         sa.Column("tokens", sa.BigInteger(), nullable=False),
         sa.Column("cost", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("period", "organization_id", "project_id", name=op.f("pk_usage_periods")),
+        sa.PrimaryKeyConstraint("period", "organization_id", "project_id", "currency", name=op.f("pk_usage_periods")),
     )
 
     op.create_table(
@@ -136,6 +137,7 @@ def upgrade() -> None:
         sa.Column("holder_id", sa.String(length=64), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("unit", sa.String(length=16), nullable=False),
+        sa.Column("currency", sa.String(length=3), nullable=True),
         sa.Column("period", sa.String(length=16), nullable=False),
         sa.Column("hard_limit", sa.BigInteger(), nullable=True),
         sa.Column("soft_limit", sa.BigInteger(), nullable=True),
