@@ -92,11 +92,15 @@ async def test_no_key_is_made_in_a_project_that_is_being_archived(store: Store) 
     assert sorted(kinds) == sorted(["project.created", "project.archived", *["api_key.created"] * made])
 
 
-async def test_every_act_that_changes_something_is_counted(store: Store) -> None:
+async def test_every_act_that_changes_what_keys_may_do_is_counted(store: Store) -> None:
     organization_id = (await create_organization(store, "a")).organization_id
     async with store.reading() as session:
         before = await read_revision(session)
-    await at_once(store, *[lambda act: add_project(act, organization_id, "p")] * 8)
+    limits = [
+        lambda act, model=model: set_limit(act, organization_id, organization_id, model, {"concurrency": 1})
+        for model in "abcdefgh"
+    ]
+    await at_once(store, *limits, *[lambda act: add_project(act, organization_id, "p")] * 2)
     async with store.reading() as session:
         assert await read_revision(session) == before + 8
 

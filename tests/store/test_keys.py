@@ -100,13 +100,14 @@ async def test_a_change_and_its_audit_entry_and_its_news_stand_or_fall_together(
     with pytest.raises(RuntimeError, match="in the middle"):
         async with acting(store, ACTOR) as act:
             await add_key(act, *_of(tenant), KeyRequest(name="lost"))
+            await set_limit(act, *_of(tenant), "*", {"concurrency": 1})
             raise RuntimeError("in the middle")
     async with store.reading() as session:
         assert list(await session.scalars(select(ApiKey.id))) == []
         kinds = list(await session.scalars(select(AuditEntry.type).where(AuditEntry.type == "api_key.created")))
     assert kinds == [] and await _revision(store) == before
     async with acting(store, ACTOR) as act:
-        await add_key(act, *_of(tenant), KeyRequest(name="kept"))
+        await set_limit(act, *_of(tenant), "*", {"concurrency": 1})
     assert await _revision(store) == before + 1
 
 

@@ -11,10 +11,13 @@ from kvarn.gateway.identity.directory import Directory
 from kvarn.store.engine import Store
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.keys import new_key
+from kvarn.store.owner import Role
 from kvarn.store.repositories.acts import Actor, acting
 from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
+from kvarn.store.repositories.projects import add_project, archive_project
 from kvarn.store.repositories.rate_limits import set_limit
 from kvarn.store.repositories.tenants import create_organization, ensure_default_organization
+from kvarn.store.repositories.users import add_service_account, add_user
 from kvarn.wire.openai.errors import ApiError
 from watched_store import WatchedStore
 
@@ -107,6 +110,26 @@ async def test_a_key_made_after_it_was_asked_for_in_vain_is_found(store: Store) 
         _, value = await add_key(act, tenant.organization_id, tenant.project_id, KeyRequest(name="k"))
     scene.directory.renew()
     assert await scene.directory.bearer_of(value) is not None
+
+
+async def test_an_act_after_which_all_keys_grant_what_they_did_makes_none_be_read_again(store: Store) -> None:
+    scene = await Scene(store, refresh_s=1.0).furnish()
+    assert await scene.holds()
+    tenant = await create_organization(store, "b")
+    async with acting(store, ACTOR) as act:
+        project = await add_project(act, tenant.organization_id, "p")
+        await add_user(act, tenant.organization_id, "ada@example.org", "Ada", Role.ADMIN)
+        await add_service_account(act, tenant.organization_id, tenant.project_id, "s", "member")
+        await add_key(act, tenant.organization_id, tenant.project_id, KeyRequest(name="k"))
+    reads = scene.watched.reads
+    scene.clock.now += 2
+    assert await scene.holds()
+    assert scene.watched.reads == reads + 1, "the number alone is asked for"
+    async with acting(store, ACTOR) as act:
+        await archive_project(act, tenant.organization_id, project.id)
+    scene.clock.now += 2
+    assert await scene.holds()
+    assert scene.watched.reads == reads + 3, "the number, then the key"
 
 
 async def test_an_unknown_key_and_a_revoked_one_are_read_alike(store: Store) -> None:

@@ -1,7 +1,7 @@
 """The principals of keys, cached: what a request asks costs no query, and no change goes unnoticed.
 
-A number in the database (`revisions`) grows with every change to what keys may do. What is cached under an older number
-is read again. A number younger than half of `refresh_s` is taken as it is; an older one is asked for again beside the
+A number in the database (`revisions`) grows with every change to what known keys may do. What is cached under an older
+number is read again. A number younger than half of `refresh_s` is taken as it is; an older one is asked for again beside the
 request; one older than `refresh_s` before it. So a change made elsewhere is seen within `refresh_s`, and one made
 through this gateway (`renew`) at once. Nothing polls while nobody asks.
 

@@ -18,6 +18,22 @@ from kvarn.store.models import ApiKey, AuditEntry, Revision, User
 PRINCIPALS = "principals"
 """Kind of the revision that grows whenever a key, or what a key may do, has changed."""
 
+_NO_NEWS = frozenset(
+    {
+        "api_key.created",
+        "budget.created",
+        "budget.deleted",
+        "budget.updated",
+        "organization.created",
+        "project.created",
+        "service_account.created",
+        "service_account.updated",
+        "user.added",
+    }
+)
+"""Acts after which every key that was seen before grants what it did. All others make the gateways read their keys
+again: a kind that is missing here costs queries, and never lets a withdrawn key live on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Actor:
@@ -43,9 +59,10 @@ class Act:
     actor: Actor
     now: int
     """Seconds since 1970."""
-    recorded: int = field(default=0)
+    is_news: bool = field(default=False)
+    """Whether keys may grant something else than before."""
     may_hold: bool = field(default=False)
-    """Whether all gateways are told of it: from here on it may hold, whatever is heard of the commit."""
+    """Whether there is news for all gateways: from here on it may hold, whatever is heard of the commit."""
 
     def record(
         self, kind: str, organization_id: str, object_id: str, *, project_id: str | None = None, **detail: Any
@@ -60,7 +77,7 @@ class Act:
             project_id: Where it belongs.
             detail: What else there is to say, in the shape of OpenAI's event.
         """
-        self.recorded += 1
+        self.is_news |= kind not in _NO_NEWS
         for reader in {organization_id, self.actor.organization_id or organization_id}:
             entry = AuditEntry(
                 id=new_id("audit_log-"),
@@ -81,7 +98,7 @@ class Act:
 
 @asynccontextmanager
 async def acting(store: Store, actor: Actor) -> AsyncGenerator[Act, None]:
-    """One administrative act. What it recorded makes all gateways read their principals again.
+    """One administrative act. If it is news, all gateways read their principals again.
 
     Acts happen one after the other, in all gateways: what an act has looked at is still so when it ends.
 
@@ -92,7 +109,7 @@ async def acting(store: Store, actor: Actor) -> AsyncGenerator[Act, None]:
         await session.execute(select(Revision).where(Revision.kind == PRINCIPALS).with_for_update())
         act = Act(session, await _known(session, actor), int(store.now()))
         yield act
-        if act.recorded:
+        if act.is_news:
             await session.flush()
             changed = update(Revision).where(Revision.kind == PRINCIPALS).values(number=Revision.number + 1)
             await session.execute(changed)
