@@ -68,15 +68,19 @@ def _times(start: int, end: int, width: int) -> list[tuple[_Table, tuple[int, in
 
 def _part(table: _Table, where: UsageFilter, start: int, end: int, width: int, group_by: Sequence[str]) -> Select[Any]:
     at = UsageHour.hour_at if table is UsageHour else UsageEvent.finished_at
-    requests = UsageHour.requests if table is UsageHour else literal(1)
+    requests = func.sum(UsageHour.requests) if table is UsageHour else func.count()
     bucket = at - at % width if width else literal(0)
-    return select(
-        bucket.label("bucket"),
-        requests.label("requests"),
-        *[getattr(table, name) for name in _AMOUNTS[1:]],
-        table.currency,
-        *[_group(table, name).label(name) for name in group_by],
-    ).where(at >= start, at < end, *_conditions(table, where))
+    return (
+        select(
+            bucket.label("bucket"),
+            requests.label("requests"),
+            *[func.sum(getattr(table, name)).label(name) for name in _AMOUNTS[1:]],
+            table.currency,
+            *[_group(table, name).label(name) for name in group_by],
+        )
+        .where(at >= start, at < end, *_conditions(table, where))
+        .group_by("bucket", table.currency, *group_by)
+    )
 
 
 def _group(table: _Table, name: str) -> ColumnElement[Any]:
