@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from raw_http import error_of, head_of, read_all
+
 CHAT = "/v1/chat/completions"
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
 WaitFor = Callable[..., None]
@@ -33,34 +35,12 @@ def strict(serve: Any, wait_for: WaitFor) -> Any:
     return make
 
 
-def read_all(raw: socket.socket) -> bytes:
-    """What comes until the connection is closed, or reset."""
-    parts = []
-    try:
-        while part := raw.recv(65536):
-            parts.append(part)
-    except ConnectionResetError:
-        pass
-    raw.close()
-    return b"".join(parts)
-
-
 def read_one(raw: socket.socket) -> bytes:
     """One small answer on a connection that stays open."""
     answer = b""
     while not answer.endswith(b"}"):
         answer += raw.recv(65536)
     return answer
-
-
-def error_of(answer: bytes) -> tuple[int, str]:
-    head, _, body = answer.partition(b"\r\n\r\n")
-    return int(head.split()[1]), json.loads(body)["error"]["code"]
-
-
-def head_of(path: str, *headers: str, method: str = "POST") -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "host: x", *headers, "", ""]
-    return "\r\n".join(lines).encode()
 
 
 def chat_bytes(**fields: Any) -> bytes:
@@ -172,20 +152,6 @@ def test_too_many_headers_and_too_long_ones_get_431(house: Any, flood: bytes) ->
     assert error_of(read_all(raw)) == (431, "headers_too_large")
 
 
-def test_one_endless_header_is_refused_while_it_comes(house: Any) -> None:
-    raw = house.connect()
-    raw.sendall(b"GET /health HTTP/1.1\r\nx: ")
-    sent = 0
-    try:
-        while sent < 50_000_000:
-            raw.sendall(b"y" * 65536)
-            sent += 65536
-    except OSError:
-        pass
-    raw.close()
-    assert sent < 20_000_000, "the gateway goes on reading"
-
-
 @pytest.mark.parametrize(
     "garbage",
     [
@@ -201,8 +167,7 @@ def test_one_endless_header_is_refused_while_it_comes(house: Any) -> None:
 def test_what_is_not_http_gets_400_and_the_connection_is_closed(house: Any, garbage: bytes) -> None:
     raw = house.connect()
     raw.sendall(garbage)
-    answer = read_all(raw)
-    assert answer == b"" or error_of(answer)[0] in (400, 404, 415), answer
+    assert error_of(read_all(raw)) == (400, "invalid_http")
 
 
 @pytest.mark.parametrize("name", ["authorization", "content-type", "host", "x-api-key"])

@@ -3,6 +3,10 @@
 uvicorn bounds the time between two requests. A client can hold a connection in other ways: by sending nothing at all,
 headers byte by byte or without end, a body that nobody reads any more, or by not reading its answer. Each of these has
 one timer here, and what is over is closed, so that a connection always either works or is on its way out.
+
+Nor does a connection hold more memory than it must. What a request says besides its body is bounded as a whole: its
+target and headers, then the chunk sizes, extensions and trailers around a chunked body, some of which the parser would
+gather without end. And requests sent ahead of their turn wait as the bytes they came as.
 """
 
 from __future__ import annotations
@@ -15,12 +19,21 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from kvarn.wire.openai.errors import ApiError
 
 LINGER_S = 2.0
-"""Seconds that the rest of a body may still arrive after its answer."""
+"""Seconds that the rest of a body may still arrive after its answer, and that a refused client has to read why."""
+
+_PIECE_BYTES = 4096
+"""Bytes parsed at once. The shortest request has 18, and costs kilobytes and 16 us once it is parsed: of a whole read
+(256 KiB) they would hold up the event loop for a quarter of a second."""
+_FRAMING_PER_BODY_BYTE = 16
+"""What a byte of a chunked body may cost besides: one in a chunk of its own has five bytes around it."""
+_ANNOUNCE_BODY = (b"content-length", b"transfer-encoding")
+"""The parser takes what follows a request for an upgrade for a request of its own: its body would be run as one."""
 
 _log = logging.getLogger("kvarn.gateway")
 
@@ -45,7 +58,7 @@ class _Wait(Enum):
     REST_OF_BODY = "rest of body"
 
 
-class _HeadRefusedError(Exception):
+class _RefusedError(Exception):
     """Raised inside the parser, which then stops."""
 
 
@@ -65,8 +78,11 @@ class Connection(HttpToolsProtocol):
         self._stalled: asyncio.TimerHandle | None = None
         self._in_head = False
         self._in_body = False
-        self._head_bytes = 0
-        self._raw_head_bytes = 0
+        self._field_bytes = 0
+        self._body_bytes = 0
+        self._besides_body = 0
+        self._turned = False
+        self._unparsed = memoryview(b"")
         self._refusal: ApiError | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -76,6 +92,7 @@ class Connection(HttpToolsProtocol):
             transport.abort()
             return
         super().connection_made(transport)
+        self.flow = _Flow(transport, self)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -83,24 +100,43 @@ class Connection(HttpToolsProtocol):
         self._stop(self._timer)
         self._stop(self._stalled)
         self._timer = self._stalled = None
+        self._unparsed = memoryview(b"")
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """More of a request, or of several."""
-        was_in_head = self._in_head
-        super().data_received(data)
-        if was_in_head and self._in_head and self._refusal is None:
-            self._raw_head_bytes += len(data)
-            if self._raw_head_bytes > self._limits.max_header_bytes:
-                self._refuse(self._head_too_large())
+        self._unparsed = memoryview(bytes(self._unparsed) + data if self._unparsed else data)
+        self._parse()
         self._watch()
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether nothing more is to be read: bytes wait for the answers to the requests before them, or no more are
+        wanted."""
+        return bool(self._unparsed) or self._refusal is not None
+
+    def _parse(self) -> None:
+        """Parse what has come, until a request has to wait for the answer to another."""
+        while self._unparsed and not self.pipeline and self._refusal is None and not self.transport.is_closing():
+            piece, self._unparsed = self._unparsed[:_PIECE_BYTES], self._unparsed[_PIECE_BYTES:]
+            self._feed(piece)
+
+    def _feed(self, piece: memoryview) -> None:
+        self._turned, body_before = False, self._body_bytes
+        super().data_received(piece)  # type: ignore[arg-type]  # the parser takes any buffer
+        if self._turned or self._refusal is not None:
+            return  # which of these bytes belong to what nobody says; they are few
+        self._besides_body += len(piece) - (self._body_bytes - body_before)
+        allowed = 0 if self._in_head else self._body_bytes * _FRAMING_PER_BODY_BYTE
+        if self._besides_body > self._limits.max_header_bytes + allowed:
+            self._refuse(self._too_large())
 
     # The parser's callbacks --------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
-        self._in_head, self._in_body = True, True
-        self._head_bytes = self._raw_head_bytes = 0
+        self._turn(in_head=True, in_body=True)
+        self._field_bytes = self._body_bytes = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -109,21 +145,39 @@ class Connection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header; the parser gives what follows a chunked body in the same way."""
+        """A header, or a trailer: what follows a chunked body comes in the same way.
+
+        Trailers are dropped. Nobody reads them here, and as headers they would say who asks for what after a proxy
+        has looked.
+        """
         self._count(len(name) + len(value))
+        if not self._in_head:
+            return
         if len(self.headers) >= self._limits.max_headers:
             self._refusal = _refused_head(f"more than {self._limits.max_headers} headers (gateway.max_headers)")
-            raise _HeadRefusedError
+            raise _RefusedError
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The request begins to be answered."""
-        self._in_head = False
+        self._turn(in_head=False, in_body=True)
+        upgrade = self.parser.should_upgrade()
+        if upgrade and any(name in _ANNOUNCE_BODY for name, _ in self.headers):
+            why = "The server speaks HTTP/1.1 only: send a request that has a body without the header 'upgrade'."
+            self._refusal = ApiError(400, why, code="upgrade_not_supported")
+            raise _RefusedError
         super().on_headers_complete()
+        if upgrade:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        self._body_bytes += len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """All of the request is here."""
-        self._in_body = False
+        self._turn(in_head=False, in_body=False)
         super().on_message_complete()
 
     # Answers -----------------------------------------------------------------------------------------------------
@@ -132,8 +186,12 @@ class Connection(HttpToolsProtocol):
         """An answer is sent, or lies in the socket's buffer."""
         super().on_response_complete()
         self._unset_keepalive_if_required()  # this class keeps the time
-        if self.pipeline and not self.transport.is_closing():
-            self.flow.pause_reading()  # else each answer would let in as many requests as fit a buffer
+        self._parse()
+        if not self.transport.is_closing():
+            if self.pipeline:
+                self.flow.pause_reading()  # else each answer would let in as many requests as fit a buffer
+            elif self.cycle.response_complete:
+                self.flow.resume_reading()  # a part of a request was left, and nobody asks for the rest of it
         self._watch()
 
     def pause_writing(self) -> None:
@@ -170,6 +228,8 @@ class Connection(HttpToolsProtocol):
             self._timer = self.loop.call_later(self._seconds(waits_for), self._give_up)
 
     def _next(self) -> _Wait | None:
+        if self._refusal is not None:
+            return _Wait.REST_OF_BODY
         if self.cycle is not None and not self.cycle.response_complete:
             return None
         if self._in_head:
@@ -204,26 +264,66 @@ class Connection(HttpToolsProtocol):
 
     # Refusals ----------------------------------------------------------------------------------------------------
 
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > self._limits.max_header_bytes:
-            self._refusal = self._head_too_large()
-            raise _HeadRefusedError
+    def _turn(self, *, in_head: bool, in_body: bool) -> None:
+        self._in_head, self._in_body = in_head, in_body
+        self._besides_body, self._turned = 0, True
 
-    def _head_too_large(self) -> ApiError:
-        return _refused_head(f"more than {self._limits.max_header_bytes} bytes (gateway.max_header_bytes)")
+    def _count(self, size: int) -> None:
+        self._field_bytes += size
+        if self._field_bytes > self._limits.max_header_bytes:
+            self._refusal = self._too_large()
+            raise _RefusedError
+
+    def _too_large(self) -> ApiError:
+        limit = f"more than {self._limits.max_header_bytes} bytes (gateway.max_header_bytes)"
+        if self._in_head or not self._in_body:
+            return _refused_head(limit)
+        why = f"What the request says besides its body (chunk sizes and extensions, trailers) is {limit}."
+        return ApiError(431, why, code="headers_too_large")
 
     def _refuse(self, error: ApiError) -> None:
-        """Say why, unless an answer is under way that this would spoil, and close."""
+        """Say why, unless an answer is under way that this would spoil, and close.
+
+        A socket closed over unread input resets the connection, and the client may never see why. So this one is closed
+        in one direction first, and no more is read.
+        """
         self._refusal = error
-        if self.cycle is None or self.cycle.response_complete:
-            body = msgspec.json.encode(error.body())
-            head = (
-                f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
-                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-            )
-            self.transport.write(head.encode() + body)
-        self.transport.close()
+        if not self._may_answer():
+            self.transport.close()
+            return
+        body = msgspec.json.encode(error.body())
+        head = (
+            f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.write_eof()
+        self._unparsed = memoryview(b"")
+        self.flow.pause_reading()
+
+    def _may_answer(self) -> bool:
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            return True
+        if self._in_head or self.pipeline or cycle.response_started:
+            return False
+        cycle.disconnected = True  # this request has its answer: the application's own is not sent any more
+        cycle.message_event.set()
+        return True
+
+
+class _Flow(FlowControl):
+    """Reads on only when what came has been parsed: each application that waits for more of its body, or for its client
+    to leave, asks for that."""
+
+    def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
+        super().__init__(transport)
+        self._connection = connection
+
+    def resume_reading(self) -> None:
+        """Read on, unless requests wait for their turn or the client was refused."""
+        if not self._connection.has_enough:
+            super().resume_reading()
 
 
 def _refused_head(what: str) -> ApiError:
