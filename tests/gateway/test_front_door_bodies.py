@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
 import kvarn.gateway.body as body_module
+from background_runs import hold
 from kvarn.wire.openai.chat import ChatCompletionRequest
+from raw_http import error_of, flood, head_of, read_all
 
 CHAT = "/v1/chat/completions"
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
@@ -21,20 +23,8 @@ MIB = 1024 * 1024
 WaitFor = Callable[..., None]
 
 
-def head_of(*headers: str) -> bytes:
-    lines = [f"POST {CHAT} HTTP/1.1", "host: x", "content-type: application/json", *headers, "", ""]
-    return "\r\n".join(lines).encode()
-
-
-def read_all(raw: socket.socket) -> bytes:
-    parts = []
-    try:
-        while part := raw.recv(65536):
-            parts.append(part)
-    except ConnectionResetError:
-        pass
-    raw.close()
-    return b"".join(parts)
+def chat_head(*headers: str) -> bytes:
+    return head_of(CHAT, "content-type: application/json", *headers)
 
 
 def ready(house: Any, wait_for: WaitFor) -> None:
@@ -45,16 +35,16 @@ def ready(house: Any, wait_for: WaitFor) -> None:
 def test_others_are_answered_while_a_large_body_is_understood(
     house: Any, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    normal = body_module.parse_request
+    normal = body_module.decode_body
     begun, go_on = threading.Event(), threading.Event()
 
-    def slow(model: Any, body: bytes) -> Any:
+    def slow(body: bytes) -> Any:
         if len(body) > 4096:
             begun.set()
             assert go_on.wait(15), "nobody else was answered meanwhile"
-        return normal(model, body)
+        return normal(body)
 
-    monkeypatch.setattr(body_module, "parse_request", slow)
+    monkeypatch.setattr(body_module, "decode_body", slow)
     answers: list[httpx.Response] = []
 
     def ask() -> None:
@@ -87,15 +77,9 @@ def test_ten_megabytes_are_refused_without_being_kept(serve: Any, wait_for: Wait
     with serve() as house:
         ready(house, wait_for)
         raw = house.connect()
-        raw.sendall(head_of("content-length: 10485760" if announced else "transfer-encoding: chunked"))
-        chunk = b"x" * 65536 if announced else b"10000\r\n" + b"x" * 65536 + b"\r\n"
-        try:
-            for _ in range(160):
-                raw.sendall(chunk)
-        except OSError:
-            pass
-        answer = read_all(raw)
-        assert answer == b"" or answer.startswith(b"HTTP/1.1 413 ")
+        raw.sendall(chat_head("content-length: 10485760" if announced else "transfer-encoding: chunked"))
+        flood(raw, b"x" * 65536 if announced else b"10000\r\n" + b"x" * 65536 + b"\r\n", 10 * MIB)
+        assert error_of(read_all(raw)) == (413, "request_too_large")
         assert house.gateway.bodies.budget.used == 0
         with house.client() as client:
             too_large = client.post(CHAT, content=b"x" * (5 * MIB), headers=JSON)
@@ -111,20 +95,67 @@ def test_ten_megabytes_are_taken_where_they_are_allowed(serve: Any, wait_for: Wa
 
 
 def test_bodies_are_bounded_all_together(serve: Any, wait_for: WaitFor) -> None:
-    with serve(max_held_bytes=2 * MIB, body_timeout_s=20) as house, house.client() as client:
+    with serve(max_held_bytes=4 * MIB, body_timeout_s=20) as house, house.client() as client:
         ready(house, wait_for)
-        slow = [house.connect() for _ in range(3)]
-        for raw in slow[:2]:
-            raw.sendall(head_of("content-length: 1048576") + b" " * (MIB - 10_000))
-        wait_for(lambda: house.gateway.bodies.budget.used >= 2 * MIB - 40_000, "two bodies to be held")
-        slow[2].sendall(head_of("content-length: 1048576") + b" " * 300_000)
-        refused = read_all(slow[2])
-        assert refused.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in refused and b"server_busy" in refused
+        budget = house.gateway.bodies.budget
+        slow = [house.connect() for _ in range(4)]
+        for raw in slow[:3]:
+            raw.sendall(chat_head("content-length: 1048576") + b" " * (MIB - 10_000))
+        wait_for(lambda: budget.used == 3 * (MIB - 10_000), "three bodies to be held")
+        slow[3].sendall(chat_head("content-length: 1048576") + b" " * 300_000)
+        refused = read_all(slow[3])
+        assert error_of(refused) == (429, "over_share") and b"retry-after: 1" in refused
+        assert budget.used == 3 * (MIB - 10_000), "the refused one holds nothing"
         assert client.post(CHAT, json=HELLO).status_code == 200, "a small one still fits"
-        for raw in slow[:2]:
+        for raw in slow[:3]:
             raw.close()
-        wait_for(lambda: house.gateway.bodies.budget.used == 0, "their memory to be given back")
+        wait_for(lambda: budget.used == 0, "their memory to be given back")
         assert client.post(CHAT, content=b" " * 600_000, headers=JSON).status_code == 400
+
+
+def test_an_organisation_that_holds_all_it_may_leaves_room_for_others(serve: Any, wait_for: WaitFor) -> None:
+    large = {"role": "assistant", "content": "b", "reasoning_content": "z" * 345_000}
+    body = {**HELLO, "stream": True, "messages": [*HELLO["messages"], large, *HELLO["messages"]]}
+    with serve(max_held_bytes=MIB) as house, house.add_tenant("red") as red, house.add_tenant("blue") as blue:
+        ready(house, wait_for)
+        hold(house)
+        with ThreadPoolExecutor(2) as pool:
+            streams = [pool.submit(red.post, CHAT, json=body) for _ in range(2)]
+            wait_for(lambda: len(house.chat.running) == 2, "two answers to begin")
+            assert house.gateway.bodies.budget.used > 690_000, "a request is held as long as its answer takes"
+            refused = red.post(CHAT, json=body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "over_share")
+            assert refused.headers["retry-after"] == "1"
+            counted = {"model": "tiny", "input": "hi " * 50_000}
+            assert blue.post("/v1/responses/input_tokens", json=counted).status_code == 200
+            busy = blue.post(CHAT, json=body)
+            assert (busy.status_code, busy.json()["error"]["code"]) == (503, "server_busy")
+            house.loop.call_soon_threadsafe(house.chat.hold.set)
+            assert [stream.result().status_code for stream in streams] == [200, 200]
+        wait_for(lambda: house.gateway.bodies.budget.used == 0, "all to be given back")
+
+
+def test_a_request_counts_with_what_it_takes_once_understood(serve: Any, wait_for: WaitFor) -> None:
+    body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": ""}] * 19_000}).encode()
+    with serve(max_held_bytes=4 * MIB) as house, house.client() as client:
+        ready(house, wait_for)
+        assert len(body) < MIB
+        answer = client.post(CHAT, content=body, headers=JSON)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+        assert "gateway.max_held_bytes" in answer.json()["error"]["message"]
+
+
+def test_uploads_share_the_memory_for_bodies(serve: Any, wait_for: WaitFor) -> None:
+    with serve(max_held_bytes=4 * MIB) as house, house.client() as client:
+        ready(house, wait_for)
+        raw = house.connect()
+        form = "content-type: multipart/form-data; boundary=b"
+        raw.sendall(head_of("/v1/files", form, f"content-length: {3 * MIB}") + b"--b\r\n")
+        wait_for(lambda: house.gateway.bodies.budget.used == 2 * MIB, "the upload to be held")
+        refused = client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("a", b"x" * 2 * MIB)})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "over_share")
+        raw.close()
+        wait_for(lambda: house.gateway.bodies.budget.used == 0, "all to be given back")
 
 
 def test_memory_of_a_body_is_given_back_however_its_request_ends(house: Any, wait_for: WaitFor) -> None:
@@ -135,7 +166,7 @@ def test_memory_of_a_body_is_given_back_however_its_request_ends(house: Any, wai
         client.post(CHAT, content=b"{", headers=JSON)
         client.post(CHAT, json={**HELLO, "model": "nope"})
     raw = house.connect()
-    raw.sendall(head_of("content-length: 100") + b"{")
+    raw.sendall(chat_head("content-length: 100") + b"{")
     wait_for(lambda: budget.used > 0, "the body to be held")
     raw.close()
     wait_for(lambda: budget.used == 0, "all to be given back")

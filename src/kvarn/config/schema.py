@@ -154,13 +154,16 @@ class GatewayConfig(Section):
     is cut and the request ended."""
 
     max_header_bytes: int = Field(64 * 1024, ge=1024)
-    """A request's target and headers together. Longer ones get 431."""
+    """A request's target and headers together, and what is around a chunked body (chunk sizes, trailers). Longer ones
+    get 431."""
 
     max_headers: int = Field(100, ge=8)
     """Headers of a request at most."""
 
     max_held_bytes: int = Field(512 * 1024 * 1024, ge=1024 * 1024)
-    """Bodies of all running requests together. One that would pass it gets 503 with Retry-After."""
+    """Memory for the bodies of all running requests together. One organisation may hold three times what is left free,
+    which is three quarters where no other holds any. A request that would pass its organisation's share gets 429, one
+    for which others leave too little 503, both with Retry-After."""
 
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
     """Largest request body. A longer one gets 413 before it is read to its end."""

@@ -11,11 +11,11 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from kvarn.config.schema import GatewayConfig
-from kvarn.gateway.held_bytes import BodyRefusedError, ByteBudget, HeldBytes
-from kvarn.gateway.record import record_of
-from kvarn.gateway.text_pool import TextPool
+from kvarn.gateway.held_bytes import BodyRefusedError, ByteBudget, HeldBytes, memory_of
+from kvarn.gateway.record import RequestRecord, record_of
+from kvarn.gateway.text_pool import INLINE_BYTES, TextPool
 from kvarn.wire.openai.errors import ApiError, invalid_request
-from kvarn.wire.openai.parse import parse_request
+from kvarn.wire.openai.parse import decode_body, read_fields
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
@@ -39,8 +39,12 @@ class BodyReader:
     async def read(self, request: Request, model: type[RequestT]) -> RequestT:
         """Read and validate a JSON body; the memory it takes is held until the request's record is closed.
 
+        That is the body's own size while it comes, then what the request made of it takes, which lives as long as its
+        answer.
+
         Raises:
-            ApiError: 400 (empty or invalid), 408 (too slow), 413 (too large), 415 (not JSON) or 503 (no memory left).
+            ApiError: 400 (empty or invalid), 408 (too slow), 413 (too large), 415 (not JSON), 429 or 503 (no memory
+                left).
             ClientDisconnect: The client left in the middle of its body.
         """
         _require_json(request)
@@ -48,8 +52,8 @@ class BodyReader:
         declared = request.headers.get("content-length")
         if declared is not None and int(declared) > max_bytes:
             raise _too_large(max_bytes)
-        record, held = record_of(request.scope), HeldBytes(self.budget)
-        record.held.append(held)
+        record = record_of(request.scope)
+        held = self.hold(record)
         try:
             async with asyncio.timeout(timeout_s):
                 body = await _read(request.receive, max_bytes, held)
@@ -60,7 +64,28 @@ class BodyReader:
         if not body:
             raise invalid_request("The request body is empty: send a JSON object.", code="invalid_json")
         tenant = record.principal.organization_id
-        return await self._text.run(tenant, len(body), lambda: parse_request(model, body))
+        asked, size = await self._text.run(tenant, len(body), lambda: _understand(model, body))
+        held.become(size)
+        return asked
+
+    def hold(self, record: RequestRecord, size: int = 0) -> HeldBytes:
+        """Memory that a request takes until its record is closed.
+
+        Raises:
+            BodyRefusedError: There is none left for it; see `ByteBudget.take`.
+        """
+        held = HeldBytes(self.budget, record.principal.organization_id)
+        record.held.append(held)
+        held.take(size)
+        return held
+
+
+def _understand(model: type[RequestT], body: bytes) -> tuple[RequestT, int]:
+    """The request, and the memory it takes."""
+    data = decode_body(body)
+    asked = read_fields(model, data)
+    # A small one takes no more than its connection does besides.
+    return asked, len(body) if len(body) <= INLINE_BYTES else memory_of(data)
 
 
 async def _read(receive: Receive, max_bytes: int, held: HeldBytes) -> bytes:

@@ -15,7 +15,7 @@ from kvarn.gateway.turns import Turns
 
 ResultT = TypeVar("ResultT")
 
-_INLINE_BYTES = 4096
+INLINE_BYTES = 4096
 """Up to this length work is done on the event loop: a thread would cost more than it saves."""
 
 
@@ -33,7 +33,7 @@ class TextPool:
 
     async def run(self, tenant: str, size: int, work: Callable[[], ResultT]) -> ResultT:
         """Do work on `size` bytes for a tenant; raises what the work raises."""
-        if size <= _INLINE_BYTES:
+        if size <= INLINE_BYTES:
             return work()
         await self._turns.take(tenant)
         job = asyncio.get_running_loop().run_in_executor(self._executor, work)

@@ -21,6 +21,8 @@ from kvarn.wire.openai.files import FileDeleted
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
 
+_UPLOAD_BYTES = 2 * 1024 * 1024
+"""Memory that an upload takes at most while it is written: a megabyte, and the same on its way to the database."""
 _FORM_BYTES = 64 * 1024
 """What a form may hold besides its file."""
 _MAX_LISTED = 10_000
@@ -60,6 +62,8 @@ async def create_file(request: Request) -> Response:
     check_query(request)
     gateway, record = gateway_of(request), record_of(request.scope)
     max_bytes = gateway.config.retention.max_file_bytes + _FORM_BYTES
+    declared = request.headers.get("content-length")
+    gateway.bodies.hold(record, _UPLOAD_BYTES if declared is None else min(int(declared), _UPLOAD_BYTES))
     body = read_stream(request, max_bytes, gateway.limits.body_timeout_s)
     owner = record.principal.owner
     return json_response(await take_file(gateway, owner, request.headers.get("content-type", ""), body))

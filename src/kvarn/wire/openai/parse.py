@@ -37,7 +37,11 @@ def parse_request(model: type[RequestT], body: bytes) -> RequestT:
     Raises:
         ApiError: 400; `param` is the path of the offending field, such as `messages[0].content`.
     """
-    data = decode_body(body)
+    return read_fields(model, decode_body(body))
+
+
+def read_fields(model: type[RequestT], data: dict[str, Any]) -> RequestT:
+    """Validate a decoded body. Raises as `parse_request` does."""
     unknown = data.keys() - model.model_fields.keys()
     if unknown:  # asked first: one cheap answer however many there are
         name = min(unknown)
@@ -48,7 +52,7 @@ def parse_request(model: type[RequestT], body: bytes) -> RequestT:
 
 
 def validate(model: type[RequestT], data: dict[str, Any]) -> RequestT:
-    """Validate decoded data. Raises as `parse_request` does."""
+    """Validate decoded data of any model. Raises as `parse_request` does."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
