@@ -65,7 +65,7 @@ async def keep_file(store: Store, owner: Owner, expires_at: int | None = None, c
     writer = FileWriter(store, owner)
     await writer.write(b"x" * 256 * 1024 * chunks)
     file_id = await writer.finish()
-    fields = {"filename": "a", "purpose": "batch", "size": writer.size}
+    fields = {"filename": "a", "purpose": "batch"}
     async with store.transaction() as session:
         await publish_file(session, file_id, now=int(store.now()), expires_at=expires_at, **fields)
     return file_id

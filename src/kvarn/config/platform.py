@@ -250,6 +250,10 @@ class RetentionConfig(Section):
     max_file_bytes: int = Field(200 * 1024 * 1024, ge=1024)
     """Largest file that may be uploaded."""
 
+    max_stored_bytes: int = Field(10 * 1024**3, ge=1024 * 1024)
+    """Bytes that the files of one organisation may take in the database: what it uploaded, each with 1 KiB more, and
+    what its batches wrote. An upload that would pass it gets 413; the results of a batch are kept all the same."""
+
 
 class BatchesConfig(Section):
     """How batches are run: on what the engines have left over."""

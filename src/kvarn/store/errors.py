@@ -24,5 +24,9 @@ class ConflictError(StoreError):
     """The object is not in a state that allows the change, or one of that name is there already."""
 
 
+class StorageFullError(StoreError):
+    """An organisation has stored as much as it may."""
+
+
 class UnstorableError(StoreError):
     """The database refuses a row as it is; trying again changes nothing."""

@@ -20,13 +20,15 @@ class FileWriter:
     Args:
         store: The database.
         owner: Whose file it will be.
+        most: Bytes that the files of its organisation may take, this one included; None: as many as it needs.
     """
 
-    def __init__(self, store: Store, owner: Owner) -> None:
+    def __init__(self, store: Store, owner: Owner, most: int | None = None) -> None:
         self.size = 0
         """Bytes taken so far."""
         self._store = store
         self._owner = owner
+        self._most = most
         self._id: str | None = None
         self._buffer = bytearray()
         self._position = 0
@@ -35,6 +37,7 @@ class FileWriter:
         """Append to the file.
 
         Raises:
+            StorageFullError: Its organisation's files would take more than they may.
             StoreAwayError: The database does not answer.
         """
         self.size += len(data)
@@ -55,9 +58,10 @@ class FileWriter:
 
     async def _flush(self, count: int) -> None:
         if self._id is None:
-            self._id = await begin_file(self._store, self._owner, int(self._store.now()) + _ABANDONED_S)
+            given_up = int(self._store.now()) + _ABANDONED_S
+            self._id = await begin_file(self._store, self._owner, given_up, self._most)
         chunks = [bytes(self._buffer[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES]) for i in range(count)]
         if chunks:
-            await add_chunks(self._store, self._id, self._position, chunks)
+            await add_chunks(self._store, self._id, self._position, chunks, self._most)
         self._position += count
         del self._buffer[: count * CHUNK_BYTES]

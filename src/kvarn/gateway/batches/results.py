@@ -47,7 +47,7 @@ class ResultFiles:
                 if writer.size:
                     file_id = await writer.finish()
                     filename = f"{self._batch_id}_{name}.jsonl"
-                    files[column] = {"file_id": file_id, "filename": filename, "size": writer.size}
+                    files[column] = {"file_id": file_id, "filename": filename}
         except BaseException:
             await self.discard()
             raise

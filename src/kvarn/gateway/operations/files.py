@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from kvarn.gateway.context import Gateway
 from kvarn.gateway.held_bytes import BodyRefusedError
 from kvarn.gateway.multipart import Mark, MultipartReader, Part
+from kvarn.store.errors import StorageFullError
 from kvarn.store.file_writer import FileWriter
 from kvarn.store.models import File
 from kvarn.store.owner import Owner
@@ -121,8 +122,9 @@ async def take_file(gateway: Gateway, owner: Owner, content_type: str, body: Asy
         ClientDisconnect: The client left in the middle.
     """
     reader = MultipartReader(content_type)
-    writer = FileWriter(gateway.store, owner)
-    form = FileForm(writer, gateway.config.retention.max_file_bytes)
+    retention = gateway.config.retention
+    writer = FileWriter(gateway.store, owner, retention.max_stored_bytes)
+    form = FileForm(writer, retention.max_file_bytes)
     try:
         async with aclosing(body) as chunks:
             async for chunk in chunks:
@@ -130,12 +132,11 @@ async def take_file(gateway: Gateway, owner: Owner, content_type: str, body: Asy
                     await form.take(event)
         reader.close()
         return await _keep(gateway, form, writer)
-    except ApiError as error:
+    except (ApiError, StorageFullError) as error:
         await writer.discard()
+        told = error if isinstance(error, ApiError) else _full(retention.max_stored_bytes)
         # The body may not have been read to its end: the client shall see the answer all the same.
-        raise BodyRefusedError(
-            error.status, error.message, type=error.type, code=error.code, param=error.param
-        ) from None
+        raise BodyRefusedError(told.status, told.message, type=told.type, code=told.code, param=told.param) from None
     except BaseException:
         await writer.discard()
         raise
@@ -155,7 +156,6 @@ async def _keep(gateway: Gateway, form: FileForm, writer: FileWriter) -> FileObj
             file_id,
             filename=form.filename,
             purpose=purpose,
-            size=writer.size,
             now=now,
             expires_at=now + seconds if seconds else None,
         )
@@ -181,6 +181,14 @@ def _safe_name(filename: str) -> str:
 
 def _missing(name: str) -> ApiError:
     return invalid_request(f"Missing required parameter: {name}", name, "missing_required_parameter")
+
+
+def _full(most: int) -> ApiError:
+    message = (
+        f"The files of your organisation would take more than {most} bytes (the server's retention.max_stored_bytes): "
+        "delete some, or give them an expiry (expires_after)."
+    )
+    return ApiError(413, message, code="storage_full", param="file")
 
 
 def _too_large(max_bytes: int) -> ApiError:

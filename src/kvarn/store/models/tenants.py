@@ -27,6 +27,8 @@ class Organization(Base):
     """Secret under which its prompts are cached."""
     retention_days: Mapped[int | None]
     """Days that conversations, responses and files are kept; None: the server's setting."""
+    stored_bytes: Mapped[Number] = mapped_column(default=0)
+    """What its files take, with those being written or deleted: changed in the transactions that change them."""
 
 
 class Project(Base):

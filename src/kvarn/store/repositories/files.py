@@ -1,5 +1,10 @@
 """Files: what clients uploaded and what batches wrote. Their content lies in the database, in chunks, so that every
-gateway can read it."""
+gateway can read it.
+
+Each organisation's bytes are counted where they are written and deleted, in the same transactions. So the count is
+exact whatever is killed, and of uploads that come at the same time none passes the bound: what is not whole yet counts,
+too.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +14,33 @@ from sqlalchemy import Select, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
-from kvarn.store.errors import NotFoundError
+from kvarn.store.errors import NotFoundError, StorageFullError
 from kvarn.store.ids import new_id
-from kvarn.store.models import File, FileChunk
+from kvarn.store.models import File, FileChunk, Organization
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 
 CHUNK_BYTES = 256 * 1024
 """Size of all chunks of a file but its last."""
+ROW_BYTES = 1024
+"""What a file counts for besides its content: one of a byte takes hardly less."""
 PROCESSED, INCOMPLETE = "processed", "incomplete"
 
 _CHUNKS_AT_ONCE = 16
 """Chunks deleted in one transaction."""
 
 
-async def begin_file(store: Store, owner: Owner, expires_at: int) -> str:
+async def begin_file(store: Store, owner: Owner, expires_at: int, most: int | None = None) -> str:
     """Make a file that nobody sees until it is published; its id.
 
     Args:
         store: The database.
         owner: Whose it will be.
         expires_at: When the sweep deletes it, should whoever writes it never come back.
+        most: Bytes that its organisation's files may take; None: as many as it needs.
+
+    Raises:
+        StorageFullError: They would take more.
     """
     file_id = new_id("file-")
     async with store.transaction() as session:
@@ -46,18 +57,33 @@ async def begin_file(store: Store, owner: Owner, expires_at: int) -> str:
                 expires_at=expires_at,
             )
         )
+        await session.flush()
+        await _count(session, owner.organization_id, ROW_BYTES, most)
     return file_id
 
 
-async def add_chunks(store: Store, file_id: str, position: int, chunks: Sequence[bytes]) -> None:
-    """Append to a file that is being written; the first chunk gets number `position`."""
+async def add_chunks(
+    store: Store, file_id: str, position: int, chunks: Sequence[bytes], most: int | None = None
+) -> None:
+    """Append to a file that is being written; the first chunk gets number `position`.
+
+    Raises:
+        NotFoundError: The file was given up meanwhile.
+        StorageFullError: The organisation's files would take more than `most` bytes.
+    """
     rows = [FileChunk(file_id=file_id, position=position + i, content=chunk) for i, chunk in enumerate(chunks)]
+    size = sum(map(len, chunks))
     async with store.transaction() as session:
+        grown = update(File).where(File.id == file_id).values(size=File.size + size).returning(File.organization_id)
+        organization_id = await session.scalar(grown)
+        if organization_id is None:
+            raise _given_up(file_id)
+        await _count(session, organization_id, size, most)
         session.add_all(rows)
 
 
 async def publish_file(
-    session: AsyncSession, file_id: str, *, filename: str, purpose: str, size: int, now: int, expires_at: int | None
+    session: AsyncSession, file_id: str, *, filename: str, purpose: str, now: int, expires_at: int | None
 ) -> File:
     """Let a file that was begun be seen, as part of a transaction.
 
@@ -66,8 +92,8 @@ async def publish_file(
     """
     file = await session.get(File, file_id)
     if file is None or file.status != INCOMPLETE:
-        raise NotFoundError(f"The file {file_id} was given up before its end.")
-    file.filename, file.purpose, file.size = filename, purpose, size
+        raise _given_up(file_id)
+    file.filename, file.purpose = filename, purpose
     file.status, file.created_at, file.expires_at = PROCESSED, now, expires_at
     return file
 
@@ -132,7 +158,25 @@ async def drop_file(store: Store, file_id: str) -> None:
     """Delete a file that nobody sees, and its content, in steps of bounded size."""
     await _drop_content(store, file_id)
     async with store.transaction() as session:
-        await session.execute(delete(File).where(File.id == file_id))
+        gone = delete(File).where(File.id == file_id).returning(File.organization_id, File.size)
+        file = (await session.execute(gone)).one_or_none()
+        if file is not None:
+            await _count(session, file.organization_id, -(file.size + ROW_BYTES), most=None)
+
+
+async def _count(session: AsyncSession, organization_id: str, size: int, most: int | None) -> None:
+    """Count bytes for an organisation. Callers change the file's row first: always in this order, nobody deadlocks."""
+    stored = Organization.stored_bytes + size
+    counted = update(Organization).where(Organization.id == organization_id).values(stored_bytes=stored)
+    if most is not None:
+        counted = counted.where(stored <= most)
+    found = await session.scalar(counted.returning(Organization.id))
+    if found is None and most is not None:
+        raise StorageFullError(f"The files of the organisation {organization_id} would take more than {most} bytes.")
+
+
+def _given_up(file_id: str) -> NotFoundError:
+    return NotFoundError(f"The file {file_id} was given up before its end.")
 
 
 async def _drop_content(store: Store, file_id: str) -> None:

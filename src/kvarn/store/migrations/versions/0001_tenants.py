@@ -43,6 +43,7 @@ def upgrade() -> None:
         sa.Column("priority", sa.Integer(), nullable=False),
         sa.Column("cache_salt", sa.String(length=64), nullable=False),
         sa.Column("retention_days", sa.Integer(), nullable=True),
+        sa.Column("stored_bytes", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_organizations")),
     )
     revisions = op.create_table(

@@ -1,0 +1,73 @@
+"""What one organisation may keep in files: uploads past it are refused, results of batches are not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from kvarn.config.platform import RetentionConfig, StoreConfig
+
+CHAT = "/v1/chat/completions"
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def small(serve: Any, database_url: str, wait_for: Any) -> Iterator[Any]:
+    """A gateway on each database whose organisations may store 3 MiB each."""
+
+    def prepare(house: Any) -> None:
+        changes = {"store": StoreConfig(url=database_url), "retention": RetentionConfig(max_stored_bytes=3 * MIB)}
+        house.config = house.config.model_copy(update=changes)
+
+    with serve(prepare) as house:
+        with house.client() as client:
+            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+        yield house
+
+
+def upload(client: httpx.Client, content: bytes, purpose: str = "user_data") -> httpx.Response:
+    return client.post("/v1/files", data={"purpose": purpose}, files={"file": ("a.bin", content)})
+
+
+def test_an_upload_past_what_may_be_stored_is_refused_until_there_is_room(small: Any) -> None:
+    with small.add_tenant("red") as red, small.add_tenant("blue") as blue:
+        first = upload(red, b"x" * 2 * MIB)
+        assert first.status_code == 200
+        for content in (b"x" * MIB, b"x" * 20 * MIB):
+            refused = upload(red, content)
+            error = refused.json()["error"]
+            assert (refused.status_code, error["code"], error["param"]) == (413, "storage_full", "file")
+            assert "retention.max_stored_bytes" in error["message"]
+        assert len(red.get("/v1/files").json()["data"]) == 1
+        assert upload(blue, b"x" * 2 * MIB).status_code == 200, "another organisation has room of its own"
+        assert red.delete(f"/v1/files/{first.json()['id']}").status_code == 200
+        assert upload(red, b"x" * 2 * MIB).status_code == 200
+
+
+def test_uploads_at_the_same_time_do_not_pass_it_together(small: Any) -> None:
+    with small.add_tenant("red") as red, ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _: upload(red, b"x" * MIB), range(6)))
+        kept = sum(answer.status_code == 200 for answer in answers)
+        assert kept <= 2 and {answer.status_code for answer in answers} <= {200, 413}
+        assert len(red.get("/v1/files").json()["data"]) == kept
+        assert [upload(red, b"x" * MIB).status_code for _ in range(3 - kept)] == [200] * (2 - kept) + [413]
+
+
+def test_results_of_a_batch_are_kept_where_no_upload_would_be(small: Any, wait_for: Callable[..., None]) -> None:
+    line = {"custom_id": "a", "method": "POST", "url": CHAT}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+    with small.add_tenant("red") as red:
+        given = upload(red, json.dumps({**line, "body": body}).encode(), "batch").json()
+        assert upload(red, b"x" * (3 * MIB - 2 * 1024 - given["bytes"])).status_code == 200, "to the last byte"
+        assert upload(red, b"").status_code == 413
+        asked = {"input_file_id": given["id"], "endpoint": CHAT, "completion_window": "24h"}
+        batch = red.post("/v1/batches", json=asked).json()
+        path = f"/v1/batches/{batch['id']}"
+        wait_for(lambda: red.get(path).json()["status"] == "completed", "the batch to end", seconds=20)
+        output = red.get(f"/v1/files/{red.get(path).json()['output_file_id']}/content")
+        assert output.json()["custom_id"] == "a"

@@ -1,0 +1,103 @@
+"""The bytes of an organisation's files are counted exactly, and bounded exactly, whatever happens at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from sqlalchemy import select
+
+from kvarn.config.platform import RetentionConfig
+from kvarn.store.engine import Store
+from kvarn.store.errors import NotFoundError, StorageFullError
+from kvarn.store.file_writer import FileWriter
+from kvarn.store.models import Organization
+from kvarn.store.owner import Owner
+from kvarn.store.repositories.files import ROW_BYTES, add_chunks, delete_file, drop_file, publish_file
+from kvarn.store.repositories.retention import delete_expired
+from kvarn.store.repositories.tenants import create_organization
+
+MIB = 1024 * 1024
+FILE = MIB + ROW_BYTES
+"""What a file of a mebibyte counts for."""
+
+
+async def stored(store: Store, owner: Owner) -> int:
+    async with store.reading() as session:
+        query = select(Organization.stored_bytes).where(Organization.id == owner.organization_id)
+        return (await session.execute(query)).scalar_one()
+
+
+async def keep(store: Store, owner: Owner, most: int | None = None, size: int = MIB) -> str:
+    """Write and publish a file, or leave nothing of it."""
+    writer = FileWriter(store, owner, most)
+    try:
+        for begin in range(0, size, 100_000):
+            await writer.write(b"x" * min(100_000, size - begin))
+        file_id = await writer.finish()
+    except StorageFullError:
+        await writer.discard()
+        raise
+    async with store.transaction() as session:
+        await publish_file(session, file_id, filename="a", purpose="batch", now=int(store.now()), expires_at=None)
+    return file_id
+
+
+async def test_a_file_counts_from_its_first_byte_to_its_deletion(store: Store) -> None:
+    red = (await create_organization(store, "red")).owner
+    blue = (await create_organization(store, "blue")).owner
+    writer = FileWriter(store, red)
+    await writer.write(b"x" * MIB)
+    assert await stored(store, red) == FILE, "not whole yet"
+    await writer.discard()
+    assert await stored(store, red) == 0
+    files = [await keep(store, red, size=size) for size in (0, 1, MIB, 2 * MIB + 5)]
+    assert await stored(store, red) == 3 * MIB + 6 + 4 * ROW_BYTES
+    await delete_file(store, red, files[2])
+    await drop_file(store, files[2])
+    assert await stored(store, red) == 2 * MIB + 6 + 3 * ROW_BYTES, "once, however often it is deleted"
+    assert await stored(store, blue) == 0
+
+
+async def test_what_a_killed_gateway_left_counts_until_the_sweep(store: Store) -> None:
+    red = (await create_organization(store, "red")).owner
+    await FileWriter(store, red).write(b"x" * MIB)
+    before = store.now()
+    assert await stored(store, red) == FILE
+    store.now = lambda: before + 25 * 3600
+    await delete_expired(store, RetentionConfig())
+    assert await stored(store, red) == 0
+
+
+async def test_of_uploads_at_the_same_time_none_passes_the_bound(store: Store) -> None:
+    red = (await create_organization(store, "red")).owner
+    most, size = 5 * FILE, 2 * MIB
+    done = await asyncio.gather(*[keep(store, red, most, size) for _ in range(6)], return_exceptions=True)
+    kept = [result for result in done if isinstance(result, str)]
+    assert all(isinstance(result, str | StorageFullError) for result in done), done
+    assert len(kept) <= 2
+    assert await stored(store, red) == len(kept) * (size + ROW_BYTES)
+    for _ in range(2 - len(kept)):
+        await keep(store, red, most, size)
+    with pytest.raises(StorageFullError):
+        await keep(store, red, most, size)
+    await keep(store, red, most, most - await stored(store, red) - ROW_BYTES)
+    assert await stored(store, red) == most
+    with pytest.raises(StorageFullError):
+        await keep(store, red, most, 0)
+    blue = (await create_organization(store, "blue")).owner
+    await keep(store, blue, most, size)
+
+
+async def test_what_has_no_bound_is_kept_and_counted(store: Store) -> None:
+    red = (await create_organization(store, "red")).owner
+    await keep(store, red, FILE)
+    await keep(store, red)
+    assert await stored(store, red) == 2 * FILE
+
+
+async def test_nothing_is_added_to_a_file_that_is_gone(store: Store) -> None:
+    red = (await create_organization(store, "red")).owner
+    with pytest.raises(NotFoundError):
+        await add_chunks(store, "file-gone", 0, [b"x"])
+    assert await stored(store, red) == 0
