@@ -127,7 +127,8 @@ async def find_item(store: Store, owner: Owner, conversation_id: str, item_id: s
 
 
 async def find_item_anywhere(store: Store, owner: Owner, item_id: str) -> Item | None:
-    """An item of any of the owner's conversations; None if there is none."""
+    """An item of any of the owner's conversations, the newest where several have one of that id (clients may choose
+    it); None if there is none."""
     query = (
         select(ConversationItem.item)
         .join(Conversation, Conversation.id == ConversationItem.conversation_id)
@@ -136,6 +137,7 @@ async def find_item_anywhere(store: Store, owner: Owner, item_id: str) -> Item |
             Conversation.organization_id == owner.organization_id,
             Conversation.project_id == owner.project_id,
         )
+        .order_by(ConversationItem.created_at.desc(), Conversation.created_at.desc(), Conversation.id.desc())
         .limit(1)
     )
     async with store.reading() as session:
