@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -101,3 +102,18 @@ def test_one_organisation_does_not_take_all_places(open_gateway: Open, wait_for:
         with house.add_tenant("red") as red, house.add_tenant("blue") as blue:
             assert [red.post("/v1/responses", json=asked).status_code for _ in range(3)] == [200, 200, 429]
             assert blue.post("/v1/responses", json=asked).status_code == 200
+
+
+def test_places_are_not_exceeded_by_those_who_ask_at_once(open_gateway: Open, wait_for: Any) -> None:
+    with open_gateway(max_background=16) as house, house.client() as client:
+        wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+        hold(house)
+        asked = {"model": "tiny", "input": "x", "background": True}
+        with house.add_tenant("red") as red, ThreadPoolExecutor(16) as pool:
+            answers = list(pool.map(lambda _: red.post("/v1/responses", json=asked), range(16)))
+            assert sorted(answer.status_code for answer in answers) == [200] * 2 + [429] * 14
+            made = next(answer.json()["id"] for answer in answers if answer.status_code == 200)
+            red.post(f"/v1/responses/{made}/cancel").raise_for_status()
+            refused = {**asked, "input": []}
+            assert [red.post("/v1/responses", json=refused).status_code for _ in range(3)] == [400] * 3
+            assert red.post("/v1/responses", json=asked).status_code == 200, "what was refused has left its place"

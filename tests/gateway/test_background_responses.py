@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 import time
@@ -18,6 +19,7 @@ from background_runs import Open, events_again, hold, hold_later, queue, state
 from fake_replica import answer_text
 from kvarn.config.platform import StoreConfig
 from kvarn.store.models import StoredResponse, UsageEvent
+from kvarn.store.repositories import responses
 
 
 @pytest.fixture
@@ -117,6 +119,23 @@ def test_followers_of_a_cancelled_response_hear_of_its_end(kept: Any, wait_for: 
         assert events[-1]["response"]["status"] == "cancelled"
         assert events == events_again(kept, response_id)
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+def test_a_look_at_the_leases_while_the_end_is_written_takes_it_from_nobody(
+    kept: Any, sdk: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = responses.finish_background
+
+    async def finish_slowly(*asked: Any) -> bool:
+        written = await finish(*asked)
+        looking = asyncio.ensure_future(kept.gateway.responses._renew())
+        await asyncio.sleep(0.2)  # the commit's answer is still on its way
+        looking.cancel()
+        return written
+
+    monkeypatch.setattr(responses, "finish_background", finish_slowly)
+    events = list(sdk.responses.create(model="tiny", input="Hej", background=True, stream=True))
+    assert events[-1].type == "response.completed"
 
 
 def test_a_deleted_response_stops_and_is_gone(kept: Any, sdk: openai.OpenAI, wait_for: Any) -> None:

@@ -101,20 +101,27 @@ async def queue(store: Store, owner: Owner, response_id: str, gateway_id: str, l
     await background.queue_response(store, owner, waiting, [], {"asked": {}}, None, gateway_id, lease_s)
 
 
+async def claim(store: Store, gateway_id: str, lease_s: int, most: int) -> list[StoredResponse]:
+    claimed = []
+    while len(claimed) < most and (row := await background.claim_response(store, gateway_id, lease_s)) is not None:
+        claimed.append(row)
+    return claimed
+
+
 async def status_of(store: Store, owner: Owner, response_id: str) -> str:
     return (await responses.find_response(store, owner, response_id)).status
 
 
 async def test_a_lease_is_its_gateways_until_it_runs_out(store: Store, owner: Owner, clock: Clock) -> None:
     await queue(store, owner, "resp_a", "one")
-    assert await background.claim_responses(store, "two", 10, 10) == []
+    assert await claim(store, "two", 10, 10) == []
     clock.now += 9
     assert await background.renew_leases(store, "one", ["resp_a"], 10) == {"resp_a"}
     assert await background.renew_leases(store, "two", ["resp_a"], 10) == set()
     clock.now += 9
-    assert await background.claim_responses(store, "two", 10, 10) == []
+    assert await claim(store, "two", 10, 10) == []
     clock.now += 1
-    claimed = await background.claim_responses(store, "two", 10, 10)
+    claimed = await claim(store, "two", 10, 10)
     assert [(row.id, row.attempts) for row in claimed] == [("resp_a", 2)]
     assert await background.renew_leases(store, "one", ["resp_a"], 10) == set()
     ended = Ended("resp_a", body("resp_a"), [], [])
@@ -123,17 +130,17 @@ async def test_a_lease_is_its_gateways_until_it_runs_out(store: Store, owner: Ow
     assert await responses.finish_background(store, owner, ended, "two")
     assert await status_of(store, owner, "resp_a") == "completed"
     clock.now += 100
-    assert await background.claim_responses(store, "three", 10, 10) == []
+    assert await claim(store, "three", 10, 10) == []
 
 
 async def test_a_response_is_claimed_by_one_gateway_however_many_ask(store: Store, owner: Owner, clock: Clock) -> None:
     for number in range(12):
         await queue(store, owner, f"resp_{number}", "dead")
     clock.now += 11
-    claims = await asyncio.gather(*[background.claim_responses(store, f"gw_{i}", 10, 5) for i in range(6)])
+    claims = await asyncio.gather(*[claim(store, f"gw_{i}", 10, 5) for i in range(6)])
     claimed = [row.id for rows in claims for row in rows]
     assert len(claimed) == len(set(claimed)) and all(len(rows) <= 5 for rows in claims)
-    while rows := await background.claim_responses(store, "late", 10, 5):
+    while rows := await claim(store, "late", 10, 5):
         claimed += [row.id for row in rows]
     assert sorted(claimed) == sorted(f"resp_{number}" for number in range(12))
 
@@ -143,9 +150,9 @@ async def test_what_is_given_back_is_taken_at_once_and_the_attempt_does_not_coun
 ) -> None:
     await queue(store, owner, "resp_a", "one")
     await background.release_response(store, "two", "resp_a")  # not its own
-    assert await background.claim_responses(store, "two", 10, 10) == []
+    assert await claim(store, "two", 10, 10) == []
     await background.release_response(store, "one", "resp_a")
-    assert [row.attempts for row in await background.claim_responses(store, "two", 10, 10)] == [1]
+    assert [row.attempts for row in await claim(store, "two", 10, 10)] == [1]
 
 
 async def test_a_cancelled_response_is_nobodys_any_more(store: Store, owner: Owner, clock: Clock) -> None:
@@ -155,7 +162,7 @@ async def test_a_cancelled_response_is_nobodys_any_more(store: Store, owner: Own
     assert await background.renew_leases(store, "one", ["resp_a"], 10) == set()
     assert not await responses.finish_background(store, owner, Ended("resp_a", body("resp_a"), [], []), "one")
     clock.now += 100
-    assert await background.claim_responses(store, "two", 10, 10) == []
+    assert await claim(store, "two", 10, 10) == []
     stranger = (await create_organization(store, "two")).owner
     with pytest.raises(NotFoundError):
         await background.cancel_response(store, stranger, "resp_a")
@@ -210,6 +217,17 @@ async def test_items_go_with_their_conversation(store: Store, owner: Owner) -> N
     assert await conversations.find_item_anywhere(store, owner, "msg_a") == message("a")
     await conversations.delete_item(store, owner, other.id, "msg_a")
     assert await conversations.find_item_anywhere(store, owner, "msg_a") is None
+
+
+async def test_of_several_items_of_one_name_the_newest_is_found(store: Store, owner: Owner, clock: Clock) -> None:
+    made = []
+    for text in "baced":
+        item = {**message(text), "id": "msg_own"}
+        made.append((await conversations.create_conversation(store, owner, {}, [item]), item))
+        clock.now += 1
+    for conversation, item in reversed(made):
+        assert await conversations.find_item_anywhere(store, owner, "msg_own") == item
+        await conversations.delete_conversation(store, owner, conversation.id)
 
 
 async def test_what_is_kept_is_kept_to_the_letter(store: Store, owner: Owner) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,8 +18,12 @@ from kvarn.store.ids import new_id
 from kvarn.store.models import StoredResponse
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories import background_responses, conversations
+from kvarn.wire.openai.errors import ApiError
 
 _log = logging.getLogger("kvarn.gateway")
+
+_NOBODY_YET = ""
+"""Holds the place of a run that is about to be taken over: whose it is shows then."""
 
 
 @dataclass(slots=True)
@@ -34,6 +40,8 @@ class BackgroundRun:
     task: asyncio.Task[None] | None = None
     why: Literal["cancelled", "shutdown", "lost"] | None = None
     """Why it is being stopped."""
+    ending: bool = False
+    """Its end is being written. The lease goes with it: that it is no longer held says nothing then."""
 
     async def stop(self, why: Literal["cancelled", "shutdown", "lost"]) -> None:
         """Stop it and wait until it has put away what it has."""
@@ -61,18 +69,40 @@ class ResponseRuns:
         """Responses that hold the lock of a conversation; what is in here is renewed."""
         self._store = store
         self._runs: dict[str, BackgroundRun] = {}
+        self._held = Counter[str]()
+        """By organisation: places of runs that are not launched yet."""
         self._runner: Runner | None = None
         self._upkeep: asyncio.Task[None] | None = None
 
-    @property
-    def full(self) -> bool:
-        """Whether no more may be begun here."""
-        return len(self._runs) >= self.config.max_background
+    @contextmanager
+    def place_for(self, owner: Owner) -> Generator[None]:
+        """Hold a place for a run while it is prepared; it is launched as the last thing in the block. One organisation
+        may have an eighth of all places.
 
-    def full_for(self, owner: Owner) -> bool:
-        """Whether no more of this owner's may be begun here: one organisation may hold an eighth of all places."""
+        Raises:
+            ApiError: 429, there is none.
+        """
         mine = sum(run.owner.organization_id == owner.organization_id for run in self._runs.values())
-        return self.full or mine >= max(1, self.config.max_background // 8)
+        mine += self._held[owner.organization_id]
+        if self._room <= 0 or mine >= max(1, self.config.max_background // 8):
+            message, headers = "Too many background responses are running here: try again later.", {"retry-after": "5"}
+            raise ApiError(429, message, type="rate_limit_error", code="too_many_background", headers=headers)
+        with self._holding(owner.organization_id):
+            yield
+
+    @property
+    def _room(self) -> int:
+        """Places that are free."""
+        return self.config.max_background - len(self._runs) - self._held.total()
+
+    @contextmanager
+    def _holding(self, organization_id: str) -> Generator[None]:
+        self._held[organization_id] += 1
+        try:
+            yield
+        finally:
+            self._held[organization_id] -= 1
+            self._held += Counter()  # forgets those who hold none
 
     def start(self, runner: Runner) -> None:
         """Begin to take over what nobody works on; `runner` makes one response."""
@@ -124,16 +154,14 @@ class ResponseRuns:
         kept = await background_responses.renew_leases(
             self._store, self.gateway_id, [run.id for run in ours], self.config.lease_s
         )
-        lost = [run for run in ours if run.id not in kept and run.id in self._runs]
+        lost = [run for run in ours if run.id not in kept and run.id in self._runs and not run.ending]
         await asyncio.gather(*[run.stop("lost") for run in lost])
 
     async def _take_over(self) -> None:
-        room = self.config.max_background - len(self._runs)
-        if room <= 0:
-            return
-        rows = await background_responses.claim_responses(
-            self._store, self.gateway_id, self.config.lease_s, min(room, 32)
-        )
-        for row in rows:
-            _log.warning("background response %s is begun again (attempt %d)", row.id, row.attempts)
-            self.launch(BackgroundRun(row.id, Owner(row.organization_id, row.project_id), row, None))
+        while self._room > 0 and await background_responses.any_unclaimed(self._store):
+            with self._holding(_NOBODY_YET):
+                row = await background_responses.claim_response(self._store, self.gateway_id, self.config.lease_s)
+                if row is None:
+                    return  # another gateway was faster
+                _log.warning("background response %s is begun again (attempt %d)", row.id, row.attempts)
+                self.launch(BackgroundRun(row.id, Owner(row.organization_id, row.project_id), row, None))

@@ -52,11 +52,15 @@ async def start_background(gateway: Gateway, record: RequestRecord, asked: Respo
         ApiError: It cannot be answered as asked, or too many run here already.
         StoreAwayError: The database does not answer.
     """
-    principal, runs = record.principal, gateway.responses
     gateway.find_model(record, asked.model)
-    if runs.full_for(principal.owner):
-        message = "Too many background responses are running here: try again later."
-        raise ApiError(429, message, type="rate_limit_error", code="too_many_background", headers={"retry-after": "5"})
+    with gateway.responses.place_for(record.principal.owner):
+        run = await _queue(gateway, record, asked)
+        gateway.responses.launch(run)
+    return run
+
+
+async def _queue(gateway: Gateway, record: RequestRecord, asked: ResponseRequest) -> BackgroundRun:
+    principal, runs = record.principal, gateway.responses
     response_id = new_id("resp_")
     turn = await open_turn(gateway.store, principal.owner, asked, response_id, runs.config.lease_s)
     response = new_response(asked, response_id, int(gateway.store.now()))
@@ -88,9 +92,7 @@ async def start_background(gateway: Gateway, record: RequestRecord, asked: Respo
         if turn.lock is not None:
             await to_the_end(unlock_conversation(gateway.store, turn.lock))
         raise
-    run = BackgroundRun(response_id, principal.owner, row, principal)
-    runs.launch(run)
-    return run
+    return BackgroundRun(response_id, principal.owner, row, principal)
 
 
 async def run_background(gateway: Gateway, run: BackgroundRun) -> None:
@@ -179,6 +181,7 @@ class _Making:
         """Write how it ended, as soon as the database answers. What was stopped for another gateway's sake is not
         this one's to write."""
         gateway, runs = self._gateway, self._gateway.responses
+        self._run.ending = True
         last_try = time.monotonic() + gateway.config.responses.wait_s
         kept = False
         while self._run.why not in ("shutdown", "lost"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import or_, select, update
+from sqlalchemy import ColumnElement, or_, select, update
 
 from kvarn.store.engine import Store
 from kvarn.store.models import StoredResponse
@@ -54,20 +54,22 @@ async def queue_response(
         )
 
 
-async def claim_responses(store: Store, gateway_id: str, lease_s: int, most: int) -> list[StoredResponse]:
-    """Take over background responses that nobody works on, oldest first; each counts one more attempt."""
-    now = int(store.now())
-    free = or_(StoredResponse.leased_until.is_(None), StoredResponse.leased_until <= now)
-    unfinished = StoredResponse.background & StoredResponse.status.in_(RUNNING) & free
-    query = select(StoredResponse).where(unfinished).order_by(StoredResponse.created_at, StoredResponse.id).limit(most)
+async def any_unclaimed(store: Store) -> bool:
+    """Whether there are background responses that nobody works on."""
     async with store.reading() as session:
-        if await session.scalar(query.with_only_columns(StoredResponse.id)) is None:
-            return []
+        return await session.scalar(select(StoredResponse.id).where(_unclaimed(store)).limit(1)) is not None
+
+
+async def claim_response(store: Store, gateway_id: str, lease_s: int) -> StoredResponse | None:
+    """Take over the oldest background response that nobody works on, which counts one more attempt; None if there is
+    none. One at a time, since each may be megabytes to decode."""
+    oldest = select(StoredResponse).where(_unclaimed(store)).order_by(StoredResponse.created_at, StoredResponse.id)
     async with store.transaction() as session:
-        claimed = list(await session.scalars(query.with_for_update(skip_locked=True)))
-        for row in claimed:
-            row.leased_by, row.leased_until, row.attempts = gateway_id, now + lease_s, row.attempts + 1
-    return claimed
+        row: StoredResponse | None = await session.scalar(oldest.limit(1).with_for_update(skip_locked=True))
+        if row is not None:
+            row.leased_by, row.leased_until = gateway_id, int(store.now()) + lease_s
+            row.attempts += 1
+    return row
 
 
 async def renew_leases(store: Store, gateway_id: str, response_ids: list[str], lease_s: int) -> set[str]:
@@ -127,3 +129,8 @@ async def cancel_response(store: Store, owner: Owner, response_id: str) -> Store
     if row.conversation_id is not None:
         await unlock_conversation(store, Lock(row.conversation_id, response_id))
     return row
+
+
+def _unclaimed(store: Store) -> ColumnElement[bool]:
+    free = or_(StoredResponse.leased_until.is_(None), StoredResponse.leased_until <= int(store.now()))
+    return StoredResponse.background & StoredResponse.status.in_(RUNNING) & free
