@@ -168,6 +168,7 @@ def test_a_stream_can_be_sent_again_from_any_event(
 ) -> None:
     answering("Hmm, två. " + CALL % 1)
     options = {"tools": [ADD], "background": background, "include": ["message.output_text.logprobs"]}
+    options |= {"service_tier": "fast"}  # becomes "priority" when it is its turn
     events = stream(client, **options)
     response_id = events[-1]["response"]["id"]
     again = client.get(f"/v1/responses/{response_id}", params={"stream": "true"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kvarn.gateway.chat_choice import ChatParts
 from kvarn.gateway.response_replay import replay, unwritten
@@ -37,13 +38,19 @@ pieces = st.lists(
 ends = st.sampled_from(["stop", "length", "tool_calls", "content_filter", "cancelled", "failed"])
 
 
+ASKED = {"model": "asked", "service_tier": "auto"}
+
+
 def written(
     script: list[tuple[str, object, int]], end: str, background: bool
 ) -> tuple[ResponseWriter, list[StreamEvent]]:
     """Write a response as a run does."""
-    response = unwritten(Response(id=RESPONSE_ID, created_at=1, model="m", background=background))
+    response = unwritten(
+        Response(id=RESPONSE_ID, created_at=1, model="asked", service_tier="default", background=background)
+    )
     writer = ResponseWriter(response, first_item=2)
     events = writer.queue() if background else []
+    writer.response = replace(writer.response, model="found", service_tier="flex")  # when its turn has come
     events += writer.begin()
     calls = 0
     for kind, what, count in script:
@@ -73,7 +80,7 @@ def test_what_is_stored_gives_the_same_events_again(
     writer, events = written(script, end, background)
     stored = msgspec.json.encode((writer.response, writer.cuts))
     response, cuts = msgspec.json.decode(stored, type=tuple[Response, list[list[list[int]]]])
-    again = list(replay(response, 2, cuts))
+    again = list(replay(response, 2, cuts, ASKED if response.background else None))
     assert msgspec.to_builtins(again) == msgspec.to_builtins(events)
     assert [event.sequence_number for event in events] == list(range(len(events)))
 
@@ -92,7 +99,9 @@ def test_the_output_is_what_the_deltas_said(script: list[tuple[str, object, int]
 
 
 def test_a_response_that_never_began_ends_all_the_same() -> None:
-    response = Response(id=RESPONSE_ID, created_at=1, model="m", status="queued", background=True)
+    response = Response(
+        id=RESPONSE_ID, created_at=1, model="asked", service_tier="default", status="queued", background=True
+    )
     writer = ResponseWriter(response, 0)
     events = [*writer.queue(), *writer.break_off("failed", error=ResponseError(code="server_error", message="no"))]
     events.append(writer.last())
@@ -102,7 +111,7 @@ def test_a_response_that_never_began_ends_all_the_same() -> None:
         "response.in_progress",
         "response.failed",
     ]
-    assert list(replay(writer.response, 0, writer.cuts)) == events
+    assert list(replay(writer.response, 0, writer.cuts, ASKED)) == events
 
 
 def test_the_id_of_an_item_tells_its_response() -> None:

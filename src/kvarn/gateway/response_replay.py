@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from kvarn.gateway.chat_choice import ChatParts
 from kvarn.gateway.response_writer import Cuts, ResponseWriter
+from kvarn.gateway.tiers import asked_tier
 from kvarn.wire.openai.chat_answer import FunctionCallDelta, TokenLogprobs, ToolCallDelta
 from kvarn.wire.openai.response_answer import Response, StreamEvent
 from kvarn.wire.openai.response_items import StoredItem
 
 
-def replay(response: Response, first_item: int, cuts: Cuts) -> Iterator[StreamEvent]:
+def replay(
+    response: Response, first_item: int, cuts: Cuts, asked: Mapping[str, Any] | None = None
+) -> Iterator[StreamEvent]:
     """The events of a response as they were sent the first time.
 
     Args:
         response: As it ended.
         first_item: What its writer was given.
         cuts: As its writer left them.
+        asked: The request for it, where it was made in the background; see `as_queued`.
     """
     writer = ResponseWriter(unwritten(response), first_item)
-    if response.background:
+    if asked is not None:
+        writer.response = as_queued(response, asked)
         yield from writer.queue()
+        writer.response = replace(writer.response, model=response.model, service_tier=response.service_tier)
     yield from writer.begin()
     for index, (item, lengths) in enumerate(zip(response.output, cuts, strict=True)):
         if item["type"] == "message":
@@ -55,6 +62,16 @@ def unwritten(response: Response) -> Response:
         usage=msgspec.UNSET,
         warnings=msgspec.UNSET,
     )
+
+
+def as_queued(response: Response, asked: Mapping[str, Any]) -> Response:
+    """A response as it was while it waited: another model, or another tier, may have been found for it since.
+
+    Args:
+        response: As it stands.
+        asked: The fields of its request, as JSON has them.
+    """
+    return replace(unwritten(response), model=asked["model"], service_tier=asked_tier(asked.get("service_tier")))
 
 
 def _message_again(item: StoredItem, lengths: list[list[int]]) -> Iterator[ChatParts]:

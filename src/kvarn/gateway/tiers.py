@@ -16,6 +16,11 @@ def priority_of(service_tier: str | None, priority: int, best: int) -> int:
     return max(priority or _PRIORITIES[service_tier or "auto"], best)
 
 
+def asked_tier(service_tier: str | None) -> str:
+    """What an answer says of its tier before it is known: what was asked for."""
+    return "default" if service_tier is None or service_tier == "auto" else service_tier
+
+
 def tier_of(priority: int) -> str:
     """The service tier that a request was served in: what answers and the ledger name."""
     return "priority" if priority < 0 else "default" if priority < _PRIORITIES["flex"] else "flex"

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 import msgspec
@@ -18,7 +18,7 @@ from kvarn.gateway.operations.response_context import Turn, open_turn, open_turn
 from kvarn.gateway.operations.response_request import chat_request, new_response
 from kvarn.gateway.operations.responses import end_early, ended, fail, run_turn, to_the_end
 from kvarn.gateway.record import RequestRecord
-from kvarn.gateway.response_replay import replay, unwritten
+from kvarn.gateway.response_replay import as_queued, replay
 from kvarn.gateway.response_runs import BackgroundRun
 from kvarn.gateway.response_writer import ResponseWriter
 from kvarn.store.errors import StoreAwayError
@@ -117,7 +117,7 @@ class _Making:
         self._gateway = gateway
         self._run = run
         self._turn = Turn([], row.input_items, lock)
-        self._writer = ResponseWriter(unwritten(response), len(row.input_items))
+        self._writer = ResponseWriter(as_queued(response, row.request["asked"]), len(row.input_items))
         # The input lies in items of its own, with their references resolved.
         self._asked = ResponseRequest.model_validate({**row.request["asked"], "input": ""})
         run.log.append(*self._writer.queue())
@@ -169,10 +169,14 @@ class _Making:
             if self._writer.response.status not in ENDED:
                 await end_early(self._writer, self._turn, self._keep)
             told = len(self._run.log)  # what was written as it was stopped has not been
-            events = list(replay(self._writer.response, len(self._turn.items), self._writer.cuts))
+            events = list(self._replayed())
             self._run.log.append(*events[told:])
         elif self._run.why == "shutdown":
             await self._give_back()
+
+    def _replayed(self) -> Iterator[StreamEvent]:
+        writer = self._writer
+        return replay(writer.response, len(self._turn.items), writer.cuts, self._run.row.request["asked"])
 
     async def _fail(self, error: Exception) -> None:
         self._run.log.append(*await end_early(self._writer, self._turn, self._keep, error=error))
@@ -243,7 +247,8 @@ async def follow_response(
     while row.status not in ENDED:
         await asyncio.sleep(_LOOK_EVERY_S)
         row = await stored.find_response(gateway.store, owner, response_id)
-    for event in replay(msgspec.convert(row.body, Response), len(row.input_items), row.cuts):
+    asked = row.request["asked"] if row.background else None
+    for event in replay(msgspec.convert(row.body, Response), len(row.input_items), row.cuts, asked):
         if event.sequence_number > after:
             yield event
 

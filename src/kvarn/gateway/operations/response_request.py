@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import UNSET
 
+from kvarn.gateway.tiers import asked_tier
 from kvarn.wire.openai.chat import ChatCompletionRequest
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.parse import validate
@@ -48,7 +49,7 @@ def new_response(asked: ResponseRequest, response_id: str, created_at: int) -> R
         temperature=1.0 if asked.temperature is None else asked.temperature,
         top_p=1.0 if asked.top_p is None else asked.top_p,
         top_logprobs=asked.top_logprobs or 0,
-        service_tier="default" if asked.service_tier in (None, "auto") else asked.service_tier,
+        service_tier=asked_tier(asked.service_tier),
         metadata=asked.metadata or {},
         user=UNSET if asked.user is None else asked.user,
         safety_identifier=asked.safety_identifier,
