@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from background_runs import Open, events_again, hold, hold_later, queue, state
 from fake_replica import answer_text
@@ -235,6 +235,22 @@ def test_the_responses_of_a_dead_gateway_are_taken_over_once_and_then_given_up(
         failed = state(third, response_id)
         assert failed["error"]["code"] == "server_error" and "stopped 2 times" in failed["error"]["message"]
         assert not third.chat.submitted
+
+
+def test_a_gateway_that_stood_still_does_not_take_over_what_runs_in_it(kept: Any, wait_for: Any) -> None:
+    go_on = hold(kept)
+    response_id = queue(kept)
+    wait_for(lambda: len(kept.chat.running) == 1, "it to run")
+
+    async def wake_up() -> None:
+        async with kept.gateway.store.transaction() as session:
+            await session.execute(update(StoredResponse).values(leased_until=0))
+        await kept.gateway.responses._take_over()
+
+    kept.do(wake_up())
+    go_on()
+    wait_for(lambda: state(kept, response_id)["status"] == "completed", "it to end")
+    assert len(kept.chat.submitted) == 1 and attempts(kept, [response_id]) == [1]
 
 
 def test_two_gateways_share_the_work_and_any_can_follow_and_cancel(open_gateway: Open, wait_for: Any) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy import update
 from fake_replica import answer_text
 from kvarn.config.platform import StoreConfig
 from kvarn.store.models import Conversation
-from kvarn.store.repositories import conversations, responses
+from kvarn.store.repositories import histories
 
 
 @pytest.fixture
@@ -194,13 +194,15 @@ def test_a_conversation_deleted_meanwhile_stays_deleted(kept: Any, sdk: openai.O
 def test_what_is_too_much_to_read_is_refused_and_what_is_not_goes_on(
     kept: Any, sdk: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (conversations, responses):
-        monkeypatch.setattr(module, "MAX_HISTORY_BYTES", 2000)
+    monkeypatch.setattr(histories, "MAX_HISTORY_BYTES", 2000)
     made = sdk.conversations.create(items=[say("x" * 300)])
     first = sdk.responses.create(model="tiny", input="short", conversation=made.id)
     sdk.conversations.items.create(made.id, items=[say("y" * 2000)])
-    with pytest.raises(openai.ConflictError, match="more than 2000 bytes"):
-        sdk.responses.create(model="tiny", input="short", conversation=made.id)
+    for background in (False, True):
+        with pytest.raises(openai.BadRequestError) as refused:
+            sdk.responses.create(model="tiny", input="short", conversation=made.id, background=background)
+        assert (refused.value.code, refused.value.param) == ("conversation_too_large", "conversation")
+    sdk.conversations.items.create(made.id, items=[say("it is not locked")])
     assert sdk.conversations.items.list(made.id).data, "it can still be read, page by page"
     second = sdk.responses.create(model="tiny", input="z" * 350, previous_response_id=first.id)
     with pytest.raises(openai.BadRequestError) as refused:

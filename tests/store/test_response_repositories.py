@@ -12,8 +12,9 @@ from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.models import StoredResponse
 from kvarn.store.owner import Owner
 from kvarn.store.repositories import background_responses as background
-from kvarn.store.repositories import conversations, responses
+from kvarn.store.repositories import conversations, histories, responses
 from kvarn.store.repositories.conversations import ConversationLockedError, Lock
+from kvarn.store.repositories.histories import HistoryTooLongError, decode_item
 from kvarn.store.repositories.pages import Cursor
 from kvarn.store.repositories.responses import Ended
 from kvarn.store.repositories.tenants import create_organization
@@ -88,11 +89,11 @@ async def test_a_chain_has_an_end(store: Store, owner: Owner, monkeypatch: pytes
     for number in range(4):
         await keep(store, owner, number)
     assert len(await responses.read_chain(store, owner, "resp_2")) == 3
-    with pytest.raises(responses.ChainTooLongError):
+    with pytest.raises(HistoryTooLongError):
         await responses.read_chain(store, owner, "resp_3")
     looped = Ended("resp_loop", body("resp_loop"), [], [], "resp_loop")
     await responses.keep_response(store, owner, looped, stored=True)
-    with pytest.raises(responses.ChainTooLongError):
+    with pytest.raises(HistoryTooLongError):
         await responses.read_chain(store, owner, "resp_loop")
 
 
@@ -106,6 +107,12 @@ async def claim(store: Store, gateway_id: str, lease_s: int, most: int) -> list[
     while len(claimed) < most and (row := await background.claim_response(store, gateway_id, lease_s)) is not None:
         claimed.append(row)
     return claimed
+
+
+async def find_item(store: Store, owner: Owner, item_id: str) -> dict[str, Any] | None:
+    found = await conversations.find_items_anywhere(store, owner, [item_id, "msg_nowhere"])
+    assert found.keys() <= {item_id}
+    return decode_item(found[item_id]) if found else None
 
 
 async def status_of(store: Store, owner: Owner, response_id: str) -> str:
@@ -174,8 +181,8 @@ async def test_a_conversation_has_one_writer_at_a_time(store: Store, owner: Owne
     tries = await asyncio.gather(
         *[conversations.lock_conversation(store, owner, lock, 10) for lock in locks], return_exceptions=True
     )
-    got = [lock for lock, result in zip(locks, tries, strict=True) if isinstance(result, list)]
-    assert len(got) == 1 and all(isinstance(each, list | ConversationLockedError) for each in tries)
+    got = [lock for lock, result in zip(locks, tries, strict=True) if result is None]
+    assert len(got) == 1 and all(each is None or isinstance(each, ConversationLockedError) for each in tries)
     held, other = got[0], next(lock for lock in locks if lock not in got)
     with pytest.raises(ConversationLockedError):
         await conversations.add_items(store, owner, made.id, [message("x")])
@@ -188,7 +195,7 @@ async def test_a_conversation_has_one_writer_at_a_time(store: Store, owner: Owne
     with pytest.raises(ConversationLockedError):
         await conversations.lock_conversation(store, owner, other, 10)
     clock.now += 1
-    assert len(await conversations.lock_conversation(store, owner, other, 10)) == 1
+    await conversations.lock_conversation(store, owner, other, 10)
 
 
 async def test_a_turn_is_added_whole_or_not_at_all(store: Store, owner: Owner, clock: Clock) -> None:
@@ -202,7 +209,7 @@ async def test_a_turn_is_added_whole_or_not_at_all(store: Store, owner: Owner, c
         await responses.find_response(store, owner, "resp_a")
     turn = Ended("resp_a", body("resp_a"), [], [], None, lock, [message("second"), message("third")])
     await responses.keep_response(store, owner, turn, stored=True)
-    ids = [item["id"] for item in await conversations.all_items(store, owner, made.id)]
+    ids = [decode_item(text)["id"] for text in await conversations.read_history(store, owner, made.id)]
     assert ids == ["msg_first", "msg_second", "msg_third"]
     await conversations.add_items(store, owner, made.id, [message("fourth")])  # the lock went with the turn
     page = await conversations.list_items(store, owner, made.id, Cursor(2, after="msg_third"))
@@ -212,11 +219,11 @@ async def test_a_turn_is_added_whole_or_not_at_all(store: Store, owner: Owner, c
 async def test_items_go_with_their_conversation(store: Store, owner: Owner) -> None:
     made = await conversations.create_conversation(store, owner, {}, [message("a")])
     other = await conversations.create_conversation(store, owner, {}, [message("a")])
-    assert await conversations.find_item_anywhere(store, owner, "msg_a") == message("a")
+    assert await find_item(store, owner, "msg_a") == message("a")
     await conversations.delete_conversation(store, owner, made.id)
-    assert await conversations.find_item_anywhere(store, owner, "msg_a") == message("a")
+    assert await find_item(store, owner, "msg_a") == message("a")
     await conversations.delete_item(store, owner, other.id, "msg_a")
-    assert await conversations.find_item_anywhere(store, owner, "msg_a") is None
+    assert await find_item(store, owner, "msg_a") is None
 
 
 async def test_of_several_items_of_one_name_the_newest_is_found(store: Store, owner: Owner, clock: Clock) -> None:
@@ -226,7 +233,7 @@ async def test_of_several_items_of_one_name_the_newest_is_found(store: Store, ow
         made.append((await conversations.create_conversation(store, owner, {}, [item]), item))
         clock.now += 1
     for conversation, item in reversed(made):
-        assert await conversations.find_item_anywhere(store, owner, "msg_own") == item
+        assert await find_item(store, owner, "msg_own") == item
         await conversations.delete_conversation(store, owner, conversation.id)
 
 
@@ -238,3 +245,48 @@ async def test_what_is_kept_is_kept_to_the_letter(store: Store, owner: Owner) ->
     assert isinstance(row, StoredResponse)
     assert row.body["tools"] == [odd] and list(row.body["tools"][0]) == ["z", "a"]
     assert (row.input_items, row.cuts) == ([message("\0")], [[[1, 0]]])
+    said = Ended("resp_b", body("resp_b", output=[message("\0 🌍")]), [message("\0")], [], "resp_a")
+    await responses.keep_response(store, owner, said, stored=True)
+    chain = await responses.read_chain(store, owner, "resp_b")
+    assert [turn.items() for turn in chain] == [[message("\0")], [message("\0"), message("\0 🌍")]]
+    item = {**message("\0 🌍"), "id": "msg_own"}
+    made = await conversations.create_conversation(store, owner, {}, [item])
+    assert [decode_item(text) for text in await conversations.read_history(store, owner, made.id)] == [item]
+
+
+async def test_a_history_has_its_bounds(store: Store, owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = await conversations.create_conversation(store, owner, {}, [message(str(number) * 20) for number in range(4)])
+    for number in range(4):
+        await keep(store, owner, number)
+    ids = [f"resp_{number}" for number in range(4)]
+    for name, most in (("ITEMS", 3), ("BYTES", 410)):
+        with monkeypatch.context() as bounds:
+            bounds.setattr(histories, f"MAX_HISTORY_{name}", most)
+            with pytest.raises(HistoryTooLongError):
+                await conversations.read_history(store, owner, made.id)
+            with pytest.raises(HistoryTooLongError):
+                await responses.read_chain(store, owner, "resp_3")
+            assert len(await responses.read_chain(store, owner, "resp_1")) == 2
+            assert len(await responses.read_turns(store, owner, [*ids[:2], "resp_nowhere"])) == 2
+    with monkeypatch.context() as bounds:
+        bounds.setattr(histories, "MAX_HISTORY_ITEMS", 4)
+        assert len(await conversations.read_history(store, owner, made.id)) == 4
+        with pytest.raises(HistoryTooLongError):
+            await conversations.add_items(store, owner, made.id, [message("more")])
+        await conversations.delete_item(store, owner, made.id, "msg_" + "0" * 20)
+        await conversations.add_items(store, owner, made.id, [message("more")])
+        bounds.setattr(histories, "MAX_HISTORY_BYTES", 100)
+        with pytest.raises(HistoryTooLongError):
+            await responses.read_turns(store, owner, ids)
+        with pytest.raises(HistoryTooLongError):
+            await conversations.find_items_anywhere(store, owner, ["msg_" + "1" * 20, "msg_" + "2" * 20])
+
+
+def test_a_message_counts_once_for_each_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(histories, "MAX_HISTORY_ITEMS", 5)
+    parts = [{"type": "input_text", "text": "x"}]
+    call = {"type": "function_call", "arguments": "{}"}
+    histories.check_items([{"content": parts * 3}, call, {"content": []}])
+    for each in ({"content": parts * 4}, {"output": parts * 4}, {"summary": parts * 4}):
+        with pytest.raises(HistoryTooLongError):
+            histories.check_items([each, call, call])

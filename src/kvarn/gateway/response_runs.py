@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 from kvarn.config.platform import ResponsesConfig
 from kvarn.gateway.response_stream import EventLog
@@ -34,7 +37,9 @@ class BackgroundRun:
     owner: Owner
     row: StoredResponse
     """As it was queued, or taken over."""
-    principal: Principal | None
+    body_bytes: int
+    """Of the request for it, with what it refers to."""
+    principal: Principal | None = None
     """Who asked; None where it was taken over: then it is found again by its key."""
     log: EventLog = field(default_factory=EventLog)
     task: asyncio.Task[None] | None = None
@@ -158,10 +163,17 @@ class ResponseRuns:
         await asyncio.gather(*[run.stop("lost") for run in lost])
 
     async def _take_over(self) -> None:
-        while self._room > 0 and await background_responses.any_unclaimed(self._store):
+        # Not for long: the leases of all that runs here want to be renewed.
+        until = time.monotonic() + self.config.lease_s / 3
+        while self._room > 0 and time.monotonic() < until:
+            if not await background_responses.any_unclaimed(self._store, self._runs):
+                return
             with self._holding(_NOBODY_YET):
-                row = await background_responses.claim_response(self._store, self.gateway_id, self.config.lease_s)
+                row = await background_responses.claim_response(
+                    self._store, self.gateway_id, self.config.lease_s, self._runs
+                )
                 if row is None:
                     return  # another gateway was faster
                 _log.warning("background response %s is begun again (attempt %d)", row.id, row.attempts)
-                self.launch(BackgroundRun(row.id, Owner(row.organization_id, row.project_id), row, None))
+                size = len(msgspec.json.encode((row.request, row.input_items)))
+                self.launch(BackgroundRun(row.id, Owner(row.organization_id, row.project_id), row, size))

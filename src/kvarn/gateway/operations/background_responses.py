@@ -16,11 +16,12 @@ from kvarn.gateway.errors import RETRY_AFTER_S, to_api_error
 from kvarn.gateway.identity.scopes import check_endpoint
 from kvarn.gateway.operations.response_context import Turn, open_turn, open_turn_again
 from kvarn.gateway.operations.response_request import chat_request, new_response
-from kvarn.gateway.operations.responses import end_early, ended, fail, run_turn, to_the_end
+from kvarn.gateway.operations.responses import end_early, ended, fail, run_turn
 from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.response_replay import as_queued, replay
 from kvarn.gateway.response_runs import BackgroundRun
 from kvarn.gateway.response_writer import ResponseWriter
+from kvarn.gateway.shielded import to_the_end
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.ids import new_id
 from kvarn.store.models import StoredResponse
@@ -62,7 +63,7 @@ async def start_background(gateway: Gateway, record: RequestRecord, asked: Respo
 async def _queue(gateway: Gateway, record: RequestRecord, asked: ResponseRequest) -> BackgroundRun:
     principal, runs = record.principal, gateway.responses
     response_id = new_id("resp_")
-    turn = await open_turn(gateway.store, principal.owner, asked, response_id, runs.config.lease_s)
+    turn = await open_turn(gateway, record, asked, response_id)
     response = new_response(asked, response_id, int(gateway.store.now()))
     row = StoredResponse(
         id=response_id,
@@ -77,7 +78,7 @@ async def _queue(gateway: Gateway, record: RequestRecord, asked: ResponseRequest
         conversation_id=asked.conversation_id,
     )
     try:
-        chat_request(asked, asked.model, turn.context)
+        await gateway.run(record, lambda: chat_request(asked, asked.model, turn.context))
         await leased.queue_response(
             gateway.store,
             principal.owner,
@@ -90,9 +91,10 @@ async def _queue(gateway: Gateway, record: RequestRecord, asked: ResponseRequest
         )
     except BaseException:
         if turn.lock is not None:
+            runs.locking.discard(response_id)
             await to_the_end(unlock_conversation(gateway.store, turn.lock))
         raise
-    return BackgroundRun(response_id, principal.owner, row, principal)
+    return BackgroundRun(response_id, principal.owner, row, record.body_bytes, principal)
 
 
 async def run_background(gateway: Gateway, run: BackgroundRun) -> None:
@@ -131,7 +133,7 @@ class _Making:
         tries = 0
         last_try = time.monotonic() + self._gateway.config.responses.wait_s
         while True:
-            record = RequestRecord(self._run.id, endpoint="/v1/responses")
+            record = RequestRecord(self._run.id, endpoint="/v1/responses", body_bytes=self._run.body_bytes)
             try:
                 await self._make(record)
                 return
@@ -151,8 +153,7 @@ class _Making:
         gateway, run = self._gateway, self._run
         record.principal = run.principal or await _principal(gateway, run)
         run.principal = None  # a later try asks again: the key may be revoked by then
-        lock_s = gateway.responses.config.lease_s
-        self._turn = await open_turn_again(gateway.store, run.owner, self._asked, self._turn, lock_s)
+        self._turn = await open_turn_again(gateway, record, self._asked, self._turn)
         seed = run.row.request["seed"]
         made = await run_turn(gateway, record, self._asked, self._turn, self._writer, self._keep, seed)
         noted = False

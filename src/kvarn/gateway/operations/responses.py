@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -22,6 +21,7 @@ from kvarn.gateway.operations.response_request import chat_request, in_our_words
 from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.response_runs import ResponseRuns
 from kvarn.gateway.response_writer import ResponseWriter
+from kvarn.gateway.shielded import to_the_end
 from kvarn.gateway.tiers import tier_of
 from kvarn.gateway.work import Work
 from kvarn.store.engine import Store
@@ -145,7 +145,7 @@ async def start_response(gateway: Gateway, record: RequestRecord, asked: Respons
         StoreAwayError: The database does not answer, and it is needed for what the response goes on from.
     """
     owner, response_id = record.principal.owner, new_id("resp_")
-    turn = await open_turn(gateway.store, owner, asked, response_id, gateway.responses.config.lease_s)
+    turn = await open_turn(gateway, record, asked, response_id)
     writer = ResponseWriter(new_response(asked, response_id, int(gateway.store.now())), len(turn.items))
     keeper = _Keeper(gateway.store, owner, gateway.responses)
     return await run_turn(gateway, record, asked, turn, writer, keeper.keep)
@@ -179,8 +179,7 @@ async def count_input_tokens(gateway: Gateway, record: RequestRecord, asked: Tok
     """How many tokens the prompt of a response would have. Raises as `start_response` does."""
     name = asked.model or next(iter(gateway.models)).name
     model = gateway.ready_model(record, name, "generate")
-    turn = await look_at_turn(gateway.store, record.principal.owner, asked)
-    _note_size(record, turn)
+    turn = await look_at_turn(gateway, record, asked)
     chat = await gateway.run(record, lambda: fitting_chat(asked, turn, model))
     return InputTokens(input_tokens=len((await gateway.run(record, lambda: render_chat(chat, model))).token_ids))
 
@@ -188,23 +187,15 @@ async def count_input_tokens(gateway: Gateway, record: RequestRecord, asked: Tok
 async def _start_chat(
     gateway: Gateway, record: RequestRecord, asked: ResponseRequest, turn: Turn, seed: int | None
 ) -> ChatRun:
-    _note_size(record, turn)
     try:
         if asked.truncation == "auto":
             model = gateway.ready_model(record, asked.model, "generate")
             chat = await gateway.run(record, lambda: fitting_chat(asked, turn, model, seed))
         else:
-            chat = chat_request(asked, asked.model, turn.context, seed)
+            chat = await gateway.run(record, lambda: chat_request(asked, asked.model, turn.context, seed))
         return await start_chat(gateway, record, chat)
     except ApiError as error:
         raise in_our_words(error) from None
-
-
-def _note_size(record: RequestRecord, turn: Turn) -> None:
-    """A short body may go on from a long history: what is done with the prompt is as much as with a body of its
-    size."""
-    if turn.earlier:
-        record.body_bytes += len(msgspec.json.encode(turn.earlier))
 
 
 class _Keeper:
@@ -277,16 +268,6 @@ def fail(writer: ResponseWriter, why: str) -> None:
     """A response that came to its end has failed all the same: its conversation cannot go on from it."""
     error = ResponseError(code="server_error", message=why)
     writer.response = replace(writer.response, status="failed", error=error, incomplete_details=None)
-
-
-async def to_the_end(work: Awaitable[Any]) -> Any:
-    """Await something that is done to its end even where the caller is cancelled meanwhile."""
-    doing = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(doing)
-    except asyncio.CancelledError:
-        await asyncio.wait({doing})
-        raise
 
 
 def _response_error(error: Exception) -> ResponseError:

@@ -36,10 +36,10 @@ _ITEM = Query(INCLUDE)
 async def create_conversation(request: Request) -> Response:
     """A new conversation, empty or begun with items."""
     check_query(request)
-    asked = await gateway_of(request).read(request, CreateConversationRequest)
-    store, owner = _whose(request)
-    items = await conversations.kept_items(store, owner, asked.items or [])
-    return _answer(await stored.create_conversation(store, owner, asked.metadata or {}, items))
+    gateway = gateway_of(request)
+    asked = await gateway.read(request, CreateConversationRequest)
+    items = await conversations.kept_items(gateway, record_of(request.scope), asked.items or [])
+    return _answer(await stored.create_conversation(*_whose(request), asked.metadata or {}, items))
 
 
 @router.get("/{conversation_id}", summary="Retrieve a conversation")
@@ -73,10 +73,9 @@ async def delete_conversation(request: Request, conversation_id: str) -> Respons
 async def create_items(request: Request, conversation_id: str) -> Response:
     """Add items at the end of a conversation."""
     _ITEM.check(request)
-    asked = await gateway_of(request).read(request, CreateItemsRequest)
-    store, owner = _whose(request)
-    items = await conversations.kept_items(store, owner, asked.items)
-    await stored.add_items(store, owner, conversation_id, items)
+    gateway = gateway_of(request)
+    asked = await gateway.read(request, CreateItemsRequest)
+    items = await conversations.add_items(gateway, record_of(request.scope), conversation_id, asked.items)
     return json_response(list_answer(Page(items, False), lambda item: item))
 
 

@@ -6,6 +6,7 @@ response over.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import ColumnElement, or_, select, update
@@ -13,7 +14,8 @@ from sqlalchemy import ColumnElement, or_, select, update
 from kvarn.store.engine import Store
 from kvarn.store.models import StoredResponse
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.conversations import Item, Lock, unlock_conversation
+from kvarn.store.repositories.conversations import Lock, unlock_conversation
+from kvarn.store.repositories.histories import Item
 from kvarn.store.repositories.responses import hold_response
 
 RUNNING = ("queued", "in_progress")
@@ -54,18 +56,29 @@ async def queue_response(
         )
 
 
-async def any_unclaimed(store: Store) -> bool:
-    """Whether there are background responses that nobody works on."""
+async def any_unclaimed(store: Store, known: Collection[str] = ()) -> bool:
+    """Whether there are background responses that nobody works on, but for the `known`."""
     async with store.reading() as session:
-        return await session.scalar(select(StoredResponse.id).where(_unclaimed(store)).limit(1)) is not None
+        return await session.scalar(select(StoredResponse.id).where(_unclaimed(store, known)).limit(1)) is not None
 
 
-async def claim_response(store: Store, gateway_id: str, lease_s: int) -> StoredResponse | None:
+async def claim_response(
+    store: Store, gateway_id: str, lease_s: int, known: Collection[str] = ()
+) -> StoredResponse | None:
     """Take over the oldest background response that nobody works on, which counts one more attempt; None if there is
-    none. One at a time, since each may be megabytes to decode."""
-    oldest = select(StoredResponse).where(_unclaimed(store)).order_by(StoredResponse.created_at, StoredResponse.id)
+    none. One at a time, since each may be megabytes to decode.
+
+    Args:
+        store: Where.
+        gateway_id: Whose it shall be.
+        lease_s: Seconds for which.
+        known: Those that this gateway works on already: its leases may have run out while it stood still.
+    """
+    oldest = (
+        select(StoredResponse).where(_unclaimed(store, known)).order_by(StoredResponse.created_at, StoredResponse.id)
+    )
     async with store.transaction() as session:
-        row: StoredResponse | None = await session.scalar(oldest.limit(1).with_for_update(skip_locked=True))
+        row: StoredResponse | None = await session.scalar(oldest.with_for_update(skip_locked=True))
         if row is not None:
             row.leased_by, row.leased_until = gateway_id, int(store.now()) + lease_s
             row.attempts += 1
@@ -131,6 +144,6 @@ async def cancel_response(store: Store, owner: Owner, response_id: str) -> Store
     return row
 
 
-def _unclaimed(store: Store) -> ColumnElement[bool]:
+def _unclaimed(store: Store, known: Collection[str]) -> ColumnElement[bool]:
     free = or_(StoredResponse.leased_until.is_(None), StoredResponse.leased_until <= int(store.now()))
-    return StoredResponse.background & StoredResponse.status.in_(RUNNING) & free
+    return StoredResponse.background & StoredResponse.status.in_(RUNNING) & free & StoredResponse.id.not_in(known)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import Text, cast, func, select, update
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
@@ -13,12 +13,8 @@ from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.ids import is_id, new_id
 from kvarn.store.models import Conversation, ConversationItem
 from kvarn.store.owner import Owner
+from kvarn.store.repositories.histories import Item, check_measure, size_of, text_of
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-
-Item = dict[str, Any]
-
-MAX_HISTORY_BYTES = 16 * 1024 * 1024
-"""Of the items that a response may go on from: they are read as a whole, whatever little was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +84,20 @@ async def list_items(store: Store, owner: Owner, conversation_id: str, cursor: C
     return Page([row.item for row in page.items], page.has_more)
 
 
-async def all_items(store: Store, owner: Owner, conversation_id: str) -> list[Item]:
-    """Its items, oldest first. Raises as `find_conversation` does, and ConflictError where they are too many bytes."""
+async def read_history(store: Store, owner: Owner, conversation_id: str) -> list[str]:
+    """The JSON of its items, oldest first.
+
+    Raises:
+        NotFoundError: The owner has no such conversation.
+        HistoryTooLongError: They are too much to be read.
+    """
+    of_it = ConversationItem.conversation_id == conversation_id
+    measure = select(func.count(), func.sum(size_of(ConversationItem.item))).where(of_it)
     async with store.reading() as session:
         await _find(session, owner, conversation_id)
-        await _check_size(session, conversation_id)
-        query = select(ConversationItem.item).where(ConversationItem.conversation_id == conversation_id)
-        return list(await session.scalars(query.order_by(ConversationItem.position)))
+        check_measure(*(await session.execute(measure)).one())
+        query = select(text_of(ConversationItem.item)).where(of_it).order_by(ConversationItem.position)
+        return list(await session.scalars(query))
 
 
 async def add_items(store: Store, owner: Owner, conversation_id: str, items: list[Item]) -> None:
@@ -104,12 +107,15 @@ async def add_items(store: Store, owner: Owner, conversation_id: str, items: lis
         NotFoundError: The owner has no such conversation.
         ConversationLockedError: A response is being made in it.
         ConflictError: It has an item of one of the ids already.
+        HistoryTooLongError: It would have more items than a response may go on from.
     """
     now = int(store.now())
     async with store.transaction() as session:
         conversation = await _find(session, owner, conversation_id, to_change=True)
         if conversation.locked_by is not None and (conversation.locked_until or 0) > now:
             raise _locked(conversation_id)
+        count = select(func.count()).where(ConversationItem.conversation_id == conversation_id)
+        check_measure((await session.scalar(count) or 0) + len(items), None)
         conversation.locked_by = conversation.locked_until = None  # a hold that has run out: its answer knows them not
         await append_items(session, conversation, items, now)
 
@@ -126,23 +132,31 @@ async def find_item(store: Store, owner: Owner, conversation_id: str, item_id: s
         return row.item
 
 
-async def find_item_anywhere(store: Store, owner: Owner, item_id: str) -> Item | None:
-    """An item of any of the owner's conversations, the newest where several have one of that id (clients may choose
-    it); None if there is none."""
-    query = (
-        select(ConversationItem.item)
+async def find_items_anywhere(store: Store, owner: Owner, item_ids: Collection[str]) -> dict[str, str]:
+    """Items of any of the owner's conversations: their JSON by their ids, as far as there are any. Clients may choose
+    ids: where several items have one, the newest is found.
+
+    Raises:
+        HistoryTooLongError: They are too much to be read.
+    """
+    newest_first = (ConversationItem.created_at.desc(), Conversation.created_at.desc(), Conversation.id.desc())
+    age = func.row_number().over(partition_by=ConversationItem.id, order_by=newest_first)
+    aged = (
+        select(ConversationItem.id, text_of(ConversationItem.item).label("text"), age.label("age"))
         .join(Conversation, Conversation.id == ConversationItem.conversation_id)
         .where(
-            ConversationItem.id == item_id,
+            ConversationItem.id.in_(item_ids),
             Conversation.organization_id == owner.organization_id,
             Conversation.project_id == owner.project_id,
         )
-        .order_by(ConversationItem.created_at.desc(), Conversation.created_at.desc(), Conversation.id.desc())
-        .limit(1)
+        .subquery()
     )
+    newest = aged.c.age == 1
     async with store.reading() as session:
-        found: Item | None = await session.scalar(query)
-        return found
+        size = await session.scalar(select(func.sum(func.length(aged.c.text))).where(newest))
+        check_measure(None, size)
+        rows = await session.execute(select(aged.c.id, aged.c.text).where(newest))
+        return {row.id: row.text for row in rows}
 
 
 async def delete_item(store: Store, owner: Owner, conversation_id: str, item_id: str) -> Conversation:
@@ -155,13 +169,12 @@ async def delete_item(store: Store, owner: Owner, conversation_id: str, item_id:
     return conversation
 
 
-async def lock_conversation(store: Store, owner: Owner, lock: Lock, seconds: int) -> list[Item]:
-    """Take hold of a conversation for a response, or keep hold of it; returns its items, oldest first.
+async def lock_conversation(store: Store, owner: Owner, lock: Lock, seconds: int) -> None:
+    """Take hold of a conversation for a response, or keep hold of it.
 
     Raises:
         NotFoundError: The owner has no such conversation.
         ConversationLockedError: Another response is being made in it.
-        ConflictError: It holds more than `MAX_HISTORY_BYTES`.
     """
     now = int(store.now())
     async with store.transaction() as session:
@@ -169,19 +182,7 @@ async def lock_conversation(store: Store, owner: Owner, lock: Lock, seconds: int
         mine = conversation.locked_by in (None, lock.response_id)
         if not mine and (conversation.locked_until or 0) > now:
             raise _locked(lock.conversation_id)
-        await _check_size(session, lock.conversation_id)
         conversation.locked_by, conversation.locked_until = lock.response_id, now + seconds
-        query = select(ConversationItem.item).where(ConversationItem.conversation_id == lock.conversation_id)
-        return list(await session.scalars(query.order_by(ConversationItem.position)))
-
-
-async def _check_size(session: AsyncSession, conversation_id: str) -> None:
-    size = func.sum(func.length(cast(ConversationItem.item, Text)))
-    total = await session.scalar(select(size).where(ConversationItem.conversation_id == conversation_id))
-    if (total or 0) > MAX_HISTORY_BYTES:
-        raise ConflictError(
-            f"The conversation holds more than {MAX_HISTORY_BYTES} bytes: delete items of it, or begin a new one."
-        )
 
 
 async def renew_locks(store: Store, response_ids: list[str], seconds: int) -> None:
@@ -228,12 +229,13 @@ async def append_items(session: AsyncSession, conversation: Conversation, items:
     )
     if len(set(ids)) < len(ids) or await session.scalar(known):
         raise ConflictError("Two items would have the same 'id': leave it out, and each gets its own.")
-    for position, item in enumerate(items, start=conversation.num_items):
-        session.add(
-            ConversationItem(
-                id=item["id"], conversation_id=conversation.id, position=position, created_at=now, item=item
-            )
-        )
+    of_it = {"conversation_id": conversation.id, "created_at": now}
+    rows = [
+        {**of_it, "id": item["id"], "position": position, "item": item}
+        for position, item in enumerate(items, start=conversation.num_items)
+    ]
+    if rows:
+        await session.execute(insert(ConversationItem), rows)
     conversation.num_items += len(items)
     conversation.changed_at = now
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Select, Text, cast, func, literal, select, update
+from sqlalchemy import ColumnElement, Select, func, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -14,14 +15,30 @@ from kvarn.store.errors import NotFoundError
 from kvarn.store.ids import is_id
 from kvarn.store.models import StoredResponse
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.conversations import MAX_HISTORY_BYTES, Item, Lock, finish_turn
+from kvarn.store.repositories.conversations import Lock, finish_turn
+from kvarn.store.repositories.histories import (
+    HistoryTooLongError,
+    Item,
+    KeptTurn,
+    check_measure,
+    size_of,
+    text_of,
+)
 
 MAX_CHAIN = 1000
 """Turns that a chain may have."""
 
 
-class ChainTooLongError(Exception):
-    """A chain of responses has more than `MAX_CHAIN` turns."""
+_MEASURE = select(
+    func.count(),
+    func.sum(func.json_array_length(StoredResponse.input_items)),
+    func.sum(size_of(StoredResponse.input_items) + size_of(StoredResponse.body)),
+).select_from(StoredResponse)
+"""How many responses, items that they were given (what they said is counted when it is read), characters of JSON."""
+
+_KEPT_TURN = select(
+    StoredResponse.id, StoredResponse.status, text_of(StoredResponse.input_items), text_of(StoredResponse.body)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +69,13 @@ async def find_response(store: Store, owner: Owner, response_id: str) -> StoredR
     return found
 
 
-async def read_chain(store: Store, owner: Owner, response_id: str) -> list[StoredResponse]:
+async def read_chain(store: Store, owner: Owner, response_id: str) -> list[KeptTurn]:
     """A response and those it goes on from, oldest first. It begins behind the last one that has been deleted or has
     expired: what is gone is seen by nobody, the model included.
 
     Raises:
         NotFoundError: The owner has no response of that id.
-        ChainTooLongError: See `MAX_CHAIN`, or more than `MAX_HISTORY_BYTES`.
+        HistoryTooLongError: It has more than `MAX_CHAIN` turns, or is too much to be read.
     """
     last = _one(owner, response_id).with_only_columns(
         StoredResponse.id, StoredResponse.previous_response_id, literal(0).label("depth")
@@ -73,18 +90,29 @@ async def read_chain(store: Store, owner: Owner, response_id: str) -> list[Store
             chain.c.depth < MAX_CHAIN,
         )
     )
-    query = select(StoredResponse).join(chain, chain.c.id == StoredResponse.id).order_by(chain.c.depth.desc())
-    written = func.length(cast(StoredResponse.input_items, Text)) + func.length(cast(StoredResponse.body, Text))
-    size = select(func.sum(written)).join(chain, chain.c.id == StoredResponse.id)
+    in_it = chain.c.id == StoredResponse.id
     async with store.reading() as session:
-        if (await session.scalar(size) or 0) > MAX_HISTORY_BYTES:
-            raise ChainTooLongError
-        found = list(await session.scalars(query))
-    if not found:
-        raise no_response(response_id)
-    if len(found) > MAX_CHAIN:
-        raise ChainTooLongError
-    return found
+        turns, items, size = (await session.execute(_MEASURE.join(chain, in_it))).one()
+        if not turns:
+            raise no_response(response_id)
+        if turns > MAX_CHAIN:
+            raise HistoryTooLongError
+        check_measure(items, size)
+        rows = await session.execute(_KEPT_TURN.join(chain, in_it).order_by(chain.c.depth.desc()))
+        return [KeptTurn(*row) for row in rows]
+
+
+async def read_turns(store: Store, owner: Owner, response_ids: Collection[str]) -> list[KeptTurn]:
+    """The owner's responses among these, in no order.
+
+    Raises:
+        HistoryTooLongError: They are too much to be read.
+    """
+    among = StoredResponse.id.in_([each for each in response_ids if is_id(each)])
+    async with store.reading() as session:
+        _, _, size = (await session.execute(_MEASURE.where(among, *_owned(owner)))).one()
+        check_measure(None, size)
+        return [KeptTurn(*row) for row in await session.execute(_KEPT_TURN.where(among, *_owned(owner)))]
 
 
 async def delete_response(store: Store, owner: Owner, response_id: str) -> None:
@@ -161,8 +189,11 @@ def no_response(response_id: str) -> NotFoundError:
 def _one(owner: Owner, response_id: str) -> Select[StoredResponse]:
     if not is_id(response_id):
         raise no_response(response_id)
-    return select(StoredResponse).where(
-        StoredResponse.id == response_id,
+    return select(StoredResponse).where(StoredResponse.id == response_id, *_owned(owner))
+
+
+def _owned(owner: Owner) -> tuple[ColumnElement[bool], ...]:
+    return (
         StoredResponse.organization_id == owner.organization_id,
         StoredResponse.project_id == owner.project_id,
     )
