@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 
 import httpx
 import pytest
+from cryptography.fernet import Fernet
+from sqlalchemy import text
 from typer.testing import CliRunner
 
-from kvarn.cli import keys, store, tenants
+from kvarn.cli import keys, main, prompts, store, tenants
 from kvarn.cli.administration import OptionError, seconds_of
+from kvarn.config.schema import KvarnConfig
+from kvarn.safety.sealing import KEY_FILE
+from kvarn.store.engine import Store
+from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT
 from kvarn.store.keys import is_key
+from kvarn.store.models import AuditEntry
+from kvarn.store.owner import Owner, Role
+from kvarn.store.repositories import users
+from kvarn.store.repositories.acts import Actor, acting
+from kvarn.store.repositories.audit import AuditFilter, list_audit_log
+from kvarn.store.repositories.pages import Cursor
+from kvarn.store.repositories.prompt_samples import NewSample, add_samples
+from kvarn.store.repositories.tenants import ensure_default_organization
 
 Run = Callable[..., tuple[int, str, str]]
 
 
 def call(*arguments: str) -> tuple[int, str, str]:
     """Run a command in this process: exit status, output, errors."""
-    app = {"keys": keys.app, "store": store.app, "tenants": tenants.app}[arguments[0]]
-    done = CliRunner().invoke(app, arguments[1:])
+    apps = {"keys": keys.app, "prompts": prompts.app, "store": store.app, "tenants": tenants.app}
+    own = apps.get(arguments[0])
+    done = CliRunner().invoke(main.app, arguments) if own is None else CliRunner().invoke(own, arguments[1:])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.exit_code, done.stdout, done.stderr
 
@@ -87,7 +103,19 @@ def test_a_leaked_key_is_revoked_by_itself(run: Run) -> None:
         (["keys", "create", "k", "--tenant", "org-none"], 1, "org-none"),
         (["keys", "create", "k", "--user", "user-none"], 1, "user-none"),
         (["keys", "create", "k", "--role", "admin", "--model", "tiny"], 1, "cannot have scopes"),
+        (["keys", "create", "k", "--expires-in", "999999w"], 2, "31536000"),
+        (["keys", "create", "n" * 300], 2, "256 characters"),
+        (["keys", "create", ""], 2, "name"),
+        (["keys", "create", "k", "--endpoint", "v1/chat"], 2, "endpoints:/v1/"),
+        (["keys", "create", "k", "--model", ""], 2, "models:NAME"),
         (["keys", "list", "--tenant", "org-none"], 1, "org-none"),
+        (["tenants", "create", " "], 2, "printable"),
+        (["tenants", "create", "x", "--retention-days", "9999999999"], 2, "36500"),
+        (["tenants", "set", "org-default", "--name", ""], 2, "name"),
+        (["tenants", "set", "org-default", "--tokens-per-minute", str(10**20)], 2, "max_tokens_per_1_minute"),
+        (["usage", "--tenant", "org-none"], 1, "org-none"),
+        (["usage", "--since", "999999d"], 2, "2026-11-01"),
+        (["usage", "--since", "2026-02-01", "--until", "2026-01-01"], 2, "not before"),
         (["tenants", "show", "org-none"], 1, "org-none"),
         (["tenants", "set", "org-default"], 2, "nothing to set"),
         (["tenants", "delete", "org-default", "--yes"], 1, "cannot be deleted"),
@@ -98,6 +126,100 @@ def test_what_cannot_be_done_is_one_clear_line(furnished, monkeypatch, arguments
     found, _, error = call(*arguments)
     assert found == status
     assert says in error and len(error.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [["keys", "list"], ["usage"], ["prompts", "show"], ["meter", "--from-ledger"]])
+def test_a_database_that_cannot_be_used_ends_each_command_alike(monkeypatch, command) -> None:
+    monkeypatch.setenv("KVARN_STORE__URL", "sqlite:////nowhere/at/all/kvarn.db")
+    status, _, error = call(*command)
+    assert status == 1
+    assert "/nowhere/at/all/kvarn.db cannot be used" in error and len(error.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [["keys", "list"], ["usage"], ["prompts", "show"], ["tenants", "list"]])
+def test_a_database_that_is_not_prepared_is_told(run: Run, command) -> None:
+    status, _, error = run(*command)
+    assert status == 1
+    assert "kvarn store upgrade" in error and len(error.strip().splitlines()) == 1
+
+
+def test_what_only_the_database_refuses_is_one_line(run: Run, database_url) -> None:
+    run("store", "upgrade")
+    asyncio.run(_execute(database_url, "DROP TABLE rate_limits"))
+    status, _, error = run("tenants", "show", "org-default")
+    assert status == 1 and "rate_limits" in error and len(error.strip().splitlines()) == 1
+
+
+async def _execute(url: str, statement: str) -> None:
+    database = Store.open(KvarnConfig.model_validate({"store": {"url": url}}))
+    async with database.transaction() as session:
+        await session.execute(text(statement))
+    await database.close()
+
+
+def test_a_key_is_of_an_active_tenant_and_an_administrators_key_of_an_administrator(run: Run, database_url) -> None:
+    run("store", "upgrade")
+    tenant = json.loads(run("tenants", "create", "acme", "--json")[1])
+    reader, admin = asyncio.run(_add_users(database_url, tenant["id"], tenant["project"]))
+    create = ("keys", "create", "k", "--tenant", tenant["id"], "--role", "admin", "--user")
+    status, _, error = run(*create, reader)
+    assert status == 1 and "no administrator" in error
+    assert run(*create, admin)[0] == 0
+    run("tenants", "set", tenant["id"], "--archived")
+    status, _, error = run("keys", "create", "k", "--tenant", tenant["id"])
+    assert status == 1 and "is archived" in error
+
+
+async def _add_users(url: str, tenant: str, project: str) -> list[str]:
+    database = Store.open(KvarnConfig.model_validate({"store": {"url": url}}))
+    ids = []
+    async with acting(database, Actor("test")) as act:
+        for role in (Role.MEMBER, Role.ADMIN):
+            user = await users.add_user(act, tenant, f"{role}@example.org", str(role), role)
+            await act.session.flush()
+            await users.add_member(act, tenant, project, user, "member")
+            ids.append(user.id)
+    await database.close()
+    return ids
+
+
+def test_reading_kept_prompts_makes_no_key_and_is_told_in_the_audit_log(run: Run, database_url, tmp_path) -> None:
+    run("store", "upgrade")
+    assert run("prompts", "show") == (0, "", "")
+    assert not (tmp_path / KEY_FILE).exists()
+    asyncio.run(_keep_prompts(database_url, Fernet.generate_key()))
+    status, _, error = run("prompts", "show")
+    assert status == 1 and KEY_FILE in error and not (tmp_path / KEY_FILE).exists()
+    assert asyncio.run(_read_prompts(database_url)) == []
+    (tmp_path / KEY_FILE).write_bytes(Fernet.generate_key())
+    assert len(run("prompts", "show")[1].splitlines()) == 2
+    (entry,) = asyncio.run(_read_prompts(database_url))
+    assert entry.actor.startswith("command line") and entry.detail == {"data": {"prompts": 2}}
+
+
+async def _keep_prompts(url: str, key: bytes) -> None:
+    database = Store.open(KvarnConfig.model_validate({"store": {"url": url}}))
+    owner = Owner(DEFAULT_ORGANIZATION, DEFAULT_PROJECT)
+    sealed = Fernet(key).encrypt(b"{}")
+    await ensure_default_organization(database)
+    await add_samples(database, [NewSample(owner, f"r{number}", "tiny", 1, sealed) for number in range(2)])
+    await database.close()
+
+
+async def _read_prompts(url: str) -> list[AuditEntry]:
+    database = Store.open(KvarnConfig.model_validate({"store": {"url": url}}))
+    wanted = AuditFilter(types=["prompts.read"], project_ids=[DEFAULT_PROJECT])
+    async with database.reading() as session:
+        found = await list_audit_log(session, DEFAULT_ORGANIZATION, Cursor(limit=10), wanted)
+    await database.close()
+    return [record.entry for record in found.items]
+
+
+def test_limits_of_a_model_that_is_not_configured_are_set_with_a_warning(run: Run) -> None:
+    run("store", "upgrade")
+    limits = ("tenants", "set", "org-default", "--requests-per-minute", "5", "--model")
+    assert "no model 'typo'" in run(*limits, "typo")[2]
+    assert run(*limits, "kvarn-demo")[2] == run(*limits, "*")[2] == ""
 
 
 def test_a_tenant_is_made_set_shown_and_deleted(run: Run) -> None:
@@ -118,8 +240,8 @@ def test_a_tenant_is_made_set_shown_and_deleted(run: Run) -> None:
     ]
     assert [project["id"] for project in shown["projects"]] == [made["project"]] and shown["keys"] == 1
     assert tenant in run("tenants", "list")[1]
-    for text in ("acme", made["project"], "tiny"):
-        assert text in run("tenants", "show", tenant)[1]
+    for part in ("acme", made["project"], "tiny"):
+        assert part in run("tenants", "show", tenant)[1]
     assert run("tenants", "delete", tenant)[0] == 1
     assert run("tenants", "delete", tenant, "--yes")[0] == 0
     assert tenant not in run("tenants", "list")[1]
@@ -137,12 +259,12 @@ def test_a_running_server_takes_the_commands_keys_and_notices_when_they_end(serv
     assert served.stop() == 0
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("2m", 120), ("12h", 43_200), ("1d", 86_400)])
-def test_spans_of_time(text: str, seconds: int) -> None:
-    assert seconds_of(text) == seconds
+@pytest.mark.parametrize(("span", "seconds"), [("90s", 90), ("2m", 120), ("12h", 43_200), ("1d", 86_400)])
+def test_spans_of_time(span: str, seconds: int) -> None:
+    assert seconds_of(span) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "0d", "5", "d", "-1d", "1.5h", "9999999d"])
-def test_what_is_no_span_of_time(text: str) -> None:
+@pytest.mark.parametrize("span", ["", "0d", "5", "d", "-1d", "1.5h", "9999999d"])
+def test_what_is_no_span_of_time(span: str) -> None:
     with pytest.raises(OptionError, match="30d"):
-        seconds_of(text)
+        seconds_of(span)

@@ -1,5 +1,5 @@
-"""What `kvarn keys`, `kvarn tenants` and `kvarn store` have in common: they work on the database directly, as the
-administrator of the machine."""
+"""What the commands that work on the database have in common: they act as the administrator of the machine, and what
+goes wrong is told in one line."""
 
 from __future__ import annotations
 
@@ -8,33 +8,42 @@ import getpass
 import os
 import re
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
 import typer
+from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from sqlalchemy.exc import DBAPIError
 
 from kvarn.config.load import ConfigError, load_config
+from kvarn.metering.message import NewerSchemaError
+from kvarn.safety.errors import SafetyError
+from kvarn.store.connecting import cause_of
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.migrate import check
 from kvarn.store.repositories.acts import Actor
 from kvarn.store.repositories.tenants import ensure_default_organization
+from kvarn.wire.openai.errors import ApiError
+from kvarn.wire.openai.parse import validate
 
 EXIT_FAILED = 1
-"""There is no such object, or it does not allow what was asked."""
+"""There is no such object, it does not allow what was asked, or the database cannot be used."""
 EXIT_USAGE = 2
-"""An option, the configuration or the database cannot be used."""
+"""An option or the configuration cannot be used."""
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file; see docs/configuration.md.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 
+RequestT = TypeVar("RequestT", bound=BaseModel)
 ResultT = TypeVar("ResultT")
 
 _WHOLE = frozenset({"id", "redacted_value", "created_at", "expires_at", "last_used_at", "revoked_at"})
@@ -79,12 +88,32 @@ def with_store(
         finally:
             await store.close()
 
-    try:
+    with one_line_errors():
         return asyncio.run(run())
+
+
+@contextmanager
+def one_line_errors() -> Generator[None, None, None]:
+    """What goes wrong ends the command with a line of error and its exit status."""
+    try:
+        yield
     except (ConfigError, OptionError) as error:
         stop(str(error), EXIT_USAGE)
-    except StoreError as error:
+    except ApiError as error:  # an option that a request could not have either
+        stop(error.message, EXIT_USAGE)
+    except DBAPIError as error:
+        stop(f"the database refuses it: {cause_of(error)}", EXIT_FAILED)
+    except (NewerSchemaError, OSError, SafetyError, StoreError) as error:
         stop(str(error), EXIT_FAILED)
+
+
+def checked(model: type[RequestT], **fields: Any) -> RequestT:
+    """Options as the body of the request that does the same over HTTP; those that are None were not given.
+
+    Raises:
+        ApiError: The request would have been refused.
+    """
+    return validate(model, {name: value for name, value in fields.items() if value is not None})
 
 
 def stop(message: str, status: int) -> NoReturn:

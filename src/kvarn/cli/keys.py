@@ -6,17 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
-from kvarn.cli.administration import ConfigOption, JsonOption, actor, seconds_of, show, with_store
-from kvarn.gateway.operations.organization import project_key_object
+from kvarn.cli.administration import ConfigOption, JsonOption, actor, checked, seconds_of, show, with_store
+from kvarn.gateway.operations.organization import project_key_object, scopes_of
 from kvarn.store.engine import Store
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.keys import is_key
 from kvarn.store.models import ApiKey
-from kvarn.store.owner import Role, Scopes
+from kvarn.store.owner import Role
 from kvarn.store.repositories import keys
 from kvarn.store.repositories.acts import acting
-from kvarn.store.repositories.tenants import default_project_id, get_organization
+from kvarn.store.repositories.tenants import default_project_id, get_active_organization, get_organization
 from kvarn.store.repositories.users import get_member
+from kvarn.wire.openai.organization import ProjectKeyCreate
 
 app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True, add_completion=False)
 
@@ -37,24 +38,25 @@ def create(
     model: Annotated[list[str] | None, typer.Option(help="Only this model; repeatable.")] = None,
     endpoint: Annotated[list[str] | None, typer.Option(help="Only paths that begin so; repeatable.")] = None,
     adapter: Annotated[list[str] | None, typer.Option(help="Only this adapter; repeatable.")] = None,
-    expires_in: Annotated[str | None, typer.Option(help="Such as 12h, 30d. [default: never]")] = None,
+    expires_in: Annotated[str | None, typer.Option(help="Such as 12h, 30d; a year at most. [default: never]")] = None,
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
     """Make a key and print it: nobody can ask for it again. Standard output carries the key alone."""
-    scopes = Scopes(
-        models=tuple(model) if model else None,
-        endpoints=tuple(endpoint) if endpoint else None,
-        adapters=tuple(adapter) if adapter else None,
-    )
+    scopes = [f"models:{each}" for each in model or ()]
+    scopes += [f"endpoints:{each}" for each in endpoint or ()]
+    scopes += [f"adapters:{each}" for each in adapter or ()]
 
     async def make(store: Store) -> tuple[dict[str, Any], str]:
         lifetime_s = None if expires_in is None else seconds_of(expires_in)
+        over_http = "service" if role is Role.ADMIN else str(role)
+        checked(ProjectKeyCreate, name=name, role=over_http, user_id=user, scopes=scopes, expires_in_seconds=lifetime_s)
         async with acting(store, actor()) as act:
+            await get_active_organization(act.session, tenant)
             project_id = project or await default_project_id(act.session, tenant)
             if user is not None:
                 await get_member(act.session, tenant, project_id, user)
-            asked = keys.KeyRequest(name=name, role=role, user_id=user, scopes=scopes, lifetime_s=lifetime_s)
+            asked = keys.KeyRequest(name=name, role=role, user_id=user, scopes=scopes_of(scopes), lifetime_s=lifetime_s)
             key, value = await keys.add_key(act, tenant, project_id, asked)
         return _told(key), value
 

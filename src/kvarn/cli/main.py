@@ -161,16 +161,11 @@ def meter(
     metrics_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of /metrics; 0 takes a free one.")] = 9465,
 ) -> None:
     """Build the billing tables from the usage events in Kafka, until told to stop. See docs/metering.md."""
+    from kvarn.cli.administration import one_line_errors
     from kvarn.cli.meter import run_meter
-    from kvarn.config.load import ConfigError
-    from kvarn.metering.message import NewerSchemaError
-    from kvarn.store.errors import StoreError
 
-    try:
+    with one_line_errors():
         run_meter(config, from_ledger=from_ledger, metrics_host=metrics_host, metrics_port=metrics_port)
-    except (ConfigError, NewerSchemaError, OSError, StoreError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(EXIT_USAGE) from None
 
 
 @app.command(context_settings=_FORWARDED, add_help_option=False)
@@ -203,15 +198,9 @@ def usage(
     """Show who used how much, and what it cost, from the database's ledger."""
     from rich.console import Console
 
-    from kvarn.cli.usage import UsageOptionsError, show_usage
-    from kvarn.config.load import ConfigError
-    from kvarn.store.errors import StoreError
+    from kvarn.cli.usage import show_usage
 
-    try:
-        show_usage(config, by, since, until, tenant, as_json, Console())
-    except (ConfigError, StoreError, UsageOptionsError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(EXIT_USAGE) from None
+    show_usage(config, by, since, until, tenant, as_json, Console())
 
 
 @app.command()

@@ -16,7 +16,7 @@ from kvarn.metering.meter import Meter, MeterMetrics, bill_ledger
 from kvarn.observe.logging import configure_logging
 from kvarn.store import migrate
 from kvarn.store.engine import Store
-from kvarn.store.errors import StoreAwayError
+from kvarn.store.errors import StoreAwayError, StoreRefusedError
 
 _RETRY_S = 1.0
 
@@ -91,6 +91,8 @@ async def _prepared(config: KvarnConfig, store: Store, stopping: asyncio.Event) 
     while not stopping.is_set():
         try:
             await (migrate.upgrade(store) if config.store.migrate else migrate.check(store))
+        except StoreRefusedError:
+            raise
         except StoreAwayError as error:
             _log.warning("%s", error)
             await asyncio.sleep(_RETRY_S)

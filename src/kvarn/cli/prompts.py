@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+from collections import Counter
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvarn.config.load import ConfigError, load_config
-from kvarn.config.schema import KvarnConfig
+from kvarn.cli.administration import ConfigOption, actor, with_store
+from kvarn.config.load import load_config
 from kvarn.safety.errors import SafetyError
 from kvarn.safety.sealing import Seal
 from kvarn.store.engine import Store
-from kvarn.store.errors import StoreError
 from kvarn.store.models import PromptSample
+from kvarn.store.repositories.acts import acting
 from kvarn.store.repositories.prompt_samples import latest_samples
-
-EXIT_USAGE = 2
 
 app = typer.Typer(help="Prompts that projects allowed to be kept.", no_args_is_help=True)
 
@@ -31,29 +28,32 @@ def prompts() -> None:
 
 @app.command()
 def show(
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="YAML file of the server.")] = None,
     last: Annotated[int, typer.Option("--last", "-n", min=1, max=10_000, help="How many, newest first.")] = 20,
     project: Annotated[str | None, typer.Option(help="Only of this project.")] = None,
     request: Annotated[str | None, typer.Option(help="Only of this request id.")] = None,
+    config: ConfigOption = None,
 ) -> None:
-    """Print kept prompts, one JSON object a line. Needs the server's database and its key file."""
-    try:
-        loaded = load_config(config)
-        seal = Seal.load(loaded)
-        found = asyncio.run(_read(loaded, last, project, request))
-    except (ConfigError, SafetyError, StoreError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(EXIT_USAGE) from None
-    for sample in found:
-        typer.echo(_line(sample, seal))
+    """Print kept prompts, one JSON object a line. Needs the server's database and its key file; the audit log of each
+    organisation tells it."""
+
+    async def read(store: Store) -> list[str]:
+        samples = await latest_samples(store, last, project_id=project, request_id=request)
+        if not samples:
+            return []
+        seal = Seal.load(load_config(config), make=False)
+        await _record(store, samples)
+        return [_line(sample, seal) for sample in samples]
+
+    for line in with_store(config, read):
+        typer.echo(line)
 
 
-async def _read(config: KvarnConfig, last: int, project: str | None, request: str | None) -> list[PromptSample]:
-    store = Store.open(config)
-    try:
-        return await latest_samples(store, last, project_id=project, request_id=request)
-    finally:
-        await store.close()
+async def _record(store: Store, samples: list[PromptSample]) -> None:
+    counts = Counter((sample.organization_id, sample.project_id) for sample in samples)
+    async with acting(store, actor()) as act:
+        for (organization_id, project_id), count in counts.items():
+            data = {"prompts": count}
+            act.record("prompts.read", organization_id, project_id, project_id=project_id, data=data)
 
 
 def _line(sample: PromptSample, seal: Seal) -> str:

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kvarn.cli.administration import ConfigOption, JsonOption, OptionError, actor, show, show_fields, with_store
+from kvarn.cli.administration import (
+    ConfigOption,
+    JsonOption,
+    OptionError,
+    actor,
+    checked,
+    show,
+    show_fields,
+    with_store,
+)
+from kvarn.config.load import load_config
 from kvarn.gateway.operations.organization import project_object, tenant_object
 from kvarn.store.engine import Store
 from kvarn.store.owner import LimitRule, Role
@@ -16,6 +27,7 @@ from kvarn.store.repositories.acts import acting
 from kvarn.store.repositories.keys import KeyRequest, add_key, list_all_keys
 from kvarn.store.repositories.pages import Cursor
 from kvarn.store.repositories.projects import list_projects
+from kvarn.wire.openai.organization import RateLimitUpdate, TenantCreate, TenantUpdate
 
 app = typer.Typer(help="Organisations, what they may, and their end.", no_args_is_help=True, add_completion=False)
 
@@ -43,12 +55,13 @@ def create(
 
     async def make(store: Store) -> dict[str, Any]:
         settings = {"weight": weight, "priority": priority, "retention_days": retention_days or None}
-        given = {key: value for key, value in settings.items() if value is not None}
+        asked = checked(TenantCreate, name=name, **settings)
+        given = asked.model_dump(exclude_none=True, exclude={"name"})
         async with acting(store, actor()) as act:
-            organization, project = await tenants.add_organization(act, name, **given)  # type: ignore[arg-type]
+            organization, project = await tenants.add_organization(act, name, **given)
             await act.session.flush()
-            asked = KeyRequest(name="First admin key", role=Role.ADMIN)
-            key, value = await add_key(act, organization.id, project.id, asked)
+            first = KeyRequest(name="First admin key", role=Role.ADMIN)
+            key, value = await add_key(act, organization.id, project.id, first)
         return tenant_object(organization) | {"project": project.id, "admin_key": key.id, "value": value}
 
     made = with_store(config, make)
@@ -124,6 +137,15 @@ def set_tenant(
     async def change(store: Store) -> None:
         if not changes and not limits:
             raise OptionError("nothing to set: see `kvarn tenants set --help`")
+        checked(TenantUpdate, **changes)
+        checked(
+            RateLimitUpdate,
+            max_requests_per_1_minute=requests_per_minute or None,
+            max_tokens_per_1_minute=tokens_per_minute or None,
+            max_concurrent_requests=concurrency or None,
+        )
+        if limits:
+            _warn_of_unknown(model, config)
         async with acting(store, actor()) as act:
             await tenants.get_organization(act.session, tenant)
             if changes:
@@ -151,6 +173,13 @@ def delete(
 
     with_store(config, end)
     typer.echo(f"deleted {tenant}")
+
+
+def _warn_of_unknown(model: str, config: Path | None) -> None:
+    """No more than a warning: `kvarn serve --model` names models that the configuration does not."""
+    known = [each.name for each in load_config(config).models]
+    if model != "*" and model not in known:
+        typer.echo(f"warning: the configuration has no model {model!r}, only {', '.join(known)}", err=True)
 
 
 def _limit(rule: LimitRule) -> dict[str, Any]:

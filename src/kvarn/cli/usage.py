@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -13,12 +12,12 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from kvarn.config.load import load_config
+from kvarn.cli.administration import OptionError, one_line_errors, with_store
 from kvarn.metering.prices import BILLIONTHS
 from kvarn.store.engine import Store
 from kvarn.store.ledger import DAY_S, HOUR_S, UsageFilter, UsageSum
-from kvarn.store.migrate import check
 from kvarn.store.repositories import usage_sums
+from kvarn.store.repositories.tenants import get_organization
 
 GROUPS = {
     "tenant": "organization_id",
@@ -32,10 +31,6 @@ GROUPS = {
 }
 TIMES = {"hour": HOUR_S, "day": DAY_S}
 _AGO = re.compile(r"(\d+)([hd])")
-
-
-class UsageOptionsError(ValueError):
-    """An option cannot be used; the message says how to write it."""
 
 
 def show_usage(
@@ -53,17 +48,20 @@ def show_usage(
         console: Where to print.
 
     Raises:
-        UsageOptionsError: `by`, `since` or `until` cannot be read.
-        ConfigError: The configuration cannot be used.
-        StoreError: The database cannot.
+        typer.Exit: Something cannot be used, and has been told in a line.
     """
-    groups, width = _groups(by)
-    now = datetime.now(UTC)
-    start = read_moment(since, now)
-    end = now.timestamp() + 1 if until is None else read_moment(until, now)
-    store = Store.open(load_config(config))
-    found = asyncio.run(_read(store, groups, width, int(start), int(end), tenant))
-    rows = [_row(each, by, width) for each in found]
+    with one_line_errors():
+        groups, width, start, end = _options(by, since, until)
+
+    async def read(store: Store) -> list[UsageSum]:
+        where = UsageFilter(organization_id=tenant)
+        found = await usage_sums.sums(store, where, start=start, end=end, width=width, group_by=groups)
+        if tenant is not None and not found:  # usage outlives its organisation
+            async with store.reading() as session:
+                await get_organization(session, tenant)
+        return found
+
+    rows = [_row(each, by, width) for each in with_store(config, read)]
     if as_json:
         for row in rows:
             console.out(msgspec.json.encode(row).decode(), highlight=False)
@@ -71,20 +69,31 @@ def show_usage(
         console.print(_table(rows, by) if rows else "no usage in this time")
 
 
+def _options(by: str, since: str, until: str | None) -> tuple[list[str], int, int, int]:
+    """Groups, their width in time, start and end."""
+    groups, width = _groups(by)
+    now = datetime.now(UTC)
+    start = int(read_moment(since, now))
+    end = int(now.timestamp() + 1 if until is None else read_moment(until, now))
+    if start >= end:
+        raise OptionError(f"--since {since} is not before {'now' if until is None else f'--until {until}'}")
+    return groups, width, start, end
+
+
 def read_moment(text: str, now: datetime) -> float:
     """A moment in seconds since 1970.
 
     Raises:
-        UsageOptionsError: It is neither a moment nor a time ago.
+        OptionError: It is neither a moment nor a time ago.
     """
     ago = _AGO.fullmatch(text)
-    if ago:
-        hours = int(ago[1]) * (24 if ago[2] == "d" else 1)
-        return (now - timedelta(hours=hours)).timestamp()
     try:
+        if ago:
+            hours = int(ago[1]) * (24 if ago[2] == "d" else 1)
+            return (now - timedelta(hours=hours)).timestamp()
         moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageOptionsError(f"{text!r}: write a moment as 2026-11-01 or 2026-11-01T10:00, or 24h, 7d") from None
+    except (ValueError, OverflowError):
+        raise OptionError(f"{text!r}: write a moment as 2026-11-01 or 2026-11-01T10:00, or 24h, 7d") from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
@@ -93,19 +102,8 @@ def _groups(by: str) -> tuple[list[str], int]:
     times = [name for name in names if name in TIMES]
     unknown = [name for name in names if name not in GROUPS and name not in TIMES]
     if unknown or len(times) > 1 or len(set(names)) < len(names):
-        raise UsageOptionsError(f"--by {by}: name some of {', '.join(GROUPS)}, and at most one of {', '.join(TIMES)}")
+        raise OptionError(f"--by {by}: name some of {', '.join(GROUPS)}, and at most one of {', '.join(TIMES)}")
     return [GROUPS[name] for name in names if name in GROUPS], TIMES[times[0]] if times else 0
-
-
-async def _read(
-    store: Store, groups: Sequence[str], width: int, start: int, end: int, tenant: str | None
-) -> list[UsageSum]:
-    try:
-        await check(store)
-        where = UsageFilter(organization_id=tenant)
-        return await usage_sums.sums(store, where, start=start, end=end, width=width, group_by=groups)
-    finally:
-        await store.close()
 
 
 def _row(found: UsageSum, by: str, width: int) -> dict[str, Any]:

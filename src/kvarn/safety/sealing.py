@@ -21,15 +21,16 @@ class Seal:
         self._fernet = MultiFernet(keys)
 
     @classmethod
-    def load(cls, config: KvarnConfig) -> Seal:
-        """With the keys of the configured file. Where none is configured, one is made in `data_dir`, if need be.
+    def load(cls, config: KvarnConfig, *, make: bool = True) -> Seal:
+        """With the keys of the configured file. Where none is configured, one is made in `data_dir`, if need be; not
+        where nothing is to be sealed (`make` is false).
 
         Raises:
             SafetyError: The file cannot be read, or holds no keys.
         """
         path = key_path(config)
         try:
-            if config.safety.prompt_key_file is None:
+            if make and config.safety.prompt_key_file is None:
                 _make_key(path)
             lines = path.read_text(encoding="ascii").split()
             return cls([Fernet(line) for line in lines])

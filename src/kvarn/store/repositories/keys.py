@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.ids import new_id
 from kvarn.store.keys import lookup_of, new_key
-from kvarn.store.models import ApiKey
+from kvarn.store.models import ApiKey, User
 from kvarn.store.owner import UNRESTRICTED, Role, Scopes
 from kvarn.store.repositories.acts import Act
 from kvarn.store.repositories.administrators import keeping_an_administrator
@@ -40,12 +40,16 @@ async def add_key(act: Act, organization_id: str, project_id: str, asked: KeyReq
 
     Raises:
         NotFoundError: The organisation has no such project.
-        ConflictError: The project is archived, or an administrator's key is to have scopes.
+        ConflictError: The project is archived, or an administrator's key is to have scopes, or a user who is none.
     """
     await get_active_project(act, organization_id, project_id)
     scopes = scopes_as_json(asked.scopes)
     if asked.role is Role.ADMIN and scopes:
         raise ConflictError("An administrator's key cannot have scopes: it could make itself one without them.")
+    if asked.role is Role.ADMIN and asked.user_id is not None:
+        theirs = await act.session.scalar(select(User.role).where(User.id == asked.user_id))
+        if theirs != str(Role.ADMIN):
+            raise ConflictError(f"The user {asked.user_id!r} is no administrator of the organization.")
     made = new_key()
     key = ApiKey(
         id=new_id("key_"),

@@ -38,6 +38,9 @@ async def ensure_default_organization(store: Store) -> bool:
     Returns:
         Whether they were missing: the database is new.
     """
+    async with store.reading() as session:  # most often it is there, and nobody need wait for a writer
+        if await session.get(Organization, DEFAULT_ORGANIZATION) is not None:
+            return False
     async with acting(store, _THE_SERVER) as act:
         if await act.session.get(Organization, DEFAULT_ORGANIZATION) is not None:
             return False
@@ -91,6 +94,19 @@ async def get_organization(session: AsyncSession, organization_id: str) -> Organ
     if found is None:
         raise NotFoundError(f"No such organization: {organization_id!r}.")
     return found
+
+
+async def get_active_organization(session: AsyncSession, organization_id: str) -> Organization:
+    """An organisation that something is to be added to.
+
+    Raises:
+        NotFoundError: There is none of that id.
+        ConflictError: It is archived.
+    """
+    organization = await get_organization(session, organization_id)
+    if organization.archived_at is not None:
+        raise ConflictError(f"The organization {organization_id!r} is archived.")
+    return organization
 
 
 async def default_project_id(session: AsyncSession, organization_id: str) -> str:
