@@ -9,7 +9,7 @@ from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
 from kvarn.config.schema import KvarnConfig
 from kvarn.safety.errors import SafetyError
-from kvarn.store.engine import data_dir
+from kvarn.store.engine import data_dir, sync_directory
 
 KEY_FILE = "prompts.key"
 
@@ -75,6 +75,7 @@ def _make_key(path: Path) -> None:
         os.fsync(file.fileno())
     try:
         path.hardlink_to(draft)
+        sync_directory(path.parent)  # what is sealed with a key that was lost is lost
     except FileExistsError:
         return  # another gateway's: that one holds
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
@@ -180,6 +181,15 @@ def data_dir(config: KvarnConfig) -> Path:
     except OSError as error:
         raise StoreError(f"cannot make the directory {path} (data_dir): {error.strerror}") from None
     return path
+
+
+def sync_directory(path: Path) -> None:
+    """Have the names in a directory outlive a power failure, as `fsync` has a file's content."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @asynccontextmanager

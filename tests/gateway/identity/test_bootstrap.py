@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import stat
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
 
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
@@ -57,6 +59,20 @@ async def test_an_old_file_that_others_may_read_is_replaced_not_written_into(sto
     (tmp_path / FILE).chmod(0o644)
     await ensure_admin_key(store, config_of(tmp_path))
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
+
+
+async def test_the_first_key_is_on_disk_before_it_is_in_the_database(store: Store, tmp_path, monkeypatch) -> None:
+    await ensure_default_organization(store)
+    steps = []
+
+    def fsync(descriptor: int) -> None:
+        found = Path(f"/proc/self/fd/{descriptor}").readlink()
+        steps.append((found.name, (tmp_path / FILE).exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    event.listen(store.engine.sync_engine, "commit", lambda _: steps.append(("commit", True)))
+    await ensure_admin_key(store, config_of(tmp_path))
+    assert steps == [(f"{FILE}.new", False), (tmp_path.name, True), ("commit", True)]
 
 
 async def test_gateways_that_start_together_make_one_key(store: Store, tmp_path) -> None:

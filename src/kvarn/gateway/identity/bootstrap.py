@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.store.engine import Store, data_dir
+from kvarn.store.engine import Store, data_dir, sync_directory
 from kvarn.store.errors import StoreError
 from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT
 from kvarn.store.owner import Role
@@ -36,7 +36,7 @@ async def ensure_admin_key(store: Store, config: KvarnConfig) -> Path | None:
             return None
         asked = KeyRequest(name="Bootstrap admin key", role=Role.ADMIN)
         _, value = await add_key(act, DEFAULT_ORGANIZATION, DEFAULT_PROJECT, asked)
-        # Before the commit: a key in the database that nobody knows would keep the next start from making another.
+        # On disk before the commit: a key in the database that nobody knows would keep the next start from making one.
         path = _write(config, value)
     _log.warning("an administrator's key was made: read it from the file, then delete the file", extra={"file": path})
     return path
@@ -50,7 +50,10 @@ def _write(config: KvarnConfig, value: str) -> Path:
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(value + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         new.replace(path)
+        sync_directory(path.parent)
     except OSError as error:
         raise StoreError(f"cannot write the administrator's key to {path}: {error.strerror}; see data_dir") from None
     return path
