@@ -59,10 +59,7 @@ class Scene:
 
     async def settle(self) -> None:
         """Let what runs beside the requests end."""
-        for _ in range(100):
-            await asyncio.sleep(0.001)
-            if self.directory._checking is None:
-                return
+        await self.directory._revision.settle()
 
 
 async def test_a_known_key_costs_no_query_until_its_answer_is_half_as_old_as_it_may_be(store: Store) -> None:
@@ -218,7 +215,7 @@ async def test_a_database_that_is_away_is_asked_once_a_second(store: Store) -> N
 
 
 async def test_a_database_that_hangs_holds_a_known_key_up_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvarn.gateway.identity.directory._AWAY_S", 0.05)
+    monkeypatch.setattr("kvarn.gateway.identity.revision.AWAY_S", 0.05)
     scene = await Scene(store, stale_s=100).furnish()
     await ensure_default_organization(store)
     assert await scene.holds()

@@ -1,9 +1,8 @@
 """The principals of keys, cached: what a request asks costs no query, and no change goes unnoticed.
 
-A number in the database (`revisions`) grows with every change to what known keys may do. What is cached under an older
-number is read again. A number younger than half of `refresh_s` is taken as it is; an older one is asked for again beside the
-request; one older than `refresh_s` before it. So a change made elsewhere is seen within `refresh_s`, and one made
-through this gateway (`renew`) at once. Nothing polls while nobody asks.
+A number in the database grows with every change to what known keys may do (`revision.py`). What was cached under an
+older number is read again. So a change made elsewhere is seen within `refresh_s`, and one made through this gateway
+(`renew`) at once.
 
 While the database is away keys are taken from memory for `stale_s`, but only those read since the last change that is
 known of: what has been withdrawn stays so.
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
 import math
 import time
 from collections import OrderedDict
@@ -23,21 +21,18 @@ from typing import Generic, TypeVar
 
 from kvarn.config.platform import AuthConfig
 from kvarn.gateway.errors import unavailable
+from kvarn.gateway.identity.revision import RevisionWatch
 from kvarn.store.engine import Store
-from kvarn.store.errors import StoreAwayError, StoreError
+from kvarn.store.errors import StoreError
 from kvarn.store.keys import digest_of, lookup_of
 from kvarn.store.owner import ANYBODY, Principal
 from kvarn.store.repositories.acts import read_revision
 from kvarn.store.repositories.principals import Grant, find_anybody, find_grant
 
-_AWAY_S = 1.0
-"""Seconds for which a database that did not answer is not waited for again, and how long it is waited for."""
 _KNOWN_MOST = 65_536
 _UNKNOWN_MOST = 4_096
 """Keys remembered at most. Unknown ones apart: whoever tries keys shall not push out those in use."""
 _NOBODY = digest_of("")
-
-_log = logging.getLogger("kvarn.gateway")
 
 ValueT = TypeVar("ValueT")
 
@@ -67,14 +62,7 @@ class Directory:
         self._unknown = OrderedDict[str, _Seen[Grant | None]]()
         self._anybody: _Seen[Principal] | None = None
         self._reading = dict[str, tuple[float, asyncio.Task[_Seen[Grant | None]]]]()
-        self._checking: tuple[float, asyncio.Task[None]] | None = None
-        self._revision = -1
-        self._asked_at = -math.inf
-        """When the newest answer of the database was asked for."""
-        self._not_before = -math.inf
-        """Answers asked for earlier do not count."""
-        self._failing_since: float | None = None
-        self._failed_at = -math.inf
+        self._revision = RevisionWatch(store, config.refresh_s, clock)
 
     async def bearer_of(self, key: str) -> Principal | None:
         """Whom a key acts for; None for one that is unknown, expired or revoked, all alike in way and time.
@@ -89,89 +77,52 @@ class Directory:
 
     async def anybody(self) -> Principal:
         """Whom requests without a key act for on an open server."""
-        current = await self._is_current()
+        revision = self._revision
+        is_current = await revision.is_current()
         known = self._anybody
-        if known is not None and (self._failing_since is not None or (current and known.revision == self._revision)):
+        if known is not None and (revision.is_away or (is_current and known.revision == revision.number)):
             return known.value
-        if not self._just_failed:
+        if not revision.just_failed:
             try:
                 await self._read_anybody()
             except StoreError as error:
-                self._note_failure(error)
+                revision.note_failure(error)
         return ANYBODY if self._anybody is None else self._anybody.value
 
     def renew(self) -> None:
         """Something has been changed through this gateway: no answer asked for until now counts."""
-        self._not_before = self._clock()
+        self._revision.expire()
 
     async def close(self) -> None:
         """Leave the database alone."""
-        tasks = [task for _, task in self._reading.values()] + ([self._checking[1]] if self._checking else [])
+        await self._revision.close()
+        tasks = [task for _, task in self._reading.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _grant(self, lookup: str) -> Grant | None:
-        seen = self._remembered(lookup)
-        if seen is not None and await self._is_current() and seen.revision == self._revision:
+        revision, seen = self._revision, self._remembered(lookup)
+        if seen is not None and await revision.is_current() and seen.revision == revision.number:
             return seen.value
         known = seen if seen is not None and seen.value is not None else None
-        if not self._just_failed and (known is None or self._failing_since is None):
+        if not revision.just_failed and (known is None or not revision.is_away):
             try:
                 return (await self._read_once(lookup)).value
             except StoreError as error:
-                self._note_failure(error)
+                revision.note_failure(error)
         if known is not None and self._may_trust(known):
             return known.value  # whether the database is back is asked beside the requests
         raise unavailable("Keys cannot be checked: the database is away. Try again.", "database_away")
 
-    @property
-    def _just_failed(self) -> bool:
-        return self._clock() - self._failed_at < _AWAY_S
-
     def _may_trust(self, known: _Seen[Grant | None]) -> bool:
         """Whether what is known may do while the database is away: nothing is known to have changed since."""
-        unchanged = known.revision == self._revision and self._asked_at >= self._not_before
-        away_s = 0.0 if self._failing_since is None else self._clock() - self._failing_since
-        return unchanged and away_s < self._config.stale_s
-
-    async def _is_current(self) -> bool:
-        """Whether the number is young enough; asks for it where that may help."""
-        oldest = max(self._not_before, self._clock() - self._config.refresh_s)
-        young = max(self._not_before, self._clock() - self._config.refresh_s / 2)
-        if self._asked_at < young and not self._just_failed:
-            checking = self._check_soon()
-            if self._asked_at < oldest and self._failing_since is None:
-                done, _ = await asyncio.wait({checking}, timeout=_AWAY_S)
-                if not done:
-                    self._note_failure(StoreAwayError(f"the database did not answer within {_AWAY_S:g} s"))
-        return self._asked_at >= oldest
-
-    def _check_soon(self) -> asyncio.Task[None]:
-        """Ask for the number; those who want it at the same time ask once."""
-        if self._checking is not None and self._checking[0] >= self._not_before:
-            return self._checking[1]
-        began = self._clock()
-        task = asyncio.create_task(self._check(began))
-        self._checking = (began, task)
-        return task
-
-    async def _check(self, began: float) -> None:
-        try:
-            async with self._store.reading() as session:
-                revision = await read_revision(session)
-        except StoreError as error:
-            self._note_failure(error)
-        else:
-            self._note(began, revision)
-        finally:
-            if self._checking is not None and self._checking[0] == began:
-                self._checking = None
+        return self._revision.is_newest(known.revision) and self._revision.away_s < self._config.stale_s
 
     async def _read_once(self, lookup: str) -> _Seen[Grant | None]:
         """Read a key's grant; those who ask at the same time read it once."""
         began, task = self._reading.get(lookup, (-math.inf, None))
-        if task is None or began < self._not_before:
+        if task is None or not self._revision.counts(began):
             began = self._clock()
             task = asyncio.create_task(self._read(lookup, began))
             self._reading[lookup] = (began, task)
@@ -189,7 +140,7 @@ class Directory:
         async with self._store.reading() as session:
             revision = await read_revision(session)  # first: what is read after it is not older
             grant = await find_grant(session, lookup, now)
-        self._note(began, revision)
+        self._revision.note(began, revision)
         seen = _Seen(revision, grant)
         self._remember(lookup, seen)
         return seen
@@ -199,22 +150,9 @@ class Directory:
         async with self._store.reading() as session:
             revision = await read_revision(session)
             principal = await find_anybody(session)
-        self._note(began, revision)
+        self._revision.note(began, revision)
         if principal is not None:
             self._anybody = _Seen(revision, principal)
-
-    def _note(self, began: float, revision: int) -> None:
-        if self._failing_since is not None:
-            _log.info("the database answers: keys are checked again")
-            self._failing_since, self._failed_at = None, -math.inf
-        if began >= max(self._asked_at, self._not_before):
-            self._asked_at, self._revision = began, revision
-
-    def _note_failure(self, error: StoreError) -> None:
-        self._failed_at = self._clock()
-        if self._failing_since is None:
-            self._failing_since = self._failed_at
-            _log.warning("keys are taken from memory: %s", error)
 
     def _remembered(self, lookup: str) -> _Seen[Grant | None] | None:
         for table in (self._known, self._unknown):

@@ -1,0 +1,75 @@
+"""How far the number of the principals may be relied on: young, ageing, old, away."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvarn.gateway.identity.revision import AWAY_S, RevisionWatch
+from kvarn.store.engine import Store
+from watched_store import WatchedStore
+
+REFRESH_S = 10.0
+
+
+class Scene:
+    """A watch over a store that counts what is asked of it."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = WatchedStore(store)
+        self.now = 1000.0
+        self.watch = RevisionWatch(self.store, REFRESH_S, lambda: self.now)  # type: ignore[arg-type]
+
+    async def asked(self, later_s: float) -> tuple[bool, int]:
+        """Whether the number is current that much later, and how many questions had been asked before it was said."""
+        self.now += later_s
+        before = self.store.reads
+        return await self.watch.is_current(), self.store.reads - before
+
+
+@pytest.fixture
+def scene(store: Store) -> Scene:
+    return Scene(store)
+
+
+async def test_a_young_number_is_taken_an_ageing_one_asked_for_beside_and_an_old_one_before(scene: Scene) -> None:
+    assert await scene.asked(0) == (True, 1), "it was never asked for"
+    assert await scene.asked(REFRESH_S / 2) == (True, 0)
+    assert await scene.asked(0.1) == (True, 0)
+    await scene.watch.settle()
+    assert scene.store.reads == 2
+    assert await scene.asked(REFRESH_S / 2) == (True, 0), "the answer made it young"
+    assert await scene.asked(REFRESH_S) == (True, 1)
+
+
+async def test_what_was_asked_for_before_a_change_made_here_does_not_count(scene: Scene) -> None:
+    assert await scene.asked(0) == (True, 1)
+    number, began = scene.watch.number, scene.now
+    scene.now += 1
+    scene.watch.expire()
+    assert not scene.watch.is_newest(number) and not scene.watch.counts(began)
+    scene.watch.note(began, number + 7)
+    assert scene.watch.number == number
+    assert await scene.asked(0) == (True, 1)
+    assert scene.watch.is_newest(number)
+
+
+async def test_while_the_database_is_away_it_is_asked_now_and_then_and_nobody_waits(scene: Scene) -> None:
+    await scene.asked(0)
+    number = scene.watch.number
+    scene.store.away = True
+    assert await scene.asked(2 * REFRESH_S) == (False, 1)
+    assert scene.watch.is_away and scene.watch.is_newest(number)
+    assert await scene.asked(AWAY_S / 2) == (False, 0)
+    assert await scene.asked(AWAY_S) == (False, 0), "asked beside the request"
+    await scene.watch.settle()
+    assert scene.store.reads == 3 and scene.watch.away_s == 1.5 * AWAY_S
+    scene.store.away = False
+    await scene.asked(2 * AWAY_S)
+    await scene.watch.settle()
+    assert not scene.watch.is_away and await scene.asked(0) == (True, 0)
+
+
+async def test_an_older_answer_that_comes_late_changes_nothing(scene: Scene) -> None:
+    scene.watch.note(scene.now + 2, 9)
+    scene.watch.note(scene.now + 1, 8)
+    assert scene.watch.number == 9
