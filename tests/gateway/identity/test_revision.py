@@ -60,6 +60,8 @@ async def test_while_the_database_is_away_it_is_asked_now_and_then_and_nobody_wa
     assert await scene.asked(2 * REFRESH_S) == (False, 1)
     assert scene.watch.is_away and scene.watch.is_newest(number)
     assert await scene.asked(AWAY_S / 2) == (False, 0)
+    await scene.watch.settle()
+    assert scene.store.reads == 2, "too early to ask again"
     assert await scene.asked(AWAY_S) == (False, 0), "asked beside the request"
     await scene.watch.settle()
     assert scene.store.reads == 3 and scene.watch.away_s == 1.5 * AWAY_S
