@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 
 import pytest
+from sqlalchemy import make_url, text
 
 from kvarn.config.platform import AuthConfig
 from kvarn.gateway.identity.directory import Directory
 from kvarn.store.engine import Store
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.keys import new_key
+from kvarn.store.migrate import upgrade
 from kvarn.store.owner import Role
 from kvarn.store.repositories.acts import Actor, acting
 from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
@@ -268,3 +271,32 @@ async def test_anybody_has_the_default_organisations_salt_and_limits(store: Stor
         await set_limit(act, DEFAULT_ORGANIZATION, DEFAULT_ORGANIZATION, "*", {"tokens_per_minute": 9})
     scene.clock.now += 61
     assert [rule.tokens_per_minute for rule in (await scene.directory.anybody()).limits] == [9]
+
+
+async def test_keys_are_taken_from_memory_while_the_database_refuses_the_server(
+    postgres_service, make_database
+) -> None:
+    url = make_url(make_database(postgres_service.port)).set(drivername="postgresql+asyncpg")
+    owner = Store(url, timeout_s=20)
+    await upgrade(owner)
+    login = f"gateway_{uuid.uuid4().hex[:12]}"
+    await _execute(owner, f"CREATE ROLE {login} LOGIN SUPERUSER")
+    scene = await Scene(owner).furnish()
+    served = Store(url.set(username=login), timeout_s=20)
+    directory = Directory(served, AuthConfig(refresh_s=0.05))
+    assert await directory.bearer_of(scene.value) is not None
+    await _execute(owner, f"ALTER ROLE {login} NOLOGIN")
+    await _execute(owner, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{login}'")
+    for _ in range(3):
+        await asyncio.sleep(0.06)
+        assert await directory.bearer_of(scene.value) is not None
+    with pytest.raises(ApiError) as raised:
+        await directory.bearer_of(new_key().value)
+    assert raised.value.status == 503
+    for each in (directory, served, owner):
+        await each.close()
+
+
+async def _execute(store: Store, statement: str) -> None:
+    async with store.transaction() as session:
+        await session.execute(text(statement))
