@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -12,17 +15,17 @@ import httpx
 import openai
 import pytest
 
+from batch_jobs import CHAT, WaitFor, await_end, chat_line, jsonl, outputs, read_file, send
 from fake_replica import answer_text
 from kvarn.config.platform import BatchesConfig, StoreConfig
 from kvarn.replica.api import ReplicaLostError, ReplicaState, RequestRefusedError
 from kvarn.store.owner import Principal, Scopes
 from kvarn.store.repositories.acts import Actor, acting
+from kvarn.store.repositories.files import read_content
 from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
 from kvarn.wire.messages import EngineStats, RefusalReason
 
 MISSING = "missing_required_parameter"
-CHAT = "/v1/chat/completions"
-WaitFor = Callable[..., None]
 
 
 @pytest.fixture
@@ -37,51 +40,6 @@ def mill(serve: Any, database_url: str, wait_for: WaitFor) -> Iterator[Any]:
         with house.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         yield house
-
-
-def chat_line(number: int, **body: Any) -> dict[str, Any]:
-    asked = {"model": "tiny", "messages": [{"role": "user", "content": f"question {number}"}], **body}
-    return {"custom_id": f"r{number}", "method": "POST", "url": CHAT, "body": asked}
-
-
-def jsonl(lines: list[Any]) -> bytes:
-    return b"".join((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n" for line in lines)
-
-
-def send(client: httpx.Client, lines: list[Any], endpoint: str = CHAT, **fields: Any) -> dict[str, Any]:
-    """Upload the input of a batch and start it."""
-    form = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", jsonl(lines))}}
-    file_id = client.post("/v1/files", **form).json()["id"]  # type: ignore[arg-type]
-    body = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": "24h", **fields}
-    answer = client.post("/v1/batches", json=body)
-    assert answer.status_code == 200, answer.text
-    made: dict[str, Any] = answer.json()
-    return made
-
-
-def await_end(client: httpx.Client, batch: dict[str, Any], wait_for: WaitFor, status: str = "completed") -> Any:
-    def over() -> bool:
-        batch.update(client.get(f"/v1/batches/{batch['id']}").json())
-        return batch["status"] in ("completed", "failed", "expired", "cancelled")
-
-    wait_for(over, f"the batch to be {status}", seconds=20)
-    assert batch["status"] == status, batch
-    return batch
-
-
-def read_file(client: httpx.Client, batch: dict[str, Any], column: str) -> list[dict[str, Any]]:
-    """Lines of an output or error file; none where there is no file."""
-    if column not in batch:
-        return []
-    return [json.loads(line) for line in client.get(f"/v1/files/{batch[column]}/content").text.splitlines()]
-
-
-def outputs(client: httpx.Client, batch: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """All lines of both files by custom id; each id is there once."""
-    lines = read_file(client, batch, "output_file_id") + read_file(client, batch, "error_file_id")
-    found = {line["custom_id"]: line for line in lines}
-    assert len(found) == len(lines)
-    return found
 
 
 def test_the_official_client_runs_a_batch(mill: Any, wait_for: WaitFor) -> None:
@@ -201,6 +159,31 @@ def test_a_cancelled_batch_keeps_what_was_answered(mill: Any, wait_for: WaitFor)
         assert again.status_code == 409 and "cancelled" in again.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("lines", [[chat_line(0)], [b"{not json"]])
+def test_a_batch_that_is_cancelled_while_it_is_checked_has_not_failed(
+    mill: Any, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch, lines: list[Any]
+) -> None:
+    reading, go_on = threading.Event(), threading.Event()
+
+    async def read_slowly(*args: Any) -> AsyncGenerator[bytes, None]:
+        reading.set()
+        await asyncio.to_thread(go_on.wait, 20)
+        async with aclosing(read_content(*args)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    monkeypatch.setattr("kvarn.gateway.batches.run.read_content", read_slowly)
+    with mill.client() as client:
+        batch = send(client, lines)
+        assert reading.wait(10)
+        assert client.post(f"/v1/batches/{batch['id']}/cancel").json()["status"] == "cancelling"
+        time.sleep(0.2)  # for four looks at the batch
+        go_on.set()
+        await_end(client, batch, wait_for, "cancelled")
+        assert "errors" not in batch and "failed_at" not in batch and batch["request_counts"]["total"] == 0
+    assert mill.chat.submitted == []
+
+
 def test_a_batch_past_its_window_expires(mill: Any, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch) -> None:
     mill.chat.hold = asyncio.Event()  # never set
     mill.chat.answer = lambda request, index: answer_text("late")
@@ -237,7 +220,7 @@ def test_a_model_that_starts_late_is_waited_for(mill: Any, wait_for: WaitFor) ->
 def test_a_line_that_kills_the_engine_again_and_again_is_given_up(
     mill: Any, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvarn.gateway.batches.lines._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("kvarn.gateway.batches.pacing._FIRST_PAUSE_S", 0.01)
     generate = mill.chat.generate
 
     def deadly(request: Any) -> Any:
@@ -276,28 +259,6 @@ def test_a_tenant_finds_nothing_of_another(mill: Any, wait_for: WaitFor) -> None
         stolen = {"input_file_id": batch["input_file_id"], "endpoint": CHAT, "completion_window": "24h"}
         answer = blue.post("/v1/batches", json=stolen)
         assert answer.status_code == 404 and answer.json()["error"]["param"] == "input_file_id"
-
-
-def test_one_organisations_batches_do_not_keep_anothers_out(serve: Any, database_url: str, wait_for: WaitFor) -> None:
-    def prepare(house: Any) -> None:
-        batches = BatchesConfig(poll_s=0.05, max_in_flight=8, max_running=2)
-        house.config = house.config.model_copy(update={"store": StoreConfig(url=database_url), "batches": batches})
-
-    with serve(prepare) as house, house.client() as client:
-        wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        house.chat.step_s = 0.05
-        house.chat.answer = lambda request, index: answer_text("a long answer")
-        with house.add_tenant("red") as red, house.add_tenant("blue") as blue:
-            hers = [send(red, [chat_line(i) for i in range(60)]) for _ in range(3)]
-            wait_for(lambda: len(house.chat.running) >= 4, "her lines to run")
-            await_end(blue, send(blue, [chat_line(0)]), wait_for)
-            left = [red.get(f"/v1/batches/{batch['id']}").json()["request_counts"] for batch in hers]
-            assert sum(counts["completed"] for counts in left) < 120, "it did not wait until one of hers was over"
-            house.chat.step_s = 0.0
-            for batch in hers:
-                await_end(red, batch, wait_for)
-                assert len(outputs(red, batch)) == 60
-            assert len(house.chat.submitted) == 181, "no line was run twice"
 
 
 def make_key(mill: Any, tenant: str, **asked: Any) -> str:

@@ -73,7 +73,7 @@ async def test_a_batch_is_run_by_one_gateway_until_its_lease_runs_out(store: Sto
         renew_lease(store, first, batch.id, LEASE_S),
         move_batch(store, first, batch.id, {BatchStatus.VALIDATING}, BatchStatus.IN_PROGRESS),
         answer_lines(store, first, batch.id, [Answer(1, False, b"{}")]),
-        finish_batch(store, first, batch.id, BatchStatus.COMPLETED, {}, None),
+        finish_batch(store, first, batch.id, {BatchStatus.FINALIZING}, BatchStatus.COMPLETED, {}, None),
     ):
         with pytest.raises(LeaseLostError):
             await change
@@ -113,7 +113,10 @@ async def test_a_client_that_cancels_comes_before_the_next_state(store: Store, c
     assert (await cancel_batch(store, who.owner, batch.id)).status == BatchStatus.CANCELLING
     moved = await move_batch(store, "a", batch.id, {BatchStatus.VALIDATING}, BatchStatus.IN_PROGRESS, total=3)
     assert moved.status == BatchStatus.CANCELLING and moved.total == 0
-    await finish_batch(store, "a", batch.id, BatchStatus.CANCELLED, {}, None)
+    kept = await finish_batch(store, "a", batch.id, {BatchStatus.VALIDATING}, BatchStatus.FAILED, {}, None, errors=[{}])
+    assert kept.status == BatchStatus.CANCELLING and kept.errors == [] and "failed_at" not in kept.times
+    assert kept.leased_by == "a"
+    await finish_batch(store, "a", batch.id, {BatchStatus.CANCELLING}, BatchStatus.CANCELLED, {}, None)
     with pytest.raises(ConflictError, match="cancelled"):
         await cancel_batch(store, who.owner, batch.id)
     stranger = await create_organization(store, "blue")

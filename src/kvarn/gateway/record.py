@@ -42,7 +42,8 @@ class RequestRecord:
     least_priority: int | None = None
     """Best tier it may have, where it is not the client's to say: 10 for a line of a batch."""
     client_left: Callable[[], Awaitable[None]] | None = None
-    """Returns once the client has left. May be awaited when the body has been read; None for a line of a batch."""
+    """Returns once the client has left. May be awaited when the body has been read. For a line of a batch: once the
+    batch gives way to another."""
     degraded_from: str | None = None
     """The model it asked for, where another one answers."""
     work: list[Work] = field(default_factory=list)

@@ -49,9 +49,10 @@ class Turns:
     def _hand_out(self) -> None:
         while self._free and self._waiting:
             tenant, line = self._waiting.popitem(last=False)
-            turn = line.popleft()
+            while line and line[0].cancelled():  # who has left uses up no turn of the tenant's
+                line.popleft()
+            if line:
+                self._free -= 1
+                line.popleft().set_result(None)
             if line:
                 self._waiting[tenant] = line  # behind the others
-            if not turn.cancelled():
-                self._free -= 1
-                turn.set_result(None)

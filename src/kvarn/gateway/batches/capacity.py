@@ -83,6 +83,12 @@ class LineGate:
         self._clock = clock
         self._turns = Turns(1)
         self._left = asyncio.Event()
+        self._left_at = float("-inf")
+
+    @property
+    def empty_s(self) -> float:
+        """Seconds for which no line has been in the engine."""
+        return 0.0 if self.window.in_flight else self._clock() - self._left_at
 
     @asynccontextmanager
     async def place(self, tenant: str) -> AsyncGenerator[None, None]:
@@ -95,6 +101,7 @@ class LineGate:
             yield
         finally:
             self.window.in_flight -= 1
+            self._left_at = self._clock()
             self._left.set()
 
     def answered(self) -> None:
@@ -102,7 +109,7 @@ class LineGate:
         self.window.grow()
 
     def refused(self) -> None:
-        """The engine, or a stage before it, had no room for the line in it."""
+        """The engine did not take the line in it."""
         self.window.shrink(self._clock())
 
     async def _wait(self) -> None:

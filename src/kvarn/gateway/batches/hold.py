@@ -46,7 +46,7 @@ class Hold:
         """Who its lines act for: their key as it was when it was last valid."""
         self.stop: Stop | None = None
         self.stopped = asyncio.Event()
-        self.gives_way = False
+        self.gives_way = asyncio.Event()
         """Another organisation waits for the place: no more lines are begun, and those under way are the last."""
         self.changing = asyncio.Lock()
         """Held by whoever changes the batch: what is known of it here is never older than a change made here."""
@@ -56,6 +56,10 @@ class Hold:
     def owner(self) -> Owner:
         """Whose it is."""
         return Owner(self.batch.organization_id, self.batch.project_id)
+
+    async def until_it_gives_way(self) -> None:
+        """Wait until another organisation is to have the place."""
+        await self.gives_way.wait()
 
     async def watch(self) -> None:
         """Look after it until there is a reason to stop.

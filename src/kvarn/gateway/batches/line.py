@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import msgspec
+from starlette.requests import ClientDisconnect
 
 from kvarn.gateway.batches.capacity import BATCH_PRIORITY
 from kvarn.gateway.batches.endpoints import ENDPOINTS
@@ -22,6 +24,9 @@ _log = logging.getLogger("kvarn.gateway")
 
 _TRY_AGAIN = frozenset({429, 503})
 _LOCKED = "conversation_locked"
+_BY_ENGINE = frozenset({"draining", "model_not_ready", "overloaded", "queue_full", "queue_timeout", "replica_lost"})
+"""Codes of refusals that tell of the machine, whoever asks. The others tell of the one who asks (`over_share`, limits,
+budgets, a conversation in use) or of another part of the platform (the database, Redis, the moderating model)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,11 @@ class Refused:
     error: ApiError
     retry_after_s: float | None
 
+    @property
+    def by_engine(self) -> bool:
+        """Whether any other line of the model would have been refused as well."""
+        return self.error.code in _BY_ENGINE
+
 
 def line_id(batch_id: str, line: int) -> str:
     """Name of a line, the same in every run of it: its request id, and its id in the output."""
@@ -39,18 +49,38 @@ def line_id(batch_id: str, line: int) -> str:
 
 
 async def run_line(
-    gateway: Gateway, principal: Principal, batch_id: str, endpoint: str, line: Line
-) -> Answer | Refused:
-    """Run a line to its end. What it did is in the ledger when this returns, however it went."""
+    gateway: Gateway,
+    principal: Principal,
+    batch_id: str,
+    endpoint: str,
+    line: Line,
+    given_up: Callable[[], Awaitable[None]] | None = None,
+) -> Answer | Refused | None:
+    """Run a line to its end. What it did is in the ledger when this returns, however it went.
+
+    Args:
+        gateway: Where it runs.
+        principal: Who it acts for.
+        batch_id: Its batch.
+        endpoint: Path of its operation.
+        line: The line.
+        given_up: Returns once it shall not wait to be admitted any more.
+
+    Returns:
+        None where it was given up while it waited: nothing has been done for it.
+    """
     record = RequestRecord(
         line_id(batch_id, line.line),
         endpoint=endpoint,
         principal=principal,
         least_priority=BATCH_PRIORITY,
         body_bytes=len(line.body),
+        client_left=given_up,
     )
     try:
         body = await ENDPOINTS[endpoint](gateway, record, line.body)
+    except ClientDisconnect:
+        return None
     except Exception as error:
         return _failure(record, line, error)
     else:

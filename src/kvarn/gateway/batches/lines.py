@@ -5,42 +5,52 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from kvarn.config.platform import BatchesConfig
+from kvarn.gateway.batches.answers import Answers
 from kvarn.gateway.batches.capacity import LineGate
 from kvarn.gateway.batches.hold import Hold
 from kvarn.gateway.batches.line import Refused, give_up, run_line
+from kvarn.gateway.batches.line_source import LineSource
+from kvarn.gateway.batches.pacing import PARK_S, Pacing
 from kvarn.gateway.batches.validation import model_of
 from kvarn.gateway.context import Gateway
 from kvarn.store.errors import StoreAwayError
-from kvarn.store.repositories.batch_lines import Answer, Line, answer_lines, open_lines
+from kvarn.store.repositories.batch_lines import Answer, Line
 
-PARK_S = 5.0
-"""A batch that has to wait for longer makes room for another."""
-
-_READ_AT_ONCE = 16
-_FIRST_PAUSE_S = 1.0
-_LONGEST_PAUSE_S = 60.0
-_MOST_LOSSES = 5
-"""A line beside which the engine died so often is not tried again: it may be what kills it."""
-_QUOTA = "insufficient_quota"
+_LOOK_AGAIN_S = 1.0
+"""A batch that waits for a model, or for the database, sees whether it waits in vain so often."""
 
 _log = logging.getLogger("kvarn.gateway")
 
 
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """A line on its way."""
+
+    line: Line
+    gate: LineGate
+    since: float
+    """When it came to the gate. Monotonic seconds."""
+    begun: bool = False
+    """It is through the gate."""
+
+    def in_vain_s(self, now: float) -> float:
+        """Seconds that it has waited at a gate through which nobody goes; lines that come by turns get on."""
+        return 0.0 if self.begun else min(now - self.since, self.gate.empty_s)
+
+
 class Lines:
     """Runs the open lines of a batch.
-
-    A refusal (429, 503) holds up the whole batch: what refuses one line refuses the next. The pause is the one the
-    refusal names, else it doubles with each refusal in a row.
 
     Args:
         gateway: Where they run.
         hold: The batch.
         gates: The way into each model's engine; under the empty name, for models that are not served.
         config: How batches are run.
+        pacing: What the batch has met with so far.
         clock: Monotonic seconds.
     """
 
@@ -50,142 +60,142 @@ class Lines:
         hold: Hold,
         gates: Mapping[str, LineGate],
         config: BatchesConfig,
+        pacing: Pacing,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._gateway = gateway
         self._hold = hold
         self._gates = gates
         self._config = config
+        self._pacing = pacing
         self._clock = clock
-        self._tasks: set[asyncio.Task[Answer | Refused | None]] = set()
-        self._waiting: deque[Line] = deque()
-        self._after = 0
-        self._read_all = False
-        self._unkept: list[Answer] = []
-        self._losses: Counter[int] = Counter()
-        self._refusals = 0
-        self._resume_at = clock()
+        self._source = LineSource(hold.store, hold.batch.id)
+        self._answers = Answers(hold, gateway.metrics)
+        self._attempts: dict[asyncio.Task[Answer | Refused | None], _Attempt] = {}
 
     async def run(self) -> float:
         """Run lines until none is open or the hold is stopped.
 
         Returns:
-            Seconds after which to go on, where the batch has to wait for longer than is worth holding it, or gives way;
-            else 0.
+            Seconds after which to go on, where the batch makes room for another; else 0.
 
         Raises:
             LeaseLostError: Another gateway has the batch.
             StoreAwayError: The run was stopped, and the last answers could not be kept.
         """
-        stopped = asyncio.create_task(self._hold.stopped.wait())
+        hold, pacing = self._hold, self._pacing
+        stopped, giving_way = [asyncio.create_task(event.wait()) for event in (hold.stopped, hold.gives_way)]
+        pacing.taken(self._clock())
         try:
-            while not self._hold.stopped.is_set():
-                await self._fill()
-                pause = max(0.0, self._resume_at - self._clock())
-                if not self._tasks:
-                    if not self._waiting and self._read_all:
+            while not hold.stopped.is_set():
+                self._note_waiting_in_vain()
+                if self._may_begin:
+                    await self._fill()
+                else:
+                    await self._let_go()
+                if not self._attempts:
+                    if self._source.exhausted:
                         return 0.0
-                    if pause > PARK_S or self._hold.gives_way:
-                        return max(pause, PARK_S)
-                done, _ = await asyncio.wait(
-                    {stopped, *self._tasks}, timeout=pause or None, return_when=asyncio.FIRST_COMPLETED
-                )
-                await self._settle(task for task in self._tasks & done)
+                    rest = pacing.rest_s(self._clock())
+                    if rest or hold.gives_way.is_set():
+                        return max(rest, PARK_S)
+                signals = {stopped} if giving_way.done() else {stopped, giving_way}
+                timeout = min(pacing.pause_s(self._clock()) or _LOOK_AGAIN_S, _LOOK_AGAIN_S)
+                await asyncio.wait({*signals, *self._attempts}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                await self._settle()
             return 0.0
         finally:
             stopped.cancel()
-            await self._give_up()
+            giving_way.cancel()
+            await self._end()
 
     @property
     def _may_begin(self) -> bool:
-        return not self._hold.gives_way and self._clock() >= self._resume_at
+        return not self._hold.gives_way.is_set() and not self._pacing.pause_s(self._clock())
+
+    def _note_waiting_in_vain(self) -> None:
+        """Where none of the models has had room for long, that holds up the batch like a refusal."""
+        now = self._clock()
+        if self._attempts and all(attempt.in_vain_s(now) >= PARK_S for attempt in self._attempts.values()):
+            self._pacing.hold_up(now)
+            _log.info("batch %s makes room for another: its models have none for it", self._hold.batch.id)
 
     async def _fill(self) -> None:
-        while self._may_begin and len(self._tasks) < self._config.max_in_flight:
+        while len(self._attempts) < self._config.max_in_flight:
             try:
-                if not self._waiting and not await self._read():
-                    return
+                line = await self._source.take()
             except StoreAwayError as error:
                 _log.warning("batch %s: its lines wait for the database: %s", self._hold.batch.id, error)
-                self._resume_at = self._clock() + _FIRST_PAUSE_S
                 return
-            line = self._waiting.popleft()
-            self._tasks.add(asyncio.create_task(self._run(line)))
+            if line is None:
+                return
+            gate = self._gates.get(model_of(line.body) or "", self._gates[""])
+            attempt = _Attempt(line, gate, self._clock())
+            self._attempts[asyncio.create_task(self._run(attempt))] = attempt
 
-    async def _read(self) -> bool:
-        if self._read_all:
-            return False
-        found = await open_lines(self._hold.store, self._hold.batch.id, self._after, _READ_AT_ONCE)
-        self._read_all = len(found) < _READ_AT_ONCE
-        if found:
-            self._after = found[-1].line
-            self._waiting.extend(found)
-        return bool(found)
-
-    async def _run(self, line: Line) -> Answer | Refused | None:
+    async def _run(self, attempt: _Attempt) -> Answer | Refused | None:
         batch = self._hold.batch
-        gate = self._gates.get(model_of(line.body) or "", self._gates[""])
-        async with gate.place(batch.organization_id):
-            if self._hold.gives_way:
-                return None  # it stays open
+        async with attempt.gate.place(batch.organization_id):
+            if not self._may_begin:
+                return None
+            attempt.begun = True
             principal = self._hold.principal
             assert principal is not None
-            result = await run_line(self._gateway, principal, batch.id, batch.endpoint, line)
+            result = await run_line(
+                self._gateway, principal, batch.id, batch.endpoint, attempt.line, self._hold.until_it_gives_way
+            )
             if isinstance(result, Refused):
-                gate.refused()
-            else:
-                gate.answered()
+                self._note_refusal(result, attempt.gate)
+            elif isinstance(result, Answer) and not result.failed:
+                attempt.gate.answered()
+                self._pacing.answered(self._clock())
         return result
 
-    async def _settle(self, done: Iterable[asyncio.Task[Answer | Refused | None]]) -> None:
-        for task in list(done):
-            self._tasks.discard(task)
-            result = task.result()
-            answer = self._judge(result) if isinstance(result, Refused) else result
-            if answer is not None:
-                self._unkept.append(answer)
-                self._refusals = self._refusals if answer.failed else 0
-        while self._unkept and not self._hold.stopped.is_set():
-            try:
-                await self._keep()
-            except StoreAwayError as error:  # the answers have been paid for: they wait until it is back
-                _log.warning("batch %s: answers wait for the database: %s", self._hold.batch.id, error)
-                await asyncio.sleep(_FIRST_PAUSE_S)
-
-    def _judge(self, refused: Refused) -> Answer | None:
-        """The final answer of a line that was refused; None where it is to be tried again."""
-        error, line = refused.error, refused.line
-        if error.code == "replica_lost":
-            self._losses[line.line] += 1
-        # A rate limit that names no time to come back is smaller than the line itself.
-        hopeless = error.status == 429 and refused.retry_after_s is None and error.code != _QUOTA
-        if hopeless or self._losses[line.line] >= _MOST_LOSSES:
-            return give_up(self._hold.batch.id, refused)
-        self._gateway.metrics.batch_lines.labels("retried").inc()
-        self._waiting.appendleft(line)
-        now = self._clock()
-        if now >= self._resume_at:  # the first of those that were in flight together
-            pause = refused.retry_after_s or min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self._refusals)
-            self._refusals += 1
-            self._resume_at = now + pause
+    def _note_refusal(self, refused: Refused, gate: LineGate) -> None:
+        if refused.by_engine:
+            gate.refused()
+        pause = self._pacing.hold_up(self._clock(), refused.retry_after_s)
+        if pause:
             message = "batch %s waits %.0f s: a line was refused: %s"
-            _log.info(message, self._hold.batch.id, pause, error.message)
-        return None
+            _log.info(message, self._hold.batch.id, pause, refused.error.message)
 
-    async def _keep(self) -> None:
-        if not self._unkept:
+    async def _let_go(self) -> None:
+        """Lines that are not through their gate leave it: nothing has been done for them."""
+        waiting = [task for task, attempt in self._attempts.items() if not attempt.begun]
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for task in reversed(waiting):
+            if task.cancelled():
+                self._source.put_back(self._attempts.pop(task).line)
+
+    async def _settle(self) -> None:
+        for task in reversed([task for task in self._attempts if task.done()]):
+            attempt = self._attempts.pop(task)
+            result = task.result()
+            if result is None:
+                self._source.put_back(attempt.line)
+            elif isinstance(result, Refused):
+                self._judge(result)
+            else:
+                self._answers.add(result)
+        await self._answers.keep_trying()
+
+    def _judge(self, refused: Refused) -> None:
+        """Try a line that was refused again, or take that for its answer."""
+        if refused.error.code == "replica_lost" and self._pacing.lost(refused.line.line):
+            self._answers.add(give_up(self._hold.batch.id, refused))
             return
-        answers = list(self._unkept)
-        await answer_lines(self._hold.store, self._hold.holder, self._hold.batch.id, answers)
-        del self._unkept[: len(answers)]
-        for answer in answers:
-            self._gateway.metrics.batch_lines.labels("failed" if answer.failed else "completed").inc()
+        self._gateway.metrics.batch_lines.labels("retried").inc()
+        self._source.put_back(refused.line)
 
-    async def _give_up(self) -> None:
+    async def _end(self) -> None:
         """End what is in flight; what was answered in the last moment is kept."""
-        tasks, self._tasks = self._tasks, set()
+        tasks = list(self._attempts)
+        self._attempts.clear()
         for task in tasks:
             task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        self._unkept += [result for result in results if isinstance(result, Answer)]
-        await self._keep()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Answer):
+                self._answers.add(result)
+        await self._answers.keep()

@@ -14,6 +14,7 @@ from kvarn.gateway.batches.capacity import LineGate
 from kvarn.gateway.batches.hold import Hold, Stop
 from kvarn.gateway.batches.line import unanswered
 from kvarn.gateway.batches.lines import Lines
+from kvarn.gateway.batches.pacing import Pacing
 from kvarn.gateway.batches.results import ResultFiles
 from kvarn.gateway.batches.validation import InputCheck, split_lines
 from kvarn.gateway.context import Gateway
@@ -48,14 +49,16 @@ class BatchRun:
         gateway: Where its lines run.
         hold: The batch.
         gates: The way into each model's engine.
+        pacing: What the batch has met with so far.
     """
 
-    def __init__(self, gateway: Gateway, hold: Hold, gates: Mapping[str, LineGate]) -> None:
+    def __init__(self, gateway: Gateway, hold: Hold, gates: Mapping[str, LineGate], pacing: Pacing) -> None:
         self._gateway = gateway
         self._store = gateway.store
         self._config = gateway.config.batches
         self._hold = hold
         self._gates = gates
+        self._pacing = pacing
 
     async def run(self) -> float:
         """Work on the batch until it is over or has to wait.
@@ -80,7 +83,7 @@ class BatchRun:
         if self._hold.batch.status == BatchStatus.VALIDATING:
             await self._validate()
         if self._hold.batch.status == BatchStatus.IN_PROGRESS:
-            pause = await Lines(self._gateway, self._hold, self._gates, self._config).run()
+            pause = await Lines(self._gateway, self._hold, self._gates, self._config, self._pacing).run()
             if pause:
                 return pause
             await self._leave_progress()
@@ -95,14 +98,12 @@ class BatchRun:
             await self._read_input(check)
         except NotFoundError as error:
             check.faults.append(BatchFault(code="invalid_input_file", message=str(error), param="input_file_id"))
-        else:
-            check.end()
         if check.faults:
             await delete_lines(self._store, self._hold.batch.id)
             errors = [msgspec.to_builtins(fault) for fault in check.faults]
-            await self._finish(BatchStatus.FAILED, {}, errors=errors)
-            return
-        await self._move({BatchStatus.VALIDATING}, BatchStatus.IN_PROGRESS, total=check.total, model=check.model)
+            await self._finish({BatchStatus.VALIDATING}, BatchStatus.FAILED, {}, errors=errors)
+        else:
+            await self._move({BatchStatus.VALIDATING}, BatchStatus.IN_PROGRESS, total=check.total, model=check.model)
         if self._hold.batch.status == BatchStatus.CANCELLING:
             await delete_lines(self._store, self._hold.batch.id)
 
@@ -127,6 +128,8 @@ class BatchRun:
                     found, size = [], 0
                 elif number % _CHECKED_AT_ONCE == 0:
                     await asyncio.sleep(0)
+            else:
+                check.end()
         if found:
             await add_lines(self._store, batch.id, found)
 
@@ -141,7 +144,7 @@ class BatchRun:
 
     async def _finalise(self) -> None:
         batch = self._hold.batch
-        status = BatchStatus.COMPLETED
+        origin, status = BatchStatus(batch.status), BatchStatus.COMPLETED
         if batch.status == BatchStatus.CANCELLING:
             status = BatchStatus.CANCELLED
         elif batch.completed + batch.failed < batch.total:
@@ -153,7 +156,8 @@ class BatchRun:
         files = ResultFiles(self._store, batch, tell)
         written = await files.write()
         try:
-            await self._finish(status, written)
+            await self._finish({origin}, status, written)
+            assert self._hold.batch.status == status, "only who holds a batch takes it out of these states"
         except BaseException:
             await files.discard()
             raise
@@ -164,10 +168,14 @@ class BatchRun:
         async with hold.changing:
             hold.batch = await move_batch(self._store, hold.holder, hold.batch.id, origin, status, **values)
 
-    async def _finish(self, status: BatchStatus, files: dict[str, dict[str, Any]], **values: Any) -> None:
+    async def _finish(
+        self, origin: set[BatchStatus], status: BatchStatus, files: dict[str, dict[str, Any]], **values: Any
+    ) -> None:
         hold = self._hold
         days = self._gateway.config.retention.files_days
         kept_s = hold.batch.output_expires_after_s or (days and days * _DAY_S)
         async with hold.changing:
-            hold.batch = await finish_batch(self._store, hold.holder, hold.batch.id, status, files, kept_s, **values)
-        _log.info("batch %s is %s", hold.batch.id, status)
+            hold.batch = await finish_batch(
+                self._store, hold.holder, hold.batch.id, origin, status, files, kept_s, **values
+            )
+        _log.info("batch %s is %s", hold.batch.id, hold.batch.status)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from functools import partial
 
 from kvarn.gateway.batches.capacity import LineGate, LineWindow
 from kvarn.gateway.batches.hold import Hold
+from kvarn.gateway.batches.pacing import Pacing
 from kvarn.gateway.batches.run import BatchRun
 from kvarn.gateway.context import Gateway
 from kvarn.gateway.served import ServedModel
@@ -22,10 +24,13 @@ from kvarn.store.errors import StoreAwayError
 from kvarn.store.ids import new_id
 from kvarn.store.models import Batch
 from kvarn.store.repositories.batch_runs import LeaseLostError, claim_batches, release_batch, waiting_organizations
+from kvarn.store.repositories.batches import OVER
 from kvarn.wire.messages import EngineStats
 
 _AFTER_A_FAULT_S = 60.0
 """Seconds that a batch rests whose run ended in an error nobody foresaw."""
+_REMEMBERED = 1000
+"""Batches without a place of which is remembered what they have met with."""
 
 _log = logging.getLogger("kvarn.gateway")
 
@@ -41,6 +46,8 @@ class BatchRunner:
         self._runs: dict[str, asyncio.Task[None]] = {}
         self._holds: dict[str, Hold] = {}
         """Of those runs, in the order in which they were taken."""
+        self._pacings: OrderedDict[str, Pacing] = OrderedDict()
+        """Of batches that this gateway has let go unfinished, the latest last."""
         self._gates = {model.name: self._gate(partial(_stats_of, model)) for model in gateway.models}
         self._gates[""] = self._gate(EngineStats)
 
@@ -81,17 +88,18 @@ class BatchRunner:
         holds = self._holds.values()
         places = Counter(hold.owner.organization_id for hold in holds)
         most, held = places.most_common(1)[0]
-        if held == 1 or any(hold.gives_way for hold in holds):
+        if held == 1 or any(hold.gives_way.is_set() for hold in holds):
             return
         if await waiting_organizations(self._store) - places.keys():
             last = [hold for hold in holds if hold.owner.organization_id == most][-1]
-            last.gives_way = True
+            last.gives_way.set()
             _log.info("batch %s gives way to another organisation's", last.batch.id)
 
     async def _work(self, batch: Batch, hold: Hold) -> None:
         pause = 0.0
+        pacing = self._pacings.pop(batch.id, None) or Pacing()
         try:
-            pause = await BatchRun(self._gateway, hold, self._gates).run()
+            pause = await BatchRun(self._gateway, hold, self._gates, pacing).run()
         except LeaseLostError:
             _log.warning("batch %s was taken over by another gateway", batch.id)
         except StoreAwayError as error:
@@ -102,10 +110,17 @@ class BatchRunner:
         finally:
             self._runs.pop(batch.id, None)
             self._holds.pop(batch.id, None)
+            if hold.batch.status not in OVER:
+                self._remember(batch.id, pacing)
             await self._release(batch.id, pause)
 
+    def _remember(self, batch_id: str, pacing: Pacing) -> None:
+        self._pacings[batch_id] = pacing
+        while len(self._pacings) > _REMEMBERED:
+            self._pacings.popitem(last=False)
+
     async def _release(self, batch_id: str, pause: float) -> None:
-        until = int(self._store.now() + pause) if pause else None
+        until = math.ceil(self._store.now() + pause) if pause else None
         try:
             await release_batch(self._store, self._holder, batch_id, until)
         except StoreAwayError as error:

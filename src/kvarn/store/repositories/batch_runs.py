@@ -113,17 +113,20 @@ async def finish_batch(
     store: Store,
     holder: str,
     batch_id: str,
+    origin: Collection[BatchStatus],
     status: BatchStatus,
     files: dict[str, dict[str, Any]],
     kept_s: int | None,
     **values: Any,
 ) -> Batch:
-    """The end of a batch: its files can be seen from the moment on at which it is over.
+    """The end of a batch: its files can be seen from the moment on at which it is over. One that is in none of the
+    states `origin` (its client cancelled it meanwhile) stays as it is. The batch as it is then.
 
     Args:
         store: The database.
         holder: Who runs it.
         batch_id: The batch.
+        origin: States that it may leave in this way.
         status: How it ends.
         files: Fields of `publish_file` by the column that names the file, such as `output_file_id`.
         kept_s: Seconds that the files are kept; None: until they are deleted.
@@ -136,6 +139,8 @@ async def finish_batch(
     now = int(store.now())
     async with store.transaction() as session:
         batch = await _locked(session, holder, batch_id)
+        if batch.status not in origin:
+            return batch
         for column, fields in files.items():
             expires_at = now + kept_s if kept_s else None
             file = await publish_file(session, now=now, expires_at=expires_at, purpose="batch_output", **fields)

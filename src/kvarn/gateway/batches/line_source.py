@@ -1,0 +1,45 @@
+"""The requests of a batch that have no answer yet, read from the database a few at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from kvarn.store.engine import Store
+from kvarn.store.repositories.batch_lines import Line, open_lines
+
+_READ_AT_ONCE = 16
+
+
+class LineSource:
+    """Gives each open line of a batch, in the file's order.
+
+    Args:
+        store: The database.
+        batch_id: The batch.
+    """
+
+    def __init__(self, store: Store, batch_id: str) -> None:
+        self._store = store
+        self._batch_id = batch_id
+        self._next: deque[Line] = deque()
+        self._after = 0
+        self._read_all = False
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every line has been given, and none was put back."""
+        return self._read_all and not self._next
+
+    async def take(self) -> Line | None:
+        """The next line; None where there is none. Raises `StoreAwayError` where the database does not answer."""
+        if not self._next and not self._read_all:
+            found = await open_lines(self._store, self._batch_id, self._after, _READ_AT_ONCE)
+            self._read_all = len(found) < _READ_AT_ONCE
+            if found:
+                self._after = found[-1].line
+                self._next.extend(found)
+        return self._next.popleft() if self._next else None
+
+    def put_back(self, line: Line) -> None:
+        """A line that was given is still open: it comes next."""
+        self._next.appendleft(line)
