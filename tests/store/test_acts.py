@@ -18,7 +18,8 @@ from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
 from kvarn.store.repositories.pages import Cursor
 from kvarn.store.repositories.projects import add_project, archive_project
 from kvarn.store.repositories.rate_limits import set_limit
-from kvarn.store.repositories.tenants import create_organization, delete_organization
+from kvarn.store.repositories.tenant_deletion import delete_organization
+from kvarn.store.repositories.tenants import create_organization
 from kvarn.store.repositories.users import add_user, list_users
 
 

@@ -31,7 +31,8 @@ from kvarn.store.repositories.batch_lines import Line, add_lines
 from kvarn.store.repositories.batches import create_batch
 from kvarn.store.repositories.conversations import Lock, create_conversation, lock_conversation
 from kvarn.store.repositories.files import publish_file
-from kvarn.store.repositories.retention import delete_expired, delete_organization_data
+from kvarn.store.repositories.retention import delete_expired
+from kvarn.store.repositories.tenant_deletion import delete_organization_data
 from kvarn.store.repositories.tenants import create_organization
 from sample_usage import EVENT
 

@@ -15,7 +15,8 @@ from kvarn.store.engine import Store
 from kvarn.store.migrate import upgrade
 from kvarn.store.models import Organization, PromptSample, StoredCompletion
 from kvarn.store.owner import Principal
-from kvarn.store.repositories.retention import delete_expired, delete_organization_data
+from kvarn.store.repositories.retention import delete_expired
+from kvarn.store.repositories.tenant_deletion import delete_organization_data
 from kvarn.store.repositories.tenants import create_organization
 
 DAY = 24 * 3600

@@ -27,6 +27,7 @@ from kvarn.store.repositories.acts import acting
 from kvarn.store.repositories.keys import KeyRequest, add_key, list_all_keys
 from kvarn.store.repositories.pages import Cursor
 from kvarn.store.repositories.projects import list_projects
+from kvarn.store.repositories.tenant_deletion import delete_organization
 from kvarn.wire.openai.organization import RateLimitUpdate, TenantCreate, TenantUpdate
 
 app = typer.Typer(help="Organisations, what they may, and their end.", no_args_is_help=True, add_completion=False)
@@ -169,7 +170,7 @@ def delete(
         typer.confirm(f"Delete {tenant} and all it owns? This cannot be undone.", abort=True)
 
     async def end(store: Store) -> None:
-        await tenants.delete_organization(store, partial(acting, store, actor()), tenant, erase_usage=erase_usage)
+        await delete_organization(store, partial(acting, store, actor()), tenant, erase_usage=erase_usage)
 
     with_store(config, end)
     typer.echo(f"deleted {tenant}")

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import httpx
 import pytest
+from sqlalchemy import func, select
 
-from kvarn.store.models import Base
+from kvarn.store.engine import Store
+from kvarn.store.models import Base, File, StoredCompletion
+from kvarn.store.repositories import billing, tenant_deletion
+from kvarn.store.repositories.deletion import Doomed
+from kvarn.store.repositories.fates import USAGE
 
 PROJECT = "/v1/organization/projects/{project}"
 
@@ -133,6 +143,7 @@ def test_tenants_are_the_platform_administrators_alone(pair, door) -> None:
         ("GET", tenant, None),
         ("POST", tenant, {"weight": 5}),
         ("DELETE", tenant, None),
+        ("GET", f"{tenant}/audit_logs", None),
         ("GET", f"{tenant}/rate_limits", None),
         ("POST", f"{tenant}/rate_limits/rl-*", {"max_requests_per_1_minute": 1}),
         ("DELETE", f"{tenant}/rate_limits/rl-*", None),
@@ -162,36 +173,81 @@ def test_a_platform_administrator_sets_what_a_tenant_may(pair, door) -> None:
     assert {each["name"] for each in listed} == {"Default", "A", "b"}
 
 
-LEDGER = {"usage_events", "usage_hours", "usage_outbox", "usage_periods", "billed_hours"}
-
-
 @pytest.mark.parametrize("erase_usage", [False, True])
-def test_a_deleted_tenant_leaves_nothing_but_the_news_of_it_and_what_it_owes(pair, door, erase_usage) -> None:
+def test_a_deleted_tenant_leaves_nothing_but_the_news_of_it_and_what_it_owes(
+    pair, door, erase_usage, monkeypatch, wait_for
+) -> None:
     owned, first, second = pair
-    root = door.client(door.admin_key)
+    root, gateway = door.client(door.admin_key), door.house.gateway
+    listed = root.get("/v1/organization/tenants").json()["data"]
+    other = next(each["id"] for each in listed if each["name"] == "b")
+    tenant = f"/v1/organization/tenants/{owned['tenant']}"
     chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-    assert first.post("/v1/chat/completions", json=chat).status_code == 200
-    assert root.delete(
-        f"/v1/organization/tenants/{owned['tenant']}", params={"erase_usage": str(erase_usage).lower()}
-    ).json()["deleted"]
-    assert first.get("/v1/models").status_code == 401
+    assert first.post("/v1/chat/completions", json={**chat, "store": True}).status_code == 200
+    door.house.do(keep_more_than_one_step(gateway.store, owned))
+    wait_for(lambda: "usage_events" in door.house.do(rows_of(gateway.store, owned["tenant"])), "the ledger")
+    door.house.do(bill_all(gateway.store))
+    before = door.house.do(rows_of(gateway.store, owned["tenant"]))
+    assert before["stored_completions"] == 61
+    others = door.house.do(rows_of(gateway.store, other))
+
+    under_way, go_on = pause_deletion(monkeypatch, before="files")
+    with ThreadPoolExecutor(1) as pool:
+        deletion = pool.submit(root.delete, tenant, params={"erase_usage": str(erase_usage).lower()})
+        assert under_way.wait(20)
+        part = door.house.do(rows_of(gateway.store, owned["tenant"]))
+        unknown = first.get("/v1/models").status_code
+        go_on.set()
+        assert deletion.result().json()["deleted"]
+    assert unknown == 401 and "stored_completions" not in part and {"files", "projects"} <= set(part)
+
+    ledger = {model.__tablename__ for model in USAGE}
+    left = door.house.do(rows_of(gateway.store, owned["tenant"]))
+    assert set(left) == {"audit_log"} | (set() if erase_usage else ledger)
+    assert all(left[name] == before[name] for name in set(left) - {"audit_log"})
+    assert door.house.do(rows_of(gateway.store, other)) == others
     assert second.get("/v1/models").status_code == 200
-
-    async def left() -> dict[str, int]:
-        from sqlalchemy import func, select
-
-        counts = {}
-        async with door.house.gateway.store.reading() as session:
-            for table in Base.metadata.sorted_tables:
-                if "organization_id" in table.columns:
-                    query = select(func.count()).where(table.c.organization_id == owned["tenant"])
-                    counts[table.name] = await session.scalar(query.select_from(table))
-        return counts
-
-    counts = door.house.do(left())
-    left_over = {table for table, rows in counts.items() if rows}
-    assert len(counts) > 10 and left_over <= (set() if erase_usage else LEDGER), counts
     log = root.get("/v1/organization/audit_logs", params={"resource_ids[]": owned["tenant"]}).json()["data"]
     assert log[0]["type"] == "organization.deleted"
-    assert root.get(f"/v1/organization/tenants/{owned['tenant']}").status_code == 404
-    assert root.delete(f"/v1/organization/tenants/{owned['tenant']}").status_code == 404
+    kept = root.get(f"{tenant}/audit_logs", params={"limit": 100}).json()["data"]
+    assert {"organization.created", "project.created", "api_key.created"} <= {entry["type"] for entry in kept}
+    assert root.get(tenant).status_code == root.delete(tenant).status_code == 404
+
+
+async def keep_more_than_one_step(store: Store, owned: dict[str, str]) -> None:
+    """More of the tenant's than goes in one transaction, and a file."""
+    marks = {"organization_id": owned["tenant"], "project_id": owned["project"], "created_at": int(store.now())}
+    async with store.transaction() as session:
+        for number in range(60):
+            session.add(StoredCompletion(id=f"c{number}", model="m", extra={}, messages=[], body={}, **marks))
+        session.add(File(id="file-1", filename="f", purpose="batch", size=0, **marks))
+
+
+async def bill_all(store: Store) -> None:
+    async for events in billing.unbilled(store):
+        await billing.bill(store, events)
+
+
+async def rows_of(store: Store, organization_id: str) -> dict[str, int]:
+    """An organisation's rows of each table that has any."""
+    counts = {}
+    async with store.reading() as session:
+        for table in Base.metadata.sorted_tables:
+            if "organization_id" in table.columns:
+                query = select(func.count()).select_from(table).where(table.c.organization_id == organization_id)
+                counts[table.name] = int(await session.scalar(query) or 0)
+    return {name: count for name, count in counts.items() if count}
+
+
+def pause_deletion(monkeypatch: pytest.MonkeyPatch, before: str) -> tuple[threading.Event, threading.Event]:
+    """Hold a deletion before it comes to a table: set when it is there, and to be set when it may go on."""
+    delete_rows, there, go_on = tenant_deletion.delete_rows, threading.Event(), threading.Event()
+
+    async def paused(store: Store, doomed: Doomed, **given: Any) -> int:
+        if doomed.model.__tablename__ == before:
+            there.set()
+            await asyncio.to_thread(go_on.wait, 20)
+        return await delete_rows(store, doomed, **given)
+
+    monkeypatch.setattr(tenant_deletion, "delete_rows", paused)
+    return there, go_on

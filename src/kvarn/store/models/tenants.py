@@ -118,7 +118,8 @@ class RateLimit(Base):
 
 
 class AuditEntry(Base):
-    """An administrative act: written in the act's own transaction, never changed."""
+    """An administrative act: written in the act's own transaction, never changed, and never deleted: not even with its
+    organisation."""
 
     __tablename__ = "audit_log"
     __table_args__ = (Index("ix_audit_log_organization_id_at", "organization_id", "effective_at"),)

@@ -62,9 +62,9 @@ class UsagePeriod(Base):
 
     __tablename__ = "usage_periods"
 
+    organization_id: Mapped[Id] = mapped_column(primary_key=True)
     period: Mapped[str] = mapped_column(String(16), primary_key=True)
     """Such as `2026-11-21`, `2026-11` (UTC) or `total`."""
-    organization_id: Mapped[Id] = mapped_column(primary_key=True)
     project_id: Mapped[Id] = mapped_column(primary_key=True)
     currency: Mapped[str] = mapped_column(String(3), primary_key=True)
     tokens: Mapped[Number]

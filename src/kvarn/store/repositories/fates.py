@@ -1,18 +1,46 @@
 """What becomes of each table: which rows go at their age, which with their organisation, which stay, and why.
 
-Every table stands in exactly one of the lists below; a test holds that. The sweep and the deletion of an organisation
-both go by them.
+Every table but `organizations` itself stands in exactly one of the lists below; a test holds that. The sweep and the
+deletion of an organisation both go by them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from sqlalchemy import ColumnElement, or_
 
 from kvarn.config.platform import RetentionConfig
-from kvarn.store.models import Base, Batch, Conversation, File, PromptSample, StoredCompletion, StoredResponse
+from kvarn.store.models import (
+    ApiKey,
+    AuditEntry,
+    Base,
+    Batch,
+    BatchLine,
+    BilledEvent,
+    BilledHour,
+    Budget,
+    Conversation,
+    ConversationItem,
+    ErasedOrganization,
+    File,
+    FileChunk,
+    Lease,
+    OutboxEntry,
+    Project,
+    ProjectMember,
+    PromptSample,
+    RateLimit,
+    Revision,
+    StoredCompletion,
+    StoredResponse,
+    UsageEvent,
+    UsageHour,
+    UsagePeriod,
+    User,
+)
 from kvarn.store.repositories.batches import OVER
 from kvarn.store.repositories.deletion import Condition, Drop, drop_batches, drop_files, drop_rows
 
@@ -49,7 +77,7 @@ class Stored:
         return self.model.__table__.c[name]
 
 
-STORED = (
+STORED: Final = (
     Stored(Conversation, lambda config: config.conversations_days, age="changed_at", may_go=_not_held),
     Stored(
         StoredResponse, lambda config: config.responses_days, may_go=lambda _: StoredResponse.status.not_in(_UNFINISHED)
@@ -60,3 +88,33 @@ STORED = (
     Stored(PromptSample, lambda config: config.prompt_samples_days),
 )
 """Go at their age, and with their organisation."""
+
+OWNED: Final[tuple[type[Base], ...]] = (RateLimit, Budget, ApiKey, User, Project)
+"""What else an organisation is made of: goes with it, in this order; its own row goes last."""
+
+USAGE: Final[Mapping[type[Base], str]] = {
+    UsageEvent: "finished_at",
+    UsageHour: "hour_at",
+    UsagePeriod: "period",
+    BilledHour: "hour_at",
+}
+"""What it used, with the column of time: it says nothing of what was said, so an organisation's end leaves it for the
+last invoice, unless it is asked to go too. An erasure deletes them in this order."""
+
+PARTS: Final[Mapping[type[Base], type[Base]]] = {
+    ConversationItem: Conversation,
+    FileChunk: File,
+    BatchLine: Batch,
+    ProjectMember: Project,
+    OutboxEntry: UsageEvent,
+    BilledEvent: UsageEvent,
+}
+"""Go with the row that they belong to."""
+
+KEPT: Final[Mapping[type[Base], str]] = {
+    AuditEntry: "for the platform's administrators: a log that its subject can delete would be none",
+    ErasedOrganization: "its id alone, so that no event that was still on its way brings erased usage back",
+    Revision: "of nobody: a number for each kind of cache",
+    Lease: "of nobody: a row for each piece of work",
+}
+"""Go with nobody, and why."""

@@ -1,4 +1,4 @@
-"""Deleting what has been kept for long enough, and all that an organisation stored. What goes when says `fates.py`."""
+"""Deleting what has been kept for long enough. What goes when says `fates.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvarn.store.engine import Store
 from kvarn.store.models import Batch, BatchLine, Organization
 from kvarn.store.repositories.batch_lines import delete_lines
 from kvarn.store.repositories.batches import OVER
-from kvarn.store.repositories.deletion import Condition, Doomed, delete_rows
+from kvarn.store.repositories.deletion import Doomed, delete_rows
 from kvarn.store.repositories.fates import STORED, Stored
 
 _DAY_S = 24 * 3600
@@ -48,24 +48,6 @@ async def delete_expired(store: Store, config: RetentionConfig) -> Swept:
     return swept
 
 
-async def delete_organization_data(store: Store, organization_id: str) -> Counter[str]:
-    """Delete all that an organisation stored: conversations, responses, completions, batches, files, prompt samples.
-
-    Nothing new may come meanwhile: its keys have been taken away before. Interrupted, it may be called again.
-
-    Returns:
-        How many objects of each kind were deleted.
-
-    Raises:
-        StoreAwayError: The database does not answer. What was deleted until then stays so.
-    """
-    deleted: Counter[str] = Counter()
-    for kind in STORED:
-        theirs = Doomed(kind.model, kind.age, whose=_whose(kind, organization_id))
-        deleted[kind.name] = await delete_rows(store, theirs, at_once=_AT_ONCE, drop=kind.drop)
-    return deleted
-
-
 async def _delete_old(store: Store, kind: Stored, config: RetentionConfig) -> int:
     now, total = int(store.now()), 0
     async for doomed in _reasons(store, kind, config, now):
@@ -88,12 +70,9 @@ async def _reasons(store: Store, kind: Stored, config: RetentionConfig, now: int
     async with store.reading() as session:
         wanted: list[Any] = list(await session.execute(wishes))
     for organization_id, wanted_days in wanted:
+        theirs = kind.column("organization_id") == organization_id
         old = age <= now - wanted_days * _DAY_S
-        yield Doomed(kind.model, kind.age, whose=_whose(kind, organization_id), still=old)
-
-
-def _whose(kind: Stored, organization_id: str) -> Condition:
-    return kind.column("organization_id") == organization_id
+        yield Doomed(kind.model, kind.age, whose=theirs, still=old)
 
 
 async def _delete_left_lines(store: Store) -> int:

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from sqlalchemy import Table, delete, select, tuple_
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT, new_id
-from kvarn.store.models import Base, Organization, Project
+from kvarn.store.models import Organization, Project
 from kvarn.store.owner import Owner, Principal, Role
 from kvarn.store.repositories.acts import Act, Actor, acting
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.retention import delete_organization_data
 
 _THE_SERVER = Actor("server")
-_LEDGER = frozenset({"usage_events", "usage_hours", "usage_outbox", "billed_hours"})
-_FEW_ROWS, _MANY_ROWS = 10, 1000
-"""Deleted in one transaction: of files, which may be large, and of everything else."""
 
 
 async def create_organization(store: Store, name: str) -> Principal:
@@ -136,49 +130,3 @@ async def change_organization(act: Act, organization_id: str, changes: dict[str,
         setattr(organization, name, value)
     act.record("organization.updated", organization_id, organization_id, changes_requested=changes)
     return organization
-
-
-async def delete_organization(
-    store: Store,
-    begin_act: Callable[[], AbstractAsyncContextManager[Act]],
-    organization_id: str,
-    *,
-    erase_usage: bool = False,
-) -> None:
-    """Delete an organisation and everything it owns. Its keys stop working first. Interrupted, it may be called again.
-
-    Args:
-        store: The database.
-        begin_act: Begins an act of whoever wants it.
-        organization_id: What goes.
-        erase_usage: Its usage goes too. Else the ledger keeps it, for the last invoice.
-
-    Raises:
-        NotFoundError: There is none of that id.
-        ConflictError: It is the default organisation.
-    """
-    if organization_id == DEFAULT_ORGANIZATION:
-        raise ConflictError("The default organization cannot be deleted: its administrators run the platform.")
-    async with begin_act() as act:
-        await change_organization(act, organization_id, {"archived": True})
-    await delete_organization_data(store, organization_id)
-    for table in reversed(Base.metadata.sorted_tables):
-        if "organization_id" in table.columns and (erase_usage or table.name not in _LEDGER):
-            await _empty(store, table, organization_id)
-    async with begin_act() as act:
-        organization = await get_organization(act.session, organization_id)
-        await act.session.delete(organization)
-        data = {"name": organization.name, "erase_usage": erase_usage}
-        act.record("organization.deleted", DEFAULT_ORGANIZATION, organization_id, data=data)
-
-
-async def _empty(store: Store, table: Table, organization_id: str) -> None:
-    """Delete the organisation's rows of a table in steps that each take a short time."""
-    step = _FEW_ROWS if table.name == "files" else _MANY_ROWS
-    key = tuple_(*table.primary_key.columns)
-    some = select(*table.primary_key.columns).where(table.c.organization_id == organization_id).limit(step)
-    deleted = step
-    while deleted == step:
-        async with store.transaction() as session:
-            result = await session.execute(delete(table).where(key.in_(some)))
-            deleted = result.rowcount  # type: ignore[attr-defined]

@@ -71,8 +71,8 @@ async def _queue(session: AsyncSession, payloads: dict[str, bytes], now: int) ->
 
 
 def _in_periods(event: LedgerEvent) -> list[tuple[rollups.Key, rollups.Amounts]]:
-    holder = event.organization_id, event.project_id, event.currency
-    return [((period, *holder), (event.tokens, event.cost)) for period in event.periods]
+    mine = event.project_id, event.currency
+    return [((event.organization_id, period, *mine), (event.tokens, event.cost)) for period in event.periods]
 
 
 def _hour_of(event: LedgerEvent) -> rollups.Key:

@@ -15,6 +15,7 @@ from kvarn.gateway.query import Query, check_query
 from kvarn.store.owner import Role
 from kvarn.store.repositories import tenants
 from kvarn.store.repositories.keys import KeyRequest, add_key
+from kvarn.store.repositories.tenant_deletion import delete_organization
 from kvarn.wire.openai.organization import TenantCreate, TenantUpdate
 
 router = APIRouter(prefix="/tenants")
@@ -85,5 +86,5 @@ async def delete_tenant(request: Request, tenant_id: str) -> Response:
     desk = platform_desk_of(request)
     _DELETE.check(request)
     erase_usage = _ERASE.read(request)
-    await tenants.delete_organization(desk.gateway.store, desk.acting, tenant_id, erase_usage=erase_usage)
+    await delete_organization(desk.gateway.store, desk.acting, tenant_id, erase_usage=erase_usage)
     return json_response(deleted_object("organization.tenant", tenant_id))

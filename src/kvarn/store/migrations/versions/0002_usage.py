@@ -113,13 +113,13 @@ def upgrade() -> None:
 
     op.create_table(
         "usage_periods",
-        sa.Column("period", sa.String(length=16), nullable=False),
         sa.Column("organization_id", sa.String(length=64), nullable=False),
+        sa.Column("period", sa.String(length=16), nullable=False),
         sa.Column("project_id", sa.String(length=64), nullable=False),
         sa.Column("currency", sa.String(length=3), nullable=False),
         sa.Column("tokens", sa.BigInteger(), nullable=False),
         sa.Column("cost", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("period", "organization_id", "project_id", "currency", name=op.f("pk_usage_periods")),
+        sa.PrimaryKeyConstraint("organization_id", "period", "project_id", "currency", name=op.f("pk_usage_periods")),
     )
 
     op.create_table(
