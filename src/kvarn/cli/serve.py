@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import signal
 import socket
@@ -116,6 +117,7 @@ def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -
     _say_who_may(auth_mode(config))
     app = create_app(config, models)
     server = build_server(app, config.gateway)
+    gc.freeze()  # what has been imported stays: looking through it again would stop all streams for a tenth of a second
     url = _url(listener)
     try:
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
