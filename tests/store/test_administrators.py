@@ -84,7 +84,7 @@ async def test_it_is_done_where_there_is_another(tenant: Tenant, way: str) -> No
 
 async def test_keys_that_grant_nothing_are_no_administrators(tenant: Tenant) -> None:
     async with acting(tenant.store, ACTOR) as act:
-        demoted = await tenant.person(act, "bob", Role.MEMBER, tenant.default_project)
+        demoted = await tenant.person(act, "bob", Role.ADMIN, tenant.default_project)
         closed = (await add_project(act, tenant.id, "closed")).id
         await act.session.flush()
         await tenant.admin_key(act, tenant.default_project, user_id=demoted.id)
@@ -93,6 +93,7 @@ async def test_keys_that_grant_nothing_are_no_administrators(tenant: Tenant) -> 
         revoked = await tenant.admin_key(act, tenant.default_project)
         await add_key(act, tenant.id, tenant.default_project, KeyRequest(name="k", role=Role.MEMBER))
     async with acting(tenant.store, ACTOR) as act:
+        await change_user(act, tenant.id, demoted.id, Role.MEMBER)
         await archive_project(act, tenant.id, closed)
         await revoke_key(act, tenant.id, revoked.id, admin=True)
         with pytest.raises(NotFoundError):
