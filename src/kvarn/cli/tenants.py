@@ -161,7 +161,7 @@ def set_tenant(
 @app.command("delete")
 def delete(
     tenant: TenantArgument,
-    erase_usage: Annotated[bool, typer.Option(help="Its usage too: else the ledger keeps it.")] = False,
+    erase_usage: Annotated[bool, typer.Option(help="Its usage too, also when it is gone already.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     config: ConfigOption = None,
 ) -> None:

@@ -81,8 +81,8 @@ async def modify_tenant(request: Request, tenant_id: str) -> Response:
 
 @router.delete("/{tenant_id}", summary="Delete an organisation", openapi_extra=_DELETE.described)
 async def delete_tenant(request: Request, tenant_id: str) -> Response:
-    """Delete an organisation and all it owns; its usage stays in the ledger unless `erase_usage=true`. A large one
-    takes a while; interrupted, the request may be made again."""
+    """Delete an organisation and all it owns; its usage stays in the ledger unless `erase_usage=true`, now or later.
+    A large one takes a while; interrupted, the request may be made again."""
     desk = platform_desk_of(request)
     _DELETE.check(request)
     erase_usage = _ERASE.read(request)
