@@ -88,6 +88,8 @@ async def test_keys_that_grant_nothing_are_no_administrators(tenant: Tenant) -> 
         closed = (await add_project(act, tenant.id, "closed")).id
         await act.session.flush()
         await tenant.admin_key(act, tenant.default_project, user_id=demoted.id)
+        await act.session.flush()
+        await change_user(act, tenant.id, demoted.id, Role.MEMBER)
         await tenant.admin_key(act, tenant.default_project, lifetime_s=-1)
         await tenant.admin_key(act, closed)
         revoked = await tenant.admin_key(act, tenant.default_project)
