@@ -95,7 +95,6 @@ async def test_keys_that_grant_nothing_are_no_administrators(tenant: Tenant) -> 
         revoked = await tenant.admin_key(act, tenant.default_project)
         await add_key(act, tenant.id, tenant.default_project, KeyRequest(name="k", role=Role.MEMBER))
     async with acting(tenant.store, ACTOR) as act:
-        await change_user(act, tenant.id, demoted.id, Role.MEMBER)
         await archive_project(act, tenant.id, closed)
         await revoke_key(act, tenant.id, revoked.id, admin=True)
         with pytest.raises(NotFoundError):
