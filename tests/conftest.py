@@ -11,6 +11,7 @@ import atexit
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -27,6 +28,11 @@ from kvarn.store.engine import Store
 from kvarn.store.migrate import upgrade
 
 START_S = 30.0
+
+
+def pytest_configure() -> None:
+    """Told to stop, the tests end what they have started: servers would outlive a process that just dies."""
+    signal.signal(signal.SIGTERM, lambda number, _frame: pytest.exit("told to stop", returncode=128 + number))
 
 
 @pytest.fixture(scope="session", autouse=True)
