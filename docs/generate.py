@@ -9,7 +9,7 @@ import ast
 import inspect
 import sys
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 from kvarn.config import platform, schema
 from kvarn.config.schema import KvarnConfig
@@ -57,6 +57,8 @@ def type_name(annotation: Any) -> str:
         return getattr(annotation, "__name__", str(annotation))
     if "Literal" in str(get_origin(annotation)):
         return ", ".join(f"`{value}`" for value in get_args(annotation))
+    if get_origin(annotation) is Annotated:
+        return type_name(get_args(annotation)[0])
     if get_origin(annotation) is tuple:
         return f"list of {type_name(get_args(annotation)[0])}"
     return " or ".join(type_name(part) for part in get_args(annotation))

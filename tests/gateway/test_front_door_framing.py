@@ -116,6 +116,7 @@ class Pipe(asyncio.Transport):
         super().__init__()
         self.reading = True
         self.closed = False
+        self.written = b""
 
     def is_closing(self) -> bool:
         return self.closed
@@ -127,6 +128,9 @@ class Pipe(asyncio.Transport):
         return 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def write_eof(self) -> None:
         pass
 
     def pause_reading(self) -> None:
@@ -134,6 +138,47 @@ class Pipe(asyncio.Transport):
 
     def resume_reading(self) -> None:
         self.reading = True
+
+
+def connect(app: Any) -> tuple[Connection, Pipe]:
+    """A connection to an application, without a socket."""
+    config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, proxy_headers=False)
+    config.load()
+    limits = ConnectionLimits(10, 60, 60, 60, 65536, 100)
+    connection = Connection(limits, config=config, server_state=ServerState(), app_state={})
+    pipe = Pipe()
+    connection.connection_made(pipe)
+    return connection, pipe
+
+
+async def slow(scope: Any, receive: Any, send: Any) -> None:
+    """An application that listens for its client and does not answer yet."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def test_no_more_is_read_than_a_read_while_a_request_waits_for_its_turn() -> None:
+    connection, pipe = connect(slow)
+    connection.data_received(b"GET / HTTP/1.1\r\n\r\n" * 2)
+    reads = 0
+    for _ in range(10):
+        await asyncio.sleep(0)  # the application that listens has reading go on
+        if pipe.reading:
+            connection.data_received(b"x" * A_READ)
+            reads += 1
+    assert reads <= 2 and not pipe.reading
+    connection.connection_lost(None)
+
+
+async def test_a_refused_upgrade_is_no_answer_to_the_request_before_it() -> None:
+    connection, pipe = connect(slow)
+    connection.data_received(b"GET /first HTTP/1.1\r\n\r\n")
+    await asyncio.sleep(0)
+    connection.data_received(
+        b"POST /second HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\ncontent-length: 3\r\n\r\nabc"
+    )
+    assert pipe.closed and b"upgrade_not_supported" not in pipe.written
+    connection.connection_lost(None)
 
 
 async def test_requests_ahead_of_their_turn_wait_unparsed() -> None:
@@ -158,12 +203,7 @@ async def test_requests_ahead_of_their_turn_wait_unparsed() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, proxy_headers=False)
-    config.load()
-    limits = ConnectionLimits(10, 60, 60, 60, 65536, 100)
-    connection = Connection(limits, config=config, server_state=ServerState(), app_state={})
-    pipe = Pipe()
-    connection.connection_made(pipe)
+    connection, pipe = connect(app)
     connection.data_received(one * many)
     await asyncio.sleep(0.05)
     assert len(connection.pipeline) < 300 and asked == 1

@@ -264,6 +264,20 @@ def test_what_tools_say_of_themselves_is_looked_at_too(guarded: Any) -> None:
         assert not house.chat.submitted
 
 
+def test_no_escape_in_a_calls_arguments_hides_a_word(guarded: Any) -> None:
+    arguments = json.dumps({"x": THREAT}).replace("kill", "\\u006bill")
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "done"},
+    ]
+    with guarded(moderate_input=True, **RULES) as house, house.client() as client:
+        answer = client.post(CHAT, json={"model": "tiny", "messages": messages})
+        assert answer.status_code == 400 and answer.json()["error"]["code"] == "content_filter", answer.text
+        assert not house.chat.submitted
+
+
 def test_a_text_cannot_answer_for_the_moderating_model(guarded: Any) -> None:
     with guarded(moderate_input=True, model="tiny", model_prompt="") as house:
         house.chat.answer = lambda request, index: answer_text("safe")

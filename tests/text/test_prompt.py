@@ -76,6 +76,16 @@ def test_special_tokens_that_a_client_writes_are_words(
     assert HOSTILE in shown(tokenizer, hostile), "and the model can still read them"
 
 
+def test_escapes_in_a_calls_arguments_hide_nothing(template: ChatTemplate, load: Callable[..., Any]) -> None:
+    tokenizer = load("byte_level")
+    arguments = json.dumps({"x": HOSTILE}).replace("<", "\\u003c")
+    assert "<" not in arguments
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [user("hi"), {"role": "assistant", "content": "", "tool_calls": [call]}]
+    ids = chat_token_ids(template, tokenizer, messages)
+    assert len(specials(tokenizer, ids)) == 5 and HOSTILE in shown(tokenizer, ids)
+
+
 def test_the_opening_of_the_answer_is_the_servers_own(template: ChatTemplate, load: Callable[..., Any]) -> None:
     tokenizer = load("byte_level")
     ids = chat_token_ids(template, tokenizer, [user("hi")], opening="<|start|>")

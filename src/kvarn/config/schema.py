@@ -163,7 +163,7 @@ class GatewayConfig(Section):
     max_held_bytes: int = Field(512 * 1024 * 1024, ge=1024 * 1024)
     """Memory for the bodies of all running requests together. One organisation may hold three times what is left free,
     which is three quarters where no other holds any. A request that would pass its organisation's share gets 429, one
-    for which others leave too little 503, both with Retry-After."""
+    for which others leave too little 503, both with Retry-After; one that would not even fit by itself 413."""
 
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
     """Largest request body. A longer one gets 413 before it is read to its end."""

@@ -107,6 +107,8 @@ class Connection(HttpToolsProtocol):
         """More of a request, or of several."""
         self._unparsed = memoryview(bytes(self._unparsed) + data if self._unparsed else data)
         self._parse()
+        if self.has_enough:
+            self.flow.pause_reading()
         self._watch()
 
     @property
@@ -160,12 +162,12 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The request begins to be answered."""
-        self._turn(in_head=False, in_body=True)
         upgrade = self.parser.should_upgrade()
         if upgrade and any(name in _ANNOUNCE_BODY for name, _ in self.headers):
             why = "The server speaks HTTP/1.1 only: send a request that has a body without the header 'upgrade'."
             self._refusal = ApiError(400, why, code="upgrade_not_supported")
             raise _RefusedError
+        self._turn(in_head=False, in_body=True)
         super().on_headers_complete()
         if upgrade:
             self.cycle.keep_alive = False
@@ -308,6 +310,7 @@ class Connection(HttpToolsProtocol):
         if self._in_head or self.pipeline or cycle.response_started:
             return False
         cycle.disconnected = True  # this request has its answer: the application's own is not sent any more
+        cycle.waiting_for_100_continue = False
         cycle.message_event.set()
         return True
 

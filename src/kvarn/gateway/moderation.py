@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kvarn.config.platform import SafetyConfig
@@ -16,6 +16,7 @@ from kvarn.safety.errors import SafetyError
 from kvarn.safety.moderator import BuiltInModerator, Claim, ModerationAwayError, Moderator, WithRules
 from kvarn.safety.rules import RuleList
 from kvarn.safety.verdict import Verdict
+from kvarn.text.messages import normalize_messages
 from kvarn.wire.openai.errors import ApiError, invalid_request
 
 ALIASES = frozenset(
@@ -52,14 +53,16 @@ class Moderation:
         rules = RuleList(config.rules)
         self.moderator = WithRules(base, rules, text) if rules else base
 
-    async def judge(self, text: str, work: Work) -> Verdict:
-        """The verdict on a text of a request.
+    async def judge(self, text: str, work: Work, *, tier: int | None = None) -> Verdict:
+        """The verdict on a text of a request, made in the request's tier where no other is given.
 
         Raises:
             ApiError: 503, the moderating model is away.
         """
+        principal = work.principal
+        claim = Claim(principal.organization_id, principal.weight, work.priority if tier is None else tier)
         try:
-            return await self.moderator.judge(text, _claim(work))
+            return await self.moderator.judge(text, claim)
         except ModerationAwayError as error:
             raise unavailable(f"The text could not be moderated: {error}.", "moderation_unavailable") from error
 
@@ -85,7 +88,8 @@ class Moderation:
             return []
 
         async def judge(text: str) -> Verdict:
-            return await self.judge(text, work)
+            # An answer is under way, and its engine's work spent: it shall not be lost because its tier waits here.
+            return await self.judge(text, work, tier=min(work.priority, 0))
 
         return [OutputWatch(judge, self.moderator.look_every, self._hold_back) for _ in range(choices)]
 
@@ -94,19 +98,15 @@ class Moderation:
         return self._config.hold_back_chars
 
 
-def _claim(work: Work) -> Claim:
-    return Claim(work.principal.organization_id, work.principal.weight, work.priority)
-
-
 def refusal(verdict: Verdict, param: str) -> ApiError:
     """The 400 for a flagged prompt."""
     why = ", ".join(verdict.flagged)
     return invalid_request(f"The prompt was flagged by this server's moderation ({why}).", param, "content_filter")
 
 
-def chat_texts(messages: Iterable[Mapping[str, Any]], tools: Iterable[Mapping[str, Any]] | None) -> Iterable[str]:
+def chat_texts(messages: Sequence[Mapping[str, Any]], tools: Iterable[Mapping[str, Any]] | None) -> Iterable[str]:
     """All that a chat tells the model: messages, tool calls and their results, and what the tools say of themselves."""
-    for message in messages:
+    for message in normalize_messages(messages):  # as the template shows them: no word hidden by JSON's escapes
         content = message.get("content")
         if isinstance(content, str):
             yield content
@@ -114,7 +114,7 @@ def chat_texts(messages: Iterable[Mapping[str, Any]], tools: Iterable[Mapping[st
             yield from (part["text"] for part in content or ())
         for call in message.get("tool_calls") or ():
             yield call["function"]["name"]
-            yield call["function"]["arguments"]
+            yield from _strings(call["function"]["arguments"])
     for tool in tools or ():
         yield from _strings(tool["function"])
 

@@ -140,6 +140,8 @@ class ServedModel:
         """Read tokenizer and template from the checkpoint; a failure is kept for `/ready` and for requests."""
         try:
             template, tokenizer = ChatTemplate.load(self.directory), Tokenizer.load(self.directory)
+            if template.exists:
+                tokenizer.prepare_words()
             self.version = checkpoint_fingerprint(self.directory)
             self.tool_format = find_format(
                 self.config.tool_format, template.source, lambda token: bool(tokenizer.ids_of((token,)))

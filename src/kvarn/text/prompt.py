@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvarn.text.chat_template import ChatTemplate
+from kvarn.text.messages import normalize_messages
 from kvarn.text.tokenizer import Tokenizer
 
 
@@ -47,7 +48,7 @@ def chat_token_ids(
     """
     hidden = _Hidden(tokenizer.special_pattern)
     text = template.render(
-        hidden.hide(messages),
+        hidden.hide(normalize_messages(messages)),  # arguments unfolded: their JSON has other ways to write the same
         tools=hidden.hide(tools),
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,

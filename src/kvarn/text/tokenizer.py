@@ -103,6 +103,10 @@ class Tokenizer:
         _check_text(text)
         return self._word_library.encode(text, add_special_tokens=False).ids
 
+    def prepare_words(self) -> None:
+        """Make ready for `encode_words`: a large vocabulary takes the first one a good part of a second."""
+        _ = self._word_library
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids. Ids above the vocabulary (padding of the embedding matrix) have no text.
 
@@ -118,7 +122,7 @@ class Tokenizer:
 
     @property
     def _word_library(self) -> Library:
-        """A second one, made when first needed: hardly any text holds special tokens."""
+        """A second one: made when first needed, or by `prepare_words`."""
         with self._making_words:
             if self._words is None:
                 self._words = type(self._library).from_str(self._library.to_str())

@@ -85,12 +85,11 @@ class BatchRunner:
 
     async def _make_room(self) -> None:
         """Have a batch of whoever holds most places give way, where somebody who holds none waits."""
-        holds = self._holds.values()
+        waiting = await waiting_organizations(self._store)
+        holds = list(self._holds.values())
         places = Counter(hold.owner.organization_id for hold in holds)
-        most, held = places.most_common(1)[0]
-        if held == 1 or any(hold.gives_way.is_set() for hold in holds):
-            return
-        if await waiting_organizations(self._store) - places.keys():
+        most, held = places.most_common(1)[0] if places else ("", 0)
+        if held > 1 and waiting - places.keys() and not any(hold.gives_way.is_set() for hold in holds):
             last = [hold for hold in holds if hold.owner.organization_id == most][-1]
             last.gives_way.set()
             _log.info("batch %s gives way to another organisation's", last.batch.id)

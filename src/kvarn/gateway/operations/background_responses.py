@@ -188,12 +188,9 @@ class _Making:
         gateway, runs = self._gateway, self._gateway.responses
         self._run.ending = True
         last_try = time.monotonic() + gateway.config.responses.wait_s
-        kept = False
         while self._run.why not in ("shutdown", "lost"):
             try:
-                kept = await stored.finish_background(
-                    gateway.store, self._run.owner, ended(writer, turn), runs.gateway_id
-                )
+                await stored.finish_background(gateway.store, self._run.owner, ended(writer, turn), runs.gateway_id)
                 break
             except ConversationLockedError as error:
                 fail(writer, str(error))
@@ -203,7 +200,7 @@ class _Making:
                     raise
                 _log.warning("background response %s waits to be kept: %s", writer.response.id, error)
                 await asyncio.sleep(RETRY_AFTER_S)
-        if kept or self._run.why == "lost":  # the lock is let go with it, or is another's
+        if self._run.why != "shutdown":  # the lock has been let go, or is that of whoever took the response over
             runs.locking.discard(writer.response.id)
 
     async def _note_begun(self) -> None:

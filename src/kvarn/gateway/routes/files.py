@@ -63,7 +63,8 @@ async def create_file(request: Request) -> Response:
     gateway, record = gateway_of(request), record_of(request.scope)
     max_bytes = gateway.config.retention.max_file_bytes + _FORM_BYTES
     declared = request.headers.get("content-length")
-    gateway.bodies.hold(record, _UPLOAD_BYTES if declared is None else min(int(declared), _UPLOAD_BYTES))
+    size = _UPLOAD_BYTES if declared is None else min(int(declared), _UPLOAD_BYTES)
+    gateway.bodies.hold(record, min(size, gateway.limits.max_held_bytes // 2))  # one is taken however little there is
     body = read_stream(request, max_bytes, gateway.limits.body_timeout_s)
     owner = record.principal.owner
     return json_response(await take_file(gateway, owner, request.headers.get("content-type", ""), body))

@@ -75,7 +75,10 @@ async def claim_response(
         known: Those that this gateway works on already: its leases may have run out while it stood still.
     """
     oldest = (
-        select(StoredResponse).where(_unclaimed(store, known)).order_by(StoredResponse.created_at, StoredResponse.id)
+        select(StoredResponse)
+        .where(_unclaimed(store, known))
+        .order_by(StoredResponse.created_at, StoredResponse.id)
+        .limit(1)
     )
     async with store.transaction() as session:
         row: StoredResponse | None = await session.scalar(oldest.with_for_update(skip_locked=True))
