@@ -56,3 +56,14 @@ async def test_others_read_and_write_while_many_reports_wait(store: Store) -> No
     results = await asyncio.gather(*reports, return_exceptions=True)
     assert {type(result) for result in results} == {StoreAwayError}
     await hasty.close()
+
+
+async def test_what_is_given_up_is_ended_at_once(store: Store) -> None:
+    patient = Store(store.url, timeout_s=3600, report_timeout_s=3600)
+    asked = asyncio.create_task(report(patient))
+    await asyncio.sleep(0.3)
+    asked.cancel()
+    async with asyncio.timeout(15):
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        await patient.close()

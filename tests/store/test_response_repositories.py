@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError
@@ -107,6 +108,23 @@ async def claim(store: Store, gateway_id: str, lease_s: int, most: int) -> list[
     while len(claimed) < most and (row := await background.claim_response(store, gateway_id, lease_s)) is not None:
         claimed.append(row)
     return claimed
+
+
+async def test_a_claim_reads_and_locks_one_response(store: Store, owner: Owner, clock: Clock) -> None:
+    for number in range(3):
+        await queue(store, owner, f"resp_{number}", "one", lease_s=1)
+    clock.now += 2
+    statements: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        statements.append(statement)
+
+    event.listen(store.engine.sync_engine, "before_cursor_execute", note)
+    claimed = await background.claim_response(store, "two", 10)
+    event.remove(store.engine.sync_engine, "before_cursor_execute", note)
+    assert claimed is not None and claimed.id == "resp_0"
+    (read,) = [statement for statement in statements if statement.startswith("SELECT")]
+    assert "LIMIT" in read
 
 
 async def find_item(store: Store, owner: Owner, item_id: str) -> dict[str, Any] | None:

@@ -41,8 +41,9 @@ def show(
         if not samples:
             return []
         seal = Seal.load(load_config(config), make=False)
+        lines = [_line(sample, seal) for sample in samples]  # first: what cannot be opened has not been read
         await _record(store, samples)
-        return [_line(sample, seal) for sample in samples]
+        return lines
 
     for line in with_store(config, read):
         typer.echo(line)

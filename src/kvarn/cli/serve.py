@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class _NotStartedError(Exception):
-    """The gateway's application could not be started; the log says why, where the application does not know."""
+    """The gateway's application could not be started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def run_server(options: ServeOptions, engine: SpawnedEngine | None) -> int:
         finally:
             for entry in launched:
                 entry.replica.abandon()
-    except (ConfigError, SafetyError, StoreError, TextError) as error:
+    except (ConfigError, SafetyError, StoreError, TextError, _NotStartedError) as error:
         typer.echo(f"error: {error}", err=True)
         return EXIT_USAGE
 
@@ -123,16 +123,16 @@ def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             return runner.run(_serve(server, listener, launched, list(models.values()), url, began))
     except _NotStartedError:
-        if app.state.start_error is None:
-            raise
-        raise app.state.start_error from None
+        if isinstance(app.state.start_error, StoreError):
+            raise app.state.start_error from None
+        raise
 
 
 async def _serve_http(server: uvicorn.Server, listener: socket.socket) -> None:
     try:
         await server.serve(sockets=[listener])
     except SystemExit as end:  # no way to leave a task, and this server's way to say that it did not start
-        raise _NotStartedError(f"the gateway did not start (status {end.code})") from None
+        raise _NotStartedError(f"the gateway did not start (status {end.code}): the log says why") from None
 
 
 async def _serve(

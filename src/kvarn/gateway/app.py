@@ -184,6 +184,9 @@ async def _lifespan(
     except StoreError as error:
         app.state.start_error = error
         raise
+    except Exception:
+        _log.exception("the gateway cannot start")  # the server would drop it
+        raise
     runs.start(partial(run_background, gateway))
     work = [
         gateway.models.load_text(pool),

@@ -92,6 +92,7 @@ def _postgres_options(url: URL) -> dict[str, Any]:
         path = Path(str(options[name])).expanduser()
         if not path.is_file():  # the driver would not say which
             raise StoreError(f"store.url: there is no file {path} ({name})")
+        options[name] = str(path)
     return {"dsn": f"postgresql://?{urlencode(options, doseq=True)}"} if options else {}
 
 

@@ -25,6 +25,9 @@ REPORT_CONNECTIONS = 2
 _SQLITE_CONNECTIONS = 15
 """Each has a thread; one of them writes."""
 
+_LOOK_EVERY_S = 0.05
+"""How often a reader of SQLite is looked at; most are over by the first time."""
+
 
 class Store:
     """One database. Repositories are built on its sessions.
@@ -134,7 +137,9 @@ class Store:
                 yield session
                 return
             driver = (await connection.get_raw_connection()).driver_connection
-            interrupt = asyncio.create_task(_interrupt(driver, timeout_s))
+            reader = asyncio.current_task()
+            assert reader is not None
+            interrupt = asyncio.create_task(_interrupt_for(reader, driver))
             try:
                 yield session
             finally:
@@ -214,8 +219,10 @@ def _away_when_lost(timeout_s: float) -> Generator[None, None, None]:
         raise StoreAwayError(f"the database is away: {cause_of(error)}") from error
 
 
-async def _interrupt(driver: Any, after_s: float) -> None:
-    """End what SQLite is at: its thread hears nothing of a task that was cancelled, and whoever closes the connection
-    waits for it."""
-    await asyncio.sleep(after_s)
+async def _interrupt_for(reader: asyncio.Task[Any], driver: Any) -> None:
+    """End what SQLite is at once its reader is cancelled, by a time limit or by whoever gave it up: its thread hears
+    nothing of that, and whoever closes the connection waits for the thread."""
+    before = reader.cancelling()
+    while reader.cancelling() <= before:  # noqa: ASYNC110  a task tells nobody that it is being cancelled
+        await asyncio.sleep(_LOOK_EVERY_S)
     await driver.interrupt()

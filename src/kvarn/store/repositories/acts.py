@@ -26,6 +26,7 @@ _NO_NEWS = frozenset(
         "budget.updated",
         "organization.created",
         "project.created",
+        "prompts.read",
         "service_account.created",
         "service_account.updated",
         "user.added",

@@ -24,15 +24,17 @@ async def note_erased(store: Store, organization_id: str) -> None:
     """
     async with store.transaction() as session:
         if is_postgresql(session):
-            # Waits for all who looked and have not yet written; whoever looks from now on waits for us. SQLite has one
-            # writer at a time anyway.
-            await session.execute(text(f"LOCK TABLE {ErasedOrganization.__tablename__} IN ACCESS EXCLUSIVE MODE"))
+            # Waits for all who looked and have not yet written; whoever is to look waits for us. Who only reads, as a
+            # backup does, waits for nobody. SQLite has one writer at a time anyway.
+            await session.execute(text(f"LOCK TABLE {ErasedOrganization.__tablename__} IN EXCLUSIVE MODE"))
         statement = insert(session, ErasedOrganization).on_conflict_do_nothing(index_elements=["id"])
         await session.execute(statement, [{"id": organization_id, "erased_at": int(store.now())}])
 
 
 async def without_erased(session: AsyncSession, events: Sequence[LedgerEvent]) -> list[LedgerEvent]:
     """Those that may be written in this transaction; the log says how many others there were."""
+    if is_postgresql(session):
+        await session.execute(text(f"LOCK TABLE {ErasedOrganization.__tablename__} IN ROW SHARE MODE"))
     organizations = {event.organization_id for event in events}
     query = select(ErasedOrganization.id).where(ErasedOrganization.id.in_(organizations))
     erased = set(await session.scalars(query))
