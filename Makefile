@@ -47,7 +47,7 @@ services:
 	else echo "note: $(SERVICES) are missing: the tests that need them will be skipped"; fi
 
 test: $(VENV)/.test services
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -X faulthandler -m pytest $(ARGS)
 
 # OpenAI's API document is not part of this repository: the checks against it are skipped where it is absent.
 OPENAPI := $(abspath $(or $(OPENAI_API_DOCUMENT),openapi.yaml))
