@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import faulthandler
 import os
 import pwd
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -26,13 +28,23 @@ from sqlalchemy import make_url
 
 from kvarn.store.engine import Store
 from kvarn.store.migrate import upgrade
+from mock_kafka import MockKafka
 
 START_S = 30.0
+END_S = 120.0
+"""In which the interpreter has to end, once the tests have."""
 
 
 def pytest_configure() -> None:
     """Told to stop, the tests end what they have started: servers would outlive a process that just dies."""
     signal.signal(signal.SIGTERM, lambda number, _frame: pytest.exit("told to stop", returncode=128 + number))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """An interpreter that hangs at its end says where, and ends."""
+    sys.stdout.flush()
+    faulthandler.dump_traceback_later(END_S, exit=True, file=sys.__stderr__)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -220,13 +232,9 @@ def redis_url(redis_service: Service) -> str:
 
 @pytest.fixture(scope="session")
 def kafka_servers() -> Iterator[str]:
-    """Brokers of librdkafka's mock cluster, which lives as long as its first client."""
-    from confluent_kafka import Producer
-
-    cluster = Producer({"test.mock.num.brokers": 3, "log_level": 2})
-    brokers = cluster.list_topics(timeout=10).brokers.values()
-    yield ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
-    cluster.flush(1)
+    """Brokers of librdkafka's mock cluster."""
+    with MockKafka() as cluster:
+        yield cluster.servers
 
 
 @pytest.fixture

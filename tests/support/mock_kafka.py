@@ -1,7 +1,11 @@
-"""librdkafka's mock cluster in a process of its own, which a test may stop, let go on, and kill."""
+"""librdkafka's mock cluster in a process of its own, which a test may stop, let go on, and kill.
+
+Never in the tests' own process: a cluster is destroyed with its client, in C, where nothing can interrupt it.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -50,6 +54,7 @@ def _serve() -> None:
     sys.stdout.write(",".join(f"{broker.host}:{broker.port}" for broker in brokers) + "\n")
     sys.stdout.flush()
     sys.stdin.read()
+    os._exit(0)  # without destroying the cluster
 
 
 if __name__ == "__main__":
