@@ -12,12 +12,13 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.models import AuditEntry, RateLimit
 from kvarn.store.owner import Role
-from kvarn.store.repositories.acts import Act, Actor, acting, read_revision
+from kvarn.store.repositories.acts import Act, Actor, acting
 from kvarn.store.repositories.administrators import has_admin_key
 from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
 from kvarn.store.repositories.pages import Cursor
 from kvarn.store.repositories.projects import add_project, archive_project
 from kvarn.store.repositories.rate_limits import set_limit
+from kvarn.store.repositories.revisions import read_changes
 from kvarn.store.repositories.tenant_deletion import delete_organization
 from kvarn.store.repositories.tenants import create_organization
 from kvarn.store.repositories.users import add_user, list_users
@@ -96,14 +97,15 @@ async def test_no_key_is_made_in_a_project_that_is_being_archived(store: Store) 
 async def test_every_act_that_changes_what_keys_may_do_is_counted(store: Store) -> None:
     organization_id = (await create_organization(store, "a")).organization_id
     async with store.reading() as session:
-        before = await read_revision(session)
+        before = (await read_changes(session, 0)).number
     limits = [
         lambda act, model=model: set_limit(act, organization_id, organization_id, model, {"concurrency": 1})
         for model in "abcdefgh"
     ]
     await at_once(store, *limits, *[lambda act: add_project(act, organization_id, "p")] * 2)
     async with store.reading() as session:
-        assert await read_revision(session) == before + 8
+        changes = await read_changes(session, before)
+    assert changes.number == before + 8 and changes.holders == {organization_id: before + 8}
 
 
 async def test_an_organisation_is_deleted_once(store: Store) -> None:

@@ -12,11 +12,12 @@ from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.keys import is_key, lookup_of, new_key
 from kvarn.store.models import ApiKey, AuditEntry
 from kvarn.store.owner import Role, Scopes
-from kvarn.store.repositories.acts import Actor, acting, read_revision
+from kvarn.store.repositories.acts import Actor, acting
 from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
 from kvarn.store.repositories.principals import find_grant
 from kvarn.store.repositories.projects import add_project, archive_project
 from kvarn.store.repositories.rate_limits import set_limit
+from kvarn.store.repositories.revisions import read_changes
 from kvarn.store.repositories.tenants import change_organization, create_organization
 from kvarn.store.repositories.users import add_user, change_user, delete_user
 
@@ -162,4 +163,4 @@ async def _grant(store: Store, value: str, now: float | None = None):
 
 async def _revision(store: Store) -> int:
     async with store.reading() as session:
-        return await read_revision(session)
+        return (await read_changes(session, 0)).number

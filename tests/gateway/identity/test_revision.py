@@ -1,4 +1,4 @@
-"""How far the number of the principals may be relied on: young, ageing, old, away."""
+"""How far what is known of changes to the principals may be relied on: young, ageing, old, away."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from kvarn.gateway.identity.revision import AWAY_S, RevisionWatch
 from kvarn.store.engine import Store
+from kvarn.store.repositories.revisions import EVERYBODY, Changes
 from watched_store import WatchedStore
 
 REFRESH_S = 10.0
@@ -42,23 +43,32 @@ async def test_a_young_number_is_taken_an_ageing_one_asked_for_beside_and_an_old
 
 
 async def test_what_was_asked_for_before_a_change_made_here_does_not_count(scene: Scene) -> None:
+    """The clock stands still: no two things need happen at different times."""
     assert await scene.asked(0) == (True, 1)
-    number, began = scene.watch.number, scene.now
-    scene.now += 1
-    scene.watch.expire()
-    assert not scene.watch.is_newest(number) and not scene.watch.counts(began)
-    scene.watch.note(began, number + 7)
-    assert scene.watch.number == number
-    assert await scene.asked(0) == (True, 1)
-    assert scene.watch.is_newest(number)
+    question = scene.watch.question()
+    scene.watch.expire(["org-a"])
+    assert not scene.watch.counts(question)
+    scene.watch.note(question, Changes(0, {}, 0, is_anew=False))
+    assert scene.watch.may_have_changed("org-a", question.mark), "the answer may be older than the change"
+    assert not scene.watch.may_have_changed("org-b", question.mark)
+    assert await scene.asked(0) == (True, 1), "asked again"
+    assert not scene.watch.may_have_changed("org-a", question.mark), "it did not hold after all"
+    assert await scene.asked(0) == (True, 0)
+
+
+async def test_a_change_made_here_that_concerns_all_is_everybodys(scene: Scene) -> None:
+    await scene.asked(0)
+    mark = scene.watch.question().mark
+    scene.watch.expire([EVERYBODY])
+    assert scene.watch.may_have_changed("org-a", mark) and scene.watch.may_have_changed(None, mark)
 
 
 async def test_while_the_database_is_away_it_is_asked_now_and_then_and_nobody_waits(scene: Scene) -> None:
     await scene.asked(0)
-    number = scene.watch.number
+    mark = scene.watch.question().mark
     scene.store.away = True
     assert await scene.asked(2 * REFRESH_S) == (False, 1)
-    assert scene.watch.is_away and scene.watch.is_newest(number)
+    assert scene.watch.is_away and not scene.watch.may_have_changed("org-a", mark)
     assert await scene.asked(AWAY_S / 2) == (False, 0)
     await scene.watch.settle()
     assert scene.store.reads == 2, "too early to ask again"
@@ -69,9 +79,3 @@ async def test_while_the_database_is_away_it_is_asked_now_and_then_and_nobody_wa
     await scene.asked(2 * AWAY_S)
     await scene.watch.settle()
     assert not scene.watch.is_away and await scene.asked(0) == (True, 0)
-
-
-async def test_an_older_answer_that_comes_late_changes_nothing(scene: Scene) -> None:
-    scene.watch.note(scene.now + 2, 9)
-    scene.watch.note(scene.now + 1, 8)
-    assert scene.watch.number == 9

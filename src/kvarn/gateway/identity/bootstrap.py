@@ -14,6 +14,7 @@ from kvarn.store.owner import Role
 from kvarn.store.repositories.acts import Actor, acting
 from kvarn.store.repositories.administrators import has_admin_key
 from kvarn.store.repositories.keys import KeyRequest, add_key
+from kvarn.store.repositories.revisions import EVERYBODY
 
 FILE = "bootstrap-admin-key"
 
@@ -36,7 +37,7 @@ async def ensure_admin_key(store: Store, config: KvarnConfig) -> Path | None:
             return None
         asked = KeyRequest(name="Bootstrap admin key", role=Role.ADMIN)
         _, value = await add_key(act, DEFAULT_ORGANIZATION, DEFAULT_PROJECT, asked)
-        act.is_news = True  # whoever finds its file before the commit is remembered as unknown only until then
+        act.touched.add(EVERYBODY)  # whoever finds its file before the commit is remembered as unknown only until then
         # On disk before the commit: a key in the database that nobody knows would keep the next start from making one.
         path = _write(config, value)
     _log.warning("an administrator's key was made: read it from the file, then delete the file", extra={"file": path})

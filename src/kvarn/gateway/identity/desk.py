@@ -36,14 +36,15 @@ class Desk:
     @asynccontextmanager
     async def acting(self) -> AsyncGenerator[Act, None]:
         """An administrative act; once it is over, it holds for all requests of this gateway. One that failed before
-        it could hold changes nothing for them: while the database is away, their keys are still believed."""
+        it could hold changes nothing for them: while the database is away, their keys are still believed, and after one
+        of which nobody knows whether it holds, those of all whom it did not touch."""
         act: Act | None = None
         try:
             async with acting(self.gateway.store, self.actor) as act:
                 yield act
         finally:
             if act is not None and act.may_hold:
-                self.gateway.directory.renew()
+                self.gateway.directory.renew(act.touched)
 
     @property
     def actor(self) -> Actor:

@@ -1,33 +1,34 @@
 """The principals of keys, cached: what a request asks costs no query, and no change goes unnoticed.
 
-A number in the database grows with every change to what known keys may do (`revision.py`). What was cached under an
-older number is read again. So a change made elsewhere is seen within `refresh_s`, and one made through this gateway
-(`renew`) at once.
+The database numbers the changes to what known keys may do, and tells whose they are (`revision.py`): an organisation's
+keys are read again when it has changed, and only then. So a change made elsewhere is seen within `refresh_s`, and one
+made through this gateway (`renew`) at once.
 
-While the database is away keys are taken from memory for `stale_s`, but only those read since the last change that is
-known of: what has been withdrawn stays so.
+While the database is away keys are taken from memory for `stale_s`, but only those read since the last change of their
+organisation that is known of: what has been withdrawn stays so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kvarn.config.platform import AuthConfig
 from kvarn.gateway.errors import unavailable
-from kvarn.gateway.identity.revision import RevisionWatch
+from kvarn.gateway.identity.changes import Mark
+from kvarn.gateway.identity.revision import Question, RevisionWatch
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
+from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.keys import digest_of, lookup_of
 from kvarn.store.owner import ANYBODY, Principal
-from kvarn.store.repositories.acts import read_revision
 from kvarn.store.repositories.principals import Grant, find_anybody, find_grant
+from kvarn.store.repositories.revisions import read_changes
 
 _KNOWN_MOST = 65_536
 _UNKNOWN_MOST = 4_096
@@ -39,9 +40,11 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True)
 class _Seen(Generic[ValueT]):
-    """What the database said when its number was `revision`."""
+    """What the database said at `mark` or later."""
 
-    revision: int
+    mark: Mark
+    organization_id: str | None
+    """Whose change makes it old; None: nobody's, but what concerns all."""
     value: ValueT
 
 
@@ -57,11 +60,10 @@ class Directory:
     def __init__(self, store: Store, config: AuthConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._config = config
-        self._clock = clock
         self._known = OrderedDict[str, _Seen[Grant | None]]()
         self._unknown = OrderedDict[str, _Seen[Grant | None]]()
         self._anybody: _Seen[Principal] | None = None
-        self._reading = dict[str, tuple[float, asyncio.Task[_Seen[Grant | None]]]]()
+        self._reading = dict[str, tuple[Question, asyncio.Task[_Seen[Grant | None]]]]()
         self._revision = RevisionWatch(store, config.refresh_s, clock)
 
     async def bearer_of(self, key: str) -> Principal | None:
@@ -80,7 +82,7 @@ class Directory:
         revision = self._revision
         is_current = await revision.is_current()
         known = self._anybody
-        if known is not None and (revision.is_away or (is_current and known.revision == revision.number)):
+        if known is not None and (revision.is_away or (is_current and not self._has_changed(known))):
             return known.value
         if not revision.just_failed:
             try:
@@ -89,9 +91,10 @@ class Directory:
                 revision.note_failure(error)
         return ANYBODY if self._anybody is None else self._anybody.value
 
-    def renew(self) -> None:
-        """Something has been changed through this gateway: no answer asked for until now counts."""
-        self._revision.expire()
+    def renew(self, touched: Collection[str]) -> None:
+        """Something has been changed through this gateway, of these organisations: no answer asked for until now
+        counts."""
+        self._revision.expire(touched)
 
     async def close(self) -> None:
         """Leave the database alone."""
@@ -103,7 +106,7 @@ class Directory:
 
     async def _grant(self, lookup: str) -> Grant | None:
         revision, seen = self._revision, self._remembered(lookup)
-        if seen is not None and await revision.is_current() and seen.revision == revision.number:
+        if seen is not None and await revision.is_current() and not self._has_changed(seen):
             return seen.value
         known = seen if seen is not None and seen.value is not None else None
         if not revision.just_failed and (known is None or not revision.is_away):
@@ -115,17 +118,21 @@ class Directory:
             return known.value  # whether the database is back is asked beside the requests
         raise unavailable("Keys cannot be checked: the database is away. Try again.", "database_away")
 
+    def _has_changed(self, seen: _Seen[Grant | None] | _Seen[Principal]) -> bool:
+        return self._revision.has_changed(seen.organization_id, seen.mark)
+
     def _may_trust(self, known: _Seen[Grant | None]) -> bool:
-        """Whether what is known may do while the database is away: nothing is known to have changed since."""
-        return self._revision.is_newest(known.revision) and self._revision.away_s < self._config.stale_s
+        """Whether what is known may do while the database is away: no change is known, and none in doubt."""
+        may_have_changed = self._revision.may_have_changed(known.organization_id, known.mark)
+        return not may_have_changed and self._revision.away_s < self._config.stale_s
 
     async def _read_once(self, lookup: str) -> _Seen[Grant | None]:
         """Read a key's grant; those who ask at the same time read it once."""
-        began, task = self._reading.get(lookup, (-math.inf, None))
-        if task is None or not self._revision.counts(began):
-            began = self._clock()
-            task = asyncio.create_task(self._read(lookup, began))
-            self._reading[lookup] = (began, task)
+        question, task = self._reading.get(lookup, (None, None))
+        if question is None or task is None or not self._revision.counts(question):
+            question = self._revision.question()
+            task = asyncio.create_task(self._read(lookup, question))
+            self._reading[lookup] = (question, task)
             task.add_done_callback(lambda done: self._forget_reading(lookup, done))
         return await asyncio.shield(task)
 
@@ -135,24 +142,24 @@ class Directory:
         if not task.cancelled():
             task.exception()  # told to those who wait, if anybody still does
 
-    async def _read(self, lookup: str, began: float) -> _Seen[Grant | None]:
+    async def _read(self, lookup: str, question: Question) -> _Seen[Grant | None]:
         now = self._store.now()
         async with self._store.reading() as session:
-            revision = await read_revision(session)  # first: what is read after it is not older
+            changes = await read_changes(session, question.mark.number)  # first: what is read after it is not older
             grant = await find_grant(session, lookup, now)
-        self._revision.note(began, revision)
-        seen = _Seen(revision, grant)
+        mark = self._revision.note(question, changes)
+        seen = _Seen(mark, None if grant is None else grant.organization_id, grant)
         self._remember(lookup, seen)
         return seen
 
     async def _read_anybody(self) -> None:
-        began = self._clock()
+        question = self._revision.question()
         async with self._store.reading() as session:
-            revision = await read_revision(session)
+            changes = await read_changes(session, question.mark.number)
             principal = await find_anybody(session)
-        self._revision.note(began, revision)
+        mark = self._revision.note(question, changes)
         if principal is not None:
-            self._anybody = _Seen(revision, principal)
+            self._anybody = _Seen(mark, DEFAULT_ORGANIZATION, principal)
 
     def _remembered(self, lookup: str) -> _Seen[Grant | None] | None:
         for table in (self._known, self._unknown):

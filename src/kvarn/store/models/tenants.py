@@ -145,12 +145,14 @@ class AuditEntry(Base):
 
 
 class Revision(Base):
-    """A number that grows with every change to what a kind of rows says: caches compare it."""
+    """The newest act that changed what known keys may do: of an organisation, of what concerns all, and of all. Caches
+    ask whose number has grown (`repositories/revisions.py`). No reference: the row outlives its organisation, so that
+    no gateway misses its end."""
 
     __tablename__ = "revisions"
 
-    kind: Mapped[str] = mapped_column(String(32), primary_key=True)
-    number: Mapped[Number]
+    holder: Mapped[Id] = mapped_column(primary_key=True)
+    number: Mapped[Number] = mapped_column(index=True)
 
 
 class PromptSample(Base):

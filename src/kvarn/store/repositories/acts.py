@@ -7,16 +7,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
-from kvarn.store.errors import StoreError
 from kvarn.store.ids import new_id
-from kvarn.store.models import ApiKey, AuditEntry, Revision, User
-
-PRINCIPALS = "principals"
-"""Kind of the revision that grows whenever a key, or what a key may do, has changed."""
+from kvarn.store.models import ApiKey, AuditEntry, User
+from kvarn.store.repositories.revisions import lock_revisions, note_changes
 
 _NO_NEWS = frozenset(
     {
@@ -25,6 +22,8 @@ _NO_NEWS = frozenset(
         "budget.deleted",
         "budget.updated",
         "organization.created",
+        "organization.deleted",  # stands in the default organisation's log; the other is touched all the same
+        "organization.usage_erased",
         "project.created",
         "prompts.read",
         "service_account.created",
@@ -32,8 +31,8 @@ _NO_NEWS = frozenset(
         "user.added",
     }
 )
-"""Acts after which every key that was seen before grants what it did. All others make the gateways read their keys
-again: a kind that is missing here costs queries, and never lets a withdrawn key live on."""
+"""Acts after which every key of the organisation grants what it did when it was seen before. All others make the
+gateways read its keys again: a kind that is missing here costs queries, and never lets a withdrawn key live on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +59,8 @@ class Act:
     actor: Actor
     now: int
     """Seconds since 1970."""
-    is_news: bool = field(default=False)
-    """Whether keys may grant something else than before."""
+    touched: set[str] = field(default_factory=set)
+    """Organisations whose keys may grant something else than before; `EVERYBODY`: those of all."""
     may_hold: bool = field(default=False)
     """Whether there is news for all gateways: from here on it may hold, whatever is heard of the commit."""
 
@@ -78,7 +77,8 @@ class Act:
             project_id: Where it belongs.
             detail: What else there is to say, in the shape of OpenAI's event.
         """
-        self.is_news |= kind not in _NO_NEWS
+        if kind not in _NO_NEWS:
+            self.touched.add(organization_id)
         for reader in {organization_id, self.actor.organization_id or organization_id}:
             entry = AuditEntry(
                 id=new_id("audit_log-"),
@@ -99,7 +99,7 @@ class Act:
 
 @asynccontextmanager
 async def acting(store: Store, actor: Actor) -> AsyncGenerator[Act, None]:
-    """One administrative act. If it is news, all gateways read their principals again.
+    """One administrative act. All gateways read the principals again that it touched, and no others.
 
     Acts happen one after the other, in all gateways: what an act has looked at is still so when it ends.
 
@@ -107,13 +107,12 @@ async def acting(store: Store, actor: Actor) -> AsyncGenerator[Act, None]:
         StoreAwayError: The database does not answer.
     """
     async with store.transaction() as session:
-        await session.execute(select(Revision).where(Revision.kind == PRINCIPALS).with_for_update())
+        await lock_revisions(session)
         act = Act(session, await _known(session, actor), int(store.now()))
         yield act
-        if act.is_news:
+        if act.touched:
             await session.flush()
-            changed = update(Revision).where(Revision.kind == PRINCIPALS).values(number=Revision.number + 1)
-            await session.execute(changed)
+            await note_changes(session, act.touched)
             act.may_hold = True
 
 
@@ -124,15 +123,3 @@ async def _known(session: AsyncSession, actor: Actor) -> Actor:
     query = select(ApiKey.organization_id, ApiKey.user_id, User.email).outerjoin(User, User.id == ApiKey.user_id)
     row = (await session.execute(query.where(ApiKey.id == actor.key_id))).first()
     return actor if row is None else replace(actor, organization_id=row[0], user_id=row[1], email=row[2])
-
-
-async def read_revision(session: AsyncSession) -> int:
-    """How often principals have changed.
-
-    Raises:
-        StoreError: The database has not been prepared.
-    """
-    number = await session.scalar(select(Revision.number).where(Revision.kind == PRINCIPALS))
-    if number is None:
-        raise StoreError("the database has lost its revision of principals: run `kvarn store upgrade`")
-    return number

@@ -114,7 +114,7 @@ PARTS: Final[Mapping[type[Base], type[Base]]] = {
 KEPT: Final[Mapping[type[Base], str]] = {
     AuditEntry: "for the platform's administrators: a log that its subject can delete would be none",
     ErasedOrganization: "its id alone, so that no event that was still on its way brings erased usage back",
-    Revision: "of nobody: a number for each kind of cache",
+    Revision: "a number, so that a gateway that looks after an organisation's end learns of it",
     Lease: "of nobody: a row for each piece of work",
 }
 """Go with nobody, and why."""

@@ -20,6 +20,8 @@ class Grant:
 
     digest: str
     """SHA-256 of the key."""
+    organization_id: str
+    """Whose key it is."""
     principal: Principal | None
     """None: the key is revoked or expired, or its project or organisation archived."""
     expires_at: int | None
@@ -71,7 +73,7 @@ async def _read(session: AsyncSession, query: Select[ApiKey, Project, Organizati
     user: User | None = row[3]
     ended = [key.revoked_at, project.archived_at, organization.archived_at]
     if any(at is not None for at in ended) or (key.expires_at is not None and key.expires_at <= now):
-        return Grant(key.digest, None, key.expires_at)
+        return Grant(key.digest, organization.id, None, key.expires_at)
     principal = Principal(
         owner=Owner(organization.id, project.id),
         role=_role(key, user),
@@ -84,7 +86,7 @@ async def _read(session: AsyncSession, query: Select[ApiKey, Project, Organizati
         limits=await limits_of(session, (organization.id, project.id, key.id)),
         log_prompts=project.log_prompts,
     )
-    return Grant(key.digest, principal, key.expires_at)
+    return Grant(key.digest, organization.id, principal, key.expires_at)
 
 
 def _role(key: ApiKey, user: User | None) -> Role:

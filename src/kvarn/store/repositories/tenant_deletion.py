@@ -66,6 +66,7 @@ async def delete_organization(
         await act.session.delete(organization)
         data = {"name": organization.name, "erase_usage": erase_usage}
         act.record(_DELETED, DEFAULT_ORGANIZATION, organization_id, data=data)
+        act.touched.add(organization_id)
 
 
 async def delete_organization_data(store: Store, organization_id: str) -> Counter[str]:

@@ -48,11 +48,13 @@ def upgrade() -> None:
     )
     revisions = op.create_table(
         "revisions",
-        sa.Column("kind", sa.String(length=32), nullable=False),
+        sa.Column("holder", sa.String(length=64), nullable=False),
         sa.Column("number", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("kind", name=op.f("pk_revisions")),
+        sa.PrimaryKeyConstraint("holder", name=op.f("pk_revisions")),
     )
-    op.bulk_insert(revisions, [{"kind": "principals", "number": 0}])
+    op.create_index(op.f("ix_revisions_number"), "revisions", ["number"], unique=False)
+    op.bulk_insert(revisions, [{"holder": "newest", "number": 0}])
+
     op.create_table(
         "projects",
         sa.Column("id", sa.String(length=64), nullable=False),
@@ -197,6 +199,8 @@ def downgrade() -> None:
     op.drop_index(op.f("ix_projects_organization_id"), "projects")
 
     op.drop_table("projects")
+    op.drop_index(op.f("ix_revisions_number"), "revisions")
+
     op.drop_table("revisions")
     op.drop_table("organizations")
     op.drop_index("ix_audit_log_organization_id_at", "audit_log")
