@@ -25,11 +25,11 @@ from sqlalchemy.exc import DBAPIError
 from kvarn.config.load import ConfigError, load_config
 from kvarn.metering.message import NewerSchemaError
 from kvarn.safety.errors import SafetyError
-from kvarn.store.connecting import cause_of
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.migrate import check
+from kvarn.store.outages import cause_of
 from kvarn.store.repositories.acts import Actor
 from kvarn.store.repositories.tenants import ensure_default_organization
 from kvarn.wire.openai.errors import ApiError

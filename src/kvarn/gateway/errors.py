@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from kvarn.gateway.held_bytes import BodyRefusedError
 from kvarn.gateway.record import RequestRecord, record_of
 from kvarn.replica.api import ReplicaLostError, RequestRefusedError
-from kvarn.store.errors import ConflictError, NotFoundError, StoreAwayError
+from kvarn.store.errors import ConflictError, NotFoundError, StoreAwayError, StoreReadOnlyError
 from kvarn.text.errors import ChatTemplateError, TokenizerError
 from kvarn.wire.anthropic.errors import error_body, speaks_anthropic
 from kvarn.wire.messages import RefusalReason
@@ -81,6 +81,8 @@ def to_api_error(error: Exception) -> ApiError:
         return ApiError(404, str(error), code="not_found")
     if isinstance(error, ConflictError):
         return ApiError(409, str(error), code="conflict")
+    if isinstance(error, StoreReadOnlyError):
+        return unavailable("The database takes no writes at present. Try again.", "database_read_only")
     if isinstance(error, StoreAwayError):
         return unavailable("The database does not answer. Try again.", "database_away")
     return ApiError(

@@ -21,10 +21,13 @@ from kvarn.limits.limiter import Limiter
 from kvarn.metering.service import Metering
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.observe.limits import LimitMetrics
+from kvarn.observe.store import StoreMetrics
 from kvarn.safety.prompt_log import PromptLog
 from kvarn.store import migrate
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError, StoreRefusedError
+from kvarn.store.health import StoreState
+from kvarn.store.repositories.probes import probe_writes
 
 _RETRY_S = 1.0
 
@@ -53,6 +56,8 @@ class Platform:
         self.config = config
         self._admission = AdmissionStage(config, models or {}, AdmissionMetrics(registry))
         self.store = Store.open(config)
+        health = self.store.health
+        StoreMetrics(registry, lambda: health.state is StoreState.AWAY, lambda: health.state is StoreState.READ_ONLY)
         self.metering = Metering(config, self.store, registry)
         self.identity = Identity(config, self.store)
         limit_metrics = LimitMetrics(registry)
@@ -104,6 +109,20 @@ class Platform:
             await migrate.check(self.store)
         await self.identity.prepare()
         await self.metering.start()
+        self._tasks.append(asyncio.create_task(self._watch_store()))
+
+    async def _watch_store(self) -> None:
+        """While the database is not well, ask it now and then: where nobody uses it nobody else would learn that it is
+        well again."""
+        while True:
+            await asyncio.sleep(_RETRY_S)
+            if self.store.health.state is not StoreState.UP:
+                try:
+                    await probe_writes(self.store)
+                except StoreAwayError as error:
+                    _log.debug("the database is not well yet: %s", error)
+                except Exception:
+                    _log.exception("the database cannot be asked how it does")
 
     async def _prepare_store_later(self, told: str) -> None:
         while True:

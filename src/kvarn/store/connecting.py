@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import math
+import re
 import sqlite3
 import ssl
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 from sqlalchemy import URL, Dialect, NullPool, event
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from kvarn.store.errors import StoreAwayError, StoreError, StoreRefusedError
+from kvarn.store.outages import DEMOTED_STATE, cause_of, is_away_state, sqlstate_of
 
 READING = "kvarn_reading"
 """Execution option of a connection that will only read."""
-AWAY_STATES = ("08", "53", "57P")
-"""What PostgreSQL answers while it starts, stops or has no room, which SQLAlchemy takes for any error: the first
-characters of SQLSTATE."""
+_REPLACED_AFTER_S = 300
+"""A connection lives no longer, so that none stays for ever with a server that is the first no more."""
+_DROP_EVERY_S = 5.0
+"""All connections are dropped at most this often: a server that was told to be read-only has them again at once."""
+_HOSTS = re.compile(r"^(?P<scheme>[a-z0-9+]+://)(?P<user>[^@/?]*@)?(?P<hosts>[^/?]*,[^/?]*)(?P<rest>.*)$")
+"""A URL with several of them."""
 _DRIVERS_OWN = frozenset({"host", "port", "ssl", "prepared_statement_cache_size"})
 """Options in a URL that SQLAlchemy hands over as they are. asyncpg knows libpq's (`sslmode`, `sslrootcert`) only in a
 DSN, and there takes every other for a setting of the session."""
@@ -56,15 +64,17 @@ def make_engine(url: URL, pool_size: int, timeout_s: float) -> AsyncEngine:
             max_overflow=0,
             pool_timeout=timeout_s,
             pool_pre_ping=True,
-            connect_args=_postgres_options(url) | {"timeout": timeout_s, "command_timeout": timeout_s},
+            pool_recycle=_REPLACED_AFTER_S,
+            connect_args=_postgres_options(url, timeout_s) | {"command_timeout": timeout_s},
         )
+        event.listen(engine.sync_engine, "handle_error", _DroppingDemoted())
     event.listen(engine.sync_engine, "do_connect", partial(_connect, url))
     return engine
 
 
 def make_patient_engine(url: URL, timeout_s: float) -> AsyncEngine:
     """An engine for PostgreSQL whose statements take as long as they take; connecting takes `timeout_s` at most."""
-    options = _postgres_options(url) | {"timeout": timeout_s}
+    options = _postgres_options(url, timeout_s)
     engine = create_async_engine(_plain(url), hide_parameters=True, poolclass=NullPool, connect_args=options)
     event.listen(engine.sync_engine, "do_connect", partial(_connect, url))
     return engine
@@ -76,24 +86,33 @@ def shown(url: URL) -> str:
     return public.render_as_string(hide_password=True)
 
 
-def cause_of(error: BaseException) -> str:
-    """What the driver said, in one line."""
-    cause = getattr(error, "orig", None) or error
-    return (str(cause).splitlines() or [type(cause).__name__])[0]
+def with_hosts_apart(url: str) -> str:
+    """A URL that names several hosts as libpq's do (`//user@a:5433,b/name`), in the form that SQLAlchemy reads."""
+    parts = _HOSTS.match(url)
+    if parts is None:
+        return url
+    hosts = [host if re.search(r":\d+$", host) else f"{host}:5432" for host in parts["hosts"].split(",")]
+    rest = parts["rest"] if parts["rest"].startswith("/") else f"/{parts['rest']}"
+    query = "&".join(f"host={host}" for host in hosts)
+    return f"{parts['scheme']}{parts['user'] or ''}{rest}{'&' if '?' in rest else '?'}{query}"
 
 
 def _plain(url: URL) -> URL:
     return url.difference_update_query([name for name in url.query if name not in _DRIVERS_OWN])
 
 
-def _postgres_options(url: URL) -> dict[str, Any]:
+def _postgres_options(url: URL, timeout_s: float) -> dict[str, Any]:
+    # Imported where it is used: a server on SQLite need not wait for PostgreSQL's driver.
+    from kvarn.store.hosts import connect_first
+
     options = {name: value for name, value in url.query.items() if name not in _DRIVERS_OWN}
     for name in _FILES & options.keys():
         path = Path(str(options[name])).expanduser()
         if not path.is_file():  # the driver would not say which
             raise StoreError(f"store.url: there is no file {path} ({name})")
         options[name] = str(path)
-    return {"dsn": f"postgresql://?{urlencode(options, doseq=True)}"} if options else {}
+    dsn = {"dsn": f"postgresql://?{urlencode(options, doseq=True)}"} if options else {}
+    return {"async_creator_fn": connect_first, "timeout": timeout_s, **dsn}
 
 
 def _connect(url: URL, dialect: Dialect, _: object, args: list[Any], options: dict[str, Any]) -> DBAPIConnection:
@@ -103,12 +122,28 @@ def _connect(url: URL, dialect: Dialect, _: object, args: list[Any], options: di
             sqlite3.connect(args[0], uri=bool(options.get("uri"))).close()
         return dialect.connect(*args, **options)
     except (dialect.loaded_dbapi.Error, sqlite3.Error, OSError) as error:
-        state = str(getattr(error, "sqlstate", None) or "")
         away = isinstance(error, OSError) and not isinstance(error, ssl.SSLCertVerificationError)
-        if away or state.startswith(AWAY_STATES):
+        if away or is_away_state(error):
             raise StoreAwayError(f"the database is away: {cause_of(error)}") from error
         message = f"the database {shown(url)} cannot be used: {cause_of(error)}; see store.url"
         raise StoreRefusedError(message) from error
+
+
+class _DroppingDemoted:
+    """Has the connections to a server that takes no writes any more replaced, which may lead to another server: also
+    those that only read would go on reading what it knows, and miss what has been withdrawn since."""
+
+    def __init__(self) -> None:
+        self._dropped_at = -math.inf
+
+    def __call__(self, context: ExceptionContext) -> None:
+        if sqlstate_of(context.original_exception) != DEMOTED_STATE:
+            return
+        now = time.monotonic()
+        context.is_disconnect = True
+        context.invalidate_pool_on_disconnect = now - self._dropped_at >= _DROP_EVERY_S
+        if context.invalidate_pool_on_disconnect:
+            self._dropped_at = now
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.store.connecting import AWAY_STATES, READING, cause_of, make_engine, make_patient_engine, shown
+from kvarn.store.connecting import READING, make_engine, make_patient_engine, shown, with_hosts_apart
 from kvarn.store.errors import StoreAwayError, StoreError
+from kvarn.store.health import StoreHealth
+from kvarn.store.outages import cause_of, outage_of
 
 DATABASE_FILE = "kvarn.db"
 REPORT_CONNECTIONS = 2
@@ -51,6 +52,8 @@ class Store:
     ) -> None:
         self.url = url
         self.now = now
+        self.health = StoreHealth()
+        """How the database does: as its uses told, reports excepted, which may just have taken too long."""
         self._timeout_s = timeout_s
         self._report_timeout_s = report_timeout_s
         self.engine = make_engine(url, _SQLITE_CONNECTIONS if self.is_sqlite else pool_size, timeout_s)
@@ -83,16 +86,19 @@ class Store:
         """A session whose changes are committed when the block ends, and undone when it raises.
 
         Raises:
+            StoreReadOnlyError: The database takes no writes.
             StoreAwayError: The database does not answer in time.
         """
-        async with _guarded(self._timeout_s), self._sessions() as session, session.begin():
-            yield session
+        with self.health.watching():
+            async with _guarded(self._timeout_s), self._sessions() as session, session.begin():
+                yield session
 
     @asynccontextmanager
     async def reading(self) -> AsyncGenerator[AsyncSession, None]:
         """A session for queries only: a writer does not make it wait. Raises as `transaction` does."""
-        async with self._reading(self._sessions, self._timeout_s) as session:
-            yield session
+        with self.health.watching():
+            async with self._reading(self._sessions, self._timeout_s) as session:
+                yield session
 
     @asynccontextmanager
     async def reporting(self) -> AsyncGenerator[AsyncSession, None]:
@@ -111,7 +117,7 @@ class Store:
         """
         engine = self.engine if self.is_sqlite else make_patient_engine(self.url, self._timeout_s)
         try:
-            with self.explained(), _away_when_lost(self._timeout_s):
+            with self.health.watching(), self.explained(), _away_when_lost(self._timeout_s):
                 async with engine.begin() as connection:
                     yield connection
         finally:
@@ -162,8 +168,8 @@ def store_url(config: KvarnConfig) -> URL:
         path = data_dir(config) / DATABASE_FILE
         return URL.create("sqlite+aiosqlite", database=str(path))
     try:
-        url = make_url(given)
-    except ArgumentError:
+        url = make_url(with_hosts_apart(given))
+    except (ArgumentError, ValueError):
         raise StoreError("store.url is no database URL: write sqlite:////path/kvarn.db or postgresql://…") from None
     drivers = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
     backend = url.drivername.partition("+")[0]
@@ -210,13 +216,11 @@ def _away_when_lost(timeout_s: float) -> Generator[None, None, None]:
         yield
     except TimeoutError as error:
         raise StoreAwayError(f"the database did not answer within {timeout_s:g} s") from error
-    except (OperationalError, InterfaceError, PoolTimeoutError, ConnectionError) as error:
-        raise StoreAwayError(f"the database is away: {cause_of(error)}") from error
-    except DBAPIError as error:
-        state = str(getattr(error.orig, "sqlstate", None) or "")
-        if not (error.connection_invalidated or state.startswith(AWAY_STATES)):
+    except (SQLAlchemyError, ConnectionError) as error:
+        outage = outage_of(error)
+        if outage is None:
             raise
-        raise StoreAwayError(f"the database is away: {cause_of(error)}") from error
+        raise outage from error
 
 
 async def _interrupt_for(reader: asyncio.Task[Any], driver: Any) -> None:

@@ -11,6 +11,11 @@ class StoreAwayError(StoreError):
     """The database does not answer. What was asked has not been done, or nobody knows."""
 
 
+class StoreReadOnlyError(StoreAwayError):
+    """The database answers and takes no writes: a server demoted to a standby, or a full disk. Whatever had to be
+    written has not been done; all else goes on."""
+
+
 class StoreRefusedError(StoreAwayError):
     """The database is away for this server: there is none at that place, or it does not let the server in. Waiting does
     not mend it, its operator does."""

@@ -32,6 +32,9 @@ async def ensure_admin_key(store: Store, config: KvarnConfig) -> Path | None:
         StoreError: The key cannot be made, or its file not written.
         StoreAwayError: The database does not answer.
     """
+    async with store.reading() as session:  # most often there is one, and nothing need be written to know it
+        if await has_admin_key(session, DEFAULT_ORGANIZATION, int(store.now())):
+            return None
     async with acting(store, Actor("server (first start)")) as act:
         if await has_admin_key(act.session, DEFAULT_ORGANIZATION, act.now):
             return None

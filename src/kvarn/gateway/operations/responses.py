@@ -222,7 +222,7 @@ class _Keeper:
             _log.warning("response %s is not kept: %s", response.id, error)
             writer.response = replace(response, store=False)
             if turn.lock is not None and response.status in WHOLE:
-                fail(writer, "The database is away: the conversation could not go on with this answer.")
+                fail(writer, "The database does not take the answer: the conversation could not go on with it.")
 
 
 class _Hold:

@@ -44,12 +44,16 @@ async def health() -> Response:
 @router.head("/ready", include_in_schema=False)
 @router.get("/ready", summary="Whether every model takes requests", responses=_NOT_READY)
 async def ready(request: Request) -> Response:
-    """Answer 200 when all models are ready, else 503 with the progress of each: send traffic when this succeeds."""
+    """Answer 200 when all models are ready, else 503 with the progress of each: send traffic when this succeeds.
+
+    `database` is `up`, `read_only` or `away`. Answers are given without it, so it makes no server less ready.
+    """
     models = list(gateway_of(request).models)
     all_ready = all(model.ready for model in models)
     answer = {
         "status": "ready" if all_ready else "not_ready",
         "models": {model.name: _state(model) for model in models},
+        "database": str(gateway_of(request).store.health.state),
     }
     return json_response(answer, 200 if all_ready else 503)
 

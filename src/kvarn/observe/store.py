@@ -1,0 +1,25 @@
+"""Metrics of the database. `docs/metrics.md` explains each to an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Gauge
+
+
+class StoreMetrics:
+    """How the database does.
+
+    Args:
+        registry: Where they are shown; None: nowhere.
+        is_away: Whether it does not answer.
+        is_read_only: Whether it answers, and takes no writes.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry | None, is_away: Callable[[], bool], is_read_only: Callable[[], bool]
+    ) -> None:
+        self.away = Gauge("kvarn_store_away", "1 while the database does not answer.", registry=registry)
+        self.away.set_function(lambda: float(is_away()))
+        self.read_only = Gauge("kvarn_store_read_only", "1 while the database takes no writes.", registry=registry)
+        self.read_only.set_function(lambda: float(is_read_only()))

@@ -1,0 +1,56 @@
+"""Which errors of the drivers mean that the database is away, or takes no writes."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from kvarn.store.errors import StoreAwayError, StoreReadOnlyError
+
+DEMOTED_STATE = "25006"
+"""SQLSTATE of a write in a read-only transaction: the server is a standby now, or was told to be read-only."""
+_AWAY_STATES = ("08", "53", "57P")
+"""What PostgreSQL answers while it starts, stops or has no room, which SQLAlchemy takes for any error: the first
+characters of SQLSTATE."""
+_READ_ONLY_STATES = (DEMOTED_STATE, "53100")
+"""A demoted server; a full disk."""
+_READ_ONLY_CODES = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL)
+_PRIMARY_CODE = 0xFF
+"""Of SQLite's codes; the bits above say more."""
+
+
+def outage_of(error: Exception) -> StoreAwayError | None:
+    """What an error means while the database is used; None where it is none of these: the fault is not the
+    database's."""
+    cause = getattr(error, "orig", None) or error
+    if isinstance(error, DBAPIError) and _refuses_writes(cause):
+        return StoreReadOnlyError(f"the database takes no writes: {cause_of(error)}")
+    lost = isinstance(error, OperationalError | InterfaceError | PoolTimeoutError | ConnectionError)
+    if lost or (isinstance(error, DBAPIError) and (error.connection_invalidated or is_away_state(cause))):
+        return StoreAwayError(f"the database is away: {cause_of(error)}")
+    return None
+
+
+def is_away_state(error: BaseException) -> bool:
+    """Whether PostgreSQL says that it cannot answer now."""
+    return sqlstate_of(error).startswith(_AWAY_STATES)
+
+
+def sqlstate_of(error: BaseException) -> str:
+    """PostgreSQL's code of an error; empty where there is none."""
+    return str(getattr(error, "sqlstate", None) or "")
+
+
+def cause_of(error: BaseException) -> str:
+    """What the driver said, in one line."""
+    cause = getattr(error, "orig", None) or error
+    return (str(cause).splitlines() or [type(cause).__name__])[0]
+
+
+def _refuses_writes(cause: BaseException) -> bool:
+    code = getattr(cause, "sqlite_errorcode", None)
+    if code is not None:
+        return code & _PRIMARY_CODE in _READ_ONLY_CODES
+    return sqlstate_of(cause) in _READ_ONLY_STATES

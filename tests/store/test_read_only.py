@@ -1,0 +1,225 @@
+"""A database that answers and takes no writes: what waits, what is read, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import socket
+import subprocess
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from kvarn.config.schema import KvarnConfig
+from kvarn.store.connecting import with_hosts_apart
+from kvarn.store.engine import Store, store_url
+from kvarn.store.errors import StoreAwayError, StoreError, StoreReadOnlyError
+from kvarn.store.health import StoreState
+from kvarn.store.migrate import upgrade
+from kvarn.store.repositories.probes import probe_writes
+from kvarn.store.repositories.tenants import create_organization
+from read_only import SqliteSwitch, set_postgres_read_only
+
+
+def config_of(url: str, timeout_s: float = 5.0) -> KvarnConfig:
+    return KvarnConfig.model_validate({"store": {"url": url, "timeout_s": timeout_s}})
+
+
+@asynccontextmanager
+async def opened(url: str, timeout_s: float = 5.0) -> AsyncGenerator[Store, None]:
+    store = Store.open(config_of(url, timeout_s))
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def read(store: Store, query: str = "SELECT count(*) FROM organizations") -> object:
+    async with store.reading() as session:
+        return await session.scalar(text(query))
+
+
+async def write_much(store: Store) -> None:
+    async with store.transaction() as session:
+        await session.execute(text("CREATE TABLE IF NOT EXISTS ballast (content TEXT)"))
+        await session.execute(text("INSERT INTO ballast VALUES (:content)"), {"content": "x" * 100_000})
+
+
+@pytest.mark.parametrize("pragmas", [("query_only=1", "query_only=0"), ("max_page_count=1", "max_page_count=99999")])
+async def test_a_file_that_cannot_be_written_is_read(tmp_path: Path, pragmas: tuple[str, str], caplog) -> None:
+    caplog.set_level(logging.INFO, "kvarn.store")
+    async with opened(f"sqlite:///{tmp_path}/kvarn.db") as store:
+        await upgrade(store)
+        switch = SqliteSwitch(store, *pragmas)
+        switch.is_on = True
+        for _ in range(3):
+            with pytest.raises(StoreReadOnlyError, match=r"takes no writes: .*(readonly|full)"):
+                await write_much(store)
+            assert await read(store) == 0
+            assert store.health.state is StoreState.READ_ONLY, "reading does not make it better"
+        switch.is_on = False
+        await write_much(store)
+        await probe_writes(store)
+        assert store.health.state is StoreState.UP
+    assert [record.levelname for record in caplog.records if record.name == "kvarn.store"] == ["WARNING", "INFO"]
+
+
+async def test_a_file_that_sqlite_may_only_read_is_read(tmp_path: Path) -> None:
+    async with opened(f"sqlite:///{tmp_path}/kvarn.db") as store:
+        await upgrade(store)
+    content = bytearray((tmp_path / "kvarn.db").read_bytes())
+    content[18] = 3  # "write version" of the file's format: above 2 SQLite opens it for reading only
+    (tmp_path / "kvarn.db").write_bytes(content)
+    async with opened(f"sqlite:///{tmp_path}/kvarn.db") as store:
+        assert await read(store) == 0
+        with pytest.raises(StoreReadOnlyError, match="readonly"):
+            await create_organization(store, "a")
+
+
+async def test_a_server_that_was_told_to_take_no_writes_is_read_and_its_connections_are_replaced(
+    own_postgres, make_database
+) -> None:
+    url = make_database(own_postgres.port)
+    async with opened(url) as store:
+        await upgrade(store)
+        await create_organization(store, "a")
+        before = await read(store, "SELECT pg_backend_pid()")
+        assert await read(store, "SELECT pg_backend_pid()") == before
+        await set_postgres_read_only(url, True)
+        with pytest.raises(StoreReadOnlyError, match=r"takes no writes: .*read-only transaction"):
+            await create_organization(store, "b")
+        assert await read(store, "SELECT pg_backend_pid()") != before, "it may lead to another server now"
+        with pytest.raises(StoreReadOnlyError):
+            await probe_writes(store)
+        assert store.health.state is StoreState.READ_ONLY and await read(store) == 1
+        await upgrade(store)  # nothing to do, so nothing to write: a gateway may start
+        own_postgres.kill()
+        with pytest.raises(StoreAwayError) as away:
+            await read(store)
+        assert not isinstance(away.value, StoreReadOnlyError) and store.health.state is StoreState.AWAY
+        own_postgres.start()
+        await set_postgres_read_only(url, False)
+        await probe_writes(store)
+        assert store.health.state is StoreState.UP
+        await create_organization(store, "b")
+
+
+async def test_all_connections_of_a_demoted_server_go_with_the_first_refused_write(own_postgres, make_database) -> None:
+    """Those that only read would go on reading what the server knows, and miss what is withdrawn elsewhere."""
+    url = make_database(own_postgres.port)
+    async with opened(url) as store:
+        await upgrade(store)
+        old = set(await asyncio.gather(*[read(store, "SELECT pg_backend_pid() FROM pg_sleep(0.2)") for _ in range(4)]))
+        assert len(old) == 4
+        await set_postgres_read_only(url, True)
+        with pytest.raises(StoreReadOnlyError):
+            await probe_writes(store)
+        new = set(await asyncio.gather(*[read(store, "SELECT pg_backend_pid() FROM pg_sleep(0.2)") for _ in range(4)]))
+        assert not old & new
+        with pytest.raises(StoreReadOnlyError):
+            await probe_writes(store)
+        later = set(
+            await asyncio.gather(*[read(store, "SELECT pg_backend_pid() FROM pg_sleep(0.2)") for _ in range(4)])
+        )
+        assert len(new & later) >= 3, "but not with each: only the one that was refused"
+
+
+@pytest.fixture
+def standby(own_postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    """A second PostgreSQL that follows the first."""
+    data = own_postgres.home / "standby"
+    program = Path(own_postgres.command[0]).with_name("pg_basebackup")
+    first = ["-h", "127.0.0.1", "-p", str(own_postgres.port), "-U", "kvarn"]
+    make = [str(program), *first, "-D", str(data), "-R", "-c", "fast"]
+    subprocess.run(make, check=True, capture_output=True, user=own_postgres.user, cwd=own_postgres.home)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [part if part != str(own_postgres.home / "data") else str(data) for part in own_postgres.command]
+    command[command.index("-p") + 1] = str(port)
+    service = replace(own_postgres, command=command, port=port, process=None)
+    service.start()
+    yield service
+    service.kill()
+    shutil.rmtree(data, ignore_errors=True)
+
+
+async def test_after_a_failover_the_server_that_takes_writes_is_found(own_postgres, make_database, standby) -> None:
+    first = make_database(own_postgres.port)
+    hosts = f"127.0.0.1:{own_postgres.port},127.0.0.1:{standby.port}"
+    url = first.replace(f"127.0.0.1:{own_postgres.port}", hosts)
+    second = first.replace(str(own_postgres.port), str(standby.port))
+    async with opened(f"{url}?target_session_attrs=read-write") as store:
+        await upgrade(store)
+        await create_organization(store, "a")
+        async with opened(f"{second}?target_session_attrs=read-write") as other:
+            with pytest.raises(StoreAwayError, match="None of the hosts match"):
+                await read(other)
+        async with opened(second) as other:
+            while not await _follows(other):  # noqa: ASYNC110  replication tells nobody how far it is
+                await asyncio.sleep(0.02)
+            with pytest.raises(StoreReadOnlyError, match="read-only transaction"):  # a real one, in recovery
+                await create_organization(other, "b")
+            assert await read(other) == 1
+            assert await read(other, "SELECT pg_promote()") is True
+        await set_postgres_read_only(first, True)
+        with pytest.raises(StoreReadOnlyError):
+            await create_organization(store, "b")
+        await create_organization(store, "b")
+        assert await read(store, "SELECT inet_server_port()") == standby.port and await read(store) == 2
+        own_postgres.kill()
+        await create_organization(store, "c")
+        assert await read(store) == 3
+
+
+async def _follows(store: Store) -> bool:
+    try:
+        return await read(store) == 1
+    except Exception:
+        return False
+
+
+async def test_a_host_that_hangs_leaves_the_others_their_time(postgres_service, make_database) -> None:
+    url = make_database(postgres_service.port)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        hosts = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{postgres_service.port}"
+        async with opened(url.replace(f"127.0.0.1:{postgres_service.port}", hosts), timeout_s=2) as store:
+            assert await read(store, "SELECT 1") == 1
+
+
+async def test_where_no_host_answers_each_is_named(tmp_path: Path) -> None:
+    async with opened("postgresql://kvarn@127.0.0.1:1,localhost:2/kvarn") as store:
+        with pytest.raises(StoreAwayError, match=r"127\.0\.0\.1: .*; localhost: "):
+            await read(store, "SELECT 1")
+
+
+@pytest.mark.parametrize(
+    ("given", "hosts", "port"),
+    [
+        ("postgresql://u:p@a:1,b:2/n?sslmode=require", ("a:1", "b:2"), None),
+        ("postgres://a,b:6/n", ("a:5432", "b:6"), None),
+        ("postgresql://u@a:7/n", None, 7),
+    ],
+)
+def test_hosts_are_written_as_libpq_has_them(given: str, hosts: tuple[str, ...] | None, port: int | None) -> None:
+    url = store_url(config_of(given))
+    assert url.query.get("host") == hosts and url.port == port and url.database == "n"
+    if "sslmode" in given:
+        assert url.query["sslmode"] == "require" and (url.username, url.password) == ("u", "p")
+
+
+def test_a_url_of_one_host_stays_as_it_is() -> None:
+    for url in ("sqlite:////tmp/a,b.db", "postgresql://u@h/n?options=-c%20a=1,2", "postgresql://u@h:5/n"):
+        assert with_hosts_apart(url) == url
+
+
+def test_a_port_that_is_none_is_told() -> None:
+    with pytest.raises(StoreError, match=r"store\.url is no database URL"):
+        store_url(config_of("postgresql://kvarn@host:port/name"))
