@@ -68,7 +68,7 @@ def test_one_organisations_batches_do_not_keep_anothers_out(with_places: Open, w
 def test_batches_that_only_wait_for_a_model_give_way_at_once(
     with_places: Open, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvarn.gateway.batches.lines.PARK_S", 1000.0)  # they do not go of themselves
+    monkeypatch.setattr("kvarn.gateway.batches.lane.PARK_S", 1000.0)  # they do not go of themselves
     with with_places(2) as house:
         house.chat.stats = BUSY
         with house.add_tenant("red") as red, house.add_tenant("blue") as blue:
@@ -82,7 +82,7 @@ def test_batches_that_only_wait_for_a_model_give_way_at_once(
 def test_a_batch_whose_model_has_no_room_holds_no_place(
     with_places: Open, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("lines", "pacing"):
+    for module in ("lane", "lines", "pacing"):
         monkeypatch.setattr(f"kvarn.gateway.batches.{module}.PARK_S", 1.0)
     with with_places(1) as house:
         house.chat.stats = BUSY

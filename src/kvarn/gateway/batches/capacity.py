@@ -90,6 +90,11 @@ class LineGate:
         """Seconds for which no line has been in the engine."""
         return 0.0 if self.window.in_flight else self._clock() - self._left_at
 
+    @property
+    def places(self) -> int:
+        """Places that are free, as far as the number of lines goes."""
+        return max(0, int(self.window.size) - self.window.in_flight)
+
     @asynccontextmanager
     async def place(self, tenant: str) -> AsyncGenerator[None, None]:
         """A place in the engine, for as long as the block lasts."""

@@ -1,8 +1,9 @@
-"""The requests of a batch that have no answer yet, read from the database a few at a time."""
+"""The requests of a batch that ask for one model and have no answer yet, read from the database a few at a time."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 
 from kvarn.store.engine import Store
 from kvarn.store.repositories.batch_lines import Line, open_lines
@@ -11,16 +12,21 @@ _READ_AT_ONCE = 16
 
 
 class LineSource:
-    """Gives each open line of a batch, in the file's order.
+    """Gives each open line that asks for a model, in the file's order. Each source of a batch has a place of its own in
+    the file, so what one of them waits for holds up none of the others, and no line is read to be passed over.
 
     Args:
         store: The database.
         batch_id: The batch.
+        model: Only lines that ask for it; None: for whatever.
+        besides: No lines that ask for one of these.
     """
 
-    def __init__(self, store: Store, batch_id: str) -> None:
+    def __init__(self, store: Store, batch_id: str, model: str | None = None, besides: Collection[str] = ()) -> None:
         self._store = store
         self._batch_id = batch_id
+        self._model = model
+        self._besides = besides
         self._next: deque[Line] = deque()
         self._after = 0
         self._read_all = False
@@ -33,7 +39,9 @@ class LineSource:
     async def take(self) -> Line | None:
         """The next line; None where there is none. Raises `StoreAwayError` where the database does not answer."""
         if not self._next and not self._read_all:
-            found = await open_lines(self._store, self._batch_id, self._after, _READ_AT_ONCE)
+            found = await open_lines(
+                self._store, self._batch_id, self._after, _READ_AT_ONCE, model=self._model, besides=self._besides
+            )
             self._read_all = len(found) < _READ_AT_ONCE
             if found:
                 self._after = found[-1].line

@@ -1,4 +1,4 @@
-"""The lines of a batch that is in progress: as many at once as there is room for, each until it has an answer."""
+"""The lines of a batch that is in progress: in a lane for each model, all at once, until none is open."""
 
 from __future__ import annotations
 
@@ -6,40 +6,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 
-from kvarn.config.platform import BatchesConfig
 from kvarn.gateway.batches.answers import Answers
 from kvarn.gateway.batches.capacity import LineGate
 from kvarn.gateway.batches.hold import Hold
-from kvarn.gateway.batches.line import Refused, give_up, run_line
+from kvarn.gateway.batches.lane import Lane
 from kvarn.gateway.batches.line_source import LineSource
-from kvarn.gateway.batches.pacing import PARK_S, Pacing
-from kvarn.gateway.batches.validation import model_of
+from kvarn.gateway.batches.pacing import PARK_S, Pacings
 from kvarn.gateway.context import Gateway
 from kvarn.store.errors import StoreAwayError
-from kvarn.store.repositories.batch_lines import Answer, Line
 
 _LOOK_AGAIN_S = 1.0
 """A batch that waits for a model, or for the database, sees whether it waits in vain so often."""
 
 _log = logging.getLogger("kvarn.gateway")
-
-
-@dataclass(slots=True, eq=False)
-class _Attempt:
-    """A line on its way."""
-
-    line: Line
-    gate: LineGate
-    since: float
-    """When it came to the gate. Monotonic seconds."""
-    begun: bool = False
-    """It is through the gate."""
-
-    def in_vain_s(self, now: float) -> float:
-        """Seconds that it has waited at a gate through which nobody goes; lines that come by turns get on."""
-        return 0.0 if self.begun else min(now - self.since, self.gate.empty_s)
 
 
 class Lines:
@@ -49,8 +30,7 @@ class Lines:
         gateway: Where they run.
         hold: The batch.
         gates: The way into each model's engine; under the empty name, for models that are not served.
-        config: How batches are run.
-        pacing: What the batch has met with so far.
+        pacings: What the batch has met with so far.
         clock: Monotonic seconds.
     """
 
@@ -59,19 +39,26 @@ class Lines:
         gateway: Gateway,
         hold: Hold,
         gates: Mapping[str, LineGate],
-        config: BatchesConfig,
-        pacing: Pacing,
+        pacings: Pacings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._gateway = gateway
         self._hold = hold
         self._gates = gates
-        self._config = config
-        self._pacing = pacing
+        self._pacings = pacings
         self._clock = clock
-        self._source = LineSource(hold.store, hold.batch.id)
+        self._stirred = asyncio.Event()
         self._answers = Answers(hold, gateway.metrics)
-        self._attempts: dict[asyncio.Task[Answer | Refused | None], _Attempt] = {}
+        only = hold.batch.model
+        names = gates if only is None else {only if only in gates else ""}
+        self._lanes = [self._lane(name) for name in names]
+
+    def _lane(self, name: str) -> Lane:
+        store, batch = self._hold.store, self._hold.batch
+        served = [model for model in self._gates if model]
+        source = LineSource(store, batch.id, name) if name else LineSource(store, batch.id, besides=served)
+        pacing, gate = self._pacings[name], self._gates[name]
+        return Lane(name, self._gateway, self._hold, gate, source, pacing, self._stirred.set, self._clock)
 
     async def run(self) -> float:
         """Run lines until none is open or the hold is stopped.
@@ -83,119 +70,79 @@ class Lines:
             LeaseLostError: Another gateway has the batch.
             StoreAwayError: The run was stopped, and the last answers could not be kept.
         """
-        hold, pacing = self._hold, self._pacing
-        stopped, giving_way = [asyncio.create_task(event.wait()) for event in (hold.stopped, hold.gives_way)]
-        pacing.taken(self._clock())
+        hold = self._hold
+        watchers = [asyncio.create_task(self._watch(event)) for event in (hold.stopped, hold.gives_way)]
+        for lane in self._lanes:
+            lane.pacing.taken(self._clock())
         try:
             while not hold.stopped.is_set():
                 self._note_waiting_in_vain()
-                if self._may_begin:
-                    await self._fill()
-                else:
-                    await self._let_go()
-                if not self._attempts:
-                    if self._source.exhausted:
-                        return 0.0
-                    rest = pacing.rest_s(self._clock())
-                    if rest or hold.gives_way.is_set():
-                        return max(rest, PARK_S)
-                signals = {stopped} if giving_way.done() else {stopped, giving_way}
-                timeout = min(pacing.pause_s(self._clock()) or _LOOK_AGAIN_S, _LOOK_AGAIN_S)
-                await asyncio.wait({*signals, *self._attempts}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                await self._begin()
+                if all(lane.over for lane in self._lanes):
+                    return 0.0
+                rest = self._rest_s()
+                if rest:
+                    return rest
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._look_again_s()):
+                        await self._stirred.wait()
+                self._stirred.clear()  # first: what comes while answers are written is looked at in the next round
                 await self._settle()
             return 0.0
         finally:
-            stopped.cancel()
-            giving_way.cancel()
+            for watcher in watchers:
+                watcher.cancel()
             await self._end()
 
+    async def _watch(self, event: asyncio.Event) -> None:
+        await event.wait()
+        self._stirred.set()
+
     @property
-    def _may_begin(self) -> bool:
-        return not self._hold.gives_way.is_set() and not self._pacing.pause_s(self._clock())
+    def _open(self) -> list[Lane]:
+        return [lane for lane in self._lanes if not lane.over]
 
     def _note_waiting_in_vain(self) -> None:
-        """Where none of the models has had room for long, that holds up the batch like a refusal."""
-        now = self._clock()
-        if self._attempts and all(attempt.in_vain_s(now) >= PARK_S for attempt in self._attempts.values()):
-            self._pacing.hold_up(now)
+        """Where no lane gets on, those that wait for a model with no room are held up like those that were refused.
+        While another does, they may stay: they take no place from anybody."""
+        now, lanes = self._clock(), self._open
+        if any(lane.under_way for lane in lanes) and all(lane.gets_nowhere(now) for lane in lanes):
+            for lane in lanes:
+                lane.note_waiting_in_vain(now)
             _log.info("batch %s makes room for another: its models have none for it", self._hold.batch.id)
 
-    async def _fill(self) -> None:
-        while len(self._attempts) < self._config.max_in_flight:
-            try:
-                line = await self._source.take()
-            except StoreAwayError as error:
-                _log.warning("batch %s: its lines wait for the database: %s", self._hold.batch.id, error)
-                return
-            if line is None:
-                return
-            gate = self._gates.get(model_of(line.body) or "", self._gates[""])
-            attempt = _Attempt(line, gate, self._clock())
-            self._attempts[asyncio.create_task(self._run(attempt))] = attempt
+    async def _begin(self) -> None:
+        try:
+            for lane in self._lanes:
+                if lane.may_begin:
+                    await lane.fill()
+                else:
+                    await lane.let_go()
+        except StoreAwayError as error:
+            _log.warning("batch %s: its lines wait for the database: %s", self._hold.batch.id, error)
 
-    async def _run(self, attempt: _Attempt) -> Answer | Refused | None:
-        batch = self._hold.batch
-        async with attempt.gate.place(batch.organization_id):
-            if not self._may_begin:
-                return None
-            attempt.begun = True
-            principal = self._hold.principal
-            assert principal is not None
-            result = await run_line(
-                self._gateway, principal, batch.id, batch.endpoint, attempt.line, self._hold.until_it_gives_way
-            )
-            if isinstance(result, Refused):
-                self._note_refusal(result, attempt.gate)
-            elif isinstance(result, Answer) and not result.failed:
-                attempt.gate.answered()
-                self._pacing.answered(self._clock())
-        return result
+    def _rest_s(self) -> float:
+        """Seconds to rest, where nothing is under way and nothing will be soon; else 0."""
+        lanes, now = self._open, self._clock()
+        if any(lane.under_way for lane in lanes):
+            return 0.0
+        rest = min(lane.pacing.rest_s(now) for lane in lanes)
+        return max(rest, PARK_S) if rest or self._hold.gives_way.is_set() else 0.0
 
-    def _note_refusal(self, refused: Refused, gate: LineGate) -> None:
-        if refused.by_engine:
-            gate.refused()
-        pause = self._pacing.hold_up(self._clock(), refused.retry_after_s)
-        if pause:
-            message = "batch %s waits %.0f s: a line was refused: %s"
-            _log.info(message, self._hold.batch.id, pause, refused.error.message)
-
-    async def _let_go(self) -> None:
-        """Lines that are not through their gate leave it: nothing has been done for them."""
-        waiting = [task for task, attempt in self._attempts.items() if not attempt.begun]
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        for task in reversed(waiting):
-            if task.cancelled():
-                self._source.put_back(self._attempts.pop(task).line)
+    def _look_again_s(self) -> float:
+        now = self._clock()
+        pauses = [lane.pacing.pause_s(now) for lane in self._open]
+        return min([pause for pause in pauses if pause] + [_LOOK_AGAIN_S])
 
     async def _settle(self) -> None:
-        for task in reversed([task for task in self._attempts if task.done()]):
-            attempt = self._attempts.pop(task)
-            result = task.result()
-            if result is None:
-                self._source.put_back(attempt.line)
-            elif isinstance(result, Refused):
-                self._judge(result)
-            else:
-                self._answers.add(result)
+        for lane in self._lanes:
+            for answer in lane.settle():
+                self._answers.add(answer)
         await self._answers.keep_trying()
-
-    def _judge(self, refused: Refused) -> None:
-        """Try a line that was refused again, or take that for its answer."""
-        if refused.error.code == "replica_lost" and self._pacing.lost(refused.line.line):
-            self._answers.add(give_up(self._hold.batch.id, refused))
-            return
-        self._gateway.metrics.batch_lines.labels("retried").inc()
-        self._source.put_back(refused.line)
 
     async def _end(self) -> None:
         """End what is in flight; what was answered in the last moment is kept."""
-        tasks = list(self._attempts)
-        self._attempts.clear()
-        for task in tasks:
-            task.cancel()
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(result, Answer):
-                self._answers.add(result)
+        for answers in await asyncio.gather(*[lane.end() for lane in self._lanes]):
+            for answer in answers:
+                self._answers.add(answer)
         await self._answers.keep()

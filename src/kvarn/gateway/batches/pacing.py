@@ -1,8 +1,8 @@
-"""When a batch that is held up goes on, when it makes room for another, and which lines are not tried again."""
+"""When lines that are held up go on, when their batch makes room for another, and which lines are not tried again."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 PARK_S = 5.0
 """A batch that gets nowhere for longer makes room for another."""
@@ -14,10 +14,10 @@ _MOST_LOSSES = 5
 
 
 class Pacing:
-    """What one batch has met with. It outlives the runs of the batch, so that one which comes back to the same refusal
-    does not begin anew. Pure: told the time.
+    """What the lines of one batch that ask for one model have met with. It outlives the runs of the batch, so that one
+    which comes back to the same refusal does not begin anew. Pure: told the time.
 
-    Whatever holds up one line holds up the next, so the whole batch pauses: until the time that is named, else twice as
+    Whatever holds up one of them holds up the next, so all of them pause: until the time that is named, else twice as
     long each time, until a line is answered.
     """
 
@@ -64,8 +64,12 @@ class Pacing:
         return max(0.0, self._resume_at - now)
 
     def rest_s(self, now: float) -> float:
-        """Seconds that the batch is put off, where it would hold its place in vain for longer than that is worth;
-        else 0."""
+        """Seconds for which they are put off, where they would hold the batch's place in vain for longer than that is
+        worth; else 0."""
         pause = self.pause_s(now)
         in_vain = now + pause - self._progress_at
         return max(pause, PARK_S) if pause and in_vain > PARK_S else 0.0
+
+
+Pacings = defaultdict[str, Pacing]
+"""What all lines of one batch have met with, by the name of their model."""

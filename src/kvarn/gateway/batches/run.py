@@ -14,7 +14,7 @@ from kvarn.gateway.batches.capacity import LineGate
 from kvarn.gateway.batches.hold import Hold, Stop
 from kvarn.gateway.batches.line import unanswered
 from kvarn.gateway.batches.lines import Lines
-from kvarn.gateway.batches.pacing import Pacing
+from kvarn.gateway.batches.pacing import Pacings
 from kvarn.gateway.batches.results import ResultFiles
 from kvarn.gateway.batches.validation import InputCheck, split_lines
 from kvarn.gateway.context import Gateway
@@ -49,16 +49,16 @@ class BatchRun:
         gateway: Where its lines run.
         hold: The batch.
         gates: The way into each model's engine.
-        pacing: What the batch has met with so far.
+        pacings: What the batch has met with so far.
     """
 
-    def __init__(self, gateway: Gateway, hold: Hold, gates: Mapping[str, LineGate], pacing: Pacing) -> None:
+    def __init__(self, gateway: Gateway, hold: Hold, gates: Mapping[str, LineGate], pacings: Pacings) -> None:
         self._gateway = gateway
         self._store = gateway.store
         self._config = gateway.config.batches
         self._hold = hold
         self._gates = gates
-        self._pacing = pacing
+        self._pacings = pacings
 
     async def run(self) -> float:
         """Work on the batch until it is over or has to wait.
@@ -83,7 +83,7 @@ class BatchRun:
         if self._hold.batch.status == BatchStatus.VALIDATING:
             await self._validate()
         if self._hold.batch.status == BatchStatus.IN_PROGRESS:
-            pause = await Lines(self._gateway, self._hold, self._gates, self._config, self._pacing).run()
+            pause = await Lines(self._gateway, self._hold, self._gates, self._pacings).run()
             if pause:
                 return pause
             await self._leave_progress()

@@ -16,7 +16,7 @@ from functools import partial
 
 from kvarn.gateway.batches.capacity import LineGate, LineWindow
 from kvarn.gateway.batches.hold import Hold
-from kvarn.gateway.batches.pacing import Pacing
+from kvarn.gateway.batches.pacing import Pacing, Pacings
 from kvarn.gateway.batches.run import BatchRun
 from kvarn.gateway.context import Gateway
 from kvarn.gateway.served import ServedModel
@@ -46,7 +46,7 @@ class BatchRunner:
         self._runs: dict[str, asyncio.Task[None]] = {}
         self._holds: dict[str, Hold] = {}
         """Of those runs, in the order in which they were taken."""
-        self._pacings: OrderedDict[str, Pacing] = OrderedDict()
+        self._pacings: OrderedDict[str, Pacings] = OrderedDict()
         """Of batches that this gateway has let go unfinished, the latest last."""
         self._gates = {model.name: self._gate(partial(_stats_of, model)) for model in gateway.models}
         self._gates[""] = self._gate(EngineStats)
@@ -96,9 +96,9 @@ class BatchRunner:
 
     async def _work(self, batch: Batch, hold: Hold) -> None:
         pause = 0.0
-        pacing = self._pacings.pop(batch.id, None) or Pacing()
+        pacings = self._pacings.pop(batch.id, None) or Pacings(Pacing)
         try:
-            pause = await BatchRun(self._gateway, hold, self._gates, pacing).run()
+            pause = await BatchRun(self._gateway, hold, self._gates, pacings).run()
         except LeaseLostError:
             _log.warning("batch %s was taken over by another gateway", batch.id)
         except StoreAwayError as error:
@@ -110,11 +110,11 @@ class BatchRunner:
             self._runs.pop(batch.id, None)
             self._holds.pop(batch.id, None)
             if hold.batch.status not in OVER:
-                self._remember(batch.id, pacing)
+                self._remember(batch.id, pacings)
             await self._release(batch.id, pause)
 
-    def _remember(self, batch_id: str, pacing: Pacing) -> None:
-        self._pacings[batch_id] = pacing
+    def _remember(self, batch_id: str, pacings: Pacings) -> None:
+        self._pacings[batch_id] = pacings
         while len(self._pacings) > _REMEMBERED:
             self._pacings.popitem(last=False)
 

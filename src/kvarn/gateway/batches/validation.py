@@ -14,6 +14,8 @@ from kvarn.wire.openai.parse import decode_body
 MAX_FAULTS = 100
 """Faults of one input that are told; after so many the rest is not read."""
 MAX_CUSTOM_ID = 512
+MAX_MODEL = 256
+"""Characters of a model's name."""
 
 _FIELDS = ("custom_id", "method", "url", "body")
 _BOM = b"\xef\xbb\xbf"
@@ -100,8 +102,9 @@ class InputCheck:
             self._blame("invalid_body", "The body of every request must be a JSON object.", "body", number)
         if custom_id is None or len(self.faults) > before:
             return None
-        self._models.add(model_of(body))
-        return Line(number, custom_id, body)
+        model = model_of(body)
+        self._models.add(model)
+        return Line(number, custom_id, body, model or "")
 
     def _custom_id(self, given: msgspec.Raw, number: int) -> str | None:
         custom_id = _string(given)
@@ -123,11 +126,12 @@ class InputCheck:
 
 
 def model_of(body: bytes) -> str | None:
-    """The model that a request names, if it does."""
+    """The model that a request names; None where it names none, or what cannot be the name of one."""
     try:
-        return msgspec.json.decode(body, type=_Model).model
+        name = msgspec.json.decode(body, type=_Model).model
     except msgspec.DecodeError:
         return None
+    return name if len(name) <= MAX_MODEL and "\x00" not in name else None
 
 
 async def split_lines(chunks: AsyncIterator[bytes], max_line_bytes: int) -> AsyncGenerator[tuple[int, bytes], None]:

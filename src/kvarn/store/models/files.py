@@ -88,12 +88,15 @@ class BatchLine(Base):
     """One request of a batch, and its answer once there is one; deleted when the batch's files are written."""
 
     __tablename__ = "batch_lines"
+    __table_args__ = (Index("ix_batch_lines_batch_id_model", "batch_id", "model", "line"),)
 
     batch_id: Mapped[Id] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True)
     line: Mapped[Number] = mapped_column(primary_key=True)
     custom_id: Mapped[str] = mapped_column(String(512))
     failed: Mapped[bool | None]
     """Which file its answer goes to; None while it is open."""
+    model: Mapped[Name]
+    """The one that it asks for; empty where it names none that could be served."""
     body: Mapped[bytes] = mapped_column(LargeBinary)
     """The request as it was written: JSON."""
     answer: Mapped[bytes | None] = mapped_column(LargeBinary)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import bindparam, delete, insert, select, update
@@ -22,6 +22,8 @@ class Line:
     """Of the input file, from 1."""
     custom_id: str
     body: bytes
+    model: str = ""
+    """The one that it asks for; empty where it names none that could be served."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +51,37 @@ class Result:
 
 async def add_lines(store: Store, batch_id: str, lines: Sequence[Line]) -> None:
     """Write requests. Raises `StoreAwayError` where the database does not answer."""
-    rows = [{"batch_id": batch_id, "line": each.line, "custom_id": each.custom_id, "body": each.body} for each in lines]
+    rows = [{"batch_id": batch_id, **{name: getattr(each, name) for name in Line.__slots__}} for each in lines]
     async with store.transaction() as session:
         await session.execute(insert(BatchLine), rows)
 
 
-async def open_lines(store: Store, batch_id: str, after: int, count: int) -> list[Line]:
-    """The next requests without an answer, behind the line `after`, in the file's order."""
+async def open_lines(
+    store: Store, batch_id: str, after: int, count: int, *, model: str | None = None, besides: Collection[str] = ()
+) -> list[Line]:
+    """The next requests without an answer, in the file's order.
+
+    Args:
+        store: The database.
+        batch_id: Their batch.
+        after: The line behind which they stand.
+        count: So many at most.
+        model: Only those that ask for it; None: for whatever.
+        besides: None of those that ask for one of these.
+
+    Raises:
+        StoreAwayError: The database does not answer.
+    """
     query = (
-        select(BatchLine.line, BatchLine.custom_id, BatchLine.body)
+        select(BatchLine.line, BatchLine.custom_id, BatchLine.body, BatchLine.model)
         .where(BatchLine.batch_id == batch_id, BatchLine.line > after, BatchLine.failed.is_(None))
         .order_by(BatchLine.line)
         .limit(count)
     )
+    if model is not None:
+        query = query.where(BatchLine.model == model)
+    if besides:
+        query = query.where(BatchLine.model.not_in(besides))
     async with store.reading() as session:
         return [Line(*row) for row in await session.execute(query)]
 

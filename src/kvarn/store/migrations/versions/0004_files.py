@@ -83,11 +83,14 @@ def upgrade() -> None:
         sa.Column("line", sa.BigInteger(), nullable=False),
         sa.Column("custom_id", sa.String(length=512), nullable=False),
         sa.Column("failed", sa.Boolean(), nullable=True),
+        sa.Column("model", sa.String(length=256), nullable=False),
         sa.Column("body", sa.LargeBinary(), nullable=False),
         sa.Column("answer", sa.LargeBinary(), nullable=True),
         sa.ForeignKeyConstraint(["batch_id"], ["batches.id"], name=op.f("fk_batch_lines_batch_id"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("batch_id", "line", name=op.f("pk_batch_lines")),
     )
+    op.create_index("ix_batch_lines_batch_id_model", "batch_lines", ["batch_id", "model", "line"], unique=False)
+
     op.create_table(
         "file_chunks",
         sa.Column("file_id", sa.String(length=64), nullable=False),
@@ -101,6 +104,8 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Undo."""
     op.drop_table("file_chunks")
+    op.drop_index("ix_batch_lines_batch_id_model", "batch_lines")
+
     op.drop_table("batch_lines")
     op.drop_index("ix_files_project_id_created_at", "files")
     op.drop_index("ix_files_organization_id_created_at", "files")
