@@ -154,7 +154,7 @@ async def test_after_a_failover_the_server_that_takes_writes_is_found(own_postgr
     hosts = f"127.0.0.1:{own_postgres.port},127.0.0.1:{standby.port}"
     url = first.replace(f"127.0.0.1:{own_postgres.port}", hosts)
     second = first.replace(str(own_postgres.port), str(standby.port))
-    async with opened(f"{url}?target_session_attrs=read-write") as store:
+    async with opened(url) as store:
         await upgrade(store)
         await create_organization(store, "a")
         async with opened(f"{second}?target_session_attrs=read-write") as other:
@@ -175,6 +175,10 @@ async def test_after_a_failover_the_server_that_takes_writes_is_found(own_postgr
         own_postgres.kill()
         await create_organization(store, "c")
         assert await read(store) == 3
+        await set_postgres_read_only(second, True)
+        with pytest.raises(StoreReadOnlyError):
+            await create_organization(store, "d")
+        assert await read(store) == 3, "where no server takes writes, one that does not is read"
 
 
 async def _follows(store: Store) -> bool:

@@ -38,8 +38,8 @@ class StoreConfig(Section):
 
     url: str | None = Field(None, min_length=1)
     """Database: `sqlite:////path/kvarn.db` or `postgresql://user:password@host/name`, there with libpq's options
-    for SSL, such as `?sslmode=verify-full&sslrootcert=/path/ca.pem`, and several hosts
-    (`//user@a:5432,b:5432/name?target_session_attrs=read-write`). Default: `kvarn.db` in `data_dir`."""
+    for SSL, such as `?sslmode=verify-full&sslrootcert=/path/ca.pem`, and several hosts of
+    which one takes writes (`//user@a:5432,b:5432/name`). Default: `kvarn.db` in `data_dir`."""
 
     pool_size: int = Field(8, ge=1, le=256)
     """Connections to PostgreSQL at most, and two more for reports. SQLite has one writer and needs none of this."""

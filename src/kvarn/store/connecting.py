@@ -112,7 +112,8 @@ def _postgres_options(url: URL, timeout_s: float) -> dict[str, Any]:
             raise StoreError(f"store.url: there is no file {path} ({name})")
         options[name] = str(path)
     dsn = {"dsn": f"postgresql://?{urlencode(options, doseq=True)}"} if options else {}
-    return {"async_creator_fn": connect_first, "timeout": timeout_s, **dsn}
+    prefer_writes = "target_session_attrs" not in options
+    return {"async_creator_fn": connect_first, "timeout": timeout_s, "prefer_writes": prefer_writes, **dsn}
 
 
 def _connect(url: URL, dialect: Dialect, _: object, args: list[Any], options: dict[str, Any]) -> DBAPIConnection:
