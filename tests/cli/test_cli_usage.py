@@ -49,7 +49,7 @@ async def _fill(directory: Path) -> None:
     events = [
         make_event(1, cost=1_234_567_890),
         make_event(2, organization_id="org-b", model="other"),
-        make_event(3, finished_at=1_790_003_600, key_id="key_1", cached_tokens=0),
+        make_event(3, finished_at=1_790_003_600, key_id="key_1", cached_tokens=0, batch_id="batch_1"),
     ]
     await usage.record(store, events)
     await store.close()
@@ -79,6 +79,20 @@ def test_usage_is_shown_by_what_was_asked(ledger: Any, kvarn: Any) -> None:
     assert "org-b" in table and "other" in table and "org-a" not in table
     nothing = kvarn("usage", "-c", config, "--since", "2026-01-01", "--until", "2026-01-02")
     assert nothing.stdout == "no usage in this time\n"
+
+
+def test_what_a_batch_used_is_shown_apart(ledger: Any, kvarn: Any) -> None:
+    asked = ("usage", "-c", str(ledger()), "--since", "2026-09-01", "--json")
+    shown = kvarn(*asked, "--by", "batch,tenant").stdout
+    rows = [json.loads(line) for line in shown.splitlines()]
+    assert [(row["batch"], row["tenant"], row["requests"]) for row in rows] == [
+        (None, "org-a", 1),
+        (None, "org-b", 1),
+        ("batch_1", "org-a", 1),
+    ]
+    (row,) = [json.loads(line) for line in kvarn(*asked, "--batch", "batch_1", "--by", "key").stdout.splitlines()]
+    assert (row["key"], row["requests"], row["input_tokens"]) == ("key_1", 1, 10)
+    assert kvarn(*asked, "--batch", "batch_2").stdout == ""
 
 
 def test_options_that_cannot_be_used_are_told(ledger: Any, kvarn: Any) -> None:

@@ -122,6 +122,9 @@ def check_outputs(client: httpx.Client, batch: dict[str, Any]) -> None:
     assert batch["request_counts"] == {"total": LINES, "completed": LINES, "failed": 0}
     output = client.get(f"/v1/files/{batch['output_file_id']}/content").text.splitlines()
     assert [json.loads(line)["custom_id"] for line in output] == [f"q{number}" for number in range(LINES)]
+    told = [json.loads(line)["response"]["body"]["usage"] for line in output]
+    assert batch["usage"]["input_tokens"] == sum(usage["prompt_tokens"] for usage in told)
+    assert batch["usage"]["output_tokens"] == sum(usage["completion_tokens"] for usage in told)
     assert "error_file_id" not in batch
     assert len(client.get("/v1/files", params={"purpose": "batch_output"}).json()["data"]) == 1
 
@@ -143,9 +146,9 @@ def test_a_batch_survives_gateways_that_are_killed(mill: Mill) -> None:
     assert set(ran) == {f"q{number}" for number in range(LINES)}
     assert {name: ran[name] for name in kept} == {name: ran_before[name] for name in kept}  # none was run again
     names = {line_id(batch_id, number + 1): f"q{number}" for number in range(LINES)}
-    events = mill.read(select(UsageEvent.request_id, UsageEvent.outcome, UsageEvent.service_tier))
+    events = mill.read(select(UsageEvent.request_id, UsageEvent.outcome, UsageEvent.service_tier, UsageEvent.batch_id))
     finished = Counter(names[event[0]] for event in events if event[1] == "finished")
-    assert set(finished) == set(ran) and {event[2] for event in events} == {"batch"}
+    assert set(finished) == set(ran) and {event[2:] for event in events} == {("batch", batch_id)}
     assert sum(Counter(names[event[0]] for event in events).values()) <= sum(ran.values())
 
 

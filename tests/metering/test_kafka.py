@@ -112,6 +112,14 @@ def test_a_message_says_its_schema_and_a_newer_one_is_not_guessed_at() -> None:
         decode_message(b'{"id":"use_1"}')
 
 
+def test_messages_name_the_batch_of_a_line_and_those_written_before_they_did_can_be_read() -> None:
+    event = make_event(1, batch_id="batch_1")
+    value = encode_message(event)
+    assert msgspec.json.decode(value)["batch_id"] == "batch_1" and decode_message(value) == event
+    older = {name: each for name, each in msgspec.json.decode(value).items() if name != "batch_id"}
+    assert decode_message(msgspec.json.encode(older)) == make_event(1)
+
+
 async def test_the_outbox_is_published_once_by_two_gateways_and_empty_afterwards(
     store: Store, config: KafkaConfig
 ) -> None:

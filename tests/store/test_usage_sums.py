@@ -39,6 +39,7 @@ events = st.builds(
     model=st.sampled_from(["tiny", "other"]),
     endpoint=st.sampled_from(["/v1/chat/completions", "/v1/embeddings"]),
     service_tier=st.sampled_from(["default", "batch"]),
+    batch_id=st.sampled_from([None, "batch_1", "batch_2"]),
     outcome=st.sampled_from(["finished", "lost"]),
     input_tokens=st.integers(0, 1 << 40),
     cost=st.integers(0, 1 << 40),
@@ -54,6 +55,7 @@ filters = st.builds(
     endpoints=some,
     not_endpoints=st.sampled_from([(), ("/v1/embeddings",)]),
     batch=st.sampled_from([None, True, False]),
+    batch_ids=st.sampled_from([None, ("batch_1",), ("batch_2", "batch_3")]),
 )
 
 
@@ -72,6 +74,7 @@ def passes(event: LedgerEvent, where: UsageFilter) -> bool:
         "model": where.models,
         "endpoint": where.endpoints,
         "batch": None if where.batch is None else (str(where.batch).lower(),),
+        "batch_id": where.batch_ids,
     }
     return event.endpoint not in where.not_endpoints and all(
         values is None or value(event, name) in values for name, values in wanted.items()

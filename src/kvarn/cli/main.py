@@ -188,11 +188,12 @@ def tenants(context: typer.Context) -> None:
 def usage(
     config: ConfigPath = None,
     by: Annotated[
-        str, typer.Option(help="tenant, project, key, user, model, endpoint, outcome, tier; hour or day.")
+        str, typer.Option(help="tenant, project, key, user, model, endpoint, outcome, tier, batch; hour or day.")
     ] = "tenant,model",
     since: Annotated[str, typer.Option(help="2026-11-01, 2026-11-01T10:00 (UTC), or 24h, 7d ago.")] = "30d",
     until: Annotated[str | None, typer.Option(help="As --since; not included. [default: now]")] = None,
     tenant: Annotated[str | None, typer.Option(help="Only this organisation.")] = None,
+    batch: Annotated[str | None, typer.Option(help="Only the lines of this batch.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Show who used how much, and what it cost, from the database's ledger."""
@@ -200,7 +201,7 @@ def usage(
 
     from kvarn.cli.usage import show_usage
 
-    show_usage(config, by, since, until, tenant, as_json, Console())
+    show_usage(config, by, since, until, tenant, batch, as_json, Console())
 
 
 @app.command()

@@ -28,13 +28,21 @@ GROUPS = {
     "endpoint": "endpoint",
     "outcome": "outcome",
     "tier": "service_tier",
+    "batch": "batch_id",
 }
 TIMES = {"hour": HOUR_S, "day": DAY_S}
 _AGO = re.compile(r"(\d+)([hd])")
 
 
 def show_usage(
-    config: Path | None, by: str, since: str, until: str | None, tenant: str | None, as_json: bool, console: Console
+    config: Path | None,
+    by: str,
+    since: str,
+    until: str | None,
+    tenant: str | None,
+    batch: str | None,
+    as_json: bool,
+    console: Console,
 ) -> None:
     """Print a table, or JSON lines.
 
@@ -44,6 +52,7 @@ def show_usage(
         since: Beginning: a moment (`2026-11-01`, `2026-11-01T10:00`, UTC) or how long ago (`24h`, `7d`).
         until: End, not included; None: now.
         tenant: Only this organisation.
+        batch: Only the lines of this batch.
         as_json: One object a line, money as a decimal number in text.
         console: Where to print.
 
@@ -54,7 +63,7 @@ def show_usage(
         groups, width, start, end = _options(by, since, until)
 
     async def read(store: Store) -> list[UsageSum]:
-        where = UsageFilter(organization_id=tenant)
+        where = UsageFilter(organization_id=tenant, batch_ids=None if batch is None else (batch,))
         found = await usage_sums.sums(store, where, start=start, end=end, width=width, group_by=groups)
         if tenant is not None and not found:  # usage outlives its organisation
             async with store.reading() as session:

@@ -94,6 +94,7 @@ class Gateway:
             max_output_tokens=max_output_tokens,
             priority=runs_at,
             service_tier=BATCH_TIER if record.least_priority is not None else tier_of(runs_at),
+            batch_id=record.batch_id,
             sequences=sequences,
             output_bounded=output_bounded,
             received=record.received,

@@ -41,6 +41,8 @@ class RequestRecord:
     """Who it acts for."""
     least_priority: int | None = None
     """Best tier it may have, where it is not the client's to say: 10 for a line of a batch."""
+    batch_id: str | None = None
+    """The batch whose line it is."""
     client_left: Callable[[], Awaitable[None]] | None = None
     """Returns once the client has left. May be awaited when the body has been read. For a line of a batch: once the
     batch gives way to another."""

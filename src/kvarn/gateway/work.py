@@ -50,6 +50,11 @@ class Tally:
     watch: Callable[[Tally], None] | None = None
     """Told after each change of the counts, before the client hears of it."""
 
+    @property
+    def did_work(self) -> bool:
+        """Whether the engine was asked, and did not refuse at once."""
+        return self.prompt_tokens > 0 and (not self.refused or self.completion_tokens > 0)
+
     def usage(self) -> Usage:
         """As OpenAI's usage object."""
         return usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
@@ -91,6 +96,8 @@ class Work:
     """Tier in the engine; lower runs first, 10 is batch."""
     service_tier: str = "default"
     """OpenAI's name of that tier."""
+    batch_id: str | None = None
+    """The batch whose line it is."""
     sequences: int = 1
     """Answers it asks for, over all its prompts."""
     received: float

@@ -39,6 +39,7 @@ class InFlight(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     adapter: str = ""
     replica: str = ""
     service_tier: str = "default"
+    batch_id: str | None = None
     writes: bool = True
     """Whether its answer is made of tokens: without one, nothing was delivered."""
     started: float
@@ -78,6 +79,7 @@ def settle(request: InFlight, had: Measured, prices: PriceBook, currency: str) -
         adapter=request.adapter,
         replica=request.replica,
         service_tier=request.service_tier,
+        batch_id=request.batch_id,
         outcome=had.outcome,
         input_tokens=had.prompt_tokens,
         cached_tokens=cached,

@@ -30,6 +30,7 @@ class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     adapter: str = ""
     replica: str = ""
     service_tier: str = "default"
+    batch_id: str | None = None
     outcome: str
     input_tokens: int
     cached_tokens: int
@@ -112,6 +113,8 @@ class UsageFilter:
     """All but these paths."""
     batch: bool | None = None
     """Only lines of batches, or only what is none."""
+    batch_ids: tuple[str, ...] | None = None
+    """Only lines of these batches."""
 
 
 def period_name(period: str, at: float) -> str:

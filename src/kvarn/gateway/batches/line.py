@@ -74,6 +74,7 @@ async def run_line(
         endpoint=endpoint,
         principal=principal,
         least_priority=BATCH_PRIORITY,
+        batch_id=batch_id,
         body_bytes=len(line.body),
         client_left=given_up,
     )
@@ -114,12 +115,12 @@ def _failure(record: RequestRecord, line: Line, error: Exception) -> Answer | Re
 def _answer(record: RequestRecord, line: Line, status: int, body: object) -> Answer:
     response = LineResponse(status_code=status, request_id=record.request_id, body=body)
     output = OutputLine(id=record.request_id, custom_id=line.custom_id, response=response, error=None)
-    tallies = [work.tally for work in record.work]
+    tallies = [work.tally for work in record.work if work.tally.did_work]  # as on the ledger
     return Answer(
         line.line,
         status != 200,
         msgspec.json.encode(output),
         input_tokens=sum(tally.prompt_tokens for tally in tallies),
-        cached_tokens=sum(tally.cached_tokens for tally in tallies),
+        cached_tokens=sum(min(tally.cached_tokens, tally.prompt_tokens) for tally in tallies),
         output_tokens=sum(tally.completion_tokens for tally in tallies),
     )

@@ -32,6 +32,7 @@ class LedgerStage:
             adapter=work.adapter,
             replica=work.replica,
             service_tier=work.service_tier,
+            batch_id=work.batch_id,
             writes=work.max_output_tokens > 0,
             started=wall_clock_of(work.received),
         )
@@ -52,7 +53,7 @@ class LedgerTicket:
     async def leave(self, work: Work) -> None:
         """Enter it, unless nothing was done: the engine was never asked, or refused it."""
         tally = work.tally
-        if not tally.prompt_tokens or (tally.refused and not tally.completion_tokens):
+        if not tally.did_work:
             if self._slot is not None:
                 self._slot.free()
             return

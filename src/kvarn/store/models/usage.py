@@ -30,6 +30,8 @@ class UsageEvent(Base):
     adapter: Mapped[Name] = mapped_column(default="")
     replica: Mapped[Name] = mapped_column(default="")
     service_tier: Mapped[str] = mapped_column(String(16), default="default")
+    batch_id: Mapped[Id | None]
+    """The batch whose line it was. Stays when the batch is deleted."""
     outcome: Mapped[str] = mapped_column(String(16))
     """`finished`, `aborted` (the client left), `failed`, or `lost` (the gateway died; found at its next start)."""
     input_tokens: Mapped[Number]
@@ -88,6 +90,8 @@ class UsageHour(Base):
     endpoint: Mapped[Name] = mapped_column(primary_key=True)
     model: Mapped[Name] = mapped_column(primary_key=True)
     service_tier: Mapped[str] = mapped_column(String(16), primary_key=True)
+    batch_id: Mapped[Id] = mapped_column(primary_key=True)
+    """Empty for what is no line of a batch."""
     outcome: Mapped[str] = mapped_column(String(16), primary_key=True)
     currency: Mapped[str] = mapped_column(String(3), primary_key=True)
     requests: Mapped[Number]

@@ -19,11 +19,14 @@ GROUPS = {
     "api_key_id": "key_id",
     "model": "model",
     "service_tier": "service_tier",
+    "batch_id": "batch_id",
     "endpoint": "endpoint",
     "outcome": "outcome",
 }
 """What sums can be grouped by, and the column that says it."""
 
+_MAY_LACK = ("user_id", "api_key_id", "batch_id")
+"""Groups that hours have an empty text for, where events have none."""
 _AMOUNTS = ("requests", "input_tokens", "cached_tokens", "output_tokens", "cost")
 
 _Table = type[UsageEvent] | type[UsageHour]
@@ -87,7 +90,7 @@ def _group(table: _Table, name: str) -> ColumnElement[Any]:
     if name == "batch":
         return case((table.service_tier == BATCH_TIER, "true"), else_="false")
     column = getattr(table, GROUPS[name]).expression
-    return func.nullif(column, "") if name in ("user_id", "api_key_id") else column  # hours have no NULL in their keys
+    return func.nullif(column, "") if name in _MAY_LACK else column
 
 
 def _conditions(table: _Table, where: UsageFilter) -> list[ColumnElement[bool]]:
@@ -97,6 +100,7 @@ def _conditions(table: _Table, where: UsageFilter) -> list[ColumnElement[bool]]:
         ("api_key_id", where.key_ids),
         ("model", where.models),
         ("endpoint", where.endpoints),
+        ("batch_id", where.batch_ids),
     )
     found: list[ColumnElement[bool]] = [
         _group(table, name).in_(values) for name, values in wanted if values is not None

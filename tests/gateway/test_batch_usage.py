@@ -1,0 +1,91 @@
+"""What a batch used: on the batch itself, in its answers and on the ledger, it is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from batch_jobs import CHAT, WaitFor, await_end, chat_line, outputs, read_file, send
+from kvarn.config.platform import BatchesConfig, StoreConfig
+from kvarn.replica.api import RequestRefusedError
+from kvarn.store.ledger import UsageFilter, UsageSum
+from kvarn.store.repositories.usage_sums import sums
+from kvarn.wire.messages import RefusalReason
+
+EMBED = "/v1/embeddings"
+NAMES = ("input_tokens", "cached_tokens", "output_tokens")
+
+
+@pytest.fixture
+def mill(serve: Any, database_url: str, wait_for: WaitFor) -> Iterator[Any]:
+    """A gateway of its own on each database."""
+
+    def prepare(house: Any) -> None:
+        batches = BatchesConfig(poll_s=0.05, max_in_flight=8)
+        house.config = house.config.model_copy(update={"store": StoreConfig(url=database_url), "batches": batches})
+
+    with serve(prepare) as house:
+        with house.client() as client:
+            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+        yield house
+
+
+def on_ledger(mill: Any, batch: dict[str, Any], requests: int, wait_for: WaitFor) -> UsageSum:
+    """The sum of a batch's events, once there are so many."""
+
+    def read() -> list[UsageSum]:
+        where = UsageFilter(batch_ids=(batch["id"],))
+        end = int(mill.gateway.store.now()) + 10
+        found: list[UsageSum] = mill.do(sums(mill.gateway.store, where, start=0, end=end))
+        return found
+
+    wait_for(lambda: sum(each.requests for each in read()) >= requests, f"{requests} events")
+    (found,) = read()
+    assert found.requests == requests
+    return found
+
+
+def of_batch(batch: dict[str, Any]) -> tuple[int, int, int]:
+    usage = batch["usage"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    return usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"], usage["output_tokens"]
+
+
+def of_answers(client: httpx.Client, batch: dict[str, Any]) -> tuple[int, int, int]:
+    told = [line["response"]["body"]["usage"] for line in read_file(client, batch, "output_file_id")]
+    return (
+        sum(usage["prompt_tokens"] for usage in told),
+        sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in told),
+        sum(usage["completion_tokens"] for usage in told),
+    )
+
+
+def test_a_batch_its_answers_and_the_ledger_say_the_same(mill: Any, wait_for: WaitFor) -> None:
+    mill.chat.cached_tokens = 3
+    with mill.client() as client:
+        first = await_end(client, send(client, [chat_line(i, n=1 + i % 2) for i in range(20)]), wait_for)
+        other = await_end(client, send(client, [chat_line(0)]), wait_for)
+        assert client.post(CHAT, json=chat_line(0)["body"]).status_code == 200
+        for batch, count in ((first, 20), (other, 1)):
+            found = on_ledger(mill, batch, count, wait_for)
+            counted = tuple(getattr(found, name) for name in NAMES)
+            assert counted == of_batch(batch) == of_answers(client, batch) and min(counted) > 0
+
+
+def test_embeddings_count_what_goes_in(mill: Any, wait_for: WaitFor) -> None:
+    line = {"custom_id": "e", "method": "POST", "url": EMBED, "body": {"model": "vec", "input": ["abc", "de"]}}
+    with mill.client() as client:
+        batch = await_end(client, send(client, [line], EMBED), wait_for)
+        assert of_batch(batch) == (5, 0, 0)
+        assert on_ledger(mill, batch, 1, wait_for).input_tokens == 5
+
+
+def test_a_line_that_the_engine_refuses_has_used_nothing(mill: Any, wait_for: WaitFor) -> None:
+    mill.chat.refusal = RequestRefusedError(RefusalReason.PROMPT_TOO_LONG, "too long")
+    with mill.client() as client:
+        batch = await_end(client, send(client, [chat_line(0)]), wait_for)
+        assert outputs(client, batch)["r0"]["response"]["status_code"] == 400
+        assert of_batch(batch) == (0, 0, 0)
