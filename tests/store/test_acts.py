@@ -12,6 +12,7 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.models import AuditEntry, RateLimit
 from kvarn.store.owner import Role
+from kvarn.store.repositories import revisions
 from kvarn.store.repositories.acts import Act, Actor, acting
 from kvarn.store.repositories.administrators import has_admin_key
 from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
@@ -94,7 +95,8 @@ async def test_no_key_is_made_in_a_project_that_is_being_archived(store: Store) 
     assert sorted(kinds) == sorted(["project.created", "project.archived", *["api_key.created"] * made])
 
 
-async def test_every_act_that_changes_what_keys_may_do_is_counted(store: Store) -> None:
+async def test_every_act_that_changes_what_keys_may_do_is_counted(store: Store, monkeypatch) -> None:
+    monkeypatch.setattr(revisions, "_STRIDE", 1)
     organization_id = (await create_organization(store, "a")).organization_id
     async with store.reading() as session:
         before = (await read_changes(session, 0)).number

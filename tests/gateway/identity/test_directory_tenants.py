@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import delete, select, update
 
 from kvarn.config.platform import AuthConfig
 from kvarn.gateway.identity.directory import Directory
@@ -190,6 +190,22 @@ async def test_a_database_that_was_taken_back_is_read_anew(store: Store, tenants
     gate.now += 1
     assert await gate.holding(a) == (3, 1 + 3) and await gate.holding(b) == (5, 5)
     await b.revoke(next(iter(b.values)))
+    gate.now += 1
+    assert (await gate.holding(b))[0] == 4
+
+
+async def test_a_revocation_after_a_failover_that_lost_an_act_is_missed_by_nobody(store: Store, tenants) -> None:
+    a, b = tenants
+    await a.limit(1)
+    async with store.reading() as session:
+        replicated = [(row.holder, row.number) for row in await session.scalars(select(Revision))]
+    await a.limit(2)
+    gate = Gate(store)
+    await gate.holding(a), await gate.holding(b)
+    async with store.transaction() as session:
+        await session.execute(delete(Revision))
+        session.add_all([Revision(holder=holder, number=number) for holder, number in replicated])
+    await b.revoke(next(iter(b.values)))  # by another gateway, before this one looks
     gate.now += 1
     assert (await gate.holding(b))[0] == 4
 

@@ -1,12 +1,13 @@
 """Whose principals have changed since a cache has looked.
 
-Acts that change what known keys may do are numbered, over all gateways, in the order in which they hold: each takes the
-next number while it holds the row of the newest (`acts.py`), and leaves it with those whose keys it touched. So one
-look tells all that has changed since a number, and what it was of.
+Acts that change what known keys may do are numbered, over all gateways, in the order in which they hold: each takes a
+higher number while it holds the row of the newest (`acts.py`), and leaves it with those whose keys it touched. So one
+look tells all that has changed since a number, and whose it was.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -21,6 +22,9 @@ EVERYBODY = "*"
 """Holder of what concerns the principals of all organisations."""
 _NEWEST = "newest"
 """Holder of the number of the newest act."""
+_STRIDE = 2**31
+"""A number is higher than the last by at most this, at random. A standby that takes over may lack the newest acts: were
+numbers counted by one, its next act would have the number of a lost one, and whoever had seen that would miss it."""
 _CHANGES_MOST = 1000
 """Told of in one answer. Caches look several times a second; one that has missed more starts anew."""
 
@@ -46,7 +50,8 @@ async def lock_revisions(session: AsyncSession) -> None:
 
 async def note_changes(session: AsyncSession, holders: Collection[str]) -> None:
     """Number this transaction as an act that touched these; it has the lock."""
-    following = update(Revision).where(Revision.holder == _NEWEST).values(number=Revision.number + 1)
+    higher = Revision.number + 1 + secrets.randbelow(_STRIDE)
+    following = update(Revision).where(Revision.holder == _NEWEST).values(number=higher)
     number = await session.scalar(following.returning(Revision.number))
     if number is None:
         raise _lost()
