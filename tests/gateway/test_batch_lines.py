@@ -8,6 +8,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from batch_bench import BUSY, Bench, make_bench, settled
+from kvarn.gateway.batches.line import line_id
 from kvarn.gateway.batches.pacing import PARK_S
 from kvarn.gateway.errors import unavailable
 from kvarn.gateway.record import RequestRecord
@@ -151,3 +152,20 @@ async def test_a_refused_batch_sends_no_line_to_the_gate_until_its_pause_is_over
     bench.answer = a_good_answer
     bench.now += 3
     assert await asyncio.wait_for(task, 5) == 0 and await bench.open() == 0
+
+
+async def test_answers_are_kept_where_the_run_of_another_line_breaks_off(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close, first = RequestRecord.close, line_id(bench.hold.batch.id, 1)
+
+    async def break_off(record: RequestRecord) -> None:
+        await close(record)
+        if record.request_id == first:
+            raise RuntimeError("nobody foresaw this")
+
+    monkeypatch.setattr(RequestRecord, "close", break_off)
+    bench.answer = a_good_answer
+    with pytest.raises(RuntimeError, match="foresaw"):
+        await asyncio.wait_for(bench.run(), 5)
+    assert await bench.open() in (1, 2), "three answers had come with it"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from kvarn.gateway.batches.capacity import LineGate
@@ -128,21 +128,19 @@ class Lane:
             if task.cancelled():
                 self._source.put_back(self._attempts.pop(task).line)
 
-    def settle(self) -> list[Answer]:
+    def settle(self) -> Iterator[Answer]:
         """Answers that have come since the last call. Lines without one are tried again, when their time has come."""
-        answers = []
         for task in reversed([task for task in self._attempts if task.done()]):
             line = self._attempts.pop(task).line
             result = task.result()
             if isinstance(result, Refused) and result.error.code == "replica_lost" and self.pacing.lost(line.line):
                 result = give_up(self._hold.batch.id, result)
             if isinstance(result, Answer):
-                answers.append(result)
+                yield result
                 continue
             if result is not None:
                 self._gateway.metrics.batch_lines.labels("retried").inc()
             self._source.put_back(line)
-        return answers
 
     async def end(self) -> list[Answer]:
         """End what is in flight; what was answered in the last moment."""
