@@ -265,8 +265,11 @@ def test_two_gateways_share_the_work_and_any_can_follow_and_cancel(open_gateway:
         hold(first)
         response_id = queue(first)
         wait_for(lambda: len(first.chat.running) == 1, "it to run")
-        with second.client() as client:
+        following = f"/v1/responses/{response_id}?stream=true"
+        with second.client() as client, first.client() as other, other.stream("GET", following) as answer:
             client.post(f"/v1/responses/{response_id}/cancel").raise_for_status()
+            last = json.loads("".join(answer.iter_text()).strip().rpartition("\ndata: ")[2])
+        assert last["response"] == state(second, response_id) and last["response"]["status"] == "cancelled"
         wait_for(lambda: not first.chat.running, "the other gateway to stop it")
         assert state(first, response_id)["status"] == "cancelled"
         assert events_again(second, response_id)[-1]["response"]["status"] == "cancelled"

@@ -135,6 +135,7 @@ class ResponseRuns:
 
     def _over(self, run: BackgroundRun, task: asyncio.Future[None]) -> None:
         self._runs.pop(run.id, None)
+        self.locking.discard(run.id)
         run.log.end()
         if not task.cancelled() and task.exception() is not None:
             _log.error("background response %s was dropped", run.id, exc_info=task.exception())

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import TypeGuard
 
 from kvarn.gateway.errors import to_api_error
+from kvarn.gateway.response_ending import Ending
 from kvarn.gateway.sse import encode_json
-from kvarn.wire.openai.response_answer import ErrorEvent, StreamEvent
+from kvarn.wire.openai.response_answer import ENDED, ErrorEvent, ResponseEvent, StreamEvent
+
+_MOST_AT_ONCE = 64
+"""Events of a log in one write: of one that is long, no reader takes all at once."""
 
 
 class EventLog:
@@ -22,6 +27,11 @@ class EventLog:
     def __len__(self) -> int:
         return len(self._events)
 
+    @property
+    def told_end(self) -> bool:
+        """Whether its last event tells how the response ended."""
+        return bool(self._events) and is_end(self._events[-1])
+
     def append(self, *events: StreamEvent) -> None:
         """Add events."""
         self._events += events
@@ -32,14 +42,14 @@ class EventLog:
         self._ended = True
         self._tell()
 
-    async def follow(self, after: int = -1) -> AsyncGenerator[StreamEvent, None]:
+    async def follow(self, after: int = -1) -> AsyncGenerator[list[StreamEvent], None]:
         """The events with numbers above `after`, those to come included, up to the last."""
         position = after + 1  # numbers rise from 0 by one
         while True:
             news = self._news
-            while position < len(self._events):
-                position += 1
-                yield self._events[position - 1]
+            while batch := self._events[position : position + _MOST_AT_ONCE]:
+                position += len(batch)
+                yield batch
             if self._ended:
                 return
             await news.wait()
@@ -50,24 +60,48 @@ class EventLog:
 
 
 class ResponseStream:
-    """Encodes events as server-sent events."""
+    """Encodes events as server-sent events.
 
-    def __init__(self, events: AsyncGenerator[StreamEvent, None]) -> None:
-        self._events = events
+    Args:
+        batches: The events, as they come.
+        ending: Of the response that is made for this stream.
+    """
+
+    def __init__(self, batches: AsyncGenerator[list[StreamEvent], None], ending: Ending | None = None) -> None:
+        self._batches = batches
+        self._ending = ending
         self._next = 0
+        self._told_end = False
 
     async def encoded(self) -> AsyncGenerator[bytes, None]:
         """The events' bytes; closing this closes the events."""
-        async with aclosing(self._events) as events:
-            async for event in events:
-                self._next = event.sequence_number + 1
-                yield encode_event(event)
+        async with aclosing(self._batches) as batches:
+            async for batch in batches:
+                if batch:
+                    yield self._encode(batch)
 
     def tell(self, error: Exception) -> bytes:
-        """The event that says why a stream ends before its end."""
+        """Why a stream ends before its end. How the response has ended by then is told first; where that is no
+        failure, there is nothing more to tell."""
+        last = self._encode(self._ending.take_last_events()) if self._ending is not None else b""
+        if self._told_end:
+            return last
         told = to_api_error(error)
         number = self._next
-        return encode_event(ErrorEvent(code=told.code, message=told.message, param=told.param, sequence_number=number))
+        return last + encode_event(
+            ErrorEvent(code=told.code, message=told.message, param=told.param, sequence_number=number)
+        )
+
+    def _encode(self, batch: Sequence[StreamEvent]) -> bytes:
+        for event in batch:
+            self._next = event.sequence_number + 1
+            self._told_end = is_end(event) and event.response.status != "failed"
+        return b"".join(map(encode_event, batch))
+
+
+def is_end(event: StreamEvent) -> TypeGuard[ResponseEvent]:
+    """Whether it tells how a response ended."""
+    return isinstance(event, ResponseEvent) and event.response.status in ENDED
 
 
 def encode_event(event: StreamEvent) -> bytes:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from kvarn.gateway.chat_choice import ChatParts
@@ -79,6 +80,8 @@ class ResponseWriter:
     def __init__(self, response: Response, first_item: int) -> None:
         self.response = response
         self.cuts: Cuts = []
+        self.begun = False
+        """Whether the model has begun."""
         self._first_item = first_item
         self._number = 0
         self._open: _Message | _Call | None = None
@@ -102,6 +105,7 @@ class ResponseWriter:
 
     def begin(self) -> list[StreamEvent]:
         """The model has begun."""
+        self.begun = True
         opening = [] if self.started else [self._state("response.created")]
         self.response = replace(self.response, status="in_progress")
         return [*opening, self._state("response.in_progress")]
@@ -125,7 +129,7 @@ class ResponseWriter:
         opening = [] if self.response.output or self._open else self.open_message()
         return opening + self.close_item("completed" if finish_reason in ("stop", "tool_calls") else "incomplete")
 
-    def finish(self, finish_reason: FinishReason, usage: ResponseUsage, now: int) -> None:
+    def finish(self, finish_reason: FinishReason, usage: ResponseUsage | UnsetType, now: int) -> None:
         """It has ended by itself."""
         reasons = {"length": "max_output_tokens", "content_filter": "content_filter"}
         if finish_reason in reasons:
@@ -135,21 +139,17 @@ class ResponseWriter:
             self.response = replace(self.response, status="completed", completed_at=now, usage=usage)
 
     def break_off(
-        self, status: ResponseStatus, usage: ResponseUsage | None = None, error: ResponseError | None = None
+        self, status: ResponseStatus, usage: ResponseUsage | UnsetType = UNSET, error: ResponseError | None = None
     ) -> list[StreamEvent]:
         """It ends, cancelled or failed: what has been written stays."""
-        opening = [] if self.response.status == "in_progress" and self.started else self.begin()
+        opening = [] if self.begun else self.begin()
         closing = self.close_item("incomplete")
-        self.response = replace(
-            self.response, status=status, error=error, usage=self.response.usage if usage is None else usage
-        )
+        self.response = replace(self.response, status=status, error=error, usage=usage)
         return opening + closing
 
     def last(self) -> StreamEvent:
-        """The event that ends the stream. A cancelled response has no event of its own in OpenAI's document: it ends
-        as an incomplete one, and its status tells."""
-        status = self.response.status
-        return self._state(f"response.{'incomplete' if status == 'cancelled' else status}")
+        """The event that ends the stream."""
+        return end_event(self.response, self.next_number())
 
     def _state(self, kind: str) -> ResponseEvent:
         return ResponseEvent(type=kind, response=self.response, sequence_number=self.next_number())
@@ -279,6 +279,13 @@ class ResponseWriter:
             part=message.part(),
             sequence_number=self.next_number(),
         )
+
+
+def end_event(response: Response, number: int) -> ResponseEvent:
+    """The event that tells how a response ended. A cancelled one has no event of its own in OpenAI's document: it ends
+    as an incomplete one, and its status tells."""
+    kind = "incomplete" if response.status == "cancelled" else response.status
+    return ResponseEvent(type=f"response.{kind}", response=response, sequence_number=number)
 
 
 def item_id(prefix: str, response_id: str, number: int) -> str:

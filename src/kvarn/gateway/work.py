@@ -7,15 +7,14 @@ left in the opposite order, whatever came of the request.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from kvarn.gateway.shielded import to_the_end
 from kvarn.store.ids import new_id
 from kvarn.store.owner import Principal
 from kvarn.wire.openai.usage import Usage, usage
@@ -120,14 +119,7 @@ class Work:
 
     async def close(self) -> None:
         """Settle it: leave every ticket, last one first. Done to the end even where the caller is cancelled."""
-        closing = asyncio.ensure_future(self._leave())
-        try:
-            await asyncio.shield(closing)
-        except asyncio.CancelledError:
-            while not closing.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait({closing})
-            raise
+        await to_the_end(self._leave())
 
     async def _leave(self) -> None:
         while self.tickets:

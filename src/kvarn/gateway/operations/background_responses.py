@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
@@ -16,11 +16,13 @@ from kvarn.gateway.errors import RETRY_AFTER_S, to_api_error
 from kvarn.gateway.identity.scopes import check_endpoint
 from kvarn.gateway.operations.response_context import Turn, open_turn, open_turn_again
 from kvarn.gateway.operations.response_request import chat_request, new_response
-from kvarn.gateway.operations.responses import end_early, ended, fail, run_turn
+from kvarn.gateway.operations.responses import run_turn
 from kvarn.gateway.record import RequestRecord
+from kvarn.gateway.response_ending import Ending
 from kvarn.gateway.response_replay import as_queued, replay
 from kvarn.gateway.response_runs import BackgroundRun
-from kvarn.gateway.response_writer import ResponseWriter
+from kvarn.gateway.response_shelves import LeasedShelf
+from kvarn.gateway.response_writer import ResponseWriter, end_event
 from kvarn.gateway.shielded import to_the_end
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.ids import new_id
@@ -29,7 +31,7 @@ from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories import background_responses as leased
 from kvarn.store.repositories import responses as stored
 from kvarn.store.repositories.bearers import find_bearer
-from kvarn.store.repositories.conversations import ConversationLockedError, Lock, unlock_conversation
+from kvarn.store.repositories.conversations import Lock, unlock_conversation
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.response_answer import ENDED, Response, StreamEvent
 from kvarn.wire.openai.responses import ResponseRequest
@@ -105,8 +107,7 @@ async def run_background(gateway: Gateway, run: BackgroundRun) -> None:
     except asyncio.CancelledError:
         await to_the_end(making.stopped())
     finally:
-        if run.row.conversation_id is not None:
-            gateway.responses.locking.discard(run.id)
+        making.tell_end()
 
 
 class _Making:
@@ -120,6 +121,8 @@ class _Making:
         self._run = run
         self._turn = Turn([], row.input_items, lock)
         self._writer = ResponseWriter(as_queued(response, row.request["asked"]), len(row.input_items))
+        shelf = LeasedShelf(gateway.store, gateway.responses, run)
+        self._ending = Ending(self._writer, row.input_items, lock, shelf)
         # The input lies in items of its own, with their references resolved.
         self._asked = ResponseRequest.model_validate({**row.request["asked"], "input": ""})
         run.log.append(*self._writer.queue())
@@ -128,7 +131,7 @@ class _Making:
         """Make it, trying again while it is refused for reasons that pass."""
         if self._run.row.attempts > MAX_ATTEMPTS:
             message = f"The server stopped {MAX_ATTEMPTS} times while the response was being made. Ask again."
-            await self._fail(ApiError(500, message, type="server_error", code="interrupted"))
+            await self._ending.fail(ApiError(500, message, type="server_error", code="interrupted"))
             return
         tries = 0
         last_try = time.monotonic() + self._gateway.config.responses.wait_s
@@ -139,13 +142,14 @@ class _Making:
                 return
             except Exception as error:
                 told = to_api_error(error)
-                spent = told.code == "insufficient_quota"  # waiting earns no money
-                if spent or told.status not in _BUSY or time.monotonic() >= last_try:
-                    await self._fail(error)
+                if self._writer.begun or not _passes(told) or time.monotonic() >= last_try:
+                    await self._ending.fail(error)
                     return
                 tries += 1
                 pause = min(30.0, float(told.headers.get("retry-after", RETRY_AFTER_S * 2 ** min(tries, 5))))
             finally:
+                if self._run.why == "lost":  # the lock is that of whoever has taken it over
+                    self._gateway.responses.locking.discard(self._run.id)
                 await record.close()
             await asyncio.sleep(pause)
 
@@ -155,11 +159,11 @@ class _Making:
         run.principal = None  # a later try asks again: the key may be revoked by then
         self._turn = await open_turn_again(gateway, record, self._asked, self._turn)
         seed = run.row.request["seed"]
-        made = await run_turn(gateway, record, self._asked, self._turn, self._writer, self._keep, seed)
+        made = await run_turn(gateway, record, self._asked, self._turn, self._writer, self._ending, seed)
         noted = False
-        async with aclosing(made.events()) as events:
-            async for event in events:
-                run.log.append(event)
+        async with aclosing(made.written()) as batches:
+            async for batch in batches:
+                run.log.append(*batch)
                 if not noted:
                     noted = True
                     await self._note_begun()
@@ -167,41 +171,15 @@ class _Making:
     async def stopped(self) -> None:
         """It was stopped from outside. Where that was its client, what has been written is kept."""
         if self._run.why == "cancelled":
-            if self._writer.response.status not in ENDED:
-                await end_early(self._writer, self._turn, self._keep)
-            told = len(self._run.log)  # what was written as it was stopped has not been
-            events = list(self._replayed())
-            self._run.log.append(*events[told:])
-        elif self._run.why == "shutdown":
+            await self._ending.cancel()
+        else:
+            await self._ending.leave()
+        if self._run.why == "shutdown":
             await self._give_back()
 
-    def _replayed(self) -> Iterator[StreamEvent]:
-        writer = self._writer
-        return replay(writer.response, len(self._turn.items), writer.cuts, self._run.row.request["asked"])
-
-    async def _fail(self, error: Exception) -> None:
-        self._run.log.append(*await end_early(self._writer, self._turn, self._keep, error=error))
-
-    async def _keep(self, writer: ResponseWriter, turn: Turn) -> None:
-        """Write how it ended, as soon as the database answers. What was stopped for another gateway's sake is not
-        this one's to write."""
-        gateway, runs = self._gateway, self._gateway.responses
-        self._run.ending = True
-        last_try = time.monotonic() + gateway.config.responses.wait_s
-        while self._run.why not in ("shutdown", "lost"):
-            try:
-                await stored.finish_background(gateway.store, self._run.owner, ended(writer, turn), runs.gateway_id)
-                break
-            except ConversationLockedError as error:
-                fail(writer, str(error))
-                turn = Turn(turn.earlier, turn.items)
-            except StoreAwayError as error:
-                if time.monotonic() >= last_try:
-                    raise
-                _log.warning("background response %s waits to be kept: %s", writer.response.id, error)
-                await asyncio.sleep(RETRY_AFTER_S)
-        if self._run.why != "shutdown":  # the lock has been let go, or is that of whoever took the response over
-            runs.locking.discard(writer.response.id)
+    def tell_end(self) -> None:
+        """Tell its followers how it ended, where they have not heard of it."""
+        self._run.log.append(*self._ending.take_last_events())
 
     async def _note_begun(self) -> None:
         body = msgspec.to_builtins(self._writer.response)
@@ -217,6 +195,11 @@ class _Making:
             _log.debug("background response %s: %s", self._run.id, error)
 
 
+def _passes(refusal: ApiError) -> bool:
+    """Whether it is worth waiting for another answer; waiting earns no money."""
+    return refusal.status in _BUSY and refusal.code != "insufficient_quota"
+
+
 async def retrieve_response(gateway: Gateway, owner: Owner, response_id: str) -> Response:
     """A response as it stands.
 
@@ -229,26 +212,47 @@ async def retrieve_response(gateway: Gateway, owner: Owner, response_id: str) ->
 
 async def follow_response(
     gateway: Gateway, owner: Owner, response_id: str, after: int
-) -> AsyncGenerator[StreamEvent, None]:
+) -> AsyncGenerator[list[StreamEvent], None]:
     """The events of a response with numbers above `after`, once more and up to its end. Raises as `retrieve_response`
     does.
 
     One that runs here is followed live. One that another gateway makes is waited for; of one that has ended, the
     stream is made again, just as it was.
     """
-    row = await stored.find_response(gateway.store, owner, response_id)
     run = gateway.responses.find(owner, response_id)
     if run is not None:
-        async for event in run.log.follow(after):
-            yield event
+        async with aclosing(follow_run(gateway, run, after)) as batches:
+            async for batch in batches:
+                yield batch
         return
-    while row.status not in ENDED:
-        await asyncio.sleep(_LOOK_EVERY_S)
-        row = await stored.find_response(gateway.store, owner, response_id)
+    row = await _ended(gateway, owner, response_id)
     asked = row.request["asked"] if row.background else None
-    for event in replay(msgspec.convert(row.body, Response), len(row.input_items), row.cuts, asked):
-        if event.sequence_number > after:
-            yield event
+    again = replay(msgspec.convert(row.body, Response), len(row.input_items), row.cuts, asked)
+    yield [event for event in again if event.sequence_number > after]
+
+
+async def follow_run(gateway: Gateway, run: BackgroundRun, after: int = -1) -> AsyncGenerator[list[StreamEvent], None]:
+    """The events of a response that runs here with numbers above `after`, up to its end. Where this gateway did not end
+    it, its end is waited for, and told with the next number.
+
+    Raises:
+        NotFoundError: It was deleted meanwhile.
+    """
+    async with aclosing(run.log.follow(after)) as batches:
+        async for batch in batches:
+            yield batch
+    if not run.log.told_end and run.why != "shutdown":
+        row = await _ended(gateway, run.owner, run.id)
+        yield [end_event(msgspec.convert(row.body, Response), max(len(run.log), after + 1))]
+
+
+async def _ended(gateway: Gateway, owner: Owner, response_id: str) -> StoredResponse:
+    """The response, once it has ended. Raises as `retrieve_response` does."""
+    while True:
+        row = await stored.find_response(gateway.store, owner, response_id)
+        if row.status in ENDED:
+            return row
+        await asyncio.sleep(_LOOK_EVERY_S)
 
 
 async def cancel_response(gateway: Gateway, owner: Owner, response_id: str) -> Response:

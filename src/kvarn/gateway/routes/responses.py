@@ -17,6 +17,7 @@ from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Flag, Number, Texts
 from kvarn.gateway.query import Query, check_query
 from kvarn.gateway.record import record_of
+from kvarn.gateway.response_ending import Ending
 from kvarn.gateway.response_stream import ResponseStream
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.pages import cut_page
@@ -47,9 +48,9 @@ async def create_response(request: Request) -> Response:
     asked = await gateway.read(request, ResponseRequest)
     if asked.background:
         queued = await background.start_background(gateway, record, asked)
-        return _stream(queued.log.follow()) if asked.stream else json_response(queued.row.body)
+        return _stream(background.follow_run(gateway, queued)) if asked.stream else json_response(queued.row.body)
     run = await start_response(gateway, record, asked)
-    return _stream(run.events()) if asked.stream else json_when_done(run.collect())
+    return _stream(run.stream(), run.ending) if asked.stream else json_when_done(run.collect())
 
 
 @router.post("/input_tokens", summary="Count a response's input tokens", openapi_extra=json_body(TokenCountRequest))
@@ -102,6 +103,6 @@ def _owner(request: Request) -> Owner:
     return record_of(request.scope).principal.owner
 
 
-def _stream(events: AsyncGenerator[StreamEvent, None]) -> Response:
-    stream = ResponseStream(events)
+def _stream(batches: AsyncGenerator[list[StreamEvent], None], ending: Ending | None = None) -> Response:
+    stream = ResponseStream(batches, ending)
     return event_stream(stream.encoded(), end=b"", tell=stream.tell)
