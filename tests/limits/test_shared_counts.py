@@ -217,7 +217,7 @@ async def test_redis_is_asked_again_whatever_went_wrong_the_last_time(
     own_redis: Any, limiters: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limiter = await limiters(own_redis.port)
-    shared, tries = limiter._shared, []
+    shared, tries = limiter.redis, []
     real = shared._try_all
 
     async def try_all() -> None:

@@ -87,12 +87,13 @@ def event_stream(
     say = tell or error_event
 
     async def answer(send: Send) -> None:
-        started = False
+        started, unsent = False, b""
         try:
             async with aclosing(events):
-                first = await anext(events, b"")
+                unsent = first = await anext(events, b"")
                 started = True
                 await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
+                unsent = b""
                 await send({"type": "http.response.body", "body": first, "more_body": True})
                 last = end
                 try:
@@ -103,7 +104,7 @@ def event_stream(
                 await send({"type": "http.response.body", "body": last, "more_body": False})
         except asyncio.CancelledError:
             if started:
-                await _take_leave(send, say(shutting_down()))
+                await _take_leave(send, unsent + say(shutting_down()))
             raise
 
     return WatchedResponse(answer)

@@ -7,6 +7,7 @@
 | `counts` | the algorithm, in plain Python |
 | `counts.lua`, `script` | the same algorithm, as one script in Redis; what it is given and answers |
 | `local`, `shared` | who keeps counts: this process, or Redis for several |
+| `redis_scripts` | how scripts are run in Redis, and what is done while it is away |
 | `limiter` | takes orders in, renews them while they run, settles them |
 | `estimate` | how long an answer will be, where the client set no bound |
 """

@@ -11,6 +11,7 @@ from kvarn.config.platform import LimitsConfig
 from kvarn.limits.counts import Timing
 from kvarn.limits.local import LocalCounts
 from kvarn.limits.orders import Keeper, LimitsAwayError, Order, Verdict
+from kvarn.limits.redis_scripts import RedisScripts
 from kvarn.limits.shared import SharedCounts
 from kvarn.observe.limits import LimitMetrics
 
@@ -66,20 +67,24 @@ class Limiter:
         self._timing = timing or Timing()
         self._when_away = config.when_away
         self._local = LocalCounts(self._timing, clock)
-        url = config.redis_url
-        self._shared = SharedCounts(url, config.timeout_s, self._timing, metrics) if url is not None else None
+        self.redis: RedisScripts | None = None
+        """Where counts are shared; None: they are not."""
+        self._shared: SharedCounts | None = None
+        if config.redis_url is not None:
+            self.redis = RedisScripts(config.redis_url, config.timeout_s, self._timing.lease_ms / 1000, metrics)
+            self._shared = SharedCounts(self.redis, self._timing, metrics)
         self._holds: set[Hold] = set()
         self._renewing: asyncio.Task[None] | None = None
 
     @property
     def away(self) -> bool:
         """Whether counts are configured to be in Redis, and it does not answer."""
-        return self._shared is not None and self._shared.away
+        return self.redis is not None and self.redis.away
 
     async def start(self) -> None:
         """Connect to Redis, where there is one, and renew what runs from now on."""
-        if self._shared is not None:
-            await self._shared.start()
+        if self.redis is not None:
+            await self.redis.start()
         self._renewing = asyncio.create_task(self._renew())
 
     async def stop(self) -> None:
@@ -89,8 +94,8 @@ class Limiter:
         self._renewing.cancel()
         await asyncio.wait({self._renewing})
         self._renewing = None
-        if self._shared is not None:
-            await self._shared.stop()
+        if self.redis is not None:
+            await self.redis.stop()
 
     async def take(self, order: Order, used: Callable[[], int] = lambda: 0) -> Hold | Verdict:
         """Take an order in, if every bound has room for it; otherwise count nothing.
