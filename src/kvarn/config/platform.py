@@ -59,11 +59,12 @@ class LimitsConfig(Section):
     """Requests and tokens per minute, and how many requests may run at once."""
 
     redis_url: str | None = Field(None, pattern=r"^(rediss?|unix)://")
-    """`redis://host:6379/0`: gateways share their counts there. Default: counts are kept in the process, exact for one
-    gateway."""
+    """`redis://host:6379/0`: gateways share their counts there, and what they reserve of budgets. Default: both are
+    kept in the process, exact for one gateway."""
 
     when_away: Literal["open", "closed"] = "open"
-    """While Redis is away: `open` counts in each process alone, `closed` answers 503."""
+    """While Redis is away: `open` counts in each process alone, `closed` answers 503 to requests under a limit or a
+    budget."""
 
     timeout_s: float = Field(0.25, gt=0)
     """Seconds Redis may take to answer before it counts as away."""

@@ -58,10 +58,10 @@ class Platform:
         self.store = Store.open(config)
         health = self.store.health
         StoreMetrics(registry, lambda: health.state is StoreState.AWAY, lambda: health.state is StoreState.READ_ONLY)
-        self.metering = Metering(config, self.store, registry)
-        self.identity = Identity(config, self.store)
         limit_metrics = LimitMetrics(registry)
         self.limiter = Limiter(config.limits, limit_metrics)
+        self.metering = Metering(config, self.store, registry, self.limiter.redis)
+        self.identity = Identity(config, self.store)
         self._limits = LimitsStage(self.limiter, config.limits, limit_metrics)
         self.prompts = PromptLog(config, self.store)
         self.pipeline = Pipeline(self._stages())

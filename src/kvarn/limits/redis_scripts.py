@@ -89,7 +89,7 @@ class RedisScripts:
         self.probes: list[Call] = []
         """What is tried to know whether Redis is there, and can be written to."""
         self.when_back: list[Callable[[], None]] = []
-        """Called when Redis is back, before anything else is sent."""
+        """Called when Redis is back and has been sent what was kept: to say how things stand by now."""
         self._queue: deque[Call] = deque()
         self._owed: deque[Call] = deque(maxlen=_MOST_OWED)
         self._sender: asyncio.Task[None] | None = None
@@ -241,12 +241,12 @@ class RedisScripts:
         self._metrics.redis_away.set(0)
         self._metrics.owed.set(0)
         _log.info("Redis is back, limits and budgets are shared again")
-        for tell in self.when_back:
-            tell()
         owed, self._owed = self._owed, deque(maxlen=_MOST_OWED)
         for call in owed:
             call.asked = time.monotonic()
             self.send(call)
+        for tell in self.when_back:
+            tell()
 
     def _owe(self, call: Call) -> None:
         if len(self._owed) == _MOST_OWED:

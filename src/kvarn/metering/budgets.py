@@ -2,31 +2,39 @@
 
 Of each budget a gateway knows
 
-    spent     what the database had when it was last asked: of all gateways
+    read      what the database had when it was last asked: of all gateways
     written   what this gateway has written since
     waiting   what of its requests has ended and is not in the database yet
     reserved  the most that its requests in flight can come to
 
 and lets a request in while their sum is below the hard limit. So with one gateway a budget is overspent by less than
 the most that one request can come to; with several also by what the others have let in and not yet written, or wrote
-since this one last asked.
+since this one last asked. Where gateways share a Redis they know of each other (`reservations`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvarn.store.ledger import BudgetRule, LedgerEvent, period_name
 
 
 class BudgetSpentError(Exception):
-    """A budget has nothing left."""
+    """A budget has nothing left, or not enough.
 
-    def __init__(self, rule: BudgetRule) -> None:
+    Args:
+        rule: The budget.
+        left: What is not spent of it.
+        asked: What the request can come to, where that is more than is left, or than requests in flight leave.
+    """
+
+    def __init__(self, rule: BudgetRule, left: int = 0, asked: int = 0) -> None:
         super().__init__(f"budget {rule.id} is spent")
         self.rule = rule
+        self.left = max(0, left)
+        self.asked = asked
 
 
 @dataclass(slots=True)
@@ -55,8 +63,22 @@ class Reservation:
 class _Known:
     rule: BudgetRule
     period: str
-    spent: int
-    """In `period`, as the database had it, and what this gateway has written since."""
+    read: int
+    """Spent in `period`, as the database had it."""
+    written: int = 0
+    """In `period` by this gateway, since then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a budget with a hard limit stands in this gateway."""
+
+    rule: BudgetRule
+    period: str
+    read: int
+    """Spent in it, as the database had it."""
+    unread: int
+    """What this gateway's requests have come to since."""
 
 
 class BudgetBook:
@@ -81,17 +103,28 @@ class BudgetBook:
         Raises:
             BudgetSpentError: A hard limit is reached.
         """
+        for known in self._known(holders):
+            limit = known.rule.hard_limit
+            if limit is not None and self._sum(known, now) >= limit:
+                raise BudgetSpentError(known.rule)
+        return self.add(holders, tokens, cost)
+
+    def add(self, holders: Sequence[str], tokens: int, cost: int) -> Reservation | None:
+        """As `reserve`, for a request that has been let in."""
         held = tuple(holder for holder in holders if holder in self._by_holder)
         if not held:
             return None
         for holder in held:
-            for known in self._by_holder[holder]:
-                limit = known.rule.hard_limit
-                if limit is not None and self._sum(known, now) >= limit:
-                    raise BudgetSpentError(known.rule)
-        for holder in held:
             self._reserved[holder].add(tokens, cost)
         return Reservation(held, tokens, cost)
+
+    def standings(self, holders: Iterable[str], now: float) -> list[Standing]:
+        """How their budgets with a hard limit stand."""
+        return [self._standing(known, now) for known in self._known(holders) if known.rule.hard_limit is not None]
+
+    def all_standings(self, now: float) -> list[Standing]:
+        """How all budgets with a hard limit stand."""
+        return self.standings(self._by_holder, now)
 
     def release(self, reservation: Reservation) -> None:
         """The request is over."""
@@ -107,9 +140,9 @@ class BudgetBook:
         for event in events:
             holders = (event.organization_id, event.project_id)
             self._subtract(self._waiting, holders, event.tokens, event.cost)
-            for known in (known for holder in holders for known in self._by_holder.get(holder, ())):
+            for known in self._known(holders):
                 if known.period in event.periods:
-                    known.spent += known.rule.amount(event.tokens, event.cost)
+                    known.written += known.rule.amount(event.tokens, event.cost)
 
     def none_waits(self) -> None:
         """All that has ended is in the database. What still counts as waiting never will be: it was dropped, or what
@@ -127,11 +160,20 @@ class BudgetBook:
             and self._used(known, now) >= known.rule.soft_limit
         ]
 
+    def _known(self, holders: Iterable[str]) -> Iterator[_Known]:
+        return (known for holder in holders for known in self._by_holder.get(holder, ()))
+
+    def _standing(self, known: _Known, now: float) -> Standing:
+        period, waiting = period_name(known.rule.period, now), self._waiting.get(known.rule.holder_id)
+        unread = known.rule.amount(waiting.tokens, waiting.cost) if waiting else 0
+        if known.period != period:  # nothing has been read of it yet
+            return Standing(known.rule, period, 0, unread)
+        return Standing(known.rule, period, known.read, known.written + unread)
+
     def _used(self, known: _Known, now: float) -> int:
         """Spent for certain."""
-        waiting = self._waiting.get(known.rule.holder_id)
-        used = known.spent if known.period == period_name(known.rule.period, now) else 0
-        return used + (known.rule.amount(waiting.tokens, waiting.cost) if waiting else 0)
+        standing = self._standing(known, now)
+        return standing.read + standing.unread
 
     def _sum(self, known: _Known, now: float) -> int:
         reserved = self._reserved.get(known.rule.holder_id)

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry
 
 from kvarn.config.schema import KvarnConfig
+from kvarn.limits.redis_scripts import RedisScripts
 from kvarn.metering.budgets import BudgetBook
 from kvarn.metering.event import InFlight, Measured, settle
 from kvarn.metering.journal import Journal
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.metering.prices import PriceBook
+from kvarn.metering.reservations import Reservations
 from kvarn.metering.slots import Slot
 from kvarn.metering.writer import LedgerWriter
 from kvarn.store.engine import Store, data_dir
@@ -40,15 +42,23 @@ class Metering:
         config: The whole configuration.
         store: The database.
         registry: Where its metrics are shown.
+        redis: Where gateways share what they reserve of budgets; None: they do not.
     """
 
-    def __init__(self, config: KvarnConfig, store: Store, registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self,
+        config: KvarnConfig,
+        store: Store,
+        registry: CollectorRegistry | None = None,
+        redis: RedisScripts | None = None,
+    ) -> None:
         self._config = config
         self._settings = config.metering
         self._store = store
         self.metrics = MeteringMetrics(registry)
         self.prices = PriceBook(config.metering.prices)
         self.budgets = BudgetBook()
+        self.reservations = Reservations(self.budgets, redis, config.limits.when_away)
         self._journal: Journal | None = None
         self._writer: LedgerWriter | None = None
         self._budgets_read = float("-inf")
@@ -63,6 +73,7 @@ class Metering:
             StoreError: `data_dir` cannot be written.
         """
         self._warn_of_unused_prices()
+        self.reservations.start()
         root = data_dir(self._config) / JOURNALS
         try:
             self._journal = Journal(root, self._settings.max_spool_bytes)
@@ -101,6 +112,7 @@ class Metering:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.reservations.stop()
         if self._publisher is not None and self._publishing is not None:
             self._publisher.stop()
             await self._publishing
@@ -163,6 +175,7 @@ class Metering:
         self._budgets_read = time.monotonic()
         rules, spent = await read_budgets(self._store)
         self.budgets.replace(rules, spent, self._store.now())
+        self.reservations.read()
         return rules
 
     def _check_currency(self, rules: Sequence[BudgetRule]) -> None:

@@ -1,0 +1,257 @@
+"""Budgets of several gateways that share a real Redis: together they never pass a hard limit, whoever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from kvarn.limits.orders import LimitsAwayError
+from kvarn.limits.redis_scripts import RedisScripts
+from kvarn.metering.budgets import BudgetBook, BudgetSpentError
+from kvarn.metering.reservations import Held, Reservations
+from kvarn.observe.limits import LimitMetrics
+from kvarn.store.ledger import BudgetRule, LedgerEvent, period_name
+from sample_usage import make_event
+
+CLIENTS = 200
+LIMIT = 3000
+LEASE_MS = 600
+RULE = BudgetRule("budget-1", "org-a", "org-a", "tokens", "day", hard_limit=LIMIT, soft_limit=None)
+HOLDERS = ("org-a", "proj_a")
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path, redis_maker: Callable[[Path], Any]) -> Iterator[Any]:
+    service = redis_maker(tmp_path)
+    service.start()
+    yield service
+    service.kill()
+
+
+@dataclass
+class Database:
+    """What all gateways have written."""
+
+    rules: list[BudgetRule]
+    spent: int = 0
+
+    def reading(self) -> dict[str, int]:
+        return {rule.id: self.spent for rule in self.rules}
+
+
+@dataclass
+class Gateway:
+    """One gateway's book and reservations, over what a ledger would do."""
+
+    database: Database
+    redis: RedisScripts
+    reservations: Reservations
+    book: BudgetBook
+    unwritten: list[LedgerEvent] = field(default_factory=list)
+    number: int = 0
+
+    async def take(self, name: str, tokens: int) -> Held | None:
+        return await self.reservations.reserve(name, HOLDERS, tokens, 0, time.time())
+
+    def finish(self, held: Held, used: int) -> None:
+        """A request ends as one does: its event is in the journal first."""
+        self.number += 1
+        at = int(time.time())
+        event = make_event(self.number, input_tokens=used, output_tokens=0, finished_at=at)
+        self.book.finished(event)
+        self.unwritten.append(event)
+        self.reservations.release(held)
+
+    def write(self) -> None:
+        events, self.unwritten = self.unwritten, []
+        self.database.spent += sum(event.tokens for event in events)
+        self.book.written(events)
+
+    def read(self) -> None:
+        self.book.replace(self.database.rules, self.database.reading(), time.time())
+        self.reservations.read()
+
+    @property
+    def waiting(self) -> int:
+        return sum(event.tokens for event in self.unwritten)
+
+
+@pytest.fixture
+async def gateways(own_redis: Any) -> AsyncGenerator[Callable[..., Any], None]:
+    """Gateways of one database and one Redis."""
+    made: list[Gateway] = []
+
+    async def make(number: int, when_away: Any = "open", **changes: Any) -> list[Gateway]:
+        database = Database([replace(RULE, **changes)])
+        for _ in range(number):
+            scripts = RedisScripts(f"redis://127.0.0.1:{own_redis.port}/0", 2.0, LEASE_MS / 1000, LimitMetrics())
+            book = BudgetBook()
+            reservations = Reservations(book, scripts, when_away, LEASE_MS)
+            made.append(Gateway(database, scripts, reservations, book))
+            reservations.start()
+            await scripts.start()
+            made[-1].read()
+        return made
+
+    yield make
+    for gateway in made:
+        await gateway.reservations.stop()
+        await gateway.redis.stop()
+
+
+def held_in_redis(service: Any) -> int:
+    with redis.Redis(port=service.port) as client:
+        return int(client.hget("kvarn:budgets:{org-a}:budget-1", "held") or 0)
+
+
+async def test_two_gateways_never_pass_a_hard_limit_with_two_hundred_clients(own_redis: Any, gateways: Any) -> None:
+    houses: list[Gateway] = await gateways(2)
+    database, in_flight, refused = houses[0].database, dict[str, int](), 0
+
+    def check() -> None:
+        come_to = database.spent + sum(house.waiting for house in houses) + sum(in_flight.values())
+        assert come_to <= LIMIT, "more than the budget"
+
+    async def client(number: int) -> None:
+        nonlocal refused
+        dice, house = random.Random(number), houses[number % 2]
+        for turn in range(6):
+            name, tokens = f"use_{number}_{turn}", dice.randint(1, 60)
+            try:
+                held = await house.take(name, tokens)
+            except BudgetSpentError:
+                refused += 1
+                continue
+            assert held is not None
+            in_flight[name] = tokens
+            check()
+            await asyncio.sleep(dice.random() * 0.02)
+            house.finish(held, dice.randint(0, in_flight.pop(name)))
+            check()
+
+    async def ledger(house: Gateway, dice: random.Random) -> None:
+        while True:
+            await asyncio.sleep(dice.random() * 0.01)
+            house.write()
+            if dice.random() < 0.5:
+                house.read()
+
+    writing = [asyncio.create_task(ledger(house, random.Random(-number))) for number, house in enumerate(houses)]
+    await asyncio.gather(*[client(number) for number in range(CLIENTS)])
+    for task in writing:
+        task.cancel()
+    assert refused, "the test asked for too little"
+    for house in houses:
+        house.write()
+    for house in houses:
+        house.read()
+    left = LIMIT - database.spent
+    assert left >= 0
+    with pytest.raises(BudgetSpentError) as refusal:
+        await houses[0].take("use_last", left + 1)
+    assert (refusal.value.left, refusal.value.asked) == (left, left + 1)
+    if left:  # whatever was held is given back: all that is left can be had
+        assert await houses[1].take("use_last", left) is not None
+        assert held_in_redis(own_redis) == left
+
+
+async def test_what_a_gateway_has_not_read_back_counts_for_the_others(gateways: Any) -> None:
+    first, second = await gateways(2, hard_limit=100)
+    first.finish(await first.take("use_1", 80), 80)
+    with pytest.raises(BudgetSpentError):
+        await second.take("use_2", 30)
+    first.write()  # the second has not looked yet
+    with pytest.raises(BudgetSpentError):
+        await second.take("use_2", 30)
+    first.read()
+    with pytest.raises(BudgetSpentError):
+        await second.take("use_2", 30)
+    assert await second.take("use_2", 20) is not None
+
+
+async def test_what_a_dead_gateway_reserved_ends_by_itself_and_that_of_a_living_one_does_not(
+    own_redis: Any, gateways: Any
+) -> None:
+    dies, lives = await gateways(2, hard_limit=100)
+    await dies.take("use_1", 60)
+    await lives.take("use_2", 40)
+    await dies.reservations.stop()  # nothing is renewed, nothing given back
+    with pytest.raises(BudgetSpentError):
+        await lives.take("use_3", 60)
+    await asyncio.sleep(2 * LEASE_MS / 1000)
+    assert await lives.take("use_3", 60) is not None
+    await asyncio.sleep(2 * LEASE_MS / 1000)
+    assert held_in_redis(own_redis) == 100
+    with pytest.raises(BudgetSpentError):
+        await dies.take("use_4", 1)
+
+
+async def test_a_request_that_nobody_waits_for_any_more_reserves_nothing(own_redis: Any, gateways: Any) -> None:
+    (house,) = await gateways(1)
+    asking = asyncio.create_task(house.take("use_1", 50))
+    await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.wait({asking})
+    await house.take("use_2", 1)
+    assert held_in_redis(own_redis) == 1
+
+
+async def test_a_new_period_begins_with_nothing_spent(gateways: Any) -> None:
+    (house,) = await gateways(1, hard_limit=100)
+    now = time.time()
+    house.database.spent = 100
+    house.read()
+    with pytest.raises(BudgetSpentError):
+        await house.take("use_1", 1)
+    tomorrow = now + 86_400
+    assert period_name("day", tomorrow) > period_name("day", now)
+    assert await house.reservations.reserve("use_2", HOLDERS, 100, 0, tomorrow) is not None
+    with pytest.raises(BudgetSpentError):
+        await house.reservations.reserve("use_3", HOLDERS, 1, 0, tomorrow)
+
+
+@pytest.mark.parametrize("when_away", ["open", "closed"])
+async def test_a_redis_that_is_away_opens_or_closes_and_knows_all_when_it_is_back(
+    own_redis: Any, gateways: Any, when_away: str
+) -> None:
+    first, second = await gateways(2, when_away, hard_limit=100)
+    early = await first.take("use_1", 30)
+    own_redis.kill()
+    mine = 30
+    for house in (first, second):  # each finds out by itself
+        if when_away == "closed":
+            with pytest.raises(LimitsAwayError):
+                await house.take(f"use_2_{id(house)}", 20)
+        else:
+            assert await house.take(f"use_2_{id(house)}", 20) is not None
+            mine += 20
+    own_redis.start()  # empty
+    async with asyncio.timeout(10):
+        while first.redis.away or second.redis.away:  # noqa: ASYNC110  it is another task that finds out
+            await asyncio.sleep(0.01)
+        while held_in_redis(own_redis) < mine:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    with pytest.raises(BudgetSpentError):
+        await second.take("use_3", 101 - mine)
+    first.finish(early, 10)
+    assert await first.take("use_4", 1) is not None
+    assert held_in_redis(own_redis) == mine - 30 + 10 + 1
+
+
+async def test_a_large_sum_of_money_is_held_to_the_last_billionth(own_redis: Any, gateways: Any) -> None:
+    limit = 4_000_000_000_000_001
+    (house,) = await gateways(1, hard_limit=limit, unit="cost", currency="usd")
+    now = time.time()
+    assert await house.reservations.reserve("use_1", HOLDERS, 1, limit - 1, now) is not None
+    with pytest.raises(BudgetSpentError):
+        await house.reservations.reserve("use_2", HOLDERS, 1, 2, now)
+    assert await house.reservations.reserve("use_3", HOLDERS, 1, 1, now) is not None
+    assert held_in_redis(own_redis) == limit
