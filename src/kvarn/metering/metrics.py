@@ -48,7 +48,10 @@ class MeteringMetrics:
             "kvarn_usage_publish_errors_total", "Usage events the broker did not take at once.", registry=registry
         )
         self.budget_refusals = Counter(
-            "kvarn_budget_refusals_total", "Requests refused since a budget was spent.", ("unit",), registry=registry
+            "kvarn_budget_refusals_total",
+            "Requests refused since a budget was spent, or would have been passed.",
+            ("unit",),
+            registry=registry,
         )
         self.budget_alerts = Counter(
             "kvarn_budget_alerts_total", "Budgets that passed their soft limit.", ("unit",), registry=registry

@@ -1,0 +1,142 @@
+"""Budgets that two gateways share over one database and a real Redis: not a token above, whoever asks where."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from fake_replica import EOS
+from kvarn.config.platform import AdmissionConfig, LimitsConfig, MeteringConfig, StoreConfig
+from kvarn.gateway.stages.budgets import BudgetStage
+
+CHAT = "/v1/chat/completions"
+CLIENTS = 200
+PROMPT = 4
+LIMIT = 1200
+LENGTHS = (1, 6, 11, 40)
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path, redis_maker: Callable[[Path], Any]) -> Iterator[Any]:
+    service = redis_maker(tmp_path)
+    service.start()
+    yield service
+    service.kill()
+
+
+@pytest.fixture
+def gateways(
+    serve: Any, tmp_path: Path, wait_for: Any, database_url: str, own_redis: Any
+) -> Iterator[Callable[..., list[Any]]]:
+    """Two gateways; one tenant, with a budget, known to both by the token `shared`."""
+    with ExitStack() as open_houses:
+
+        def make(**limits: Any) -> list[Any]:
+            redis_url = f"redis://127.0.0.1:{own_redis.port}/0"
+
+            def prepare(house: Any) -> None:
+                changes = {
+                    "store": StoreConfig(url=database_url, timeout_s=30),
+                    "limits": LimitsConfig(**{"redis_url": redis_url, "timeout_s": 20.0, **limits}),
+                    "metering": MeteringConfig(budget_refresh_s=0.1),
+                    "admission": AdmissionConfig(enabled=False),
+                    "data_dir": str(tmp_path / f"data-{id(house)}"),
+                }
+                house.config = house.config.model_copy(update=changes)
+                house.chat.answer = _answer
+
+            houses = [open_houses.enter_context(serve(prepare)) for _ in range(2)]
+            for house in houses:
+                with house.client() as client:
+                    wait_for(lambda client=client: client.get("/ready").status_code == 200, "the gateway to be ready")
+            with houses[0].add_tenant("shared", key_id="key_1") as admin:
+                budget = {"unit": "tokens", "period": "total", "hard_limit": LIMIT}
+                admin.post("/v1/organization/budgets", json=budget).raise_for_status()
+            houses[1].doorkeeper.principals["shared"] = houses[0].doorkeeper.principals["shared"]
+            for house in houses:
+                wait_for(lambda house=house: knows_budgets(house), "the budget to be known")
+            return houses
+
+        yield make
+
+
+def knows_budgets(house: Any) -> bool:
+    (stage,) = [stage for stage in house.gateway.pipeline._stages if isinstance(stage, BudgetStage)]
+    return bool(stage._metering.budgets.all_standings(time.time()))
+
+
+def _ask_once(house: Any, max_tokens: int, choices: int = 1) -> httpx.Response:
+    with httpx.Client(base_url=house.url, timeout=20, headers={"authorization": "Bearer shared"}) as client:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": max_tokens, "n": choices}
+        return client.post(CHAT, json=body)
+
+
+def _answer(request: Any, index: int) -> list[int]:
+    """As long as it may be; the longest end at once, and what was reserved for them is given back."""
+    return [EOS] if request.sampling.max_tokens == max(LENGTHS) else [120] * request.sampling.max_tokens
+
+
+def test_two_hundred_clients_of_two_gateways_never_spend_more_than_the_budget(gateways: Any, wait_for: Any) -> None:
+    houses = gateways()
+    before = _spent(houses[0])
+    counted, codes = [0], set[str]()
+
+    async def one(client: httpx.AsyncClient, number: int) -> None:
+        dice = random.Random(number)
+        for _ in range(3):
+            body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": dice.choice(LENGTHS)}
+            answer = await client.post(houses[number % 2].url + CHAT, json=body)
+            if answer.status_code == 200:
+                counted.append(answer.json()["usage"]["total_tokens"])
+            else:
+                assert answer.status_code == 429, answer.text
+                codes.add(answer.json()["error"]["code"])
+                return
+
+    async def main() -> None:
+        limits = httpx.Limits(max_connections=CLIENTS, max_keepalive_connections=CLIENTS)
+        headers = {"authorization": "Bearer shared"}
+        async with httpx.AsyncClient(limits=limits, timeout=60, headers=headers) as client:
+            await asyncio.gather(*[one(client, number) for number in range(CLIENTS)])
+
+    asyncio.run(main())
+    assert before + sum(counted) <= LIMIT and codes <= {"insufficient_quota", "budget_reserved"} and codes
+    deadline = time.monotonic() + 30
+    while (last := _ask_once(houses[0], 1)).json().get("error", {}).get("code") != "insufficient_quota":
+        assert time.monotonic() < deadline, last.text
+        if last.status_code == 200:
+            counted.append(last.json()["usage"]["total_tokens"])
+    total = before + sum(counted)
+    assert LIMIT - PROMPT - 1 < total <= LIMIT  # what is left is too little for the smallest request
+    wait_for(lambda: _spent(houses[1]) == total, "the ledger to have it all")
+
+
+def _spent(house: Any) -> int:
+    with httpx.Client(base_url=house.url, timeout=20, headers={"authorization": "Bearer shared"}) as client:
+        (budget,) = client.get("/v1/organization/budgets").json()["data"]
+    return int(budget["spent"])
+
+
+def test_a_request_that_may_come_to_more_than_is_left_is_told_how_much_that_is(gateways: Any) -> None:
+    houses = gateways()
+    refused = _ask_once(houses[0], 500 - PROMPT, choices=3)
+    error = refused.json()["error"]
+    assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
+    assert refused.headers["x-should-retry"] == "false" and f"{LIMIT} tokens left" in error["message"]
+    assert _ask_once(houses[0], 6).status_code == 200
+
+
+def test_a_redis_that_is_away_closes_budgets_where_the_configuration_says_so(gateways: Any, own_redis: Any) -> None:
+    houses = gateways(when_away="closed", timeout_s=2.0)
+    own_redis.kill()
+    for house in houses:
+        refused = _ask_once(house, 6)
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "budgets_unavailable"
