@@ -102,7 +102,10 @@ class PromptLog:
         if self._seal is None:
             self._seal = await asyncio.to_thread(Seal.load, self._config)
         sealed = await asyncio.to_thread(_seal_all, self._seal, batch)
-        await add_samples(self._store, sealed)
+        full = await add_samples(self._store, sealed, self._config.retention.max_stored_bytes)
+        if full:
+            self.dropped += full
+            _log.warning("%d prompts were not kept: their organisations have stored as much as they may", full)
 
 
 def _seal_all(seal: Seal, batch: list[_Waiting]) -> list[NewSample]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import msgspec
 from sqlalchemy import URL, Dialect, NullPool, event
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.engine.interfaces import DBAPIConnection
@@ -53,6 +54,7 @@ def make_engine(url: URL, pool_size: int, timeout_s: float) -> AsyncEngine:
             max_overflow=0,
             pool_timeout=timeout_s,
             connect_args={"timeout": timeout_s},
+            json_serializer=_json,
         )
         event.listen(engine.sync_engine, "connect", _prepare_sqlite)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
@@ -64,6 +66,7 @@ def make_engine(url: URL, pool_size: int, timeout_s: float) -> AsyncEngine:
             max_overflow=0,
             pool_timeout=timeout_s,
             pool_pre_ping=True,
+            json_serializer=_json,
             pool_recycle=_REPLACED_AFTER_S,
             connect_args=_postgres_options(url, timeout_s) | {"command_timeout": timeout_s},
         )
@@ -95,6 +98,11 @@ def with_hosts_apart(url: str) -> str:
     rest = parts["rest"] if parts["rest"].startswith("/") else f"/{parts['rest']}"
     query = "&".join(f"host={host}" for host in hosts)
     return f"{parts['scheme']}{parts['user'] or ''}{rest}{'&' if '?' in rest else '?'}{query}"
+
+
+def _json(value: Any) -> str:
+    """As short as it can be, and in a tenth of the time that Python's own encoder takes."""
+    return msgspec.json.encode(value).decode()
 
 
 def _plain(url: URL) -> URL:

@@ -30,7 +30,18 @@ class ConflictError(StoreError):
 
 
 class StorageFullError(StoreError):
-    """An organisation has stored as much as it may."""
+    """An organisation would store more than it may.
+
+    Args:
+        stored: Bytes that it has stored.
+        most: Bytes that it may store.
+    """
+
+    def __init__(self, stored: int, most: int) -> None:
+        super().__init__(
+            f"Your organisation stores {stored} of the {most} bytes it may (the server's retention.max_stored_bytes): "
+            "delete files, responses, completions or conversations that are no longer needed."
+        )
 
 
 class UnstorableError(StoreError):

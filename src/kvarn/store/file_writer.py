@@ -20,7 +20,7 @@ class FileWriter:
     Args:
         store: The database.
         owner: Whose file it will be.
-        most: Bytes that the files of its organisation may take, this one included; None: as many as it needs.
+        most: Bytes that its organisation may store, this file included; None: as many as it needs.
     """
 
     def __init__(self, store: Store, owner: Owner, most: int | None = None) -> None:
@@ -37,7 +37,7 @@ class FileWriter:
         """Append to the file.
 
         Raises:
-            StorageFullError: Its organisation's files would take more than they may.
+            StorageFullError: Its organisation would store more than it may.
             StoreAwayError: The database does not answer.
         """
         self.size += len(data)

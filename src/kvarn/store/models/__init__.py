@@ -15,6 +15,7 @@ from kvarn.store.models.tenants import (
     PromptSample,
     RateLimit,
     Revision,
+    StoredBytes,
     User,
 )
 from kvarn.store.models.usage import (
@@ -50,6 +51,7 @@ __all__ = [
     "PromptSample",
     "RateLimit",
     "Revision",
+    "StoredBytes",
     "StoredCompletion",
     "StoredResponse",
     "UsageEvent",

@@ -28,6 +28,8 @@ class Conversation(Base):
     """The client's `metadata`."""
     num_items: Mapped[Number] = mapped_column(default=0)
     """Items ever added: the position of the next."""
+    counted_bytes: Mapped[Number] = mapped_column(default=0)
+    """What it counts for in `stored_bytes`, with its items."""
     locked_by: Mapped[Id | None] = mapped_column(index=True)
     """The response that is being made in it: a conversation has one writer at a time."""
     locked_until: Mapped[Seconds | None]
@@ -45,6 +47,8 @@ class ConversationItem(Base):
     position: Mapped[Number]
     created_at: Mapped[Seconds]
     item: Mapped[dict[str, Any]] = mapped_column(ExactJson)
+    counted_bytes: Mapped[Number] = mapped_column(default=0)
+    """What it counts for; a part of what its conversation does."""
 
 
 class StoredResponse(Base):
@@ -78,6 +82,8 @@ class StoredResponse(Base):
     leased_by: Mapped[Id | None]
     """The gateway that works on it."""
     leased_until: Mapped[Seconds | None]
+    counted_bytes: Mapped[Number] = mapped_column(default=0)
+    """What it counts for in `stored_bytes`."""
 
 
 class StoredCompletion(Base):
@@ -98,3 +104,5 @@ class StoredCompletion(Base):
     """The client's `metadata`."""
     messages: Mapped[list[Any]] = mapped_column(ExactJson)
     body: Mapped[dict[str, Any]] = mapped_column(ExactJson)
+    counted_bytes: Mapped[Number] = mapped_column(default=0)
+    """What it counts for in `stored_bytes`."""

@@ -82,6 +82,8 @@ class Batch(Base):
     leased_by: Mapped[str | None] = mapped_column(String(64))
     """The gateway that works on it."""
     leased_until: Mapped[Seconds | None]
+    counted_bytes: Mapped[Number] = mapped_column(default=0)
+    """What it counts for in `stored_bytes`, without its lines."""
 
 
 class BatchLine(Base):

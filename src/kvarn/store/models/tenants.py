@@ -27,8 +27,17 @@ class Organization(Base):
     """Secret under which its prompts are cached."""
     retention_days: Mapped[int | None]
     """Days that conversations, responses and files are kept; None: the server's setting."""
-    stored_bytes: Mapped[Number] = mapped_column(default=0)
-    """What its files take, with those being written or deleted: changed in the transactions that change them."""
+
+
+class StoredBytes(Base):
+    """A part of what an organisation has stored; the sum of its parts is all of it (`repositories/stored_bytes.py`)."""
+
+    __tablename__ = "stored_bytes"
+
+    organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"), primary_key=True)
+    part: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    size: Mapped[Number]
+    """Bytes; below zero where more was deleted than written by way of this part."""
 
 
 class Project(Base):
@@ -169,3 +178,4 @@ class PromptSample(Base):
     created_at: Mapped[Seconds] = mapped_column(index=True)
     sealed: Mapped[bytes]
     """JSON of the request's input, under the server's key (Fernet)."""
+    counted_bytes: Mapped[Number] = mapped_column(default=0)

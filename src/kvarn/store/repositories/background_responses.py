@@ -16,7 +16,8 @@ from kvarn.store.models import StoredResponse
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.conversations import Lock, unlock_conversation
 from kvarn.store.repositories.histories import Item
-from kvarn.store.repositories.responses import hold_response
+from kvarn.store.repositories.responses import hold_response, response_bytes
+from kvarn.store.repositories.stored_bytes import count_bytes
 
 RUNNING = ("queued", "in_progress")
 """States of responses that have not ended."""
@@ -31,9 +32,14 @@ async def queue_response(
     conversation_id: str | None,
     gateway_id: str,
     lease_s: int,
+    most: int | None = None,
 ) -> None:
-    """Keep a response that shall run in the background, leased to this gateway."""
-    now = int(store.now())
+    """Keep a response that shall run in the background, leased to this gateway.
+
+    Raises:
+        StorageFullError: Its organisation would store more than `most` bytes. How it ends is kept without asking.
+    """
+    now, counted = int(store.now()), response_bytes(body, input_items, [], request)
     async with store.transaction() as session:
         session.add(
             StoredResponse(
@@ -52,8 +58,10 @@ async def queue_response(
                 attempts=1,
                 leased_by=gateway_id,
                 leased_until=now + lease_s,
+                counted_bytes=counted,
             )
         )
+        await count_bytes(session, owner.organization_id, counted, most)
 
 
 async def any_unclaimed(store: Store, known: Collection[str] = ()) -> bool:

@@ -1,17 +1,29 @@
-"""The requests of a batch, and their answers."""
+"""The requests of a batch, and their answers.
+
+A line counts in its organisation's stored bytes by what stands in it; see `stored_bytes.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import bindparam, delete, insert, select, update
+from sqlalchemy import Select, bindparam, delete, func, insert, select, update
 
 from kvarn.store.engine import Store
 from kvarn.store.models import Batch, BatchLine
 from kvarn.store.repositories.batch_runs import change_batch
+from kvarn.store.repositories.stored_bytes import PART_BYTES, count_bytes
 
 _DELETED_AT_ONCE = 500
+_COUNTED = (
+    PART_BYTES
+    + func.length(BatchLine.custom_id)
+    + func.length(BatchLine.model)
+    + func.length(BatchLine.body)
+    + func.coalesce(func.length(BatchLine.answer), 0)
+)
+"""What a line counts for; as `Line.counted_bytes`, once it has an answer with that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +36,11 @@ class Line:
     body: bytes
     model: str = ""
     """The one that it asks for; empty where it names none that could be served."""
+
+    @property
+    def counted_bytes(self) -> int:
+        """What it counts for without an answer."""
+        return PART_BYTES + len(self.custom_id) + len(self.model) + len(self.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +66,19 @@ class Result:
     content: bytes | None
 
 
-async def add_lines(store: Store, batch_id: str, lines: Sequence[Line]) -> None:
-    """Write requests. Raises `StoreAwayError` where the database does not answer."""
+async def add_lines(store: Store, batch_id: str, lines: Sequence[Line], most: int | None = None) -> None:
+    """Write requests.
+
+    Raises:
+        StorageFullError: The batch's organisation would store more than `most` bytes.
+        StoreAwayError: The database does not answer.
+    """
     rows = [{"batch_id": batch_id, **{name: getattr(each, name) for name in Line.__slots__}} for each in lines]
     async with store.transaction() as session:
         await session.execute(insert(BatchLine), rows)
+        organization_id = await session.scalar(_organization_of(batch_id))
+        if organization_id is not None:
+            await count_bytes(session, organization_id, sum(line.counted_bytes for line in lines), most)
 
 
 async def open_lines(
@@ -87,7 +112,8 @@ async def open_lines(
 
 
 async def answer_lines(store: Store, holder: str, batch_id: str, answers: Sequence[Answer]) -> Batch:
-    """Keep answers; a line that has one already keeps it. Counts and tokens of the batch grow with them.
+    """Keep answers; a line that has one already keeps it. Counts and tokens of the batch grow with them. They have been
+    paid for: they are kept however much their organisation has stored.
 
     Raises:
         LeaseLostError: Another gateway runs the batch now.
@@ -107,7 +133,7 @@ async def answer_lines(store: Store, holder: str, batch_id: str, answers: Sequen
             statement = update(BatchLine).where(BatchLine.batch_id == batch_id, BatchLine.line == bindparam("of"))
             await (await session.connection()).execute(statement, rows)
         failed = sum(answer.failed for answer in kept)
-        return await change_batch(
+        batch = await change_batch(
             session,
             holder,
             batch_id,
@@ -117,6 +143,8 @@ async def answer_lines(store: Store, holder: str, batch_id: str, answers: Sequen
             cached_tokens=Batch.cached_tokens + sum(answer.cached_tokens for answer in kept),
             output_tokens=Batch.output_tokens + sum(answer.output_tokens for answer in kept),
         )
+        await count_bytes(session, batch.organization_id, sum(len(answer.content) for answer in kept))
+        return batch
 
 
 async def read_results(store: Store, batch_id: str, after: int, count: int) -> list[Result]:
@@ -137,6 +165,14 @@ async def delete_lines(store: Store, batch_id: str) -> None:
         async with store.transaction() as session:
             query = select(BatchLine.line).where(BatchLine.batch_id == batch_id).limit(_DELETED_AT_ONCE)
             lines = list(await session.scalars(query))
-            await session.execute(delete(BatchLine).where(BatchLine.batch_id == batch_id, BatchLine.line.in_(lines)))
+            gone = delete(BatchLine).where(BatchLine.batch_id == batch_id, BatchLine.line.in_(lines))
+            freed = sum(await session.scalars(gone.returning(_COUNTED)))
+            organization_id = await session.scalar(_organization_of(batch_id))
+            if organization_id is not None:
+                await count_bytes(session, organization_id, -freed)
         if len(lines) < _DELETED_AT_ONCE:
             return
+
+
+def _organization_of(batch_id: str) -> Select[str]:
+    return select(Batch.organization_id).where(Batch.id == batch_id)

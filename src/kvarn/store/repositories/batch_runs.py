@@ -17,6 +17,7 @@ from kvarn.store.errors import StoreError
 from kvarn.store.models import Batch
 from kvarn.store.repositories.batches import OVER, BatchStatus
 from kvarn.store.repositories.files import publish_file
+from kvarn.store.repositories.stored_bytes import count_bytes, json_bytes
 
 
 class LeaseLostError(StoreError):
@@ -105,7 +106,7 @@ async def move_batch(
     async with store.transaction() as session:
         batch = await _locked(session, holder, batch_id)
         if batch.status in origin:
-            _enter(batch, status, int(store.now()), values)
+            await _enter(session, batch, status, int(store.now()), values)
     return batch
 
 
@@ -145,16 +146,20 @@ async def finish_batch(
             expires_at = now + kept_s if kept_s else None
             file = await publish_file(session, now=now, expires_at=expires_at, purpose="batch_output", **fields)
             setattr(batch, column, file.id)
-        _enter(batch, status, now, values)
         batch.leased_by = batch.leased_until = None
+        await _enter(session, batch, status, now, values)
     return batch
 
 
-def _enter(batch: Batch, status: BatchStatus, now: int, values: dict[str, Any]) -> None:
+async def _enter(session: AsyncSession, batch: Batch, status: BatchStatus, now: int, values: dict[str, Any]) -> None:
+    """Bring it into a state, as the last thing in a transaction. What was wrong with it may be as long as a file."""
+    growth = json_bytes(values["errors"]) - json_bytes(batch.errors) if "errors" in values else 0
     batch.status = status
     batch.times = {**batch.times, f"{status}_at": now}
     for name, value in values.items():
         setattr(batch, name, value)
+    batch.counted_bytes += growth
+    await count_bytes(session, batch.organization_id, growth)
 
 
 async def _locked(session: AsyncSession, holder: str, batch_id: str) -> Batch:

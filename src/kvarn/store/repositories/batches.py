@@ -12,6 +12,7 @@ from kvarn.store.ids import new_id
 from kvarn.store.models import Batch
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories.pages import Cursor, Page, read_page
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, json_bytes
 
 
 class BatchStatus(StrEnum):
@@ -42,9 +43,14 @@ async def create_batch(
     window_s: int,
     metadata: dict[str, str] | None,
     output_expires_after_s: int | None,
+    most: int | None = None,
 ) -> Batch:
-    """Take a batch; whoever runs batches finds it."""
-    now = int(store.now())
+    """Take a batch; whoever runs batches finds it.
+
+    Raises:
+        StorageFullError: Its organisation would store more than `most` bytes.
+    """
+    now, counted = int(store.now()), ROW_BYTES + json_bytes(metadata or {})
     batch = Batch(
         id=new_id("batch_"),
         organization_id=principal.organization_id,
@@ -66,9 +72,11 @@ async def create_batch(
         input_tokens=0,
         cached_tokens=0,
         output_tokens=0,
+        counted_bytes=counted,
     )
     async with store.transaction() as session:
         session.add(batch)
+        await count_bytes(session, batch.organization_id, counted, most)
     return batch
 
 

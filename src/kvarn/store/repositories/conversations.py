@@ -15,6 +15,7 @@ from kvarn.store.models import Conversation, ConversationItem
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.histories import Item, check_measure, size_of, text_of
 from kvarn.store.repositories.pages import Cursor, Page, read_page
+from kvarn.store.repositories.stored_bytes import PART_BYTES, ROW_BYTES, count_bytes, json_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,15 @@ class ConversationLockedError(ConflictError):
     """A response is being made in the conversation."""
 
 
-async def create_conversation(store: Store, owner: Owner, metadata: dict[str, str], items: list[Item]) -> Conversation:
-    """A new conversation that begins with `items`."""
+async def create_conversation(
+    store: Store, owner: Owner, metadata: dict[str, str], items: list[Item], most: int | None = None
+) -> Conversation:
+    """A new conversation that begins with `items`.
+
+    Raises:
+        ConflictError: Two of the items have one id.
+        StorageFullError: Its organisation would store more than `most` bytes.
+    """
     now = int(store.now())
     conversation = Conversation(
         id=new_id("conv_"),
@@ -40,11 +48,13 @@ async def create_conversation(store: Store, owner: Owner, metadata: dict[str, st
         changed_at=now,
         extra=metadata,
         num_items=0,
+        counted_bytes=ROW_BYTES + json_bytes(metadata),
     )
     async with store.transaction() as session:
         session.add(conversation)
         await session.flush()
         await append_items(session, conversation, items, now)
+        await count_bytes(session, owner.organization_id, conversation.counted_bytes, most)
     return conversation
 
 
@@ -59,20 +69,30 @@ async def find_conversation(store: Store, owner: Owner, conversation_id: str) ->
 
 
 async def update_conversation(
-    store: Store, owner: Owner, conversation_id: str, metadata: dict[str, str]
+    store: Store, owner: Owner, conversation_id: str, metadata: dict[str, str], most: int | None = None
 ) -> Conversation:
-    """Give it other metadata. Raises as `find_conversation` does."""
+    """Give it other metadata.
+
+    Raises:
+        NotFoundError: The owner has no such conversation.
+        StorageFullError: They are longer, and its organisation would store more than `most` bytes.
+    """
     async with store.transaction() as session:
         conversation = await _find(session, owner, conversation_id, to_change=True)
+        growth = json_bytes(metadata) - json_bytes(conversation.extra)
         conversation.extra = metadata
         conversation.changed_at = int(store.now())
+        conversation.counted_bytes += growth
+        await count_bytes(session, owner.organization_id, growth, most)
     return conversation
 
 
 async def delete_conversation(store: Store, owner: Owner, conversation_id: str) -> None:
     """Delete it with its items. Raises as `find_conversation` does."""
     async with store.transaction() as session:
-        await session.delete(await _find(session, owner, conversation_id, to_change=True))
+        conversation = await _find(session, owner, conversation_id, to_change=True)
+        await session.delete(conversation)
+        await count_bytes(session, owner.organization_id, -conversation.counted_bytes)
 
 
 async def list_items(store: Store, owner: Owner, conversation_id: str, cursor: Cursor) -> Page[Item]:
@@ -100,7 +120,9 @@ async def read_history(store: Store, owner: Owner, conversation_id: str) -> list
         return list(await session.scalars(query))
 
 
-async def add_items(store: Store, owner: Owner, conversation_id: str, items: list[Item]) -> None:
+async def add_items(
+    store: Store, owner: Owner, conversation_id: str, items: list[Item], most: int | None = None
+) -> None:
     """Add items at its end.
 
     Raises:
@@ -108,6 +130,7 @@ async def add_items(store: Store, owner: Owner, conversation_id: str, items: lis
         ConversationLockedError: A response is being made in it.
         ConflictError: It has an item of one of the ids already.
         HistoryTooLongError: It would have more items than a response may go on from.
+        StorageFullError: Its organisation would store more than `most` bytes.
     """
     now = int(store.now())
     async with store.transaction() as session:
@@ -117,7 +140,8 @@ async def add_items(store: Store, owner: Owner, conversation_id: str, items: lis
         count = select(func.count()).where(ConversationItem.conversation_id == conversation_id)
         check_measure((await session.scalar(count) or 0) + len(items), None)
         conversation.locked_by = conversation.locked_until = None  # a hold that has run out: its answer knows them not
-        await append_items(session, conversation, items, now)
+        added = await append_items(session, conversation, items, now)
+        await count_bytes(session, owner.organization_id, added, most)
 
 
 async def find_item(store: Store, owner: Owner, conversation_id: str, item_id: str) -> Item:
@@ -166,6 +190,8 @@ async def delete_item(store: Store, owner: Owner, conversation_id: str, item_id:
         row = await _item(session, conversation_id, item_id)
         await session.delete(row)
         conversation.changed_at = int(store.now())
+        conversation.counted_bytes -= row.counted_bytes
+        await count_bytes(session, owner.organization_id, -row.counted_bytes)
     return conversation
 
 
@@ -200,9 +226,12 @@ async def unlock_conversation(store: Store, lock: Lock) -> None:
         await _unlock(session, lock)
 
 
-async def finish_turn(session: AsyncSession, owner: Owner, lock: Lock, items: list[Item], now: int) -> None:
+async def finish_turn(session: AsyncSession, owner: Owner, lock: Lock, items: list[Item], now: int) -> int:
     """Add a response's items to its conversation and let go of it, within the caller's transaction. Where the
     conversation has been deleted meanwhile there is nothing to add to: deletion wins.
+
+    Returns:
+        Bytes that the caller is to count for the organisation.
 
     Raises:
         ConversationLockedError: The hold ran out, and the conversation has gone on without this response.
@@ -210,15 +239,19 @@ async def finish_turn(session: AsyncSession, owner: Owner, lock: Lock, items: li
     try:
         conversation = await _find(session, owner, lock.conversation_id, to_change=True)
     except NotFoundError:
-        return
+        return 0
     if items and conversation.locked_by != lock.response_id:
         raise ConversationLockedError(f"The conversation {lock.conversation_id!r} has gone on without this response.")
-    await append_items(session, conversation, items, now)
+    added = await append_items(session, conversation, items, now)
     await _unlock(session, lock)
+    return added
 
 
-async def append_items(session: AsyncSession, conversation: Conversation, items: list[Item], now: int) -> None:
+async def append_items(session: AsyncSession, conversation: Conversation, items: list[Item], now: int) -> int:
     """Add items at the end of a conversation that is held for a change.
+
+    Returns:
+        Bytes that the caller is to count for the organisation.
 
     Raises:
         ConflictError: It has an item of one of the ids already.
@@ -230,14 +263,18 @@ async def append_items(session: AsyncSession, conversation: Conversation, items:
     if len(set(ids)) < len(ids) or await session.scalar(known):
         raise ConflictError("Two items would have the same 'id': leave it out, and each gets its own.")
     of_it = {"conversation_id": conversation.id, "created_at": now}
+    sizes = [PART_BYTES + json_bytes(item) for item in items]
     rows = [
-        {**of_it, "id": item["id"], "position": position, "item": item}
-        for position, item in enumerate(items, start=conversation.num_items)
+        {**of_it, "id": item["id"], "position": position, "item": item, "counted_bytes": size}
+        for position, (item, size) in enumerate(zip(items, sizes, strict=True), start=conversation.num_items)
     ]
     if rows:
         await session.execute(insert(ConversationItem), rows)
+    added = sum(sizes)
     conversation.num_items += len(items)
+    conversation.counted_bytes += added
     conversation.changed_at = now
+    return added
 
 
 async def _unlock(session: AsyncSession, lock: Lock) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, inspect, select, tuple_, update
+from sqlalchemy import ColumnElement, Delete, delete, inspect, select, tuple_, update
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
 from kvarn.store.models import Base, Batch, File
 from kvarn.store.repositories.batch_lines import delete_lines
 from kvarn.store.repositories.files import INCOMPLETE, drop_file
+from kvarn.store.repositories.stored_bytes import count_bytes
 
 Condition = ColumnElement[bool]
 
@@ -36,12 +39,15 @@ Drop = Callable[[Store, Doomed, Sequence[tuple[Any, ...]]], Awaitable[int]]
 
 async def drop_rows(store: Store, doomed: Doomed, keys: Sequence[tuple[Any, ...]]) -> int:
     """Delete them in one transaction; what refers to them goes by its foreign keys."""
-    columns = inspect(doomed.model).primary_key
-    named = columns[0].in_([key[0] for key in keys]) if len(columns) == 1 else tuple_(*columns).in_(keys)
-    conditions: list[Condition] = [named] if doomed.still is None else [named, doomed.still]
+    key = inspect(doomed.model).primary_key[0]
     async with store.transaction() as session:
-        gone = await session.execute(delete(doomed.model).where(*conditions).returning(columns[0]))
-        return len(gone.all())
+        return len((await session.execute(_deletion(doomed, keys).returning(key))).all())
+
+
+async def drop_counted(store: Store, doomed: Doomed, keys: Sequence[tuple[Any, ...]]) -> int:
+    """As `drop_rows`, of what counts in its organisation's stored bytes, with what refers to it."""
+    async with store.transaction() as session:
+        return await _delete_counted(session, doomed.model, _deletion(doomed, keys))
 
 
 async def drop_files(store: Store, doomed: Doomed, keys: Sequence[tuple[Any, ...]]) -> int:
@@ -62,8 +68,25 @@ async def drop_batches(store: Store, _: Doomed, keys: Sequence[tuple[Any, ...]])
     for (batch_id,) in keys:
         await delete_lines(store, batch_id)
         async with store.transaction() as session:
-            await session.execute(delete(Batch).where(Batch.id == batch_id))
+            await _delete_counted(session, Batch, delete(Batch).where(Batch.id == batch_id))
     return len(keys)
+
+
+async def _delete_counted(session: AsyncSession, model: type[Base], deletion: Delete) -> int:
+    columns = model.__table__.c
+    gone = await session.execute(deletion.returning(columns.organization_id, columns.counted_bytes))
+    rows, freed = gone.all(), Counter[str]()
+    for organization_id, size in rows:
+        freed[organization_id] += size
+    for organization_id in sorted(freed):  # in this order for all: two of them never wait for each other
+        await count_bytes(session, organization_id, -freed[organization_id])
+    return len(rows)
+
+
+def _deletion(doomed: Doomed, keys: Sequence[tuple[Any, ...]]) -> Delete:
+    columns = inspect(doomed.model).primary_key
+    named = columns[0].in_([key[0] for key in keys]) if len(columns) == 1 else tuple_(*columns).in_(keys)
+    return delete(doomed.model).where(*[named] if doomed.still is None else [named, doomed.still])
 
 
 async def delete_rows(store: Store, doomed: Doomed, *, at_once: int, drop: Drop = drop_rows) -> int:

@@ -1,7 +1,7 @@
 """What becomes of each table: which rows go at their age, which with their organisation, which stay, and why.
 
 Every table but `organizations` itself stands in exactly one of the lists below; a test holds that. The sweep and the
-deletion of an organisation both go by them.
+deletion of an organisation both go by them. What is stored counts in its organisation's account (`stored_bytes.py`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from kvarn.store.models import (
     File,
     FileChunk,
     Lease,
+    Organization,
     OutboxEntry,
     Project,
     ProjectMember,
     PromptSample,
     RateLimit,
     Revision,
+    StoredBytes,
     StoredCompletion,
     StoredResponse,
     UsageEvent,
@@ -42,7 +44,7 @@ from kvarn.store.models import (
     User,
 )
 from kvarn.store.repositories.batches import OVER
-from kvarn.store.repositories.deletion import Condition, Drop, drop_batches, drop_files, drop_rows
+from kvarn.store.repositories.deletion import Condition, Drop, drop_batches, drop_counted, drop_files
 
 _UNFINISHED = ("queued", "in_progress")
 
@@ -65,7 +67,7 @@ class Stored:
     """Column of the time at which an object goes that says so itself. The server's days are not for those."""
     may_go: Callable[[int], Condition] | None = None
     """Holds at this moment (seconds since 1970) for those that may go at their age at all."""
-    drop: Drop = drop_rows
+    drop: Drop = drop_counted
 
     @property
     def name(self) -> str:
@@ -105,6 +107,7 @@ PARTS: Final[Mapping[type[Base], type[Base]]] = {
     ConversationItem: Conversation,
     FileChunk: File,
     BatchLine: Batch,
+    StoredBytes: Organization,
     ProjectMember: Project,
     OutboxEntry: UsageEvent,
     BilledEvent: UsageEvent,

@@ -1,9 +1,8 @@
 """Files: what clients uploaded and what batches wrote. Their content lies in the database, in chunks, so that every
 gateway can read it.
 
-Each organisation's bytes are counted where they are written and deleted, in the same transactions. So the count is
-exact whatever is killed, and of uploads that come at the same time none passes the bound: what is not whole yet counts,
-too.
+Of uploads that come at the same time none passes the bound of its organisation's account (`stored_bytes.py`): what is
+not whole yet counts, too.
 """
 
 from __future__ import annotations
@@ -14,16 +13,15 @@ from sqlalchemy import Select, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
-from kvarn.store.errors import NotFoundError, StorageFullError
+from kvarn.store.errors import NotFoundError
 from kvarn.store.ids import new_id
-from kvarn.store.models import File, FileChunk, Organization
+from kvarn.store.models import File, FileChunk
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.pages import Cursor, Page, read_page
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes
 
 CHUNK_BYTES = 256 * 1024
 """Size of all chunks of a file but its last."""
-ROW_BYTES = 1024
-"""What a file counts for besides its content: one of a byte takes hardly less."""
 PROCESSED, INCOMPLETE = "processed", "incomplete"
 
 _CHUNKS_AT_ONCE = 16
@@ -37,10 +35,10 @@ async def begin_file(store: Store, owner: Owner, expires_at: int, most: int | No
         store: The database.
         owner: Whose it will be.
         expires_at: When the sweep deletes it, should whoever writes it never come back.
-        most: Bytes that its organisation's files may take; None: as many as it needs.
+        most: Bytes that its organisation may store; None: as many as it needs.
 
     Raises:
-        StorageFullError: They would take more.
+        StorageFullError: It would store more.
     """
     file_id = new_id("file-")
     async with store.transaction() as session:
@@ -57,8 +55,7 @@ async def begin_file(store: Store, owner: Owner, expires_at: int, most: int | No
                 expires_at=expires_at,
             )
         )
-        await session.flush()
-        await _count(session, owner.organization_id, ROW_BYTES, most)
+        await count_bytes(session, owner.organization_id, ROW_BYTES, most)
     return file_id
 
 
@@ -69,7 +66,7 @@ async def add_chunks(
 
     Raises:
         NotFoundError: The file was given up meanwhile.
-        StorageFullError: The organisation's files would take more than `most` bytes.
+        StorageFullError: The organisation would store more than `most` bytes.
     """
     rows = [FileChunk(file_id=file_id, position=position + i, content=chunk) for i, chunk in enumerate(chunks)]
     size = sum(map(len, chunks))
@@ -78,8 +75,8 @@ async def add_chunks(
         organization_id = await session.scalar(grown)
         if organization_id is None:
             raise _given_up(file_id)
-        await _count(session, organization_id, size, most)
         session.add_all(rows)
+        await count_bytes(session, organization_id, size, most)
 
 
 async def publish_file(
@@ -161,18 +158,7 @@ async def drop_file(store: Store, file_id: str) -> None:
         gone = delete(File).where(File.id == file_id).returning(File.organization_id, File.size)
         file = (await session.execute(gone)).one_or_none()
         if file is not None:
-            await _count(session, file.organization_id, -(file.size + ROW_BYTES), most=None)
-
-
-async def _count(session: AsyncSession, organization_id: str, size: int, most: int | None) -> None:
-    """Count bytes for an organisation. Callers change the file's row first: always in this order, nobody deadlocks."""
-    stored = Organization.stored_bytes + size
-    counted = update(Organization).where(Organization.id == organization_id).values(stored_bytes=stored)
-    if most is not None:
-        counted = counted.where(stored <= most)
-    found = await session.scalar(counted.returning(Organization.id))
-    if found is None and most is not None:
-        raise StorageFullError(f"The files of the organisation {organization_id} would take more than {most} bytes.")
+            await count_bytes(session, file.organization_id, -(file.size + ROW_BYTES))
 
 
 def _given_up(file_id: str) -> NotFoundError:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from sqlalchemy import insert, select
 
 from kvarn.store.engine import Store
+from kvarn.store.errors import StorageFullError
 from kvarn.store.models import PromptSample
 from kvarn.store.owner import Owner
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +25,19 @@ class NewSample:
     sealed: bytes
 
 
-async def add_samples(store: Store, samples: Sequence[NewSample]) -> None:
-    """Keep sealed prompts."""
+async def add_samples(store: Store, samples: Sequence[NewSample], most: int | None = None) -> int:
+    """Keep sealed prompts; how many were not, because their organisation would store more than `most` bytes."""
+    dropped = 0
+    for organization_id in {sample.owner.organization_id: None for sample in samples}:
+        theirs = [sample for sample in samples if sample.owner.organization_id == organization_id]
+        try:
+            await _add(store, organization_id, theirs, most)
+        except StorageFullError:
+            dropped += len(theirs)
+    return dropped
+
+
+async def _add(store: Store, organization_id: str, samples: Sequence[NewSample], most: int | None) -> None:
     rows = [
         {
             "organization_id": sample.owner.organization_id,
@@ -33,11 +46,17 @@ async def add_samples(store: Store, samples: Sequence[NewSample]) -> None:
             "model": sample.model,
             "created_at": sample.created_at,
             "sealed": sample.sealed,
+            "counted_bytes": _counted(sample),
         }
         for sample in samples
     ]
     async with store.transaction() as session:
         await session.execute(insert(PromptSample), rows)
+        await count_bytes(session, organization_id, sum(_counted(sample) for sample in samples), most)
+
+
+def _counted(sample: NewSample) -> int:
+    return ROW_BYTES + len(sample.sealed)
 
 
 async def latest_samples(

@@ -24,6 +24,7 @@ from kvarn.store.repositories.histories import (
     size_of,
     text_of,
 )
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, json_bytes
 
 MAX_CHAIN = 1000
 """Turns that a chain may have."""
@@ -118,7 +119,9 @@ async def read_turns(store: Store, owner: Owner, response_ids: Collection[str]) 
 async def delete_response(store: Store, owner: Owner, response_id: str) -> None:
     """Delete it. Raises as `find_response` does."""
     async with store.transaction() as session:
-        await session.delete(await hold_response(session, owner, response_id))
+        held = await hold_response(session, owner, response_id)
+        await session.delete(held)
+        await count_bytes(session, owner.organization_id, -held.counted_bytes)
 
 
 async def keep_response(store: Store, owner: Owner, ended: Ended, *, stored: bool) -> None:
@@ -129,7 +132,10 @@ async def keep_response(store: Store, owner: Owner, ended: Ended, *, stored: boo
         owner: Whose it is.
         ended: The response.
         stored: Whether the client wants it kept; its conversation goes on either way.
+
+    It has been made: it is kept however much its organisation has stored.
     """
+    counted = response_bytes(ended.body, ended.input_items, ended.cuts) if stored else 0
     async with store.transaction() as session:
         if stored:
             session.add(
@@ -147,10 +153,13 @@ async def keep_response(store: Store, owner: Owner, ended: Ended, *, stored: boo
                     request={},
                     cuts=ended.cuts,
                     attempts=1,
+                    counted_bytes=counted,
                 )
             )
+        added = counted
         if ended.lock is not None:
-            await finish_turn(session, owner, ended.lock, ended.new_items, int(store.now()))
+            added += await finish_turn(session, owner, ended.lock, ended.new_items, int(store.now()))
+        await count_bytes(session, owner.organization_id, added)
 
 
 async def finish_background(store: Store, owner: Owner, ended: Ended, gateway_id: str) -> bool:
@@ -159,18 +168,35 @@ async def finish_background(store: Store, owner: Owner, ended: Ended, gateway_id
     Returns:
         False where it is no longer this gateway's to write: it was cancelled, deleted, or taken over.
     """
+    mine = StoredResponse.id == ended.id, StoredResponse.leased_by == gateway_id
+    known = select(StoredResponse.counted_bytes, text_of(StoredResponse.request)).where(*mine).with_for_update()
+    content = response_bytes(ended.body, ended.input_items, ended.cuts)
     async with store.transaction() as session:
-        written = await session.execute(
-            update(StoredResponse)
-            .where(StoredResponse.id == ended.id, StoredResponse.leased_by == gateway_id)
-            .values(status=ended.body["status"], body=ended.body, cuts=ended.cuts, leased_by=None, leased_until=None)
-            .returning(StoredResponse.id)
-        )
-        if written.first() is None:
+        queued = (await session.execute(known)).one_or_none()
+        if queued is None:
             return False
+        counted, request = queued
+        growth = content + len(request.encode()) - counted
+        written = update(StoredResponse).where(*mine)
+        await session.execute(
+            written.values(
+                status=ended.body["status"],
+                body=ended.body,
+                cuts=ended.cuts,
+                leased_by=None,
+                leased_until=None,
+                counted_bytes=counted + growth,
+            )
+        )
         if ended.lock is not None:
-            await finish_turn(session, owner, ended.lock, ended.new_items, int(store.now()))
+            growth += await finish_turn(session, owner, ended.lock, ended.new_items, int(store.now()))
+        await count_bytes(session, owner.organization_id, growth)
     return True
+
+
+def response_bytes(*content: Any) -> int:
+    """What a response of this content counts for in its organisation's stored bytes."""
+    return ROW_BYTES + json_bytes(*content)
 
 
 async def hold_response(session: AsyncSession, owner: Owner, response_id: str) -> StoredResponse:

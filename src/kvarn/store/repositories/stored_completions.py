@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Select, delete, select
+from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
@@ -14,12 +14,13 @@ from kvarn.store.models import StoredCompletion
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.dialect import has_entry
 from kvarn.store.repositories.pages import Cursor, Page, read_page
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, json_bytes
 
 
 async def add_completion(
     store: Store, owner: Owner, body: Mapping[str, Any], *, metadata: Mapping[str, str], messages: list[dict[str, Any]]
 ) -> None:
-    """Keep a completion.
+    """Keep a completion. It has been made: it is kept however much its organisation has stored.
 
     Args:
         store: The database.
@@ -31,6 +32,8 @@ async def add_completion(
     Raises:
         StoreAwayError: The database does not answer.
     """
+    extra, kept = _without_nul(metadata), {name: value for name, value in body.items() if name != "metadata"}
+    counted = ROW_BYTES + json_bytes(extra, messages, kept)
     async with store.transaction() as session:
         session.add(
             StoredCompletion(
@@ -39,11 +42,13 @@ async def add_completion(
                 project_id=owner.project_id,
                 created_at=body["created"],
                 model=body["model"],
-                extra=_without_nul(metadata),
+                extra=extra,
                 messages=messages,
-                body={name: value for name, value in body.items() if name != "metadata"},
+                body=kept,
+                counted_bytes=counted,
             )
         )
+        await count_bytes(session, owner.organization_id, counted)
 
 
 async def find_completion(store: Store, owner: Owner, completion_id: str) -> StoredCompletion:
@@ -74,24 +79,37 @@ async def list_completions(
 
 
 async def change_metadata(
-    store: Store, owner: Owner, completion_id: str, metadata: Mapping[str, str]
+    store: Store, owner: Owner, completion_id: str, metadata: Mapping[str, str], most: int | None = None
 ) -> StoredCompletion:
-    """Replace a completion's metadata. Raises as `find_completion` does."""
+    """Replace a completion's metadata.
+
+    Raises:
+        NotFoundError: There is none of this id, or it is not theirs.
+        StorageFullError: They are longer, and its organisation would store more than `most` bytes.
+    """
     async with store.transaction() as session:
-        stored = await _find(session, owner, completion_id)
-        stored.extra = _without_nul(metadata)
+        stored = await _find(session, owner, completion_id, to_change=True)
+        extra = _without_nul(metadata)
+        growth = json_bytes(extra) - json_bytes(stored.extra)
+        stored.extra = extra
+        stored.counted_bytes += growth
+        await count_bytes(session, owner.organization_id, growth, most)
         return stored
 
 
 async def delete_completion(store: Store, owner: Owner, completion_id: str) -> None:
     """Delete a completion. Raises as `find_completion` does."""
     async with store.transaction() as session:
-        await _find(session, owner, completion_id)
-        await session.execute(delete(StoredCompletion).where(StoredCompletion.id == completion_id))
+        stored = await _find(session, owner, completion_id, to_change=True)
+        await session.delete(stored)
+        await count_bytes(session, owner.organization_id, -stored.counted_bytes)
 
 
-async def _find(session: AsyncSession, owner: Owner, completion_id: str) -> StoredCompletion:
-    stored = await session.scalar(_of(owner).where(StoredCompletion.id == completion_id))
+async def _find(
+    session: AsyncSession, owner: Owner, completion_id: str, *, to_change: bool = False
+) -> StoredCompletion:
+    query = _of(owner).where(StoredCompletion.id == completion_id)
+    stored = await session.scalar(query.with_for_update() if to_change else query)
     if stored is None:
         raise NotFoundError(f"There is no stored chat completion {completion_id[:80]!r}.")
     return stored

@@ -43,7 +43,6 @@ def upgrade() -> None:
         sa.Column("priority", sa.Integer(), nullable=False),
         sa.Column("cache_salt", sa.String(length=64), nullable=False),
         sa.Column("retention_days", sa.Integer(), nullable=True),
-        sa.Column("stored_bytes", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_organizations")),
     )
     revisions = op.create_table(
@@ -88,6 +87,16 @@ def upgrade() -> None:
     )
     op.create_index(op.f("ix_rate_limits_organization_id"), "rate_limits", ["organization_id"], unique=False)
 
+    op.create_table(
+        "stored_bytes",
+        sa.Column("organization_id", sa.String(length=64), nullable=False),
+        sa.Column("part", sa.Integer(), nullable=False),
+        sa.Column("size", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["organization_id"], ["organizations.id"], name=op.f("fk_stored_bytes_organization_id"), ondelete="CASCADE"
+        ),
+        sa.PrimaryKeyConstraint("organization_id", "part", name=op.f("pk_stored_bytes")),
+    )
     op.create_table(
         "users",
         sa.Column("id", sa.String(length=64), nullable=False),
@@ -156,6 +165,7 @@ def upgrade() -> None:
         sa.Column("model", sa.String(length=256), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("sealed", sa.LargeBinary(), nullable=False),
+        sa.Column("counted_bytes", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(
             ["organization_id"],
             ["organizations.id"],
@@ -193,6 +203,7 @@ def downgrade() -> None:
 
     op.drop_table("api_keys")
     op.drop_table("users")
+    op.drop_table("stored_bytes")
     op.drop_index(op.f("ix_rate_limits_organization_id"), "rate_limits")
 
     op.drop_table("rate_limits")

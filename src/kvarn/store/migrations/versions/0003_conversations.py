@@ -24,6 +24,7 @@ def upgrade() -> None:
         sa.Column("changed_at", sa.BigInteger(), nullable=False),
         sa.Column("extra", ExactJson, nullable=False),
         sa.Column("num_items", sa.BigInteger(), nullable=False),
+        sa.Column("counted_bytes", sa.BigInteger(), nullable=False),
         sa.Column("locked_by", sa.String(length=64), nullable=True),
         sa.Column("locked_until", sa.BigInteger(), nullable=True),
         sa.ForeignKeyConstraint(
@@ -60,6 +61,7 @@ def upgrade() -> None:
         sa.Column("attempts", sa.Integer(), nullable=False),
         sa.Column("leased_by", sa.String(length=64), nullable=True),
         sa.Column("leased_until", sa.BigInteger(), nullable=True),
+        sa.Column("counted_bytes", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(
             ["organization_id"], ["organizations.id"], name=op.f("fk_responses_organization_id"), ondelete="CASCADE"
         ),
@@ -85,6 +87,7 @@ def upgrade() -> None:
         sa.Column("extra", Json, nullable=False),
         sa.Column("messages", ExactJson, nullable=False),
         sa.Column("body", ExactJson, nullable=False),
+        sa.Column("counted_bytes", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(
             ["organization_id"],
             ["organizations.id"],
@@ -114,6 +117,7 @@ def upgrade() -> None:
         sa.Column("position", sa.BigInteger(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("item", ExactJson, nullable=False),
+        sa.Column("counted_bytes", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(
             ["conversation_id"],
             ["conversations.id"],

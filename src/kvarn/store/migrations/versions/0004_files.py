@@ -42,6 +42,7 @@ def upgrade() -> None:
         sa.Column("output_tokens", sa.BigInteger(), nullable=False),
         sa.Column("leased_by", sa.String(length=64), nullable=True),
         sa.Column("leased_until", sa.BigInteger(), nullable=True),
+        sa.Column("counted_bytes", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(
             ["organization_id"], ["organizations.id"], name=op.f("fk_batches_organization_id"), ondelete="CASCADE"
         ),
