@@ -1,9 +1,8 @@
-"""What one organisation may keep in files: uploads past it are refused, results of batches are not."""
+"""What one organisation may keep in files: uploads past it are refused."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 
 from kvarn.config.platform import RetentionConfig, StoreConfig
 
-CHAT = "/v1/chat/completions"
 MIB = 1024 * 1024
 
 
@@ -56,18 +54,3 @@ def test_uploads_at_the_same_time_do_not_pass_it_together(small: Any) -> None:
         assert kept <= 2 and {answer.status_code for answer in answers} <= {200, 413}
         assert len(red.get("/v1/files").json()["data"]) == kept
         assert [upload(red, b"x" * MIB).status_code for _ in range(3 - kept)] == [200] * (2 - kept) + [413]
-
-
-def test_results_of_a_batch_are_kept_where_no_upload_would_be(small: Any, wait_for: Callable[..., None]) -> None:
-    line = {"custom_id": "a", "method": "POST", "url": CHAT}
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
-    with small.add_tenant("red") as red:
-        given = upload(red, json.dumps({**line, "body": body}).encode(), "batch").json()
-        assert upload(red, b"x" * (3 * MIB - 2 * 1024 - given["bytes"])).status_code == 200, "to the last byte"
-        assert upload(red, b"").status_code == 413
-        asked = {"input_file_id": given["id"], "endpoint": CHAT, "completion_window": "24h"}
-        batch = red.post("/v1/batches", json=asked).json()
-        path = f"/v1/batches/{batch['id']}"
-        wait_for(lambda: red.get(path).json()["status"] == "completed", "the batch to end", seconds=20)
-        output = red.get(f"/v1/files/{red.get(path).json()['output_file_id']}/content")
-        assert output.json()["custom_id"] == "a"

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from sqlalchemy import select
 
 from kvarn.config.platform import RetentionConfig
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError, StorageFullError
 from kvarn.store.file_writer import FileWriter
-from kvarn.store.models import Organization
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.files import ROW_BYTES, add_chunks, delete_file, drop_file, publish_file
+from kvarn.store.repositories.files import add_chunks, delete_file, drop_file, publish_file
 from kvarn.store.repositories.retention import delete_expired
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, read_stored_bytes
 from kvarn.store.repositories.tenants import create_organization
 
 MIB = 1024 * 1024
@@ -23,9 +22,7 @@ FILE = MIB + ROW_BYTES
 
 
 async def stored(store: Store, owner: Owner) -> int:
-    async with store.reading() as session:
-        query = select(Organization.stored_bytes).where(Organization.id == owner.organization_id)
-        return (await session.execute(query)).scalar_one()
+    return await read_stored_bytes(store, owner.organization_id)
 
 
 async def keep(store: Store, owner: Owner, most: int | None = None, size: int = MIB) -> str:

@@ -254,8 +254,10 @@ class RetentionConfig(Section):
     """Largest file that may be uploaded."""
 
     max_stored_bytes: int = Field(10 * 1024**3, ge=1024 * 1024)
-    """Bytes that the files of one organisation may take in the database: what it uploaded, each with 1 KiB more, and
-    what its batches wrote. An upload that would pass it gets 413; the results of a batch are kept all the same."""
+    """Bytes that one organisation may store in the database: files, responses, chat completions, conversations, batches
+    with their lines and answers, sampled prompts; each with 1 KiB more, items of conversations and lines of batches
+    with 256 bytes more. What would be stored beyond that is refused with 413 before any work is done for it; what has
+    been made is kept."""
 
 
 class BatchesConfig(Section):

@@ -49,6 +49,7 @@ from kvarn.gateway.routes import (
     usage,
 )
 from kvarn.gateway.served import ModelTable, ServedModel
+from kvarn.gateway.storage_room import StorageRoom
 from kvarn.gateway.text_pool import TextPool
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.store.errors import StoreError
@@ -147,6 +148,7 @@ def create_app(
         BodyReader(config.gateway, text),
         text,
         Reports(platform.store),
+        StorageRoom(platform.store, config.retention.max_stored_bytes),
     )
 
     app = FastAPI(

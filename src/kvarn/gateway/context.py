@@ -18,6 +18,7 @@ from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.reports import Reports
 from kvarn.gateway.response_runs import ResponseRuns
 from kvarn.gateway.served import Answering, ModelTable, ReadyModel, ServedModel
+from kvarn.gateway.storage_room import StorageRoom
 from kvarn.gateway.text_pool import TextPool
 from kvarn.gateway.tiers import priority_of, tier_of
 from kvarn.gateway.work import Pipeline, Work
@@ -49,6 +50,7 @@ class Gateway:
     bodies: BodyReader
     text: TextPool
     reports: Reports
+    room: StorageRoom
 
     @property
     def limits(self) -> GatewayConfig:

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from kvarn.gateway.held_bytes import BodyRefusedError
 from kvarn.gateway.record import RequestRecord, record_of
 from kvarn.replica.api import ReplicaLostError, RequestRefusedError
-from kvarn.store.errors import ConflictError, NotFoundError, StoreAwayError, StoreReadOnlyError
+from kvarn.store.errors import ConflictError, NotFoundError, StorageFullError, StoreAwayError, StoreReadOnlyError
 from kvarn.text.errors import ChatTemplateError, TokenizerError
 from kvarn.wire.anthropic.errors import error_body, speaks_anthropic
 from kvarn.wire.messages import RefusalReason
@@ -24,6 +24,9 @@ from kvarn.wire.openai.errors import ApiError, invalid_request
 
 RETRY_AFTER_S = 1.0
 """Seconds a client is told to wait where nothing better is known."""
+
+STORAGE_FULL = "storage_full"
+"""Code of refusals by the bound of what an organisation may store."""
 
 _LINGER_S = 2.0
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -50,6 +53,7 @@ _TOLD: tuple[type[Exception], ...] = (
     ChatTemplateError,
     ConflictError,
     NotFoundError,
+    StorageFullError,
     StoreAwayError,
 )
 
@@ -57,6 +61,11 @@ _TOLD: tuple[type[Exception], ...] = (
 def unavailable(message: str, code: str, retry_after_s: float | None = None) -> ApiError:
     """A 503 with Retry-After."""
     return ApiError(503, message, type="server_error", code=code, headers=_retry_after(retry_after_s))
+
+
+def storage_full(error: StorageFullError, param: str | None = None, besides: str = "") -> ApiError:
+    """The 413 for what an organisation has no room for."""
+    return ApiError(413, f"{error} {besides}".rstrip(), code=STORAGE_FULL, param=param)
 
 
 def shutting_down() -> ApiError:
@@ -81,6 +90,8 @@ def to_api_error(error: Exception) -> ApiError:
         return ApiError(404, str(error), code="not_found")
     if isinstance(error, ConflictError):
         return ApiError(409, str(error), code="conflict")
+    if isinstance(error, StorageFullError):
+        return storage_full(error)
     if isinstance(error, StoreReadOnlyError):
         return unavailable("The database takes no writes at present. Try again.", "database_read_only")
     if isinstance(error, StoreAwayError):

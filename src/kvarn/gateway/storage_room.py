@@ -8,13 +8,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kvarn.gateway.errors import storage_full
 from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError, StoreAwayError
 from kvarn.store.repositories.stored_bytes import read_stored_bytes
-from kvarn.wire.openai.errors import ApiError
-
-STORAGE_FULL = "storage_full"
-"""Code of refusals by the bound of what an organisation may store."""
 
 _BELIEVED_S = 1.0
 """Seconds for which it is believed that there is room, and for which a database that did not answer is not asked."""
@@ -45,8 +42,8 @@ class StorageRoom:
     """
 
     def __init__(self, store: Store, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.most = most
         self._store = store
-        self._most = most
         self._clock = clock
         self._known: dict[str, _Known] = {}
 
@@ -68,10 +65,10 @@ class StorageRoom:
             if self._clock() < known.until:
                 return
             stored = await self._ask(organization_id)
-            if stored < self._most:
+            if stored < self.most:
                 known.until = self._clock() + _BELIEVED_S
                 return
-        raise storage_full(StorageFullError(stored, self._most), param, f"Or {instead}.")
+        raise storage_full(StorageFullError(stored, self.most), param, f"Or {instead}.")
 
     async def _ask(self, organization_id: str) -> int:
         try:
@@ -79,8 +76,3 @@ class StorageRoom:
                 return await read_stored_bytes(self._store, organization_id)
         except (StoreAwayError, TimeoutError):
             return 0
-
-
-def storage_full(error: StorageFullError, param: str | None = None, besides: str = "") -> ApiError:
-    """The 413 for what an organisation has no room for."""
-    return ApiError(413, f"{error} {besides}".rstrip(), code=STORAGE_FULL, param=param)

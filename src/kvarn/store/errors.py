@@ -35,12 +35,14 @@ class StorageFullError(StoreError):
     Args:
         stored: Bytes that it has stored.
         most: Bytes that it may store.
+        size: Bytes that were to be added, as far as that is known.
     """
 
-    def __init__(self, stored: int, most: int) -> None:
+    def __init__(self, stored: int, most: int, size: int | None = None) -> None:
+        more = "" if size is None else f", and this would take {size} more"
         super().__init__(
-            f"Your organisation stores {stored} of the {most} bytes it may (the server's retention.max_stored_bytes): "
-            "delete files, responses, completions or conversations that are no longer needed."
+            f"Your organisation stores {stored} of the {most} bytes it may (the server's retention.max_stored_bytes)"
+            f"{more}: delete files, responses, completions or conversations that are no longer needed."
         )
 
 

@@ -14,6 +14,7 @@ from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories.batch_runs import LeaseLostError, renew_lease
 from kvarn.store.repositories.batches import BatchStatus
 from kvarn.store.repositories.bearers import find_bearer
+from kvarn.store.repositories.stored_bytes import read_stored_bytes
 
 _log = logging.getLogger("kvarn.gateway")
 
@@ -25,6 +26,7 @@ class Stop(Enum):
     EXPIRED = "its window is over"
     KEY_GONE = "the key that made it is not valid any more"
     LEASE_LOST = "another gateway runs it"
+    STORAGE_FULL = "its organisation has stored as much as it may (the server's retention.max_stored_bytes)"
 
 
 class Hold:
@@ -35,9 +37,10 @@ class Hold:
         holder: Name of this gateway in leases.
         batch: As it was when it was taken.
         config: How batches are run.
+        most: Bytes that its organisation may store; None: whatever it has stored already.
     """
 
-    def __init__(self, store: Store, holder: str, batch: Batch, config: BatchesConfig) -> None:
+    def __init__(self, store: Store, holder: str, batch: Batch, config: BatchesConfig, most: int | None = None) -> None:
         self.store = store
         self.holder = holder
         self.batch = batch
@@ -47,10 +50,12 @@ class Hold:
         self.stop: Stop | None = None
         self.stopped = asyncio.Event()
         self.gives_way = asyncio.Event()
-        """Another organisation waits for the place: no more lines are begun, and those under way are the last."""
+        """Another organisation waits for the place, or its own may store no more: no more lines are begun, and those under
+        way are the last."""
         self.changing = asyncio.Lock()
         """Held by whoever changes the batch: what is known of it here is never older than a change made here."""
         self._config = config
+        self._most = most
 
     @property
     def owner(self) -> Owner:
@@ -93,6 +98,12 @@ class Hold:
             self._end(Stop.KEY_GONE)
         elif self.store.now() >= self.batch.expires_at:
             self._end(Stop.EXPIRED)
+        elif self.batch.status == BatchStatus.IN_PROGRESS and await self._is_full():
+            self.stop = Stop.STORAGE_FULL
+            self.gives_way.set()  # not stopped: lines that have begun are answered, and kept
+
+    async def _is_full(self) -> bool:
+        return self._most is not None and await read_stored_bytes(self.store, self.owner.organization_id) >= self._most
 
     def _end(self, reason: Stop) -> None:
         # A batch that was to expire may still be cancelled, or lost.

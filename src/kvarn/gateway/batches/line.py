@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from kvarn.gateway.batches.capacity import BATCH_PRIORITY
 from kvarn.gateway.batches.endpoints import ENDPOINTS
 from kvarn.gateway.context import Gateway
-from kvarn.gateway.errors import to_api_error
+from kvarn.gateway.errors import STORAGE_FULL, to_api_error
 from kvarn.gateway.record import RequestRecord
 from kvarn.store.owner import Principal
 from kvarn.store.repositories.batch_lines import Answer, Line
@@ -23,7 +23,8 @@ from kvarn.wire.openai.errors import ApiError
 _log = logging.getLogger("kvarn.gateway")
 
 _TRY_AGAIN = frozenset({429, 503})
-_LOCKED = "conversation_locked"
+_PASSING = frozenset({"conversation_locked", STORAGE_FULL})
+"""Codes of other refusals that pass, or end the whole batch."""
 _BY_ENGINE = frozenset({"draining", "model_not_ready", "overloaded", "queue_full", "queue_timeout", "replica_lost"})
 """Codes of refusals that tell of the machine, whoever asks. The others tell of the one who asks (`over_share`, limits,
 budgets, a conversation in use) or of another part of the platform (the database, Redis, the moderating model)."""
@@ -104,7 +105,7 @@ def unanswered(batch_id: str, line: int, custom_id: str, code: str, message: str
 
 def _failure(record: RequestRecord, line: Line, error: Exception) -> Answer | Refused:
     told = to_api_error(error)
-    if told.status in _TRY_AGAIN or told.code == _LOCKED:
+    if told.status in _TRY_AGAIN or told.code in _PASSING:
         after = next((value for name, value in told.headers.items() if name.lower() == "retry-after"), None)
         return Refused(line, told, float(after) if after else None)
     if told.status >= 500:

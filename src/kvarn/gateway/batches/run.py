@@ -18,7 +18,8 @@ from kvarn.gateway.batches.pacing import Pacings
 from kvarn.gateway.batches.results import ResultFiles
 from kvarn.gateway.batches.validation import InputCheck, split_lines
 from kvarn.gateway.context import Gateway
-from kvarn.store.errors import NotFoundError
+from kvarn.gateway.errors import STORAGE_FULL
+from kvarn.store.errors import NotFoundError, StorageFullError
 from kvarn.store.repositories.batch_lines import Line, Result, add_lines, delete_lines
 from kvarn.store.repositories.batch_runs import finish_batch, move_batch
 from kvarn.store.repositories.batches import BatchStatus
@@ -38,6 +39,10 @@ _UNANSWERED = {
     ),
     BatchStatus.CANCELLED: ("batch_cancelled", "This request was not executed: the batch was cancelled."),
 }
+
+_NO_ROOM = (STORAGE_FULL, f"This request was not executed: {Stop.STORAGE_FULL.value}. Make room and send it again.")
+_CANCELLING = {Stop.KEY_GONE: "invalid_api_key", Stop.STORAGE_FULL: STORAGE_FULL}
+"""Why a batch is cancelled though its client did not ask for it: the code in its `errors`."""
 
 _log = logging.getLogger("kvarn.gateway")
 
@@ -84,7 +89,7 @@ class BatchRun:
             await self._validate()
         if self._hold.batch.status == BatchStatus.IN_PROGRESS:
             pause = await Lines(self._gateway, self._hold, self._gates, self._pacings).run()
-            if pause:
+            if pause and self._hold.stop is not Stop.STORAGE_FULL:
                 return pause
             await self._leave_progress()
         if self._hold.batch.status in (BatchStatus.FINALIZING, BatchStatus.CANCELLING):
@@ -98,6 +103,8 @@ class BatchRun:
             await self._read_input(check)
         except NotFoundError as error:
             check.faults.append(BatchFault(code="invalid_input_file", message=str(error), param="input_file_id"))
+        except StorageFullError as error:
+            check.faults.append(BatchFault(code=STORAGE_FULL, message=str(error), param="input_file_id"))
         if check.faults:
             await delete_lines(self._store, self._hold.batch.id)
             errors = [msgspec.to_builtins(fault) for fault in check.faults]
@@ -124,19 +131,24 @@ class BatchRun:
                     found.append(line)
                     size += len(line.body)
                 if len(found) >= _LINES_AT_ONCE or size >= _BYTES_AT_ONCE:
-                    await add_lines(self._store, batch.id, found)
+                    await add_lines(self._store, batch.id, found, self._gateway.room.most)
                     found, size = [], 0
                 elif number % _CHECKED_AT_ONCE == 0:
                     await asyncio.sleep(0)
             else:
                 check.end()
         if found:
-            await add_lines(self._store, batch.id, found)
+            await add_lines(self._store, batch.id, found, self._gateway.room.most)
 
     async def _leave_progress(self) -> None:
         """No more lines are run: all are answered, or there is a reason to stop."""
-        if self._hold.stop is Stop.KEY_GONE:
-            fault = BatchFault(code="invalid_api_key", message=f"The batch was cancelled: {Stop.KEY_GONE.value}.")
+        stop = self._hold.stop
+        if stop is Stop.STORAGE_FULL:
+            await self._hold.look()  # what its last lines took may be what filled it
+            batch = self._hold.batch
+            stop = stop if batch.completed + batch.failed < batch.total else None
+        if stop in _CANCELLING:
+            fault = BatchFault(code=_CANCELLING[stop], message=f"The batch was cancelled: {stop.value}.")
             errors = [msgspec.to_builtins(fault)]
             await self._move({BatchStatus.IN_PROGRESS}, BatchStatus.CANCELLING, errors=errors)
         else:
@@ -150,8 +162,11 @@ class BatchRun:
         elif batch.completed + batch.failed < batch.total:
             status = BatchStatus.EXPIRED
 
+        full = any(fault["code"] == STORAGE_FULL for fault in batch.errors)
+
         def tell(result: Result) -> bytes:
-            return unanswered(batch.id, result.line, result.custom_id, *_UNANSWERED[status])
+            why = _NO_ROOM if full else _UNANSWERED[status]
+            return unanswered(batch.id, result.line, result.custom_id, *why)
 
         files = ResultFiles(self._store, batch, tell)
         written = await files.write()

@@ -53,6 +53,7 @@ async def start_background(gateway: Gateway, record: RequestRecord, asked: Respo
 
     Raises:
         ApiError: It cannot be answered as asked, or too many run here already.
+        StorageFullError: The organisation would store more than it may.
         StoreAwayError: The database does not answer.
     """
     gateway.find_model(record, asked.model)
@@ -90,6 +91,7 @@ async def _queue(gateway: Gateway, record: RequestRecord, asked: ResponseRequest
             row.conversation_id,
             runs.gateway_id,
             runs.config.lease_s,
+            gateway.room.most,
         )
     except BaseException:
         if turn.lock is not None:

@@ -25,6 +25,7 @@ async def start_batch(gateway: Gateway, principal: Principal, asked: BatchReques
 
     Raises:
         ApiError: The endpoint is not served, or not the key's to use; the input file cannot be used.
+        StorageFullError: The organisation would store more than it may.
         StoreAwayError: The database does not answer.
     """
     if asked.endpoint not in ENDPOINTS:
@@ -47,6 +48,8 @@ async def start_batch(gateway: Gateway, principal: Principal, asked: BatchReques
         window_s=WINDOW_S[asked.completion_window],
         metadata=asked.metadata,
         output_expires_after_s=expiry.seconds if expiry is not None else None,
+        most=gateway.room.most,
+        input_bytes=file.size,
     )
     return describe_batch(batch)
 

@@ -117,9 +117,11 @@ async def start_chat(gateway: Gateway, record: RequestRecord, asked: ChatComplet
     """Check a chat, render and tokenize its prompt, and take it in.
 
     Raises:
-        ApiError: It cannot be answered as asked, or not now.
+        ApiError: It cannot be answered as asked, or not now; or it cannot be stored as asked.
         ChatTemplateError: The model's template refuses the messages.
     """
+    if asked.store:
+        await gateway.room.check(record.principal.organization_id, "store", "send 'store': false")
     return await start_on_model(gateway, record, asked.model, lambda model: _start(gateway, record, asked, model))
 
 

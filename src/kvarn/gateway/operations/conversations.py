@@ -23,10 +23,11 @@ async def add_items(
         ApiError: 404, a reference to what the owner has not; 400, the conversation would be too large to go on from.
         NotFoundError: The owner has no such conversation.
         ConflictError: A response is being made in it, or it has an item of one of the ids already.
+        StorageFullError: The organisation would store more than it may.
     """
     items = await kept_items(gateway, record, given)
     try:
-        await stored.add_items(gateway.store, record.principal.owner, conversation_id, items)
+        await stored.add_items(gateway.store, record.principal.owner, conversation_id, items, gateway.room.most)
     except HistoryTooLongError:
         message = (
             f"The conversation would hold more than {MAX_HISTORY_ITEMS} items: delete items of it, or begin a new one."

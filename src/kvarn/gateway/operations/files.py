@@ -10,6 +10,7 @@ import msgspec
 from pydantic import ValidationError
 
 from kvarn.gateway.context import Gateway
+from kvarn.gateway.errors import storage_full
 from kvarn.gateway.held_bytes import BodyRefusedError
 from kvarn.gateway.multipart import Mark, MultipartReader, Part
 from kvarn.store.errors import StorageFullError
@@ -27,6 +28,7 @@ _MAX_FIELD_BYTES = 4096
 _MAX_NAME_CHARS = 255
 _FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 _DAY_S = 24 * 3600
+_EXPIRY = "Files with an expiry (expires_after) go by themselves."
 
 
 class FileForm:
@@ -134,7 +136,7 @@ async def take_file(gateway: Gateway, owner: Owner, content_type: str, body: Asy
         return await _keep(gateway, form, writer)
     except (ApiError, StorageFullError) as error:
         await writer.discard()
-        told = error if isinstance(error, ApiError) else _full(retention.max_stored_bytes)
+        told = error if isinstance(error, ApiError) else storage_full(error, "file", _EXPIRY)
         # The body may not have been read to its end: the client shall see the answer all the same.
         raise BodyRefusedError(told.status, told.message, type=told.type, code=told.code, param=told.param) from None
     except BaseException:
@@ -181,14 +183,6 @@ def _safe_name(filename: str) -> str:
 
 def _missing(name: str) -> ApiError:
     return invalid_request(f"Missing required parameter: {name}", name, "missing_required_parameter")
-
-
-def _full(most: int) -> ApiError:
-    message = (
-        f"The files of your organisation would take more than {most} bytes (the server's retention.max_stored_bytes): "
-        "delete some, or give them an expiry (expires_after)."
-    )
-    return ApiError(413, message, code="storage_full", param="file")
 
 
 def _too_large(max_bytes: int) -> ApiError:

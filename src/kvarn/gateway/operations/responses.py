@@ -111,10 +111,11 @@ async def start_response(gateway: Gateway, record: RequestRecord, asked: Respons
     """Read what a response goes on from, check it, and take it in.
 
     Raises:
-        ApiError: It cannot be answered as asked, or not now.
+        ApiError: It cannot be answered as asked, or not now; or it cannot be stored as asked.
         ChatTemplateError: The model's template refuses the messages.
         StoreAwayError: The database does not answer, and it is needed for what the response goes on from.
     """
+    await _check_room(gateway, record, asked)
     owner, response_id = record.principal.owner, new_id("resp_")
     turn = await open_turn(gateway, record, asked, response_id)
     writer = ResponseWriter(new_response(asked, response_id, int(gateway.store.now())), len(turn.items))
@@ -168,6 +169,14 @@ async def _start_chat(
         return await start_chat(gateway, record, chat)
     except ApiError as error:
         raise in_our_words(error) from None
+
+
+async def _check_room(gateway: Gateway, record: RequestRecord, asked: ResponseRequest) -> None:
+    if asked.conversation_id is not None:  # it goes on, whether or not the response itself is stored
+        instead = "ask without 'conversation', and with 'store': false"
+        await gateway.room.check(record.principal.organization_id, "conversation", instead)
+    elif asked.stored:
+        await gateway.room.check(record.principal.organization_id, "store", "send 'store': false")
 
 
 class _Hold:

@@ -39,7 +39,8 @@ async def create_conversation(request: Request) -> Response:
     gateway = gateway_of(request)
     asked = await gateway.read(request, CreateConversationRequest)
     items = await conversations.kept_items(gateway, record_of(request.scope), asked.items or [])
-    return _answer(await stored.create_conversation(*_whose(request), asked.metadata or {}, items))
+    most = gateway.room.most
+    return _answer(await stored.create_conversation(*_whose(request), asked.metadata or {}, items, most))
 
 
 @router.get("/{conversation_id}", summary="Retrieve a conversation")
@@ -53,8 +54,10 @@ async def get_conversation(request: Request, conversation_id: str) -> Response:
 async def update_conversation(request: Request, conversation_id: str) -> Response:
     """Give a conversation other metadata."""
     check_query(request)
-    asked = await gateway_of(request).read(request, UpdateConversationRequest)
-    return _answer(await stored.update_conversation(*_whose(request), conversation_id, asked.metadata or {}))
+    gateway = gateway_of(request)
+    asked = await gateway.read(request, UpdateConversationRequest)
+    metadata, most = asked.metadata or {}, gateway.room.most
+    return _answer(await stored.update_conversation(*_whose(request), conversation_id, metadata, most))
 
 
 @router.delete("/{conversation_id}", summary="Delete a conversation")

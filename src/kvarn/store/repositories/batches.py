@@ -44,11 +44,13 @@ async def create_batch(
     metadata: dict[str, str] | None,
     output_expires_after_s: int | None,
     most: int | None = None,
+    input_bytes: int = 0,
 ) -> Batch:
     """Take a batch; whoever runs batches finds it.
 
     Raises:
-        StorageFullError: Its organisation would store more than `most` bytes.
+        StorageFullError: Its organisation would store more than `most` bytes, once the `input_bytes` of its lines are
+            kept beside the file.
     """
     now, counted = int(store.now()), ROW_BYTES + json_bytes(metadata or {})
     batch = Batch(
@@ -76,7 +78,7 @@ async def create_batch(
     )
     async with store.transaction() as session:
         session.add(batch)
-        await count_bytes(session, batch.organization_id, counted, most)
+        await count_bytes(session, batch.organization_id, counted, most, ahead=input_bytes)
     return batch
 
 

@@ -49,7 +49,9 @@ def json_bytes(*values: Any) -> int:
     return sum(len(msgspec.json.encode(value)) for value in values)
 
 
-async def count_bytes(session: AsyncSession, organization_id: str, size: int, most: int | None = None) -> None:
+async def count_bytes(
+    session: AsyncSession, organization_id: str, size: int, most: int | None = None, *, ahead: int = 0
+) -> None:
     """Count bytes for an organisation, as the last thing in a transaction, and once: so nobody deadlocks, and the
     account is held for the shortest time.
 
@@ -59,6 +61,7 @@ async def count_bytes(session: AsyncSession, organization_id: str, size: int, mo
         size: How many; below zero for what is deleted.
         most: Bytes that the organisation may store. Those who count within a bound do so one after another, and none of
             them passes it. None: whatever it has stored already, as for an answer that has been made.
+        ahead: Bytes that will follow: there must be room for them too, which others may take meanwhile.
 
     Raises:
         StorageFullError: It would store more than `most`. Nobody is refused who stores less than before.
@@ -71,8 +74,8 @@ async def count_bytes(session: AsyncSession, organization_id: str, size: int, mo
         locked = select(Organization.id).where(Organization.id == organization_id)
         await session.execute(locked.with_for_update(key_share=True))
         stored = await sum_of(session, organization_id)
-        if stored + size > most:
-            raise StorageFullError(stored, most)
+        if stored + size + ahead > most:
+            raise StorageFullError(stored, most, size + ahead)
     part = random.randrange(_PARTS) if is_postgresql(session) else 0
     values = {"organization_id": organization_id, "part": part, "size": size}
     await (await session.connection()).execute(_ADDED, values)
