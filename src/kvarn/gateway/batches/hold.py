@@ -50,8 +50,8 @@ class Hold:
         self.stop: Stop | None = None
         self.stopped = asyncio.Event()
         self.gives_way = asyncio.Event()
-        """Another organisation waits for the place, or its own may store no more: no more lines are begun, and those under
-        way are the last."""
+        """Another organisation waits for the place, or its own may store no more: no line is begun any more, and those
+        under way are the last."""
         self.changing = asyncio.Lock()
         """Held by whoever changes the batch: what is known of it here is never older than a change made here."""
         self._config = config
