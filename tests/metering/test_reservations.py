@@ -23,7 +23,8 @@ from sample_usage import make_event
 
 CLIENTS = 200
 LIMIT = 3000
-LEASE_MS = 600
+LEASE_MS = 1500
+"""Of the gateway that dies; the others' outlast any pause of a busy machine."""
 RULE = BudgetRule("budget-1", "org-a", "org-a", "tokens", "day", hard_limit=LIMIT, soft_limit=None)
 HOLDERS = ("org-a", "proj_a")
 
@@ -89,12 +90,12 @@ async def gateways(own_redis: Any) -> AsyncGenerator[Callable[..., Any], None]:
     """Gateways of one database and one Redis."""
     made: list[Gateway] = []
 
-    async def make(number: int, when_away: Any = "open", **changes: Any) -> list[Gateway]:
+    async def make(number: int, when_away: Any = "open", lease_ms: int = 30_000, **changes: Any) -> list[Gateway]:
         database = Database([replace(RULE, **changes)])
         for _ in range(number):
-            scripts = RedisScripts(f"redis://127.0.0.1:{own_redis.port}/0", 2.0, LEASE_MS / 1000, LimitMetrics())
+            scripts = RedisScripts(f"redis://127.0.0.1:{own_redis.port}/0", 2.0, lease_ms / 1000, LimitMetrics())
             book = BudgetBook()
-            reservations = Reservations(book, scripts, when_away, LEASE_MS)
+            reservations = Reservations(book, scripts, when_away, lease_ms)
             made.append(Gateway(database, scripts, reservations, book))
             reservations.start()
             await scripts.start()
@@ -180,7 +181,7 @@ async def test_what_a_gateway_has_not_read_back_counts_for_the_others(gateways: 
 async def test_what_a_dead_gateway_reserved_ends_by_itself_and_that_of_a_living_one_does_not(
     own_redis: Any, gateways: Any
 ) -> None:
-    dies, lives = await gateways(2, hard_limit=100)
+    dies, lives = await gateways(2, lease_ms=LEASE_MS, hard_limit=100)
     await dies.take("use_1", 60)
     await lives.take("use_2", 40)
     await dies.reservations.stop()  # nothing is renewed, nothing given back

@@ -73,7 +73,6 @@ class Metering:
             StoreError: `data_dir` cannot be written.
         """
         self._warn_of_unused_prices()
-        self.reservations.start()
         root = data_dir(self._config) / JOURNALS
         try:
             self._journal = Journal(root, self._settings.max_spool_bytes)
@@ -90,6 +89,7 @@ class Metering:
             none_waits=self.budgets.none_waits,
             metrics=self.metrics,
         )
+        self.reservations.start()
 
     async def start(self) -> None:
         """Learn the budgets and begin to write: the database's schema is there.
