@@ -46,8 +46,10 @@ services:
 	    || echo "note: $(SERVICES) could not be installed: the tests that need them will be skipped"; \
 	else echo "note: $(SERVICES) are missing: the tests that need them will be skipped"; fi
 
+# Most tests wait for servers: three processes keep two cores busy. A file's tests run in one of them, in order.
+JOBS := 3
 test: $(VENV)/.test services
-	$(BIN)/python -X faulthandler -m pytest $(ARGS)
+	$(BIN)/python -X faulthandler -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 # OpenAI's API document is not part of this repository: the checks against it are skipped where it is absent.
 OPENAPI := $(abspath $(or $(OPENAI_API_DOCUMENT),openapi.yaml))

@@ -11,6 +11,7 @@ import atexit
 import faulthandler
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -31,6 +32,8 @@ from kvarn.store.migrate import upgrade
 from mock_kafka import MockKafka
 
 START_S = 30.0
+PORTS = (10_000, 32_000)
+"""Below the system's own (`ip_local_port_range`)."""
 END_S = 120.0
 """In which the interpreter has to end, once the tests have."""
 
@@ -85,10 +88,15 @@ class Service:
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port nobody listens on, and nobody will: not one of those that the system gives to whoever asks for any."""
+    while True:
+        port = random.SystemRandom().randrange(*PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def can_connect(port: int) -> bool:
