@@ -20,7 +20,11 @@ from kvarn.store.repositories import conversations, histories
 
 @pytest.fixture
 def kept(open_gateway: Open, wait_for: Any) -> Iterator[Any]:
-    with open_gateway() as house:
+    def patient(house: Any) -> None:
+        store = house.config.store.model_copy(update={"timeout_s": 60})
+        house.config = house.config.model_copy(update={"store": store})
+
+    with open_gateway(patient) as house:
         with house.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         yield house

@@ -10,6 +10,7 @@ from kvarn.metering.metrics import MeteringMetrics
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.observe.limits import LimitMetrics
 from kvarn.observe.metrics import GatewayMetrics
+from kvarn.observe.store import StoreMetrics
 from kvarn.wire.messages import EngineStats
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
@@ -27,6 +28,7 @@ def test_the_page_and_the_registry_agree() -> None:
     registry = GatewayMetrics([Source()]).registry
     for part in (AdmissionMetrics, LimitMetrics, MeteringMetrics):
         part(registry)
+    StoreMetrics(registry, is_away=bool, is_read_only=bool)
     exported = {_written_name(family.name, family.type): family.type for family in registry.collect()}
     assert _described() == exported
 
