@@ -1,6 +1,6 @@
 """librdkafka's mock cluster in a process of its own, which a test may stop, let go on, and kill.
 
-Never in the tests' own process: a cluster is destroyed with its client, in C, where nothing can interrupt it.
+Never in the tests' own process: a cluster is destroyed with its client, in C, and there runs of all tests have crashed.
 """
 
 from __future__ import annotations
