@@ -13,12 +13,6 @@ import pytest
 
 from batch_jobs import CHAT, WaitFor, await_end, chat_line, outputs, read_file, send
 from kvarn.config.platform import BatchesConfig, RetentionConfig, StoreConfig
-from kvarn.gateway.storage_room import StorageRoom
-from kvarn.store.engine import Store
-from kvarn.store.errors import StoreAwayError
-from kvarn.store.repositories.stored_bytes import count_bytes
-from kvarn.store.repositories.tenants import create_organization
-from kvarn.wire.openai.errors import ApiError
 from stored_account import account
 
 MIB = 1024 * 1024
@@ -144,15 +138,52 @@ def test_a_batch_whose_lines_have_no_room_is_refused_or_fails(small: Any, wait_f
         assert small.do(account(small.gateway.store, red_id)) <= MOST + 1024
 
 
-def test_a_batch_that_meets_the_bound_keeps_its_answers_and_tells_the_rest(small: Any, wait_for: WaitFor) -> None:
+def meet_the_bound(small: Any, client: httpx.Client, wait_for: WaitFor) -> tuple[dict[str, Any], str]:
+    """A batch of 40 lines whose first were answered when there was no room any more, and what fills it."""
     held = small.chat.hold = asyncio.Event()
+    batch = send(client, [chat_line(number) for number in range(40)])
+    wait_for(lambda: bool(small.chat.submitted), "lines to begin")
+    file_id = fill(small, client)
+    small.do(asyncio.sleep(1.5))  # many looks, and the account is asked once a second
+    small.loop.call_soon_threadsafe(held.set)
+
+    def waits() -> bool:
+        batch.update(client.get(f"/v1/batches/{batch['id']}").json())
+        return batch["request_counts"]["completed"] == len(small.chat.submitted)
+
+    wait_for(waits, "the lines under way to be answered")
+    small.do(asyncio.sleep(1.5))
+    waits()
+    assert batch["status"] == "in_progress" and 0 < batch["request_counts"]["completed"] < 40
+    return batch, file_id
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches that wait are looked at again after a second."""
+    monkeypatch.setattr("kvarn.gateway.batches.lines.PARK_S", 0.5)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_batch_that_meets_the_bound_pauses_and_goes_on_when_there_is_room(small: Any, wait_for: WaitFor) -> None:
     with small.add_tenant("red") as red:
-        batch = send(red, [chat_line(number) for number in range(40)])
-        wait_for(lambda: bool(small.chat.submitted), "lines to begin")
-        fill(small, red)
-        small.do(asyncio.sleep(0.5))  # ten looks
-        small.loop.call_soon_threadsafe(held.set)
-        await_end(red, batch, wait_for, "cancelled")
+        batch, file_id = meet_the_bound(small, red, wait_for)
+        assert red.delete(f"/v1/files/{file_id}").status_code == 200
+        await_end(red, batch, wait_for)
+        assert batch["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
+        assert "errors" not in batch and len(read_file(red, batch, "output_file_id")) == 40
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_batch_at_the_bound_ends_with_its_window_keeps_its_answers_and_tells_the_rest(
+    small: Any, wait_for: WaitFor
+) -> None:
+    with small.add_tenant("red") as red:
+        batch, _ = meet_the_bound(small, red, wait_for)
+        store = small.gateway.store
+        before = store.now
+        store.now = lambda: before() + 24 * 3600
+        await_end(red, batch, wait_for, "expired")
         answered = read_file(red, batch, "output_file_id")
         assert 0 < len(answered) == batch["request_counts"]["completed"] == len(small.chat.submitted) < 40
         assert [fault["code"] for fault in batch["errors"]["data"]] == ["storage_full"]
@@ -167,47 +198,23 @@ def test_a_batch_whose_last_answers_meet_the_bound_is_completed(small: Any, wait
         batch = send(red, [chat_line(0)])
         wait_for(lambda: bool(small.chat.submitted), "the line to begin")
         fill(small, red)
-        small.do(asyncio.sleep(0.5))
+        small.do(asyncio.sleep(1.5))
         small.loop.call_soon_threadsafe(held.set)
         await_end(red, batch, wait_for)
         assert len(read_file(red, batch, "output_file_id")) == 1
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-async def test_room_is_asked_for_once_a_second_and_its_end_is_seen_then(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    me = (await create_organization(store, "red")).organization_id
-    clock = Clock()
-    room = StorageRoom(store, 100, clock)
-    await asyncio.gather(*[room.check(me, "store", "x") for _ in range(5)])
-    async with store.transaction() as session:
-        await count_bytes(session, me, 100)
-    await room.check(me, "store", "x")
-    clock.now += 1.1
-    with pytest.raises(ApiError, match="stores 100 of the 100 bytes"):
-        await room.check(me, "store", "x")
-    async with store.transaction() as session:
-        await count_bytes(session, me, -1)
-    await room.check(me, "store", "x")  # at once: that there is none is not remembered
-
-
-async def test_nobody_is_refused_by_a_database_that_does_not_answer(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    async def away(_: Store, organization_id: str) -> int:
-        asked.append(organization_id)
-        raise StoreAwayError("away")
-
-    monkeypatch.setattr("kvarn.gateway.storage_room.read_stored_bytes", away)
-    room = StorageRoom(store, 100, Clock())
-    await asyncio.gather(*[room.check("org-1", "store", "x") for _ in range(5)])
-    assert asked == ["org-1"], "one question a second, not one each"
+def test_what_requests_bring_counts_while_they_are_answered(small: Any, wait_for: WaitFor) -> None:
+    held = small.chat.hold = asyncio.Event()
+    with small.add_tenant("red") as red, ThreadPoolExecutor(20) as pool:
+        items = [{"role": "user", "content": "x" * 600_000}, {"role": "user", "content": "Hej"}]
+        asked = {"model": "tiny", "truncation": "auto", "input": items}
+        first = [pool.submit(red.post, "/v1/responses", json=asked) for _ in range(10)]
+        wait_for(lambda: len(small.chat.submitted) == 3 and sum(each.done() for each in first) == 7, "three to begin")
+        small.do(asyncio.sleep(1.1))  # the account is asked again, and knows nothing of them yet
+        more = [red.post("/v1/responses", json=asked) for _ in range(3)]
+        small.loop.call_soon_threadsafe(held.set)
+        done = [each.result(30) for each in first]
+        assert sorted(answer.status_code for answer in done) == [200] * 3 + [413] * 7
+        assert [answer.status_code for answer in more] == [413] * 3
+        assert small.do(account(small.gateway.store, small.doorkeeper.principals["red"].organization_id)) <= MOST

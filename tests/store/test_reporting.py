@@ -31,7 +31,7 @@ async def report(store: Store) -> None:
 
 async def test_a_report_that_takes_too_long_is_ended(hasty: Store) -> None:
     async with asyncio.timeout(15):  # in SQLite's thread it would go on for ever, and the next would wait for it
-        for _ in range(REPORT_CONNECTIONS + 1):
+        for _ in range(REPORT_CONNECTIONS + 2):
             with pytest.raises(StoreAwayError, match=r"did not answer within 0\.5 s"):
                 await report(hasty)
 

@@ -207,6 +207,7 @@ async def _lifespan(
         if left := await open_requests.over(_SETTLE_S):
             _log.error("%d requests were not settled before the end", left)
         await runs.stop()
+        await gateway.room.close()
         await platform.stop()
         pool.shutdown(wait=False, cancel_futures=True)
 

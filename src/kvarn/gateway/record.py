@@ -7,16 +7,23 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from starlette.types import Receive, Scope
 
-from kvarn.gateway.held_bytes import HeldBytes
 from kvarn.gateway.work import Work
 from kvarn.observe.metrics import UNKNOWN
 from kvarn.store.owner import ANYBODY, Principal
 
 _SCOPE_KEY = "kvarn.record"
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+
+
+class Held(Protocol):
+    """Something that a request takes for as long as it lasts."""
+
+    def give_back(self) -> None:
+        """The request is over."""
 
 
 @dataclass(slots=True)
@@ -52,8 +59,8 @@ class RequestRecord:
     """What it has begun; closed when the answer is over."""
     headers: dict[str, str] = field(default_factory=dict)
     """Go into the answer."""
-    held: list[HeldBytes] = field(default_factory=list)
-    """Memory it takes; given back when the answer is over."""
+    held: list[Held] = field(default_factory=list)
+    """Memory and room that it takes; given back when the answer is over."""
 
     async def close(self) -> None:
         """Settle all its work and give back what it holds; may be called again."""

@@ -6,34 +6,67 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvarn.gateway.errors import storage_full
+from kvarn.gateway.record import RequestRecord
 from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError, StoreAwayError
-from kvarn.store.repositories.stored_bytes import read_stored_bytes
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, read_stored_bytes
 
 _BELIEVED_S = 1.0
-"""Seconds for which it is believed that there is room, and for which a database that did not answer is not asked."""
+"""Seconds for which what is known is believed, where it says that there is room."""
 _WAIT_S = 1.0
-"""Seconds that an answer is waited for."""
+"""Seconds that a request waits for the database to say more."""
 _REMEMBERED = 10_000
 
 
 @dataclass(slots=True)
-class _Known:
-    """What is known of an organisation."""
+class _Account:
+    """What is known of an organisation.
 
+    stored                  let_in
+    ├── of the last answer ─┼── begun here, not in that answer: under way, or over since it was asked for ──┤
+    """
+
+    stored: int | None = None
+    """Bytes, by the last answer; None where the database is away, or never answered."""
+    let_in: int = 0
+    """Bytes that requests brought which are not in `stored` yet, or may not be."""
+    over: int = 0
+    """Those of `let_in` whose requests are over: the next answer has them."""
     until: float = -math.inf
-    """There is room, as far as anybody knows, until then. Monotonic seconds."""
-    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Not asked before, where there is room. Monotonic seconds."""
+    asking: asyncio.Task[None] | None = None
+
+    def missing(self, size: int, most: int) -> bool:
+        """Whether there is no room for so many bytes, as far as anybody knows."""
+        return self.stored is not None and self.stored + self.let_in + size > most
+
+
+@dataclass(slots=True)
+class _LetIn:
+    """A request that was let in; see `RequestRecord.held`."""
+
+    account: _Account
+    size: int
+
+    def give_back(self) -> None:
+        """It is over: what it stored is in the account."""
+        self.account.over += self.size
 
 
 class StorageRoom:
-    """Knows whether organisations have room left, by one question a second and organisation.
+    """Knows whether organisations have room left, by one question a second and organisation, whose answer all who wait
+    for it share.
 
-    An answer that is being made is kept however much is stored by then: what is refused is refused before. So an
-    organisation may pass its bound by what it began in the second before it met it.
+    An answer that is being made is kept however much is stored by then: what is refused is refused before, by what the
+    requests bring. So an organisation may pass its bound by what the model writes, and by what other gateways let in in
+    the same second.
+
+    The questions have connections that no writer takes (`Store.reporting`). Where they are not answered in time the
+    last answer holds, and what was let in since then: nobody opens the door by keeping the database busy. Only while
+    the database is away nobody knows, and none is refused.
 
     Args:
         store: The database.
@@ -45,34 +78,69 @@ class StorageRoom:
         self.most = most
         self._store = store
         self._clock = clock
-        self._known: dict[str, _Known] = {}
+        self._accounts: dict[str, _Account] = {}
 
-    async def check(self, organization_id: str, param: str, instead: str) -> None:
-        """Let an answer be made that will be kept. While the database is away nobody knows, and none is refused.
+    async def check(self, record: RequestRecord, param: str, instead: str) -> None:
+        """Let an answer be made that will be kept with what the request brought.
 
         Args:
-            organization_id: Whose it is.
+            record: The request; its bytes count as stored until it is closed and the database was asked again.
             param: The field of the request that has it kept.
             instead: What the client may ask for instead, such as "send 'store': false".
 
         Raises:
-            ApiError: 413, the organisation has met its bound.
+            ApiError: 413, it would not fit.
         """
-        if len(self._known) > _REMEMBERED:
-            self._known.clear()
-        known = self._known.setdefault(organization_id, _Known())
-        async with known.asking:  # those who come at the same time ask once
-            if self._clock() < known.until:
-                return
-            stored = await self._ask(organization_id)
-            if stored < self.most:
-                known.until = self._clock() + _BELIEVED_S
-                return
-        raise storage_full(StorageFullError(stored, self.most), param, f"Or {instead}.")
+        account, size = self._account(record.principal.organization_id), ROW_BYTES + record.body_bytes
+        if self._clock() >= account.until or account.missing(size, self.most):
+            await self._ask(record.principal.organization_id, account)
+        if account.missing(size, self.most):
+            stored = (account.stored or 0) + account.let_in
+            raise storage_full(StorageFullError(stored, self.most, size), param, f"Or {instead}.")
+        account.let_in += size
+        record.held.append(_LetIn(account, size))
 
-    async def _ask(self, organization_id: str) -> int:
+    async def is_full(self, organization_id: str) -> bool:
+        """Whether an organisation has stored as much as it may, by an answer of the last second."""
+        account = self._account(organization_id)
+        if self._clock() >= account.until or account.missing(1, self.most):
+            await self._ask(organization_id, account)
+        return account.stored is not None and account.stored >= self.most
+
+    async def close(self) -> None:
+        """Ask no more."""
+        tasks = [account.asking for account in self._accounts.values() if account.asking is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _account(self, organization_id: str) -> _Account:
+        if len(self._accounts) > _REMEMBERED:
+            self._accounts = {
+                name: account for name, account in self._accounts.items() if account.let_in > account.over
+            }
+        return self._accounts.setdefault(organization_id, _Account())
+
+    async def _ask(self, organization_id: str, account: _Account) -> None:
+        """Learn what is stored, or wait long enough for it: the question goes on, and whoever comes next shares it."""
+        if account.asking is None:
+            account.asking = asyncio.create_task(self._learn(organization_id, account))
+        asking = account.asking
+        await asyncio.wait([asking], timeout=_WAIT_S)
+        if asking.done():
+            asking.result()
+        else:
+            account.until = self._clock() + _BELIEVED_S
+
+    async def _learn(self, organization_id: str, account: _Account) -> None:
+        over = account.over  # of others it may have been asked too early
         try:
-            async with asyncio.timeout(_WAIT_S):
-                return await read_stored_bytes(self._store, organization_id)
-        except (StoreAwayError, TimeoutError):
-            return 0
+            account.stored = await read_stored_bytes(self._store, organization_id)
+        except StoreAwayError:
+            account.stored = None
+        else:
+            account.let_in -= over
+            account.over -= over
+        finally:
+            account.until = self._clock() + _BELIEVED_S
+            account.asking = None

@@ -23,6 +23,8 @@ from kvarn.store.outages import cause_of, outage_of
 DATABASE_FILE = "kvarn.db"
 REPORT_CONNECTIONS = 2
 """For sums of the ledger, which may take long: nobody else waits for these, and they for nobody."""
+_ACCOUNT_CONNECTIONS = 1
+"""Beside those, which reports never have all: for what an organisation has stored, see `stored_bytes.py`."""
 _SQLITE_CONNECTIONS = 15
 """Each has a thread; one of them writes."""
 
@@ -58,7 +60,7 @@ class Store:
         self._report_timeout_s = report_timeout_s
         self.engine = make_engine(url, _SQLITE_CONNECTIONS if self.is_sqlite else pool_size, timeout_s)
         self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)
-        self._report_engine = make_engine(url, REPORT_CONNECTIONS, report_timeout_s)
+        self._report_engine = make_engine(url, REPORT_CONNECTIONS + _ACCOUNT_CONNECTIONS, report_timeout_s)
         self._report_sessions = async_sessionmaker(self._report_engine, expire_on_commit=False)
 
     @classmethod

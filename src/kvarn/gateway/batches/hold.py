@@ -7,6 +7,7 @@ import logging
 from enum import Enum
 
 from kvarn.config.platform import BatchesConfig
+from kvarn.gateway.storage_room import StorageRoom
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.models import Batch
@@ -14,7 +15,6 @@ from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories.batch_runs import LeaseLostError, renew_lease
 from kvarn.store.repositories.batches import BatchStatus
 from kvarn.store.repositories.bearers import find_bearer
-from kvarn.store.repositories.stored_bytes import read_stored_bytes
 
 _log = logging.getLogger("kvarn.gateway")
 
@@ -26,7 +26,6 @@ class Stop(Enum):
     EXPIRED = "its window is over"
     KEY_GONE = "the key that made it is not valid any more"
     LEASE_LOST = "another gateway runs it"
-    STORAGE_FULL = "its organisation has stored as much as it may (the server's retention.max_stored_bytes)"
 
 
 class Hold:
@@ -37,10 +36,12 @@ class Hold:
         holder: Name of this gateway in leases.
         batch: As it was when it was taken.
         config: How batches are run.
-        most: Bytes that its organisation may store; None: whatever it has stored already.
+        room: Knows whether its organisation may store more; None: whatever it has stored already.
     """
 
-    def __init__(self, store: Store, holder: str, batch: Batch, config: BatchesConfig, most: int | None = None) -> None:
+    def __init__(
+        self, store: Store, holder: str, batch: Batch, config: BatchesConfig, room: StorageRoom | None = None
+    ) -> None:
         self.store = store
         self.holder = holder
         self.batch = batch
@@ -49,13 +50,15 @@ class Hold:
         """Who its lines act for: their key as it was when it was last valid."""
         self.stop: Stop | None = None
         self.stopped = asyncio.Event()
+        self.full = False
+        """Its organisation had stored as much as it may when it was last looked at: a pause, not an end."""
         self.gives_way = asyncio.Event()
-        """Another organisation waits for the place, or its own may store no more: no line is begun any more, and those
-        under way are the last."""
+        """Another organisation waits for the place, or its own may store no more at present: no line is begun any more,
+        and those under way are the last of this run."""
         self.changing = asyncio.Lock()
         """Held by whoever changes the batch: what is known of it here is never older than a change made here."""
         self._config = config
-        self._most = most
+        self._room = room
 
     @property
     def owner(self) -> Owner:
@@ -92,18 +95,18 @@ class Hold:
             self.batch = await renew_lease(self.store, self.holder, self.batch.id, self._config.lease_s)
         bearer = await find_bearer(self.store, self.owner, self.batch.key_id)
         self.principal = bearer or self.principal
+        self.full = self.batch.status == BatchStatus.IN_PROGRESS and await self._is_full()
         if self.batch.status == BatchStatus.CANCELLING:
             self._end(Stop.CANCELLED)
         elif bearer is None:
             self._end(Stop.KEY_GONE)
         elif self.store.now() >= self.batch.expires_at:
             self._end(Stop.EXPIRED)
-        elif self.batch.status == BatchStatus.IN_PROGRESS and await self._is_full():
-            self.stop = Stop.STORAGE_FULL
+        elif self.full:
             self.gives_way.set()  # not stopped: lines that have begun are answered, and kept
 
     async def _is_full(self) -> bool:
-        return self._most is not None and await read_stored_bytes(self.store, self.owner.organization_id) >= self._most
+        return self._room is not None and await self._room.is_full(self.owner.organization_id)
 
     def _end(self, reason: Stop) -> None:
         # A batch that was to expire may still be cancelled, or lost.

@@ -40,9 +40,8 @@ _UNANSWERED = {
     BatchStatus.CANCELLED: ("batch_cancelled", "This request was not executed: the batch was cancelled."),
 }
 
-_NO_ROOM = (STORAGE_FULL, f"This request was not executed: {Stop.STORAGE_FULL.value}. Make room and send it again.")
-_CANCELLING = {Stop.KEY_GONE: "invalid_api_key", Stop.STORAGE_FULL: STORAGE_FULL}
-"""Why a batch is cancelled though its client did not ask for it: the code in its `errors`."""
+_FULL = "its organisation stored as much as it may (the server's retention.max_stored_bytes) until its window was over"
+_NO_ROOM = (STORAGE_FULL, f"This request was not executed: {_FULL}. Make room and send it again.")
 
 _log = logging.getLogger("kvarn.gateway")
 
@@ -89,7 +88,7 @@ class BatchRun:
             await self._validate()
         if self._hold.batch.status == BatchStatus.IN_PROGRESS:
             pause = await Lines(self._gateway, self._hold, self._gates, self._pacings).run()
-            if pause and self._hold.stop is not Stop.STORAGE_FULL:
+            if pause:
                 return pause
             await self._leave_progress()
         if self._hold.batch.status in (BatchStatus.FINALIZING, BatchStatus.CANCELLING):
@@ -142,15 +141,14 @@ class BatchRun:
 
     async def _leave_progress(self) -> None:
         """No more lines are run: all are answered, or there is a reason to stop."""
-        stop = self._hold.stop
-        if stop is Stop.STORAGE_FULL:
-            await self._hold.look()  # what its last lines took may be what filled it
-            batch = self._hold.batch
-            stop = stop if batch.completed + batch.failed < batch.total else None
-        if stop in _CANCELLING:
-            fault = BatchFault(code=_CANCELLING[stop], message=f"The batch was cancelled: {stop.value}.")
+        hold = self._hold
+        if hold.stop is Stop.KEY_GONE:
+            fault = BatchFault(code="invalid_api_key", message=f"The batch was cancelled: {hold.stop.value}.")
             errors = [msgspec.to_builtins(fault)]
             await self._move({BatchStatus.IN_PROGRESS}, BatchStatus.CANCELLING, errors=errors)
+        elif hold.full and hold.batch.completed + hold.batch.failed < hold.batch.total:
+            errors = [msgspec.to_builtins(BatchFault(code=STORAGE_FULL, message=f"The batch has expired: {_FULL}."))]
+            await self._move({BatchStatus.IN_PROGRESS}, BatchStatus.FINALIZING, errors=errors)
         else:
             await self._move({BatchStatus.IN_PROGRESS}, BatchStatus.FINALIZING)
 

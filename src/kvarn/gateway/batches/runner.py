@@ -79,9 +79,7 @@ class BatchRunner:
             return
         for batch in await claim_batches(self._store, self._holder, self._config.lease_s, room):
             if batch.id not in self._runs:
-                hold = self._holds[batch.id] = Hold(
-                    self._store, self._holder, batch, self._config, self._gateway.room.most
-                )
+                hold = self._holds[batch.id] = Hold(self._store, self._holder, batch, self._config, self._gateway.room)
                 task = asyncio.create_task(self._work(batch, hold), name=f"batch {batch.id}")
                 self._runs[batch.id] = task
 

@@ -121,7 +121,7 @@ async def start_chat(gateway: Gateway, record: RequestRecord, asked: ChatComplet
         ChatTemplateError: The model's template refuses the messages.
     """
     if asked.store:
-        await gateway.room.check(record.principal.organization_id, "store", "send 'store': false")
+        await gateway.room.check(record, "store", "send 'store': false")
     return await start_on_model(gateway, record, asked.model, lambda model: _start(gateway, record, asked, model))
 
 

@@ -174,9 +174,9 @@ async def _start_chat(
 async def _check_room(gateway: Gateway, record: RequestRecord, asked: ResponseRequest) -> None:
     if asked.conversation_id is not None:  # it goes on, whether or not the response itself is stored
         instead = "ask without 'conversation', and with 'store': false"
-        await gateway.room.check(record.principal.organization_id, "conversation", instead)
+        await gateway.room.check(record, "conversation", instead)
     elif asked.stored:
-        await gateway.room.check(record.principal.organization_id, "store", "send 'store': false")
+        await gateway.room.check(record, "store", "send 'store': false")
 
 
 class _Hold:

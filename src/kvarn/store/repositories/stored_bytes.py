@@ -88,6 +88,7 @@ async def sum_of(session: AsyncSession, organization_id: str) -> int:
 
 
 async def read_stored_bytes(store: Store, organization_id: str) -> int:
-    """Bytes that an organisation has stored. Raises `StoreAwayError` where the database does not answer."""
-    async with store.reading() as session:
+    """Bytes that an organisation has stored, on a connection that its own writers do not take. Raises `StoreAwayError`
+    where the database does not answer."""
+    async with store.reporting() as session:
         return await sum_of(session, organization_id)
