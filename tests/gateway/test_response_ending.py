@@ -104,7 +104,7 @@ class Scene:
     def __init__(self, house: Any, cable: Cable, plan: Plan) -> None:
         self.gateway, self.cable, self.plan = house.gateway, cable, plan
         self.seen = Seen()
-        self.gone = asyncio.Event()
+        self.taken, self.gone = asyncio.Event(), asyncio.Event()
         self.run: Any = None
         self.scope: Any = {"type": "http", "headers": [], "path": "/v1/responses"}
         self.record: RequestRecord = new_record(self.scope)
@@ -118,8 +118,7 @@ class Scene:
         if self.plan.in_conversation:
             self.conversation_id = (await create_conversation(store, owner, {}, [])).id
         asking = asyncio.create_task(self._ask(self._request()))
-        while not (self.run or asking.done()):  # noqa: ASYNC110  a test that polls
-            await asyncio.sleep(0)
+        await self.taken.wait()
         for delay_ms, act in self.plan.acts:
             await asyncio.sleep(delay_ms / 1000)
             await self._act(act, asking)
@@ -142,9 +141,11 @@ class Scene:
             if self.plan.way == "background":
                 self.run = await background.start_background(self.gateway, self.record, asked)
                 self.seen.response_id = self.run.id
+                self.taken.set()
                 return
             self.run = await start_response(self.gateway, self.record, asked)
             self.seen.response_id = self.run.writer.response.id
+            self.taken.set()
             if self.plan.way == "plain":
                 answer = json_when_done(self.run.collect())
             else:
@@ -153,6 +154,7 @@ class Scene:
             with suppress(Exception):  # becomes an HTTP error
                 await answer(self.scope, self._receive, self._send)
         finally:
+            self.taken.set()
             await self.record.close()
 
     async def _receive(self) -> Any:
@@ -160,9 +162,9 @@ class Scene:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Any) -> None:
+        await asyncio.sleep(0)  # as the server does: it waits for room, then writes
         if not self.gone.is_set():
             self.seen.sent += message.get("body", b"")
-        await asyncio.sleep(0)
 
     async def _act(self, act: str, asking: asyncio.Task[None]) -> None:
         in_background = self.plan.way == "background"

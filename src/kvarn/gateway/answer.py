@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, suppress
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from kvarn.gateway.errors import shutting_down, to_api_error
 from kvarn.gateway.record import client_left, record_of
@@ -87,34 +88,63 @@ def event_stream(
     say = tell or error_event
 
     async def answer(send: Send) -> None:
-        started, unsent = False, b""
+        outbox = _Outbox(send)
         try:
             async with aclosing(events):
-                unsent = first = await anext(events, b"")
-                started = True
-                await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
-                unsent = b""
-                await send({"type": "http.response.body", "body": first, "more_body": True})
+                first = await anext(events, b"")
+                await outbox.send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS}, _body(first))
                 last = end
                 try:
                     async for item in events:
-                        await send({"type": "http.response.body", "body": item, "more_body": True})
+                        await outbox.send(_body(item))
                 except Exception as error:
                     last = say(error)
-                await send({"type": "http.response.body", "body": last, "more_body": False})
+                await outbox.send(_body(last, is_last=True))
         except asyncio.CancelledError:
-            if started:
-                await _take_leave(send, unsent + say(shutting_down()))
+            if outbox.begun:
+                await _take_leave(outbox, say)
             raise
 
     return WatchedResponse(answer)
 
 
-async def _take_leave(send: Send, last: bytes) -> None:
+class _Outbox:
+    """Messages on their way to a client, in order. What a full socket holds up stays here when its sender is cancelled.
+
+    The server waits for room in the socket, then writes a message whole: of one whose sending was cancelled nothing is
+    written, and it may be sent again.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self.begun = False
+        """Whether there ever was a message."""
+        self._send = send
+        self._unsent: deque[Message] = deque()
+
+    @property
+    def has_last(self) -> bool:
+        """Whether the message that ends the answer waits here."""
+        return bool(self._unsent) and self._unsent[-1].get("more_body") is False
+
+    async def send(self, *messages: Message) -> None:
+        """Send what is left of earlier messages, then these."""
+        self.begun = True
+        self._unsent += messages
+        while self._unsent:
+            await self._send(self._unsent[0])
+            self._unsent.popleft()
+
+
+def _body(data: bytes, *, is_last: bool = False) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": not is_last}
+
+
+async def _take_leave(outbox: _Outbox, say: Callable[[Exception], bytes]) -> None:
     """Say why a stream ends unfinished. Where it is the client that left, nobody hears it."""
+    why = [] if outbox.has_last else [_body(say(shutting_down()), is_last=True)]
     with suppress(TimeoutError):
         async with asyncio.timeout(_LEAVE_S):  # the socket of a slow reader may be full
-            await send({"type": "http.response.body", "body": last, "more_body": False})
+            await outbox.send(*why)
 
 
 def error_event(error: Exception) -> bytes:

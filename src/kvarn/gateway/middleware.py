@@ -61,7 +61,7 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 own = [(name.encode(), value.encode()) for name, value in record.headers.items()]
-                message["headers"] = [*message.get("headers", []), id_header, *own]
+                message = {**message, "headers": [*message.get("headers", []), id_header, *own]}
             elif not message.get("more_body", False):
                 # Before the client hears of the end: its next request shall find the tokens and the place of this one.
                 await record.close()
