@@ -15,9 +15,10 @@
 | a deletion; a gateway that stops or has lost its lease of it | `leave` | nothing: another ends it, if anybody |
 
 The first to come ends it; who comes later waits for that end and changes nothing. It is kept before it is told, since
-whoever goes on from it must find it, and keeping it may change how it ends: a conversation that has gone on without it
-makes it `failed`. A conversation goes on only from what is `completed` or `incomplete`. Among gateways it is the lease
-of a background response that lets one of them keep its end, once (`finish_background`).
+whoever goes on from it must find it, and keeping it may change how it ends: where a conversation has gone on without
+it, or the database refuses its turn, it has `failed`. A conversation goes on only from what is `completed` or
+`incomplete`. Among gateways it is the lease of a background response that lets one of them keep its end, once
+(`finish_background`).
 """
 
 from __future__ import annotations
@@ -145,8 +146,8 @@ class Ending:
     async def _keep(self, closing: list[StreamEvent]) -> None:
         try:
             kept = await self._shelf.keep(self._as_ended(self._lock))
-        except Exception as error:  # whatever it was: the response is not what the conversation says
-            kept = await self._keep_spoilt(error)
+        except Exception as error:  # whatever it was: a conversation does not go on from it
+            kept = await self._keep_without_conversation(error)
         if kept is Kept.NOT_OURS:
             self.state = State.LEFT
             return
@@ -155,9 +156,12 @@ class Ending:
         self._last_events = [*closing, self._writer.last()]
         self.state = State.ENDED
 
-    async def _keep_spoilt(self, error: Exception) -> Kept:
-        """It has failed all the same: its conversation cannot go on from it."""
-        self._spoil(_told(error))
+    async def _keep_without_conversation(self, error: Exception) -> Kept:
+        """One that should have gone on with a conversation has failed. Any other is whole, and is tried once more."""
+        if self._lock is not None:
+            self._spoil(_told(error))
+        else:
+            _log.warning("response %s is not kept at the first try", self._writer.response.id, exc_info=error)
         try:
             return await self._shelf.keep(self._as_ended(None))
         except Exception:

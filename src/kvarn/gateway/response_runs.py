@@ -25,6 +25,9 @@ from kvarn.wire.openai.errors import ApiError
 
 _log = logging.getLogger("kvarn.gateway")
 
+Why = Literal["cancelled", "shutdown", "lost"]
+"""Why a response is stopped: by its client, by this gateway's end, or since it is no longer this gateway's."""
+
 _NOBODY_YET = ""
 """Holds the place of a run that is about to be taken over: whose it is shows then."""
 
@@ -43,17 +46,26 @@ class BackgroundRun:
     """Who asked; None where it was taken over: then it is found again by its key."""
     log: EventLog = field(default_factory=EventLog)
     task: asyncio.Task[None] | None = None
-    why: Literal["cancelled", "shutdown", "lost"] | None = None
+    why: Why | None = None
     """Why it is being stopped."""
     ending: bool = False
     """Its end is being written. The lease goes with it: that it is no longer held says nothing then."""
 
-    async def stop(self, why: Literal["cancelled", "shutdown", "lost"]) -> None:
-        """Stop it and wait until it has put away what it has."""
+    async def stop(self, why: Why, wait_s: float | None = None) -> bool:
+        """Stop it and wait until it has put away what it has; at most for `wait_s`.
+
+        A client's wish to cancel it gives way to other reasons, also while its end is being written: that may take as
+        long as the database takes no writes.
+
+        Returns:
+            Whether it has; if not, it goes on with that.
+        """
         assert self.task is not None
-        self.why = self.why or why
+        if self.why in (None, "cancelled"):
+            self.why = why
         self.task.cancel()
-        await asyncio.wait({self.task})
+        await asyncio.wait({self.task}, timeout=wait_s)
+        return self.task.done()
 
 
 Runner = Callable[[BackgroundRun], Awaitable[None]]

@@ -60,22 +60,21 @@ class LeasedShelf:
         return Kept.NOT_OURS
 
     async def keep(self, ended: Ended) -> Kept:
-        """Keep it; see `Shelf`. What was stopped for another gateway's sake is not this one's to keep, nor is what
-        the database has not taken in `responses.wait_s`: its lease runs out, and it is begun again."""
+        """Keep it; see `Shelf`. It is tried until the database takes it, for `responses.wait_s`, or until the gateway
+        stops or the response is no longer its own; then its lease runs out, and it is begun again."""
         run, locking = self._run, self._runs.locking
         run.ending = True
         last_try = time.monotonic() + self._runs.config.wait_s
-        while run.why not in ("shutdown", "lost"):
+        while True:
             try:
                 ours = await stored.finish_background(self._store, run.owner, ended, self._runs.gateway_id)
             except StoreAwayError as error:
-                if time.monotonic() >= last_try:
+                if run.why in ("shutdown", "lost") or time.monotonic() >= last_try:
                     _log.error("background response %s could not be kept: %s", run.id, error)
-                    break
+                    return Kept.NOT_OURS
                 _log.warning("background response %s waits to be kept: %s", run.id, error)
                 await asyncio.sleep(RETRY_AFTER_S)
                 continue
             if ended.lock is not None or not ours:  # let go with it, or the lock of whoever has taken it over
                 locking.discard(run.id)
             return Kept.KEPT if ours else Kept.NOT_OURS
-        return Kept.NOT_OURS

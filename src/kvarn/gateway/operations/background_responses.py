@@ -12,7 +12,7 @@ from contextlib import aclosing
 import msgspec
 
 from kvarn.gateway.context import Gateway
-from kvarn.gateway.errors import RETRY_AFTER_S, to_api_error
+from kvarn.gateway.errors import RETRY_AFTER_S, to_api_error, unavailable
 from kvarn.gateway.identity.scopes import check_endpoint
 from kvarn.gateway.operations.response_context import Turn, open_turn, open_turn_again
 from kvarn.gateway.operations.response_request import chat_request, new_response
@@ -43,6 +43,9 @@ MAX_ATTEMPTS = 2
 
 _LOOK_EVERY_S = 0.5
 """How often a response that another gateway makes is looked at."""
+
+_CANCEL_WAIT_S = 5.0
+"""How long a client that cancels a response waits for its end to be written."""
 
 _BUSY = (409, 429, 503)
 """Refusals that pass: the conversation is locked, a limit is reached, the model is not ready."""
@@ -261,7 +264,7 @@ async def cancel_response(gateway: Gateway, owner: Owner, response_id: str) -> R
     """Cancel a background response; one that has ended stays as it is.
 
     Raises:
-        ApiError: 400, it does not run in the background.
+        ApiError: 400, it does not run in the background; 503, it has been stopped, and its end is still to be written.
         NotFoundError: The owner has none of that id.
     """
     row = await stored.find_response(gateway.store, owner, response_id)
@@ -269,8 +272,9 @@ async def cancel_response(gateway: Gateway, owner: Owner, response_id: str) -> R
         message = f"The response {response_id!r} does not run in the background: only those can be cancelled."
         raise invalid_request(message, "response_id", "not_cancellable")
     run = gateway.responses.find(owner, response_id)
-    if run is not None:
-        await run.stop("cancelled")
+    if run is not None and not await run.stop("cancelled", _CANCEL_WAIT_S):
+        message = "The response has been stopped. How it ended is still to be written, which goes on. Ask again."
+        raise unavailable(message, "end_not_written")
     row = await leased.cancel_response(gateway.store, owner, response_id)
     return msgspec.convert(row.body, Response)
 
