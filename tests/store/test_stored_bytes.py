@@ -66,7 +66,7 @@ async def test_what_a_killed_gateway_left_counts_until_the_sweep(store: Store) -
     assert await stored(store, red) == 0
 
 
-async def test_of_uploads_at_the_same_time_none_passes_the_bound(store: Store) -> None:
+async def test_of_uploads_at_the_same_time_each_is_whole_or_leaves_nothing(store: Store) -> None:
     red = (await create_organization(store, "red")).owner
     most, size = 5 * FILE, 2 * MIB
     done = await asyncio.gather(*[keep(store, red, most, size) for _ in range(6)], return_exceptions=True)
@@ -96,5 +96,5 @@ async def test_what_has_no_bound_is_kept_and_counted(store: Store) -> None:
 async def test_nothing_is_added_to_a_file_that_is_gone(store: Store) -> None:
     red = (await create_organization(store, "red")).owner
     with pytest.raises(NotFoundError):
-        await add_chunks(store, "file-gone", 0, [b"x"])
+        await add_chunks(store, red, "file-gone", 0, [b"x"])
     assert await stored(store, red) == 0

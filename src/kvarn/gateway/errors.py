@@ -16,7 +16,14 @@ from starlette.types import Receive, Scope, Send
 from kvarn.gateway.held_bytes import BodyRefusedError
 from kvarn.gateway.record import RequestRecord, record_of
 from kvarn.replica.api import ReplicaLostError, RequestRefusedError
-from kvarn.store.errors import ConflictError, NotFoundError, StorageFullError, StoreAwayError, StoreReadOnlyError
+from kvarn.store.errors import (
+    ConflictError,
+    NotFoundError,
+    StorageFullError,
+    StoreAwayError,
+    StoreBusyError,
+    StoreReadOnlyError,
+)
 from kvarn.text.errors import ChatTemplateError, TokenizerError
 from kvarn.wire.anthropic.errors import error_body, speaks_anthropic
 from kvarn.wire.messages import RefusalReason
@@ -92,6 +99,8 @@ def to_api_error(error: Exception) -> ApiError:
         return ApiError(409, str(error), code="conflict")
     if isinstance(error, StorageFullError):
         return storage_full(error)
+    if isinstance(error, StoreBusyError):
+        return unavailable("Your organisation stores too much at this moment. Try again.", "storage_busy")
     if isinstance(error, StoreReadOnlyError):
         return unavailable("The database takes no writes at present. Try again.", "database_read_only")
     if isinstance(error, StoreAwayError):

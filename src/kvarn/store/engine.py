@@ -19,12 +19,15 @@ from kvarn.store.connecting import READING, make_engine, make_patient_engine, sh
 from kvarn.store.errors import StoreAwayError, StoreError
 from kvarn.store.health import StoreHealth
 from kvarn.store.outages import cause_of, outage_of
+from kvarn.store.turns import Turns
 
 DATABASE_FILE = "kvarn.db"
 REPORT_CONNECTIONS = 2
 """For sums of the ledger, which may take long: nobody else waits for these, and they for nobody."""
 _ACCOUNT_CONNECTIONS = 1
 """Beside those, which reports never have all: for what an organisation has stored, see `stored_bytes.py`."""
+_WRITERS_AT_ONCE = 2
+"""One writes the bytes while the other waits for its commit."""
 _SQLITE_CONNECTIONS = 15
 """Each has a thread; one of them writes."""
 
@@ -56,6 +59,8 @@ class Store:
         self.now = now
         self.health = StoreHealth()
         """How the database does: as its uses told, reports excepted, which may just have taken too long."""
+        self.writers = Turns(_WRITERS_AT_ONCE, timeout_s)
+        """Of each organisation, for those that write within its bound: one after another they hold few connections."""
         self._timeout_s = timeout_s
         self._report_timeout_s = report_timeout_s
         self.engine = make_engine(url, _SQLITE_CONNECTIONS if self.is_sqlite else pool_size, timeout_s)

@@ -16,6 +16,11 @@ class StoreReadOnlyError(StoreAwayError):
     written has not been done; all else goes on."""
 
 
+class StoreBusyError(StoreAwayError):
+    """The database answers, and others of the same organisation write at this moment: what was asked has not been done,
+    and may be asked again."""
+
+
 class StoreRefusedError(StoreAwayError):
     """The database is away for this server: there is none at that place, or it does not let the server in. Waiting does
     not mend it, its operator does."""

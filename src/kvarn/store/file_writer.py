@@ -62,6 +62,6 @@ class FileWriter:
             self._id = await begin_file(self._store, self._owner, given_up, self._most)
         chunks = [bytes(self._buffer[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES]) for i in range(count)]
         if chunks:
-            await add_chunks(self._store, self._id, self._position, chunks, self._most)
+            await add_chunks(self._store, self._owner, self._id, self._position, chunks, self._most)
         self._position += count
         del self._buffer[: count * CHUNK_BYTES]

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from enum import StrEnum
 
-from kvarn.store.errors import StoreAwayError, StoreReadOnlyError
+from kvarn.store.errors import StoreAwayError, StoreBusyError, StoreReadOnlyError
 
 _log = logging.getLogger("kvarn.store")
 
@@ -47,6 +47,9 @@ class StoreHealth:
             if not self._refuses_writes:
                 self._refuses_writes = True
                 _log.warning("%s; it is read, and what cannot wait is refused", error)
+            raise
+        except StoreBusyError:
+            self._is_away = False
             raise
         except StoreAwayError:
             self._is_away = True

@@ -7,10 +7,12 @@ import sqlite3
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from kvarn.store.errors import StoreAwayError, StoreReadOnlyError
+from kvarn.store.errors import StoreAwayError, StoreBusyError, StoreReadOnlyError
 
 DEMOTED_STATE = "25006"
 """SQLSTATE of a write in a read-only transaction: the server is a standby now, or was told to be read-only."""
+_LOCKED_STATE = "55P03"
+"""SQLSTATE of whoever waited for a lock for longer than its transaction's `lock_timeout`."""
 _AWAY_STATES = ("08", "53", "57P")
 """What PostgreSQL answers while it starts, stops or has no room, which SQLAlchemy takes for any error: the first
 characters of SQLSTATE."""
@@ -27,6 +29,8 @@ def outage_of(error: Exception) -> StoreAwayError | None:
     cause = getattr(error, "orig", None) or error
     if isinstance(error, DBAPIError) and _refuses_writes(cause):
         return StoreReadOnlyError(f"the database takes no writes: {cause_of(error)}")
+    if sqlstate_of(cause) == _LOCKED_STATE:
+        return StoreBusyError("others write the same rows of the database at this moment")
     lost = isinstance(error, OperationalError | InterfaceError | PoolTimeoutError | ConnectionError)
     if lost or (isinstance(error, DBAPIError) and (error.connection_invalidated or is_away_state(cause))):
         return StoreAwayError(f"the database is away: {cause_of(error)}")

@@ -17,7 +17,7 @@ from kvarn.store.owner import Owner
 from kvarn.store.repositories.conversations import Lock, unlock_conversation
 from kvarn.store.repositories.histories import Item
 from kvarn.store.repositories.responses import hold_response, response_bytes
-from kvarn.store.repositories.stored_bytes import count_bytes
+from kvarn.store.repositories.stored_bytes import count_bytes, storing
 
 RUNNING = ("queued", "in_progress")
 """States of responses that have not ended."""
@@ -40,7 +40,7 @@ async def queue_response(
         StorageFullError: Its organisation would store more than `most` bytes. How it ends is kept without asking.
     """
     now, counted = int(store.now()), response_bytes(body, input_items, [], request)
-    async with store.transaction() as session:
+    async with storing(store, owner.organization_id, counted, most) as session:
         session.add(
             StoredResponse(
                 id=body["id"],

@@ -13,7 +13,7 @@ from sqlalchemy import Select, bindparam, delete, func, insert, select, update
 from kvarn.store.engine import Store
 from kvarn.store.models import Batch, BatchLine
 from kvarn.store.repositories.batch_runs import change_batch
-from kvarn.store.repositories.stored_bytes import PART_BYTES, count_bytes
+from kvarn.store.repositories.stored_bytes import PART_BYTES, count_bytes, expect_room
 
 _DELETED_AT_ONCE = 500
 _COUNTED = (
@@ -74,11 +74,14 @@ async def add_lines(store: Store, batch_id: str, lines: Sequence[Line], most: in
         StoreAwayError: The database does not answer.
     """
     rows = [{"batch_id": batch_id, **{name: getattr(each, name) for name in Line.__slots__}} for each in lines]
+    size = sum(line.counted_bytes for line in lines)
     async with store.transaction() as session:
-        await session.execute(insert(BatchLine), rows)
         organization_id = await session.scalar(_organization_of(batch_id))
+        if organization_id is not None and most is not None:
+            await expect_room(session, organization_id, size, most)
+        await session.execute(insert(BatchLine), rows)
         if organization_id is not None:
-            await count_bytes(session, organization_id, sum(line.counted_bytes for line in lines), most)
+            await count_bytes(session, organization_id, size, most)
 
 
 async def open_lines(

@@ -12,7 +12,7 @@ from kvarn.store.ids import new_id
 from kvarn.store.models import Batch
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, json_bytes
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, json_bytes, storing
 
 
 class BatchStatus(StrEnum):
@@ -76,7 +76,7 @@ async def create_batch(
         output_tokens=0,
         counted_bytes=counted,
     )
-    async with store.transaction() as session:
+    async with storing(store, batch.organization_id, counted, most, ahead=input_bytes) as session:
         session.add(batch)
         await count_bytes(session, batch.organization_id, counted, most, ahead=input_bytes)
     return batch

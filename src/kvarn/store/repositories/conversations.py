@@ -15,7 +15,7 @@ from kvarn.store.models import Conversation, ConversationItem
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.histories import Item, check_measure, size_of, text_of
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.stored_bytes import PART_BYTES, ROW_BYTES, count_bytes, json_bytes
+from kvarn.store.repositories.stored_bytes import PART_BYTES, ROW_BYTES, count_bytes, json_bytes, storing
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,8 @@ async def create_conversation(
         num_items=0,
         counted_bytes=ROW_BYTES + json_bytes(metadata),
     )
-    async with store.transaction() as session:
+    size = conversation.counted_bytes + _bytes_of(items)
+    async with storing(store, owner.organization_id, size, most) as session:
         session.add(conversation)
         await session.flush()
         await append_items(session, conversation, items, now)
@@ -77,7 +78,7 @@ async def update_conversation(
         NotFoundError: The owner has no such conversation.
         StorageFullError: They are longer, and its organisation would store more than `most` bytes.
     """
-    async with store.transaction() as session:
+    async with storing(store, owner.organization_id, 0, most) as session:
         conversation = await _find(session, owner, conversation_id, to_change=True)
         growth = json_bytes(metadata) - json_bytes(conversation.extra)
         conversation.extra = metadata
@@ -133,7 +134,7 @@ async def add_items(
         StorageFullError: Its organisation would store more than `most` bytes.
     """
     now = int(store.now())
-    async with store.transaction() as session:
+    async with storing(store, owner.organization_id, _bytes_of(items), most) as session:
         conversation = await _find(session, owner, conversation_id, to_change=True)
         if conversation.locked_by is not None and (conversation.locked_until or 0) > now:
             raise _locked(conversation_id)
@@ -275,6 +276,10 @@ async def append_items(session: AsyncSession, conversation: Conversation, items:
     conversation.counted_bytes += added
     conversation.changed_at = now
     return added
+
+
+def _bytes_of(items: list[Item]) -> int:
+    return sum(PART_BYTES + json_bytes(item) for item in items)
 
 
 async def _unlock(session: AsyncSession, lock: Lock) -> None:

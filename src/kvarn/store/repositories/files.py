@@ -18,7 +18,7 @@ from kvarn.store.ids import new_id
 from kvarn.store.models import File, FileChunk
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, storing
 
 CHUNK_BYTES = 256 * 1024
 """Size of all chunks of a file but its last."""
@@ -41,7 +41,7 @@ async def begin_file(store: Store, owner: Owner, expires_at: int, most: int | No
         StorageFullError: It would store more.
     """
     file_id = new_id("file-")
-    async with store.transaction() as session:
+    async with storing(store, owner.organization_id, ROW_BYTES, most) as session:
         session.add(
             File(
                 id=file_id,
@@ -60,7 +60,7 @@ async def begin_file(store: Store, owner: Owner, expires_at: int, most: int | No
 
 
 async def add_chunks(
-    store: Store, file_id: str, position: int, chunks: Sequence[bytes], most: int | None = None
+    store: Store, owner: Owner, file_id: str, position: int, chunks: Sequence[bytes], most: int | None = None
 ) -> None:
     """Append to a file that is being written; the first chunk gets number `position`.
 
@@ -70,13 +70,12 @@ async def add_chunks(
     """
     rows = [FileChunk(file_id=file_id, position=position + i, content=chunk) for i, chunk in enumerate(chunks)]
     size = sum(map(len, chunks))
-    async with store.transaction() as session:
-        grown = update(File).where(File.id == file_id).values(size=File.size + size).returning(File.organization_id)
-        organization_id = await session.scalar(grown)
-        if organization_id is None:
+    async with storing(store, owner.organization_id, size, most) as session:
+        theirs = update(File).where(File.id == file_id, File.organization_id == owner.organization_id)
+        if await session.scalar(theirs.values(size=File.size + size).returning(File.id)) is None:
             raise _given_up(file_id)
         session.add_all(rows)
-        await count_bytes(session, organization_id, size, most)
+        await count_bytes(session, owner.organization_id, size, most)
 
 
 async def publish_file(

@@ -11,7 +11,7 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError
 from kvarn.store.models import PromptSample
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, storing
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,10 @@ async def _add(store: Store, organization_id: str, samples: Sequence[NewSample],
         }
         for sample in samples
     ]
-    async with store.transaction() as session:
+    size = sum(_counted(sample) for sample in samples)
+    async with storing(store, organization_id, size, most) as session:
         await session.execute(insert(PromptSample), rows)
-        await count_bytes(session, organization_id, sum(_counted(sample) for sample in samples), most)
+        await count_bytes(session, organization_id, size, most)
 
 
 def _counted(sample: NewSample) -> int:

@@ -18,6 +18,8 @@ wait for that on PostgreSQL. (SQLite has one writer at a time: there the account
 from __future__ import annotations
 
 import random
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -42,11 +44,57 @@ _ADDED = text(
     " ON CONFLICT (organization_id, part) DO UPDATE SET size = stored_bytes.size + excluded.size"
 )
 """SQL of both databases. It is part of every write: built anew each time it would take as long as it runs."""
+_LOOK = {
+    True: text(
+        "SELECT coalesce(sum(size), 0), set_config('lock_timeout', '500ms', true)"
+        " FROM stored_bytes WHERE organization_id = :organization_id"
+    ),
+    False: text("SELECT coalesce(sum(size), 0) FROM stored_bytes WHERE organization_id = :organization_id"),
+}
+"""On PostgreSQL and elsewhere. Whoever holds a lock and stands still holds the others up for half a second each."""
 
 
 def json_bytes(*values: Any) -> int:
     """Bytes that these take as JSON, as the database keeps them."""
     return sum(len(msgspec.json.encode(value)) for value in values)
+
+
+@asynccontextmanager
+async def storing(
+    store: Store, organization_id: str, size: int, most: int | None, *, ahead: int = 0
+) -> AsyncGenerator[AsyncSession, None]:
+    """A transaction that writes bytes within a bound, and ends with `count_bytes`. Where there is no room for them it
+    is refused before it writes any: what is written and undone stays on PostgreSQL's disk until it is vacuumed.
+
+    Few of an organisation are at it at once in each gateway: the others wait without a connection.
+
+    Args:
+        store: The database.
+        organization_id: Whose they are.
+        size: How many, as far as that is known.
+        most: Bytes that the organisation may store; None: a transaction like any other.
+        ahead: As in `count_bytes`.
+
+    Raises:
+        StorageFullError: It would store more than `most`.
+        StoreBusyError: Others of the organisation write for too long.
+        StoreAwayError: The database does not answer.
+    """
+    if most is None:
+        async with store.transaction() as session:
+            yield session
+        return
+    async with store.writers.of(organization_id), store.transaction() as session:
+        await expect_room(session, organization_id, size + ahead, most)
+        yield session
+
+
+async def expect_room(session: AsyncSession, organization_id: str, size: int, most: int) -> None:
+    """Begin a transaction that writes within a bound: as `storing` does, where that cannot be used."""
+    look = _LOOK[is_postgresql(session)]
+    row = (await session.execute(look, {"organization_id": organization_id})).one()
+    if size > 0 and row[0] + size > most:
+        raise StorageFullError(int(row[0]), most, size)
 
 
 async def count_bytes(

@@ -14,7 +14,7 @@ from kvarn.store.models import StoredCompletion
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.dialect import has_entry
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, json_bytes
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, json_bytes, storing
 
 
 async def add_completion(
@@ -87,7 +87,7 @@ async def change_metadata(
         NotFoundError: There is none of this id, or it is not theirs.
         StorageFullError: They are longer, and its organisation would store more than `most` bytes.
     """
-    async with store.transaction() as session:
+    async with storing(store, owner.organization_id, 0, most) as session:
         stored = await _find(session, owner, completion_id, to_change=True)
         extra = _without_nul(metadata)
         growth = json_bytes(extra) - json_bytes(stored.extra)

@@ -1,0 +1,107 @@
+"""Those who write within an organisation's bound: one after another, few at once, and only where there is room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from kvarn.store.engine import Store
+from kvarn.store.errors import StorageFullError, StoreBusyError
+from kvarn.store.health import StoreState
+from kvarn.store.repositories import conversations
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, read_stored_bytes, storing
+from kvarn.store.repositories.tenants import create_organization
+from kvarn.store.turns import Turns
+
+AMPLE = 1 << 40
+
+
+async def write(store: Store, organization_id: str, size: int, most: int) -> None:
+    async with storing(store, organization_id, size, most) as session:
+        await count_bytes(session, organization_id, size, most)
+
+
+@asynccontextmanager
+async def standing_still(store: Store, organization_id: str, size: int) -> AsyncGenerator[None, None]:
+    """Another gateway, which has counted and does not commit until the block is over."""
+    other = Store(store.url, timeout_s=30)
+    async with other.transaction() as session:
+        await count_bytes(session, organization_id, size, AMPLE)
+        yield
+    await other.close()
+
+
+async def test_who_counts_within_the_bound_waits_for_those_before(store: Store) -> None:
+    red = await create_organization(store, "red")
+    async with standing_still(store, red.organization_id, 60):
+        second = asyncio.create_task(write(store, red.organization_id, 60, 100))
+        await asyncio.sleep(0.2)
+        assert not second.done(), "it cannot know yet whether there is room"
+    with pytest.raises(StorageFullError, match="stores 60 of the 100"):
+        await second
+    assert await read_stored_bytes(store, red.organization_id) == 60
+
+
+async def test_who_is_refused_has_written_nothing(store: Store) -> None:
+    red = await create_organization(store, "red")
+    written: list[str] = []
+
+    def note(_: Any, __: Any, statement: str, *rest: Any) -> None:
+        if statement.lstrip().upper().startswith(("INSERT", "UPDATE")):
+            written.append(statement)
+
+    event.listen(store.engine.sync_engine, "before_cursor_execute", note)
+    items = [{"id": "msg_1", "type": "message", "content": "x" * 100_000}]
+    with pytest.raises(StorageFullError):
+        await conversations.create_conversation(store, red.owner, {}, items, 50_000)
+    assert written == []
+    await conversations.create_conversation(store, red.owner, {}, [], 50_000)
+    assert written and await read_stored_bytes(store, red.organization_id) == ROW_BYTES + 2
+
+
+async def test_one_who_stands_still_holds_up_neither_its_organisation_for_long_nor_others(store: Store) -> None:
+    if store.is_sqlite:
+        pytest.skip("SQLite has one writer at a time, whoever it is")
+    red, blue = await create_organization(store, "red"), await create_organization(store, "blue")
+    mine = await conversations.create_conversation(store, blue.owner, {}, [], AMPLE)
+    small = Store(store.url, pool_size=3, timeout_s=5)
+    async with standing_still(store, red.organization_id, 60):
+        reds = [asyncio.create_task(write(small, red.organization_id, 1, AMPLE)) for _ in range(12)]
+        await asyncio.sleep(0.1)
+        await conversations.find_conversation(small, blue.owner, mine.id)
+        await conversations.create_conversation(small, blue.owner, {}, [], AMPLE)
+        assert not all(each.done() for each in reds), "they were at it all the time"
+        results = await asyncio.gather(*reds, return_exceptions=True)
+    assert {type(result) for result in results} == {StoreBusyError}
+    assert small.health.state is StoreState.UP
+    await write(small, red.organization_id, 1, AMPLE)
+    await small.close()
+
+
+async def test_turns_are_few_of_a_name_and_all_come(store: Store) -> None:
+    turns, inside, seen = Turns(2, 5.0), 0, []
+
+    async def take(name: str) -> None:
+        nonlocal inside
+        async with turns.of(name):
+            inside += name == "red"
+            seen.append(inside)
+            await asyncio.sleep(0)
+            inside -= name == "red"
+
+    await asyncio.gather(*[take("red") for _ in range(20)])
+    assert max(seen) == 2 and len(seen) == 20
+    hasty = Turns(1, 0.01)
+    async with hasty.of("red"), hasty.of("blue"):
+        with pytest.raises(StoreBusyError):
+            async with hasty.of("red"):
+                pass
+    with suppress(StoreBusyError):
+        async with hasty.of("red"):
+            return
+    pytest.fail("a turn that was waited for in vain was lost")
