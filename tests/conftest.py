@@ -21,7 +21,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -249,6 +249,24 @@ def kafka_servers() -> Iterator[str]:
 def own_postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A running PostgreSQL of the test's own, which it may kill and start again; see `make_database`."""
     yield from _serving(make_postgres(tmp_path_factory.mktemp("own-postgres")))
+
+
+@pytest.fixture
+def standby(own_postgres: Service) -> Iterator[Service]:
+    """A second PostgreSQL that follows `own_postgres`."""
+    data = own_postgres.home / "standby"
+    program = Path(own_postgres.command[0]).with_name("pg_basebackup")
+    first = ["-h", "127.0.0.1", "-p", str(own_postgres.port), "-U", "kvarn"]
+    make = [str(program), *first, "-D", str(data), "-R", "-c", "fast"]
+    subprocess.run(make, check=True, capture_output=True, user=own_postgres.user, cwd=own_postgres.home)
+    port = free_port()
+    command = [part if part != str(own_postgres.home / "data") else str(data) for part in own_postgres.command]
+    command[command.index("-p") + 1] = str(port)
+    service = replace(own_postgres, command=command, port=port, process=None)
+    service.start()
+    yield service
+    service.kill()
+    shutil.rmtree(data, ignore_errors=True)
 
 
 @pytest.fixture(name="make_database")

@@ -16,6 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from sqlalchemy import text
+from sqlalchemy.exc import ProgrammingError
 
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway import platform as gateway_platform
@@ -23,6 +24,9 @@ from kvarn.gateway.platform import Platform
 from kvarn.store import migrate
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError, StoreRefusedError
+from kvarn.store.keys import new_key
+from kvarn.wire.openai.errors import ApiError
+from read_only import set_postgres_read_only
 
 _LOCK = 0x6B7661726E
 
@@ -110,6 +114,42 @@ async def test_a_gateway_that_began_without_its_database_tries_until_all_of_it_w
         "the database cannot be used yet: unforeseen",
     ]
     await platform.stop()
+
+
+@pytest.mark.parametrize("schema", ["base", "0001"])
+async def test_a_gateway_starts_on_a_read_only_database_that_was_not_prepared(
+    own_postgres, make_database, tmp_path: Path, monkeypatch, schema: str
+) -> None:
+    monkeypatch.setattr(gateway_platform, "_RETRY_S", 0.02)
+    url = make_database(own_postgres.port)
+    async with opened(url, timeout_s=5) as store:
+        await migrate.upgrade(store)
+        await migrate.downgrade(store, schema)
+        if schema != "base":
+            async with store.transaction() as session:
+                await session.execute(text("ALTER TABLE api_keys DROP COLUMN scopes"))
+    await set_postgres_read_only(url, True)
+    platform = Platform(config_of(url, tmp_path, timeout_s=5))
+    await platform.start()
+    try:
+        assert await platform.identity.directory.anybody() is not None
+        with pytest.raises(ApiError) as refusal:
+            await platform.identity.directory.bearer_of(new_key().value)
+        assert refusal.value.status == 503
+        for use in (platform.store.reading, platform.store.transaction):
+            with pytest.raises(StoreAwayError, match="not prepared yet"):
+                async with use() as session:
+                    await session.execute(text("SELECT scopes FROM api_keys"))
+    finally:
+        await platform.stop()
+
+
+async def test_a_table_that_is_missing_from_a_prepared_database_is_a_fault(postgres_url: str) -> None:
+    async with opened(postgres_url) as store:
+        await migrate.upgrade(store)
+        with pytest.raises(ProgrammingError):
+            async with store.reading() as session:
+                await session.execute(text("SELECT 1 FROM no_such_table"))
 
 
 @pytest.mark.parametrize(

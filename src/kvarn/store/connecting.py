@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sqlite3
 import ssl
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,34 +12,33 @@ from urllib.parse import urlencode
 
 import msgspec
 from sqlalchemy import URL, Dialect, NullPool, event
-from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from kvarn.store.errors import StoreAwayError, StoreError, StoreRefusedError
-from kvarn.store.outages import DEMOTED_STATE, cause_of, is_away_state, sqlstate_of
+from kvarn.store.outages import cause_of, is_away_state
+from kvarn.store.servers import ServerWatch
 
 READING = "kvarn_reading"
 """Execution option of a connection that will only read."""
 _REPLACED_AFTER_S = 300
 """A connection lives no longer, so that none stays for ever with a server that is the first no more."""
-_DROP_EVERY_S = 5.0
-"""All connections are dropped at most this often: a server that was told to be read-only has them again at once."""
-_HOSTS = re.compile(r"^(?P<scheme>[a-z0-9+]+://)(?P<user>[^@/?]*@)?(?P<hosts>[^/?]*,[^/?]*)(?P<rest>.*)$")
-"""A URL with several of them."""
+_HOSTS = re.compile(r"^(?P<scheme>[a-z0-9+]+://)(?P<user>[^@/?]*@)?(?P<hosts>[^@/?]*,[^@/?]*)(?P<rest>(?:[/?].*)?)$")
+"""A URL with several of them: the comma of a password makes none."""
 _DRIVERS_OWN = frozenset({"host", "port", "ssl", "prepared_statement_cache_size"})
 """Options in a URL that SQLAlchemy hands over as they are. asyncpg knows libpq's (`sslmode`, `sslrootcert`) only in a
 DSN, and there takes every other for a setting of the session."""
 _FILES = frozenset({"sslcert", "sslkey", "sslrootcert", "sslcrl"})
 
 
-def make_engine(url: URL, pool_size: int, timeout_s: float) -> AsyncEngine:
+def make_engine(url: URL, pool_size: int, timeout_s: float, servers: ServerWatch) -> AsyncEngine:
     """The engine that serves requests. Whoever finds no connection gets a `StoreAwayError`.
 
     Args:
         url: With an asynchronous driver.
         pool_size: Connections at most.
         timeout_s: Seconds that connecting, and a query, may take.
+        servers: Replaces connections to a server of PostgreSQL that takes no writes, in all engines of a store.
 
     Raises:
         StoreError: The URL names a file that is not there.
@@ -70,7 +67,7 @@ def make_engine(url: URL, pool_size: int, timeout_s: float) -> AsyncEngine:
             pool_recycle=_REPLACED_AFTER_S,
             connect_args=_postgres_options(url, timeout_s) | {"command_timeout": timeout_s},
         )
-        event.listen(engine.sync_engine, "handle_error", _DroppingDemoted())
+        servers.watch(engine)
     event.listen(engine.sync_engine, "do_connect", partial(_connect, url))
     return engine
 
@@ -100,6 +97,11 @@ def with_hosts_apart(url: str) -> str:
     return f"{parts['scheme']}{parts['user'] or ''}{rest}{'&' if '?' in rest else '?'}{query}"
 
 
+def prefers_writes(url: URL) -> bool:
+    """Whether there are several hosts, of which one that takes writes goes before one that does not."""
+    return isinstance(url.query.get("host"), tuple) and "target_session_attrs" not in url.query
+
+
 def _json(value: Any) -> str:
     """As short as it can be, and in a tenth of the time that Python's own encoder takes."""
     return msgspec.json.encode(value).decode()
@@ -120,8 +122,9 @@ def _postgres_options(url: URL, timeout_s: float) -> dict[str, Any]:
             raise StoreError(f"store.url: there is no file {path} ({name})")
         options[name] = str(path)
     dsn = {"dsn": f"postgresql://?{urlencode(options, doseq=True)}"} if options else {}
-    prefer_writes = "target_session_attrs" not in options
-    return {"async_creator_fn": connect_first, "timeout": timeout_s, "prefer_writes": prefer_writes, **dsn}
+    if options.get("target_session_attrs") == "prefer-standby":
+        raise StoreError("store.url: target_session_attrs=prefer-standby is not served: Kvarn needs the primary")
+    return {"async_creator_fn": connect_first, "timeout": timeout_s, "prefer_writes": prefers_writes(url), **dsn}
 
 
 def _connect(url: URL, dialect: Dialect, _: object, args: list[Any], options: dict[str, Any]) -> DBAPIConnection:
@@ -136,23 +139,6 @@ def _connect(url: URL, dialect: Dialect, _: object, args: list[Any], options: di
             raise StoreAwayError(f"the database is away: {cause_of(error)}") from error
         message = f"the database {shown(url)} cannot be used: {cause_of(error)}; see store.url"
         raise StoreRefusedError(message) from error
-
-
-class _DroppingDemoted:
-    """Has the connections to a server that takes no writes any more replaced, which may lead to another server: also
-    those that only read would go on reading what it knows, and miss what has been withdrawn since."""
-
-    def __init__(self) -> None:
-        self._dropped_at = -math.inf
-
-    def __call__(self, context: ExceptionContext) -> None:
-        if sqlstate_of(context.original_exception) != DEMOTED_STATE:
-            return
-        now = time.monotonic()
-        context.is_disconnect = True
-        context.invalidate_pool_on_disconnect = now - self._dropped_at >= _DROP_EVERY_S
-        if context.invalidate_pool_on_disconnect:
-            self._dropped_at = now
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:

@@ -15,10 +15,18 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.store.connecting import READING, make_engine, make_patient_engine, shown, with_hosts_apart
+from kvarn.store.connecting import (
+    READING,
+    make_engine,
+    make_patient_engine,
+    prefers_writes,
+    shown,
+    with_hosts_apart,
+)
 from kvarn.store.errors import StoreAwayError, StoreError
 from kvarn.store.health import StoreHealth
-from kvarn.store.outages import cause_of, outage_of
+from kvarn.store.outages import cause_of, outage_of, unprepared
+from kvarn.store.servers import ServerWatch
 from kvarn.store.turns import Turns
 
 DATABASE_FILE = "kvarn.db"
@@ -61,11 +69,15 @@ class Store:
         """How the database does: as its uses told, reports excepted, which may just have taken too long."""
         self.writers = Turns(_WRITERS_AT_ONCE, timeout_s)
         """Of each organisation, for those that write within its bound: one after another they hold few connections."""
+        self.is_prepared = False
+        """Whether its schema is known to be the one it should be (`migrate.py`): until then a table that is missing is
+        an outage, and no fault."""
         self._timeout_s = timeout_s
         self._report_timeout_s = report_timeout_s
-        self.engine = make_engine(url, _SQLITE_CONNECTIONS if self.is_sqlite else pool_size, timeout_s)
+        servers = ServerWatch(prefers_writes=prefers_writes(url))
+        self.engine = make_engine(url, _SQLITE_CONNECTIONS if self.is_sqlite else pool_size, timeout_s, servers)
         self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)
-        self._report_engine = make_engine(url, REPORT_CONNECTIONS + _ACCOUNT_CONNECTIONS, report_timeout_s)
+        self._report_engine = make_engine(url, REPORT_CONNECTIONS + _ACCOUNT_CONNECTIONS, report_timeout_s, servers)
         self._report_sessions = async_sessionmaker(self._report_engine, expire_on_commit=False)
 
     @classmethod
@@ -76,12 +88,15 @@ class Store:
             StoreError: The URL cannot be used.
         """
         settings = config.store
-        return cls(
-            store_url(config),
-            pool_size=settings.pool_size,
-            timeout_s=settings.timeout_s,
-            report_timeout_s=settings.report_timeout_s,
-        )
+        try:
+            return cls(
+                store_url(config),
+                pool_size=settings.pool_size,
+                timeout_s=settings.timeout_s,
+                report_timeout_s=settings.report_timeout_s,
+            )
+        except ArgumentError:  # such as a port that is none
+            raise _no_url() from None
 
     @property
     def is_sqlite(self) -> bool:
@@ -97,7 +112,7 @@ class Store:
             StoreAwayError: The database does not answer in time.
         """
         with self.health.watching():
-            async with _guarded(self._timeout_s), self._sessions() as session, session.begin():
+            async with self._guarded(self._timeout_s), self._sessions() as session, session.begin():
                 yield session
 
     @asynccontextmanager
@@ -144,7 +159,7 @@ class Store:
     async def _reading(
         self, sessions: async_sessionmaker[AsyncSession], timeout_s: float
     ) -> AsyncGenerator[AsyncSession, None]:
-        async with _guarded(timeout_s), sessions() as session:
+        async with self._guarded(timeout_s), sessions() as session:
             connection = await session.connection(execution_options={READING: True})
             if not self.is_sqlite:
                 yield session
@@ -157,6 +172,18 @@ class Store:
                 yield session
             finally:
                 interrupt.cancel()
+
+    @asynccontextmanager
+    async def _guarded(self, timeout_s: float) -> AsyncGenerator[None, None]:
+        try:
+            with _away_when_lost(timeout_s):
+                async with asyncio.timeout(timeout_s):
+                    yield
+        except DBAPIError as error:
+            missing = None if self.is_prepared else unprepared(error)
+            if missing is None:
+                raise
+            raise missing from error
 
     async def close(self) -> None:
         """Close all connections."""
@@ -177,14 +204,24 @@ def store_url(config: KvarnConfig) -> URL:
     try:
         url = make_url(with_hosts_apart(given))
     except (ArgumentError, ValueError):
-        raise StoreError("store.url is no database URL: write sqlite:////path/kvarn.db or postgresql://…") from None
+        raise _no_url() from None
     drivers = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg", "postgres": "postgresql+asyncpg"}
     backend = url.drivername.partition("+")[0]
     if backend not in drivers:
         raise StoreError(f"store.url names the database {backend!r}: sqlite and postgresql are served")
+    if "@" in (url.host or ""):  # the rest of a password that was not encoded: named as a host it would be told
+        raise _no_url()
     if backend == "sqlite" and url.database in (None, "", ":memory:"):
         raise StoreError("store.url names no file: write sqlite:////path/kvarn.db")
     return url.set(drivername=drivers[backend])
+
+
+def _no_url() -> StoreError:
+    """Without the URL: it may hold a password, and nobody knows where."""
+    return StoreError(
+        "store.url is no database URL: write sqlite:////path/kvarn.db or postgresql://…, and @, / and ? of a password "
+        "as %40, %2F and %3F"
+    )
 
 
 def data_dir(config: KvarnConfig) -> Path:
@@ -208,13 +245,6 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@asynccontextmanager
-async def _guarded(timeout_s: float) -> AsyncGenerator[None, None]:
-    with _away_when_lost(timeout_s):
-        async with asyncio.timeout(timeout_s):
-            yield
 
 
 @contextmanager

@@ -29,10 +29,12 @@ async def upgrade(store: Store, revision: str = "head") -> None:
     """
     async with store.migrating() as connection:
         await connection.run_sync(_run, command.upgrade, revision)
+    store.is_prepared = revision in ("head", head())
 
 
 async def downgrade(store: Store, revision: str) -> None:
     """Take the schema back to `revision`; `base` drops everything. Raises as `upgrade` does."""
+    store.is_prepared = False
     async with store.migrating() as connection:
         await connection.run_sync(_run, command.downgrade, revision)
 
@@ -52,6 +54,7 @@ async def check(store: Store) -> None:
         raise StoreError(
             f"the database's schema is at {found or 'nothing'}, this Kvarn needs {newest}: run `kvarn store upgrade`"
         )
+    store.is_prepared = True
 
 
 def head() -> str:

@@ -16,6 +16,8 @@ _LOCKED_STATE = "55P03"
 _AWAY_STATES = ("08", "53", "57P")
 """What PostgreSQL answers while it starts, stops or has no room, which SQLAlchemy takes for any error: the first
 characters of SQLSTATE."""
+_UNPREPARED_STATES = ("42P01", "42703")
+"""There is no such table, or no such column."""
 _READ_ONLY_STATES = (DEMOTED_STATE, "53100")
 """A demoted server; a full disk."""
 _READ_ONLY_CODES = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL)
@@ -35,6 +37,14 @@ def outage_of(error: Exception) -> StoreAwayError | None:
     if lost or (isinstance(error, DBAPIError) and (error.connection_invalidated or is_away_state(cause))):
         return StoreAwayError(f"the database is away: {cause_of(error)}")
     return None
+
+
+def unprepared(error: Exception) -> StoreAwayError | None:
+    """What an error means while the schema may not be the one it should be; None where it is none of these. SQLite's
+    like are outages as they are."""
+    if sqlstate_of(getattr(error, "orig", None) or error) not in _UNPREPARED_STATES:
+        return None
+    return StoreAwayError(f"the database is not prepared yet: {cause_of(error)}")
 
 
 def is_away_state(error: BaseException) -> bool:
