@@ -5,12 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from sqlalchemy import delete, text, update
+from sqlalchemy import delete, select, text, update
 
 from kvarn.store.engine import Store
-from kvarn.store.errors import StoreError
+from kvarn.store.errors import StoreBehindError, StoreError
+from kvarn.store.health import StoreState
 from kvarn.store.ids import DEFAULT_ORGANIZATION
-from kvarn.store.models import Revision
+from kvarn.store.migrate import upgrade
+from kvarn.store.models import ActNumber, Revision
 from kvarn.store.repositories import revisions
 from kvarn.store.repositories.acts import Actor, acting
 from kvarn.store.repositories.rate_limits import set_limit
@@ -29,6 +31,14 @@ def _counted_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 async def changes_of(store: Store, since: int) -> Changes:
     async with store.reading() as session:
         return await read_changes(session, since)
+
+
+async def take_back(store: Store, number: int) -> None:
+    """Lose the acts after this one."""
+    async with store.transaction() as session:
+        await session.execute(delete(ActNumber).where(ActNumber.number > number))
+        await session.execute(delete(Revision).where(Revision.number > number, Revision.holder != "newest"))
+        await session.execute(update(Revision).where(Revision.holder == "newest").values(number=number))
 
 
 async def touch(store: Store, *organizations: str) -> None:
@@ -74,6 +84,44 @@ async def test_a_database_that_was_taken_back_is_told_from_one_where_nothing_hap
     assert answer.is_anew and answer.number == 1
 
 
+async def test_a_database_that_lost_an_act_tells_so_however_many_came_after_it(store: Store, monkeypatch) -> None:
+    monkeypatch.setattr(revisions, "_STRIDE", 2**31)
+    await touch(store, "org-a")
+    known = (await changes_of(store, 0)).number
+    await touch(store, "org-b")
+    lost = (await changes_of(store, 0)).number
+    await take_back(store, known)
+    for _ in range(10):
+        await touch(store, "org-c")
+        assert (await changes_of(store, lost)).is_anew
+        assert not (await changes_of(store, known)).is_anew
+        assert not (await changes_of(store, 0)).is_anew, "nobody asks about the act of that number"
+
+
+async def test_the_numbers_of_the_last_acts_are_kept(store: Store, monkeypatch) -> None:
+    monkeypatch.setattr(revisions, "_NUMBERS_KEPT", 3)
+    for _ in range(10):
+        await touch(store, "org-a")
+    async with store.reading() as session:
+        assert sorted(await session.scalars(select(ActNumber.number))) == [8, 9, 10]
+    assert [number for number in range(1, 11) if not (await changes_of(store, number)).is_anew] == [8, 9, 10]
+
+
+async def test_a_standby_that_lags_is_no_database_that_was_taken_back(store: Store) -> None:
+    if store.is_sqlite:
+        pytest.skip("SQLite has no standby")
+    await touch(store, "org-a")
+    for since, is_behind in ((0, False), (1, False), (7, True)):
+        async with store.reading() as session:
+            await session.execute(text("SET TRANSACTION READ ONLY"))
+            if is_behind:
+                with pytest.raises(StoreBehindError, match="a standby lags"):
+                    await read_changes(session, since)
+            else:
+                assert (await read_changes(session, since)).number == 1
+    assert store.health.state is StoreState.UP
+
+
 async def test_a_standby_that_lacks_an_act_gives_its_number_to_no_other(store: Store, monkeypatch) -> None:
     monkeypatch.setattr(revisions, "_STRIDE", 2**31)
     await touch(store, "org-a")
@@ -92,6 +140,20 @@ async def test_a_database_without_its_number_says_what_to_do(store: Store) -> No
     with pytest.raises(StoreError, match="kvarn store upgrade"):
         async with store.transaction() as session:
             await note_changes(session, ["org-a"])
+
+
+async def test_the_upgrade_mends_it_and_has_everybody_read_everything(store: Store) -> None:
+    await touch(store, "org-a")
+    await touch(store, "org-b")
+    for lost in (delete(Revision).where(Revision.holder == "newest"), delete(Revision)):
+        before = (await changes_of(store, 0)).number
+        async with store.transaction() as session:
+            await session.execute(lost)
+        await upgrade(store)
+        answer = await changes_of(store, before)
+        assert answer.number > before and EVERYBODY in answer.holders
+        await upgrade(store)
+        assert (await changes_of(store, before)).number == answer.number, "once"
 
 
 async def test_the_end_of_an_organisation_is_told_after_its_last_row_is_gone(store: Store) -> None:

@@ -21,6 +21,11 @@ class StoreBusyError(StoreAwayError):
     and may be asked again."""
 
 
+class StoreBehindError(StoreError):
+    """The database answers, and does not have what it is known to have had: a standby that lags. What it says of keys
+    is not believed."""
+
+
 class StoreRefusedError(StoreAwayError):
     """The database is away for this server: there is none at that place, or it does not let the server in. Waiting does
     not mend it, its operator does."""

@@ -17,7 +17,7 @@ def told(number: int, complete_from: int = 0, *, is_anew: bool = False, **holder
 
 def test_an_organisations_change_leaves_the_others_as_they_were() -> None:
     known = KnownChanges()
-    mark = known.hear(known.mark, told(5))
+    mark, _ = known.hear(known.mark, told(5))
     known.hear(known.mark, told(6, 5, a=6))
     assert known.has_changed("a", mark) and not known.has_changed("b", mark)
     assert not known.has_changed(None, mark)
@@ -26,7 +26,7 @@ def test_an_organisations_change_leaves_the_others_as_they_were() -> None:
 
 def test_a_change_that_concerns_everybody_is_everybodys() -> None:
     known = KnownChanges()
-    mark = known.hear(known.mark, told(5))
+    mark, _ = known.hear(known.mark, told(5))
     known.hear(known.mark, Changes(6, {EVERYBODY: 6}, 5, is_anew=False))
     assert all(known.has_changed(holder, mark) for holder in ("a", "b", None))
     assert not known.has_changed(None, known.mark)
@@ -47,7 +47,7 @@ def test_answers_may_come_in_any_order() -> None:
 
 def test_of_those_an_answer_had_no_room_for_all_are_taken_to_have_changed() -> None:
     known = KnownChanges()
-    early = known.hear(known.mark, told(5))
+    early, _ = known.hear(known.mark, told(5))
     late = Mark(0, 900)
     known.hear(early, told(2000, 900, a=1999))
     assert known.has_changed("b", early) and known.has_changed(None, early)
@@ -56,13 +56,14 @@ def test_of_those_an_answer_had_no_room_for_all_are_taken_to_have_changed() -> N
 
 def test_after_a_database_was_taken_back_nothing_read_before_holds() -> None:
     known = KnownChanges()
-    old = known.hear(known.mark, told(50, a=50))
+    old, _ = known.hear(known.mark, told(50, a=50))
     asked = known.mark
-    new = known.hear(asked, told(40, a=40, is_anew=True))
+    new, was_taken = known.hear(asked, told(40, a=40, is_anew=True))
     assert all(known.has_changed(holder, old) for holder in ("a", "b", None))
     assert not any(known.has_changed(holder, new) for holder in ("a", "b", None))
-    late = known.hear(asked, told(40, a=40, is_anew=True))
+    late, late_was_taken = known.hear(asked, told(40, a=40, is_anew=True))
     assert known.has_changed("b", late), "asked before that was known: read again"
+    assert was_taken and not late_was_taken
     known.hear(known.mark, told(50, 40, b=50))
     assert known.has_changed("b", new) and not known.has_changed("a", new)
 

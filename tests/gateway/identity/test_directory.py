@@ -6,7 +6,7 @@ import asyncio
 import uuid
 
 import pytest
-from sqlalchemy import make_url, text
+from sqlalchemy import make_url, select, text, update
 
 from kvarn.config.platform import AuthConfig
 from kvarn.gateway.identity.directory import Directory
@@ -14,6 +14,7 @@ from kvarn.store.engine import Store
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.keys import new_key
 from kvarn.store.migrate import upgrade
+from kvarn.store.models import ApiKey
 from kvarn.store.owner import Role
 from kvarn.store.repositories.acts import Actor, acting
 from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
@@ -108,6 +109,27 @@ async def test_a_key_made_after_it_was_asked_for_in_vain_is_found(store: Store) 
     async with acting(store, ACTOR) as act:
         _, value = await add_key(act, tenant.organization_id, tenant.project_id, KeyRequest(name="k"))
     assert await scene.directory.bearer_of(value) is not None
+
+
+async def test_a_key_that_a_standby_did_not_have_yet_is_asked_for_again(store: Store) -> None:
+    scene = await Scene(store, refresh_s=60).furnish()
+    made = await _lookup_of(store, scene.key_id)
+    await _set_lookup(store, scene.key_id, "not-here-yet")
+    assert not await scene.holds() and not await scene.holds()
+    assert scene.watched.reads == 1, "whoever tries keys costs a query now and then"
+    await _set_lookup(store, scene.key_id, made)
+    scene.clock.now += 5
+    assert await scene.holds()
+
+
+async def _lookup_of(store: Store, key_id: str) -> str:
+    async with store.reading() as session:
+        return (await session.scalars(select(ApiKey.lookup).where(ApiKey.id == key_id))).one()
+
+
+async def _set_lookup(store: Store, key_id: str, lookup: str) -> None:
+    async with store.transaction() as session:
+        await session.execute(update(ApiKey).where(ApiKey.id == key_id).values(lookup=lookup))
 
 
 async def test_an_act_after_which_all_keys_grant_what_they_did_makes_none_be_read_again(store: Store) -> None:

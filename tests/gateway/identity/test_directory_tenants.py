@@ -12,7 +12,7 @@ from sqlalchemy import delete, select, update
 from kvarn.config.platform import AuthConfig
 from kvarn.gateway.identity.directory import Directory
 from kvarn.store.engine import Store
-from kvarn.store.models import Revision
+from kvarn.store.models import ActNumber, Revision
 from kvarn.store.repositories.acts import Actor, acting
 from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
 from kvarn.store.repositories.rate_limits import set_limit
@@ -194,18 +194,27 @@ async def test_a_database_that_was_taken_back_is_read_anew(store: Store, tenants
     assert (await gate.holding(b))[0] == 4
 
 
-async def test_a_revocation_after_a_failover_that_lost_an_act_is_missed_by_nobody(store: Store, tenants) -> None:
+@pytest.mark.parametrize("later", range(1, 11))
+async def test_a_revocation_after_acts_were_lost_is_missed_by_nobody_however_many_came_later(
+    store: Store, tenants, later: int
+) -> None:
     a, b = tenants
     await a.limit(1)
     async with store.reading() as session:
         replicated = [(row.holder, row.number) for row in await session.scalars(select(Revision))]
-    await a.limit(2)
+        numbers = list(await session.scalars(select(ActNumber.number)))
+    for concurrency in (2, 3):
+        await a.limit(concurrency)
     gate = Gate(store)
     await gate.holding(a), await gate.holding(b)
     async with store.transaction() as session:
         await session.execute(delete(Revision))
+        await session.execute(delete(ActNumber))
         session.add_all([Revision(holder=holder, number=number) for holder, number in replicated])
+        session.add_all([ActNumber(number=number) for number in numbers])
     await b.revoke(next(iter(b.values)))  # by another gateway, before this one looks
+    for concurrency in range(1, later):
+        await a.limit(concurrency)
     gate.now += 1
     assert (await gate.holding(b))[0] == 4
 

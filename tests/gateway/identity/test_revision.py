@@ -63,6 +63,18 @@ async def test_a_change_made_here_that_concerns_all_is_everybodys(scene: Scene) 
     assert scene.watch.may_have_changed("org-a", mark) and scene.watch.may_have_changed(None, mark)
 
 
+async def test_an_answer_to_a_question_of_an_older_history_makes_nothing_current(scene: Scene) -> None:
+    watch = scene.watch
+    watch.note(watch.question(), Changes(50, {}, 0, is_anew=False))
+    early = watch.question()
+    watch.expire(["org-a"])  # an act done here in a database that has been taken back: it gets the number 41
+    late = watch.question()
+    mark = watch.note(early, Changes(40, {}, 0, is_anew=True))
+    watch.note(late, Changes(41, {"org-a": 41}, 0, is_anew=True))
+    assert watch.may_have_changed("org-a", mark), "what was read before the act"
+    assert await scene.asked(0) == (True, 1), "asked again"
+
+
 async def test_while_the_database_is_away_it_is_asked_now_and_then_and_nobody_waits(scene: Scene) -> None:
     await scene.asked(0)
     mark = scene.watch.question().mark

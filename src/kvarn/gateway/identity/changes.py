@@ -29,18 +29,19 @@ class KnownChanges:
         self._all_changed_at = 0
         """What was read before this act has changed, whosever it is."""
 
-    def hear(self, asked_since: Mark, changes: Changes) -> Mark:
+    def hear(self, asked_since: Mark, changes: Changes) -> tuple[Mark, bool]:
         """Take in what has changed since a mark.
 
         Returns:
-            How far the database was at least, for what is read after the answer.
+            How far the database was at least, for what is read after the answer; and whether the answer was taken in:
+            one to a question of an older history says nothing of this one.
         """
         if asked_since.history != self.mark.history:
-            return Mark(asked_since.history, changes.number)  # another has found out first: worth nothing any more
+            return Mark(asked_since.history, changes.number), False  # another has found out first
         if changes.is_anew:
             self.mark = Mark(self.mark.history + 1, changes.number)
             self._newest, self._all_changed_at = {}, 0
-            return self.mark
+            return self.mark, True
         if changes.complete_from > asked_since.number:
             self._all_changed_at = max(self._all_changed_at, changes.complete_from)
         for holder, number in changes.holders.items():
@@ -48,7 +49,7 @@ class KnownChanges:
         self._all_changed_at = max(self._all_changed_at, self._newest.pop(EVERYBODY, 0))
         self._forget_some()
         self.mark = max(self.mark, Mark(self.mark.history, changes.number))
-        return Mark(self.mark.history, changes.number)
+        return Mark(self.mark.history, changes.number), True
 
     def has_changed(self, organization_id: str | None, since: Mark) -> bool:
         """Whether an organisation's principals may be others than at that mark; None: what is of no organisation."""

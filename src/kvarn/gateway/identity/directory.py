@@ -33,6 +33,8 @@ from kvarn.store.repositories.revisions import read_changes
 _KNOWN_MOST = 65_536
 _UNKNOWN_MOST = 4_096
 """Keys remembered at most. Unknown ones apart: whoever tries keys shall not push out those in use."""
+_UNKNOWN_S = 5.0
+"""Seconds for which a key counts as unknown: no act tells of a new key, and a standby may not have it yet."""
 _NOBODY = digest_of("")
 
 ValueT = TypeVar("ValueT")
@@ -46,6 +48,8 @@ class _Seen(Generic[ValueT]):
     organization_id: str | None
     """Whose change makes it old; None: nobody's, but what concerns all."""
     value: ValueT
+    read_at: float
+    """When, in seconds of the clock."""
 
 
 class Directory:
@@ -60,6 +64,7 @@ class Directory:
     def __init__(self, store: Store, config: AuthConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._config = config
+        self._clock = clock
         self._known = OrderedDict[str, _Seen[Grant | None]]()
         self._unknown = OrderedDict[str, _Seen[Grant | None]]()
         self._anybody: _Seen[Principal] | None = None
@@ -148,7 +153,7 @@ class Directory:
             changes = await read_changes(session, question.mark.number)  # first: what is read after it is not older
             grant = await find_grant(session, lookup, now)
         mark = self._revision.note(question, changes)
-        seen = _Seen(mark, None if grant is None else grant.organization_id, grant)
+        seen = _Seen(mark, None if grant is None else grant.organization_id, grant, question.began)
         self._remember(lookup, seen)
         return seen
 
@@ -159,12 +164,12 @@ class Directory:
             principal = await find_anybody(session)
         mark = self._revision.note(question, changes)
         if principal is not None:
-            self._anybody = _Seen(mark, DEFAULT_ORGANIZATION, principal)
+            self._anybody = _Seen(mark, DEFAULT_ORGANIZATION, principal, question.began)
 
     def _remembered(self, lookup: str) -> _Seen[Grant | None] | None:
         for table in (self._known, self._unknown):
             seen = table.get(lookup)
-            if seen is not None:
+            if seen is not None and (seen.value is not None or self._clock() - seen.read_at < _UNKNOWN_S):
                 table.move_to_end(lookup)
                 return seen
         return None

@@ -126,10 +126,12 @@ class RevisionWatch:
         if self.is_away:
             _log.info("the database answers: keys are checked again")
             self._away_since, self._failed_at = None, -math.inf
-        self._asked_at = max(self._asked_at, question.began)
-        self._acts_heard = max(self._acts_heard, question.acts)
-        self._doubted = {holder: act for holder, act in self._doubted.items() if act > self._acts_heard}
-        return self._changes.hear(question.mark, changes)
+        mark, was_taken = self._changes.hear(question.mark, changes)
+        if was_taken:  # one that was not tells nothing of what is known
+            self._asked_at = max(self._asked_at, question.began)
+            self._acts_heard = max(self._acts_heard, question.acts)
+            self._doubted = {holder: act for holder, act in self._doubted.items() if act > self._acts_heard}
+        return mark
 
     def note_failure(self, error: StoreError) -> None:
         """The database gave no answer."""

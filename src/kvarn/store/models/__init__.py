@@ -7,6 +7,7 @@ from kvarn.store.models.conversations import Conversation, ConversationItem, Sto
 from kvarn.store.models.files import Batch, BatchLine, File, FileChunk
 from kvarn.store.models.leases import Lease
 from kvarn.store.models.tenants import (
+    ActNumber,
     ApiKey,
     AuditEntry,
     Organization,
@@ -30,6 +31,7 @@ from kvarn.store.models.usage import (
 )
 
 __all__ = [
+    "ActNumber",
     "ApiKey",
     "AuditEntry",
     "Base",

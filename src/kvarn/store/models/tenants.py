@@ -164,6 +164,15 @@ class Revision(Base):
     number: Mapped[Number] = mapped_column(index=True)
 
 
+class ActNumber(Base):
+    """The number of an act that changed what known keys may do: where the one that a gateway knows is not among them,
+    the database has lost acts (`repositories/revisions.py`). Of old acts they are forgotten."""
+
+    __tablename__ = "act_numbers"
+
+    number: Mapped[Number] = mapped_column(primary_key=True, autoincrement=False)
+
+
 class PromptSample(Base):
     """A prompt that a project allowed to be kept; encrypted."""
 

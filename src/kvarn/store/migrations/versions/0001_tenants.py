@@ -16,6 +16,11 @@ depends_on = None
 def upgrade() -> None:
     """Apply."""
     op.create_table(
+        "act_numbers",
+        sa.Column("number", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.PrimaryKeyConstraint("number", name=op.f("pk_act_numbers")),
+    )
+    op.create_table(
         "audit_log",
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("organization_id", sa.String(length=64), nullable=False),
@@ -217,3 +222,4 @@ def downgrade() -> None:
     op.drop_index("ix_audit_log_organization_id_at", "audit_log")
 
     op.drop_table("audit_log")
+    op.drop_table("act_numbers")
