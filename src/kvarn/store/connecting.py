@@ -50,6 +50,9 @@ def make_engine(url: URL, pool_size: int, timeout_s: float, servers: ServerWatch
             pool_size=pool_size,
             max_overflow=0,
             pool_timeout=timeout_s,
+            # Each use ends its own transaction. One rollback more would be a turn of the connection's thread each time,
+            # and where its task is cancelled in just that, the pool throws the connection away and calls it an error.
+            pool_reset_on_return=None,
             connect_args={"timeout": timeout_s},
             json_serializer=_json,
         )
