@@ -14,11 +14,12 @@ import pytest
 from sqlalchemy import text
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.store import servers
+from kvarn.store import health, servers
 from kvarn.store.engine import Store
-from kvarn.store.errors import StoreAwayError, StoreReadOnlyError
+from kvarn.store.errors import DiskFullError, StoreAwayError, StoreReadOnlyError
 from kvarn.store.health import StoreState
 from kvarn.store.migrate import upgrade
+from kvarn.store.repositories import leases
 from kvarn.store.repositories.probes import probe_writes
 from kvarn.store.repositories.tenants import create_organization
 from read_only import SqliteSwitch, set_postgres_read_only
@@ -54,7 +55,10 @@ async def write_much(store: Store) -> None:
 
 
 @pytest.mark.parametrize("pragmas", [("query_only=1", "query_only=0"), ("max_page_count=1", "max_page_count=99999")])
-async def test_a_file_that_cannot_be_written_is_read(tmp_path: Path, pragmas: tuple[str, str], caplog) -> None:
+async def test_a_file_that_cannot_be_written_is_read(
+    tmp_path: Path, pragmas: tuple[str, str], caplog, monkeypatch
+) -> None:
+    monkeypatch.setattr(health, "_FULL_S", 0.0)
     caplog.set_level(logging.INFO, "kvarn.store")
     async with opened(f"sqlite:///{tmp_path}/kvarn.db") as store:
         await upgrade(store)
@@ -70,6 +74,44 @@ async def test_a_file_that_cannot_be_written_is_read(tmp_path: Path, pragmas: tu
         await probe_writes(store)
         assert store.health.state is StoreState.UP
     assert [record.levelname for record in caplog.records if record.name == "kvarn.store"] == ["WARNING", "INFO"]
+
+
+async def test_a_disk_with_room_for_the_probe_alone_stays_full_until_nothing_was_refused_for_a_minute(
+    tmp_path: Path,
+) -> None:
+    now = 1000.0
+    async with opened(f"sqlite:///{tmp_path}/kvarn.db") as store:
+        store.health = health.StoreHealth(lambda: now)
+        await upgrade(store)
+        await probe_writes(store)
+        switch = SqliteSwitch(store, "max_page_count=1", "max_page_count=99999")
+        switch.is_on = True
+        for _ in range(3):
+            with pytest.raises(DiskFullError):
+                await write_much(store)
+            now += 59
+            await probe_writes(store)  # its row is there already, and needs no room
+            assert store.health.state is StoreState.READ_ONLY
+        now += 1
+        await probe_writes(store)
+        assert store.health.state is StoreState.UP
+
+
+async def test_a_probe_that_wrote_nothing_tells_nothing(tmp_path: Path) -> None:
+    async with opened(f"sqlite:///{tmp_path}/kvarn.db") as store:
+        await upgrade(store)
+        switch = SqliteSwitch(store)
+        switch.is_on = True
+        with pytest.raises(StoreReadOnlyError):
+            await probe_writes(store)
+        switch.is_on = False
+        assert await leases.take(store, "probe", "another gateway", 60)
+        await probe_writes(store)
+        assert store.health.state is StoreState.READ_ONLY
+        async with store.transaction() as session:
+            await session.execute(text("UPDATE leases SET until_ms = 0"))
+        await probe_writes(store)
+        assert store.health.state is StoreState.UP
 
 
 async def test_a_file_that_sqlite_may_only_read_is_read(tmp_path: Path) -> None:

@@ -21,6 +21,10 @@ class StoreBusyError(StoreAwayError):
     and may be asked again."""
 
 
+class DiskFullError(StoreReadOnlyError):
+    """There is no room for what was to be written. Something smaller may still find room, which says nothing."""
+
+
 class StoreBehindError(StoreError):
     """The database answers, and does not have what it is known to have had: a standby that lags. What it says of keys
     is not believed."""

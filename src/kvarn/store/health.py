@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+import math
+import time
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from enum import StrEnum
 
-from kvarn.store.errors import StoreAwayError, StoreBusyError, StoreReadOnlyError
+from kvarn.store.errors import DiskFullError, StoreAwayError, StoreBusyError, StoreReadOnlyError
+
+_FULL_S = 60.0
+"""Seconds without a refusal after which a full disk counts as having room again: the row that asks whether it has is
+small, and fits where nothing else does."""
 
 _log = logging.getLogger("kvarn.store")
 
@@ -24,9 +30,16 @@ class StoreState(StrEnum):
 
 class StoreHealth:
     """What is known without asking. That writes go again only one that did says (`note_written`): a transaction may
-    have ended without writing a thing."""
+    have ended without writing a thing.
 
-    def __init__(self) -> None:
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._full_at = -math.inf
+        """When something last found no room on the disk."""
         self._is_away = False
         self._refuses_writes = False
 
@@ -44,6 +57,8 @@ class StoreHealth:
             yield
         except StoreReadOnlyError as error:
             self._is_away = False
+            if isinstance(error, DiskFullError):
+                self._full_at = self._clock()
             if not self._refuses_writes:
                 self._refuses_writes = True
                 _log.warning("%s; it is read, and what cannot wait is refused", error)
@@ -57,8 +72,8 @@ class StoreHealth:
         self._is_away = False
 
     def note_written(self) -> None:
-        """The database has taken a row."""
+        """The database has taken a small row."""
         self._is_away = False
-        if self._refuses_writes:
+        if self._refuses_writes and self._clock() - self._full_at >= _FULL_S:
             self._refuses_writes = False
             _log.info("the database takes writes again")

@@ -7,7 +7,7 @@ import sqlite3
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from kvarn.store.errors import StoreAwayError, StoreBusyError, StoreReadOnlyError
+from kvarn.store.errors import DiskFullError, StoreAwayError, StoreBusyError, StoreReadOnlyError
 
 DEMOTED_STATE = "25006"
 """SQLSTATE of a write in a read-only transaction: the server is a standby now, or was told to be read-only."""
@@ -18,9 +18,8 @@ _AWAY_STATES = ("08", "53", "57P")
 characters of SQLSTATE."""
 _UNPREPARED_STATES = ("42P01", "42703")
 """There is no such table, or no such column."""
-_READ_ONLY_STATES = (DEMOTED_STATE, "53100")
-"""A demoted server; a full disk."""
-_READ_ONLY_CODES = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL)
+_READ_ONLY_STATES = {DEMOTED_STATE: StoreReadOnlyError, "53100": DiskFullError}
+_READ_ONLY_CODES = {sqlite3.SQLITE_READONLY: StoreReadOnlyError, sqlite3.SQLITE_FULL: DiskFullError}
 _PRIMARY_CODE = 0xFF
 """Of SQLite's codes; the bits above say more."""
 
@@ -29,8 +28,8 @@ def outage_of(error: Exception) -> StoreAwayError | None:
     """What an error means while the database is used; None where it is none of these: the fault is not the
     database's."""
     cause = getattr(error, "orig", None) or error
-    if isinstance(error, DBAPIError) and _refuses_writes(cause):
-        return StoreReadOnlyError(f"the database takes no writes: {cause_of(error)}")
+    if isinstance(error, DBAPIError) and (refusal := _refusal_of_writes(cause)) is not None:
+        return refusal(f"the database takes no writes: {cause_of(error)}")
     if sqlstate_of(cause) == _LOCKED_STATE:
         return StoreBusyError("others write the same rows of the database at this moment")
     lost = isinstance(error, OperationalError | InterfaceError | PoolTimeoutError | ConnectionError)
@@ -63,8 +62,8 @@ def cause_of(error: BaseException) -> str:
     return (str(cause).splitlines() or [type(cause).__name__])[0]
 
 
-def _refuses_writes(cause: BaseException) -> bool:
+def _refusal_of_writes(cause: BaseException) -> type[StoreReadOnlyError] | None:
     code = getattr(cause, "sqlite_errorcode", None)
     if code is not None:
-        return code & _PRIMARY_CODE in _READ_ONLY_CODES
-    return sqlstate_of(cause) in _READ_ONLY_STATES
+        return _READ_ONLY_CODES.get(code & _PRIMARY_CODE)
+    return _READ_ONLY_STATES.get(sqlstate_of(cause))
