@@ -17,6 +17,7 @@ from kvarn.store.models import (
     StoredCompletion,
     StoredResponse,
 )
+from kvarn.store.repositories.batches import OVER
 from kvarn.store.repositories.stored_bytes import PART_BYTES, ROW_BYTES, json_bytes, read_stored_bytes
 
 
@@ -45,13 +46,14 @@ async def recount(store: Store, organization_id: str) -> int:
             _agree(sample, ROW_BYTES + len(sample.sealed))
             total += sample.counted_bytes
         for batch in await rows(Batch):
-            _agree(batch, ROW_BYTES + json_bytes(batch.extra) + json_bytes(batch.errors) - json_bytes([]))
+            itself = ROW_BYTES + json_bytes(batch.extra) + json_bytes(batch.errors) - json_bytes([])
+            _agree(batch, itself + batch.reserved_bytes)
             total += batch.counted_bytes
             for line in await session.scalars(select(BatchLine).where(BatchLine.batch_id == batch.id)):
                 texts = (line.custom_id, line.model, line.body, line.answer or b"")
-                total += PART_BYTES + sum(map(len, texts))
+                total += (batch.status not in OVER) * (PART_BYTES + sum(map(len, texts)))
         for file in await rows(File):
-            total += ROW_BYTES + file.size
+            total += file.counted * (ROW_BYTES + file.size)
         assert not await session.scalar(select(func.count()).where(ConversationItem.counted_bytes == 0))
     return total
 

@@ -21,14 +21,16 @@ class FileWriter:
         store: The database.
         owner: Whose file it will be.
         most: Bytes that its organisation may store, this file included; None: as many as it needs.
+        counted: Whether it counts before it is published.
     """
 
-    def __init__(self, store: Store, owner: Owner, most: int | None = None) -> None:
+    def __init__(self, store: Store, owner: Owner, most: int | None = None, *, counted: bool = True) -> None:
         self.size = 0
         """Bytes taken so far."""
         self._store = store
         self._owner = owner
         self._most = most
+        self._counted = counted
         self._id: str | None = None
         self._buffer = bytearray()
         self._position = 0
@@ -59,7 +61,7 @@ class FileWriter:
     async def _flush(self, count: int) -> None:
         if self._id is None:
             given_up = int(self._store.now()) + _ABANDONED_S
-            self._id = await begin_file(self._store, self._owner, given_up, self._most)
+            self._id = await begin_file(self._store, self._owner, given_up, self._most, counted=self._counted)
         chunks = [bytes(self._buffer[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES]) for i in range(count)]
         if chunks:
             await add_chunks(self._store, self._owner, self._id, self._position, chunks, self._most)

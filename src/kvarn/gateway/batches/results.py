@@ -28,8 +28,8 @@ class ResultFiles:
         self._store = store
         self._batch_id = batch.id
         self._unanswered = unanswered
-        self._output = FileWriter(store, owner)
-        self._errors = FileWriter(store, owner)
+        self._output = FileWriter(store, owner, counted=False)  # as long as the lines with the same answers count
+        self._errors = FileWriter(store, owner, counted=False)
 
     async def write(self) -> dict[str, dict[str, Any]]:
         """Write both; the fields of `publish_file` by the batch's column. An empty file is not made.

@@ -30,6 +30,8 @@ class File(Base):
     created_at: Mapped[Seconds] = mapped_column(index=True)
     expires_at: Mapped[Seconds | None] = mapped_column(index=True)
     """Nobody sees it from then on; the sweep deletes it."""
+    counted: Mapped[bool] = mapped_column(default=True)
+    """Whether it counts in `stored_bytes`: what a batch writes does so once it is published."""
 
 
 class FileChunk(Base):
@@ -84,6 +86,8 @@ class Batch(Base):
     leased_until: Mapped[Seconds | None]
     counted_bytes: Mapped[Number] = mapped_column(default=0)
     """What it counts for in `stored_bytes`, without its lines."""
+    reserved_bytes: Mapped[Number] = mapped_column(default=0)
+    """Those of `counted_bytes` that are kept free for its lines, until all are there."""
 
 
 class BatchLine(Base):

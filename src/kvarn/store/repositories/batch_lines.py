@@ -8,22 +8,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Select, bindparam, delete, func, insert, select, update
+from sqlalchemy import bindparam, delete, insert, select, update
 
 from kvarn.store.engine import Store
 from kvarn.store.models import Batch, BatchLine
-from kvarn.store.repositories.batch_runs import change_batch
+from kvarn.store.repositories.batch_runs import LeaseLostError, change_batch
+from kvarn.store.repositories.batches import OVER, BatchStatus
+from kvarn.store.repositories.line_bytes import LINE_BYTES
 from kvarn.store.repositories.stored_bytes import PART_BYTES, count_bytes, expect_room
 
 _DELETED_AT_ONCE = 500
-_COUNTED = (
-    PART_BYTES
-    + func.length(BatchLine.custom_id)
-    + func.length(BatchLine.model)
-    + func.length(BatchLine.body)
-    + func.coalesce(func.length(BatchLine.answer), 0)
-)
-"""What a line counts for; as `Line.counted_bytes`, once it has an answer with that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +61,26 @@ class Result:
 
 
 async def add_lines(store: Store, batch_id: str, lines: Sequence[Line], most: int | None = None) -> None:
-    """Write requests.
+    """Write requests. They take what their batch has reserved for them, as far as it goes.
 
     Raises:
+        LeaseLostError: The batch is gone.
         StorageFullError: The batch's organisation would store more than `most` bytes.
         StoreAwayError: The database does not answer.
     """
     rows = [{"batch_id": batch_id, **{name: getattr(each, name) for name in Line.__slots__}} for each in lines]
     size = sum(line.counted_bytes for line in lines)
     async with store.transaction() as session:
-        organization_id = await session.scalar(_organization_of(batch_id))
-        if organization_id is not None and most is not None:
-            await expect_room(session, organization_id, size, most)
+        batch = await session.scalar(select(Batch).where(Batch.id == batch_id).with_for_update())
+        if batch is None:
+            raise LeaseLostError(f"the batch {batch_id} was deleted")
+        reserved = min(batch.reserved_bytes, size)
+        if most is not None:
+            await expect_room(session, batch.organization_id, size - reserved, most)
         await session.execute(insert(BatchLine), rows)
-        if organization_id is not None:
-            await count_bytes(session, organization_id, size, most)
+        batch.reserved_bytes -= reserved
+        batch.counted_bytes -= reserved
+        await count_bytes(session, batch.organization_id, size - reserved, most)
 
 
 async def open_lines(
@@ -163,19 +162,19 @@ async def read_results(store: Store, batch_id: str, after: int, count: int) -> l
 
 
 async def delete_lines(store: Store, batch_id: str) -> None:
-    """Delete all lines of a batch, in steps of bounded size."""
+    """Delete all lines of a batch, in steps of bounded size. While it is being checked they leave it what they took,
+    for it is checked again; once it is over they count no more."""
     while True:
         async with store.transaction() as session:
+            batch = await session.scalar(select(Batch).where(Batch.id == batch_id).with_for_update())
             query = select(BatchLine.line).where(BatchLine.batch_id == batch_id).limit(_DELETED_AT_ONCE)
             lines = list(await session.scalars(query))
             gone = delete(BatchLine).where(BatchLine.batch_id == batch_id, BatchLine.line.in_(lines))
-            freed = sum(await session.scalars(gone.returning(_COUNTED)))
-            organization_id = await session.scalar(_organization_of(batch_id))
-            if organization_id is not None:
-                await count_bytes(session, organization_id, -freed)
+            freed = sum(await session.scalars(gone.returning(LINE_BYTES)))
+            if batch is not None and batch.status == BatchStatus.VALIDATING:
+                batch.reserved_bytes += freed
+                batch.counted_bytes += freed
+            elif batch is not None and batch.status not in OVER:
+                await count_bytes(session, batch.organization_id, -freed)
         if len(lines) < _DELETED_AT_ONCE:
             return
-
-
-def _organization_of(batch_id: str) -> Select[str]:
-    return select(Batch.organization_id).where(Batch.id == batch_id)

@@ -17,7 +17,8 @@ from kvarn.store.errors import StoreError
 from kvarn.store.models import Batch
 from kvarn.store.repositories.batches import OVER, BatchStatus
 from kvarn.store.repositories.files import publish_file
-from kvarn.store.repositories.stored_bytes import count_bytes, json_bytes
+from kvarn.store.repositories.line_bytes import bytes_of_lines
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, json_bytes
 
 
 class LeaseLostError(StoreError):
@@ -120,7 +121,8 @@ async def finish_batch(
     kept_s: int | None,
     **values: Any,
 ) -> Batch:
-    """The end of a batch: its files can be seen from the moment on at which it is over. One that is in none of the
+    """The end of a batch: its files can be seen from the moment on at which it is over, and count for what its lines,
+    which are to be deleted, do no more. One that is in none of the
     states `origin` (its client cancelled it meanwhile) stays as it is. The batch as it is then.
 
     Args:
@@ -142,24 +144,33 @@ async def finish_batch(
         batch = await _locked(session, holder, batch_id)
         if batch.status not in origin:
             return batch
+        growth = -await bytes_of_lines(session, batch_id)
         for column, fields in files.items():
             expires_at = now + kept_s if kept_s else None
             file = await publish_file(session, now=now, expires_at=expires_at, purpose="batch_output", **fields)
             setattr(batch, column, file.id)
+            if not file.counted:
+                file.counted = True
+                growth += file.size + ROW_BYTES
         batch.leased_by = batch.leased_until = None
-        await _enter(session, batch, status, now, values)
+        await _enter(session, batch, status, now, values, growth)
     return batch
 
 
-async def _enter(session: AsyncSession, batch: Batch, status: BatchStatus, now: int, values: dict[str, Any]) -> None:
-    """Bring it into a state, as the last thing in a transaction. What was wrong with it may be as long as a file."""
-    growth = json_bytes(values["errors"]) - json_bytes(batch.errors) if "errors" in values else 0
+async def _enter(
+    session: AsyncSession, batch: Batch, status: BatchStatus, now: int, values: dict[str, Any], besides: int = 0
+) -> None:
+    """Bring it into a state, as the last thing in a transaction, which has `besides` bytes to count. What was wrong
+    with it may be as long as a file; what it has reserved for lines it needs no more."""
+    growth = -batch.reserved_bytes
+    growth += json_bytes(values["errors"]) - json_bytes(batch.errors) if "errors" in values else 0
     batch.status = status
     batch.times = {**batch.times, f"{status}_at": now}
     for name, value in values.items():
         setattr(batch, name, value)
     batch.counted_bytes += growth
-    await count_bytes(session, batch.organization_id, growth)
+    batch.reserved_bytes = 0
+    await count_bytes(session, batch.organization_id, growth + besides)
 
 
 async def _locked(session: AsyncSession, holder: str, batch_id: str) -> Batch:

@@ -49,10 +49,10 @@ async def create_batch(
     """Take a batch; whoever runs batches finds it.
 
     Raises:
-        StorageFullError: Its organisation would store more than `most` bytes, once the `input_bytes` of its lines are
-            kept beside the file.
+        StorageFullError: Its organisation would store more than `most` bytes with the `input_bytes` of its lines, which
+            will be kept beside the file and count from now on.
     """
-    now, counted = int(store.now()), ROW_BYTES + json_bytes(metadata or {})
+    now, counted = int(store.now()), ROW_BYTES + json_bytes(metadata or {}) + input_bytes
     batch = Batch(
         id=new_id("batch_"),
         organization_id=principal.organization_id,
@@ -75,10 +75,11 @@ async def create_batch(
         cached_tokens=0,
         output_tokens=0,
         counted_bytes=counted,
+        reserved_bytes=input_bytes,
     )
-    async with storing(store, batch.organization_id, counted, most, ahead=input_bytes) as session:
+    async with storing(store, batch.organization_id, counted, most) as session:
         session.add(batch)
-        await count_bytes(session, batch.organization_id, counted, most, ahead=input_bytes)
+        await count_bytes(session, batch.organization_id, counted, most)
     return batch
 
 

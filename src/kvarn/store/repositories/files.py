@@ -28,7 +28,9 @@ _CHUNKS_AT_ONCE = 16
 """Chunks deleted in one transaction."""
 
 
-async def begin_file(store: Store, owner: Owner, expires_at: int, most: int | None = None) -> str:
+async def begin_file(
+    store: Store, owner: Owner, expires_at: int, most: int | None = None, *, counted: bool = True
+) -> str:
     """Make a file that nobody sees until it is published; its id.
 
     Args:
@@ -36,6 +38,7 @@ async def begin_file(store: Store, owner: Owner, expires_at: int, most: int | No
         owner: Whose it will be.
         expires_at: When the sweep deletes it, should whoever writes it never come back.
         most: Bytes that its organisation may store; None: as many as it needs.
+        counted: Whether it counts before it is published.
 
     Raises:
         StorageFullError: It would store more.
@@ -53,9 +56,11 @@ async def begin_file(store: Store, owner: Owner, expires_at: int, most: int | No
                 size=0,
                 created_at=int(store.now()),
                 expires_at=expires_at,
+                counted=counted,
             )
         )
-        await count_bytes(session, owner.organization_id, ROW_BYTES, most)
+        if counted:
+            await count_bytes(session, owner.organization_id, ROW_BYTES, most)
     return file_id
 
 
@@ -72,16 +77,18 @@ async def add_chunks(
     size = sum(map(len, chunks))
     async with storing(store, owner.organization_id, size, most) as session:
         theirs = update(File).where(File.id == file_id, File.organization_id == owner.organization_id)
-        if await session.scalar(theirs.values(size=File.size + size).returning(File.id)) is None:
+        counted = await session.scalar(theirs.values(size=File.size + size).returning(File.counted))
+        if counted is None:
             raise _given_up(file_id)
         session.add_all(rows)
-        await count_bytes(session, owner.organization_id, size, most)
+        if counted:
+            await count_bytes(session, owner.organization_id, size, most)
 
 
 async def publish_file(
     session: AsyncSession, file_id: str, *, filename: str, purpose: str, now: int, expires_at: int | None
 ) -> File:
-    """Let a file that was begun be seen, as part of a transaction.
+    """Let a file that was begun be seen, as part of a transaction, whose caller counts it where nobody did.
 
     Raises:
         NotFoundError: It was given up meanwhile.
@@ -154,9 +161,9 @@ async def drop_file(store: Store, file_id: str) -> None:
     """Delete a file that nobody sees, and its content, in steps of bounded size."""
     await _drop_content(store, file_id)
     async with store.transaction() as session:
-        gone = delete(File).where(File.id == file_id).returning(File.organization_id, File.size)
+        gone = delete(File).where(File.id == file_id).returning(File.organization_id, File.size, File.counted)
         file = (await session.execute(gone)).one_or_none()
-        if file is not None:
+        if file is not None and file.counted:
             await count_bytes(session, file.organization_id, -(file.size + ROW_BYTES))
 
 

@@ -61,7 +61,7 @@ def json_bytes(*values: Any) -> int:
 
 @asynccontextmanager
 async def storing(
-    store: Store, organization_id: str, size: int, most: int | None, *, ahead: int = 0
+    store: Store, organization_id: str, size: int, most: int | None
 ) -> AsyncGenerator[AsyncSession, None]:
     """A transaction that writes bytes within a bound, and ends with `count_bytes`. Where there is no room for them it
     is refused before it writes any: what is written and undone stays on PostgreSQL's disk until it is vacuumed.
@@ -73,7 +73,6 @@ async def storing(
         organization_id: Whose they are.
         size: How many, as far as that is known.
         most: Bytes that the organisation may store; None: a transaction like any other.
-        ahead: As in `count_bytes`.
 
     Raises:
         StorageFullError: It would store more than `most`.
@@ -85,7 +84,7 @@ async def storing(
             yield session
         return
     async with store.writers.of(organization_id), store.transaction() as session:
-        await expect_room(session, organization_id, size + ahead, most)
+        await expect_room(session, organization_id, size, most)
         yield session
 
 
@@ -97,9 +96,7 @@ async def expect_room(session: AsyncSession, organization_id: str, size: int, mo
         raise StorageFullError(int(row[0]), most, size)
 
 
-async def count_bytes(
-    session: AsyncSession, organization_id: str, size: int, most: int | None = None, *, ahead: int = 0
-) -> None:
+async def count_bytes(session: AsyncSession, organization_id: str, size: int, most: int | None = None) -> None:
     """Count bytes for an organisation, as the last thing in a transaction, and once: so nobody deadlocks, and the
     account is held for the shortest time.
 
@@ -109,7 +106,6 @@ async def count_bytes(
         size: How many; below zero for what is deleted.
         most: Bytes that the organisation may store. Those who count within a bound do so one after another, and none of
             them passes it. None: whatever it has stored already, as for an answer that has been made.
-        ahead: Bytes that will follow: there must be room for them too, which others may take meanwhile.
 
     Raises:
         StorageFullError: It would store more than `most`. Nobody is refused who stores less than before.
@@ -122,8 +118,8 @@ async def count_bytes(
         locked = select(Organization.id).where(Organization.id == organization_id)
         await session.execute(locked.with_for_update(key_share=True))
         stored = await sum_of(session, organization_id)
-        if stored + size + ahead > most:
-            raise StorageFullError(stored, most, size + ahead)
+        if stored + size > most:
+            raise StorageFullError(stored, most, size)
     part = random.randrange(_PARTS) if is_postgresql(session) else 0
     values = {"organization_id": organization_id, "part": part, "size": size}
     await (await session.connection()).execute(_ADDED, values)

@@ -43,6 +43,7 @@ def upgrade() -> None:
         sa.Column("leased_by", sa.String(length=64), nullable=True),
         sa.Column("leased_until", sa.BigInteger(), nullable=True),
         sa.Column("counted_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("reserved_bytes", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(
             ["organization_id"], ["organizations.id"], name=op.f("fk_batches_organization_id"), ondelete="CASCADE"
         ),
@@ -67,6 +68,7 @@ def upgrade() -> None:
         sa.Column("size", sa.BigInteger(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("expires_at", sa.BigInteger(), nullable=True),
+        sa.Column("counted", sa.Boolean(), nullable=False),
         sa.ForeignKeyConstraint(
             ["organization_id"], ["organizations.id"], name=op.f("fk_files_organization_id"), ondelete="CASCADE"
         ),
