@@ -20,10 +20,11 @@ from kvarn.config.load import ConfigError
 from kvarn.limits.orders import LimitsAwayError
 from kvarn.observe.limits import LimitMetrics
 
-_MOST_AT_ONCE = 512
-"""Calls sent in one round trip."""
+_MOST_ASKED, _MOST_TOLD = 512, 128
+"""Calls sent in one round trip, of those somebody waits for and of the others: few of these, for nobody shall wait long
+behind them."""
 _MOST_OWED = 20_000
-"""Calls kept while Redis is away; the oldest are given up first."""
+"""Calls kept for which nobody waits; the oldest are given up first."""
 _FIRST_PROBE_S, _LAST_PROBE_S = 0.1, 1.0
 _LINGER_S = 0.001
 """What nobody waits for waits so long for a call to travel with: the next request of the same client shall not find a
@@ -59,11 +60,14 @@ class Call:
 class RedisScripts:
     """Runs scripts in one Redis for one gateway.
 
-    All calls go through one connection in the order in which they were asked, as many in a round trip as have gathered
-    during the one before: a settlement is never overtaken by the order that comes after it. No call takes longer than
-    `timeout_s`. The first failure means that Redis is away: from then on whoever would wait is told so at once, while a
-    probe asks until Redis does the whole work again. What nobody waits for is kept for that moment, for `keep_s`: it
-    must do no harm where it comes twice.
+    All calls go through one connection, as many in a round trip as have gathered during the one before. What somebody
+    waits for is answered within `timeout_s`, whatever else there is to send. What nobody waits for goes in the order in
+    which it was asked, and before what is asked after it: a settlement is overtaken by a later order only where very
+    many have piled up.
+
+    The first failure means that Redis is away: from then on whoever would wait is told so at once, while a probe asks
+    until Redis does the whole work again. What nobody waits for is kept for that moment, for `keep_s`: it must do no
+    harm where it comes twice. A call that Redis refuses while it does the probes' work is given up alone.
 
     Args:
         url: `redis://...`, `rediss://...` or `unix://...`.
@@ -90,16 +94,24 @@ class RedisScripts:
         """What is tried to know whether Redis is there, and can be written to."""
         self.when_back: list[Callable[[], None]] = []
         """Called when Redis is back and has been sent what was kept: to say how things stand by now."""
-        self._queue: deque[Call] = deque()
-        self._owed: deque[Call] = deque(maxlen=_MOST_OWED)
+        self._asked: deque[Call] = deque()
+        """For which somebody waits."""
+        self._owed: deque[Call] = deque()
+        """For which nobody waits."""
         self._sender: asyncio.Task[None] | None = None
         self._linger: asyncio.TimerHandle | None = None
         self._prober: asyncio.Task[None] | None = None
+        self._stopped = False
 
     @property
     def away(self) -> bool:
         """Whether Redis does not answer."""
         return self._prober is not None
+
+    @property
+    def longest_unnoticed_s(self) -> float:
+        """Seconds that may pass from Redis' being back to its being noticed."""
+        return _LAST_PROBE_S + self._timeout_s
 
     async def start(self) -> None:
         """Connect; where Redis is away, say so and go on asking in the background."""
@@ -109,7 +121,8 @@ class RedisScripts:
             self._go_away(error)
 
     async def stop(self) -> None:
-        """Send what is still to be sent, then close the connection."""
+        """Send what is still to be sent, then close the connection for good."""
+        self._stopped = True
         self._start_sender()
         if self._sender is not None:
             await asyncio.wait({self._sender})
@@ -124,22 +137,26 @@ class RedisScripts:
         """What a script answers.
 
         Raises:
-            LimitsAwayError: Redis does not answer. It may have run all the same.
+            LimitsAwayError: Redis does not answer, or refuses the call. It may have run all the same.
         """
-        if self.away:
+        if self.away or self._stopped:
             raise LimitsAwayError("Redis is away")
         call.reply = asyncio.get_running_loop().create_future()
-        self.send(call)
+        self._asked.append(call)
+        self._start_sender()
         return await call.reply
 
     def send(self, call: Call) -> None:
         """Run a script for whose answer nobody waits; kept where Redis is away."""
-        if self.away:
-            self._owe(call)
+        if self._stopped:
+            self._metrics.lost.inc()
             return
-        self._queue.append(call)
-        if call.reply is not None:
-            self._start_sender()
+        if len(self._owed) >= _MOST_OWED:
+            self._owed.popleft()
+            self._metrics.lost.inc()
+        self._owed.append(call)
+        if self.away:
+            self._metrics.owed.set(len(self._owed))
         elif self._linger is None:
             self._linger = asyncio.get_running_loop().call_later(_LINGER_S, self._start_sender)
 
@@ -147,40 +164,56 @@ class RedisScripts:
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None
-        if self._sender is None:
-            self._sender = asyncio.create_task(self._send_queue())
+        if self._sender is None or self._sender.done():
+            self._sender = asyncio.create_task(self._send_all())
 
-    async def _send_queue(self) -> None:
+    async def _send_all(self) -> None:
+        told: list[Call] = []
+        asked: list[Call] = []
         try:
-            while self._queue and not self.away:
-                batch = [self._queue.popleft() for _ in range(min(len(self._queue), _MOST_AT_ONCE))]
-                await self._send_batch(batch)
-        finally:
-            self._sender = None
-
-    async def _send_batch(self, batch: list[Call]) -> None:
-        """One round trip, over before the longest-waiting call has waited too long."""
-        try:
-            replies = await _until(batch[0].asked + self._timeout_s, self._run(batch))
-        except Exception as error:  # whatever it was: nobody may wait for ever
-            self._queue.extendleft(reversed(batch))
+            while (self._owed or self._asked) and not self.away:
+                told = _first(self._owed, _MOST_TOLD)
+                # Whoever no longer waits has seen to it already that nothing comes of the call.
+                asked = [call for call in _first(self._asked, _MOST_ASKED) if call.reply and not call.reply.done()]
+                if told or asked:
+                    await self._send_batch(told, asked)
+        except BaseException as error:  # whatever it was: nobody may wait for ever
+            self._owed.extendleft(reversed(told))
+            self._asked.extendleft(reversed(asked))
             self._go_away(error)
-            return
-        for call, reply in zip(batch, replies, strict=True):
-            if call.reply is not None and not call.reply.done():
+            if not isinstance(error, Exception):
+                raise
+
+    async def _send_batch(self, told: Sequence[Call], asked: Sequence[Call]) -> None:
+        """One round trip, over before the one who waits longest has waited too long."""
+        began = asked[0].asked if asked else time.monotonic()
+        replies = await _until(began + self._timeout_s, self._run_or_fail([*told, *asked]))
+        refused = [reply for reply in replies if isinstance(reply, Exception)]
+        if refused:
+            _log.error("Redis refuses %d of %d calls, which have no effect: %s", len(refused), len(replies), refused[0])
+        for call, reply in zip(asked, replies[len(told) :], strict=True):
+            if call.reply is None or call.reply.done():
+                continue
+            if isinstance(reply, Exception):
+                call.reply.set_exception(LimitsAwayError(str(reply)))
+            else:
                 call.reply.set_result(reply)
 
-    async def _run(self, batch: Sequence[Call]) -> list[bytes]:
-        """The replies of the script. Raises what the first call that failed raised."""
+    async def _run_or_fail(self, batch: Sequence[Call]) -> list[bytes | Exception]:
+        """As `_run`. Raises where Redis refuses not only some of the calls, but the probes too."""
+        replies = await self._run(batch)
+        if any(isinstance(reply, Exception) for reply in replies):
+            await self._try_all()
+        return replies
+
+    async def _run(self, batch: Sequence[Call]) -> list[bytes | Exception]:
+        """What each script replied, or the error that Redis answered."""
         replies = await self._run_known(batch)
         missing = [index for index, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if missing:
             await self._load([*{batch[i].script.digest: batch[i].script for i in missing}.values()])
             for index, reply in zip(missing, await self._run_known([batch[i] for i in missing]), strict=True):
                 replies[index] = reply
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
         return replies
 
     async def _run_known(self, batch: Sequence[Call]) -> list[Any]:
@@ -206,20 +239,29 @@ class RedisScripts:
                 raise reply
 
     async def _try_all(self) -> None:
-        await self._run(self.probes)
+        for reply in await self._run(self.probes):
+            if isinstance(reply, Exception):
+                raise reply
 
-    def _go_away(self, error: Exception) -> None:
+    def _go_away(self, error: BaseException) -> None:
         """Fail what waits, keep what need not wait, and begin to ask whether Redis is back."""
         self._metrics.redis_away.set(1)
+        self._metrics.owed.set(len(self._owed))
         reason = str(error) or f"{type(error).__name__} after {self._timeout_s:g} s"
         _log.warning("Redis is away, limits and budgets are not shared until it is back: %s", reason)
-        self._prober = asyncio.create_task(self._probe())
-        while self._queue:
-            call = self._queue.popleft()
-            if call.reply is None:
-                self._owe(call)
-            elif not call.reply.done():
+        self._start_prober()
+        while self._asked:
+            call = self._asked.popleft()
+            if call.reply is not None and not call.reply.done():
                 call.reply.set_exception(LimitsAwayError(reason))
+
+    def _start_prober(self) -> None:
+        self._prober = asyncio.create_task(self._probe())
+        self._prober.add_done_callback(self._prober_ended)
+
+    def _prober_ended(self, prober: asyncio.Task[None]) -> None:
+        if self._prober is prober and not self._stopped:  # it has not found Redis, and nobody else would
+            self._start_prober()
 
     async def _probe(self) -> None:
         pause = _FIRST_PROBE_S
@@ -241,18 +283,9 @@ class RedisScripts:
         self._metrics.redis_away.set(0)
         self._metrics.owed.set(0)
         _log.info("Redis is back, limits and budgets are shared again")
-        owed, self._owed = self._owed, deque(maxlen=_MOST_OWED)
-        for call in owed:
-            call.asked = time.monotonic()
-            self.send(call)
+        self._start_sender()
         for tell in self.when_back:
             tell()
-
-    def _owe(self, call: Call) -> None:
-        if len(self._owed) == _MOST_OWED:
-            self._metrics.lost.inc()
-        self._owed.append(call)
-        self._metrics.owed.set(len(self._owed))
 
     def _forget_old(self) -> None:
         """Give up settlements whose marks have run out: they would have no effect."""
@@ -263,32 +296,27 @@ class RedisScripts:
         self._metrics.owed.set(len(self._owed))
 
 
+def _first(calls: deque[Call], most: int) -> list[Call]:
+    """Take the oldest out."""
+    return [calls.popleft() for _ in range(min(len(calls), most))]
+
+
 async def _until(deadline: float, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """Run something that must be over at a moment of the monotonic clock. Where this process was itself held up till
-    then, a reply may have come without having been read: it gets a moment more.
+    """Run something that must be over at a moment of the monotonic clock, which is the loop's. Where this process was
+    itself held up till then, a reply may have come without having been read: it gets a moment more.
 
     Raises:
         TimeoutError: It was not, and has been cancelled.
     """
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    expired = granted = False
-    timer: asyncio.TimerHandle
+    loop = asyncio.get_running_loop()
 
     def expire() -> None:
-        nonlocal expired, granted, timer
-        if not granted and time.monotonic() > deadline + _STALL_S:
-            granted, timer = True, loop.call_later(_STALL_S, expire)
-        else:
-            expired = True
-            task.cancel()
+        now = loop.time()
+        limit.reschedule(now + _STALL_S if now > deadline + _STALL_S else now)
 
-    timer = loop.call_later(max(0.0, deadline - time.monotonic()), expire)
-    try:
-        return await work
-    except asyncio.CancelledError:
-        if expired and not task.uncancel():
-            raise TimeoutError from None
-        raise
-    finally:
-        timer.cancel()
+    async with asyncio.timeout(None) as limit:
+        timer = loop.call_at(deadline, expire)
+        try:
+            return await work
+        finally:
+            timer.cancel()
