@@ -12,10 +12,12 @@ from typing import Any
 
 import httpx
 import pytest
+import redis
 
 from fake_replica import EOS
 from kvarn.config.platform import AdmissionConfig, LimitsConfig, MeteringConfig, StoreConfig
 from kvarn.gateway.stages.budgets import BudgetStage
+from kvarn.metering.service import Metering
 
 CHAT = "/v1/chat/completions"
 CLIENTS = 200
@@ -28,6 +30,8 @@ LENGTHS = (1, 6, 11, 40)
 def own_redis(tmp_path: Path, redis_maker: Callable[[Path], Any]) -> Iterator[Any]:
     service = redis_maker(tmp_path)
     service.start()
+    with redis.Redis(port=service.port) as client:
+        client.set("kvarn:budgets:since", 1)  # as one that has been there for long
     yield service
     service.kill()
 
@@ -65,12 +69,17 @@ def gateways(
                 wait_for(lambda house=house: knows_budgets(house), "the budget to be known")
             return houses
 
+        make.stop = open_houses.close  # type: ignore[attr-defined]
         yield make
 
 
 def knows_budgets(house: Any) -> bool:
+    return bool(metering_of(house).budgets.all_standings(time.time()))
+
+
+def metering_of(house: Any) -> Metering:
     (stage,) = [stage for stage in house.gateway.pipeline._stages if isinstance(stage, BudgetStage)]
-    return bool(stage._metering.budgets.all_standings(time.time()))
+    return stage._metering
 
 
 def _ask_once(house: Any, max_tokens: int, choices: int = 1) -> httpx.Response:
@@ -140,3 +149,15 @@ def test_a_redis_that_is_away_closes_budgets_where_the_configuration_says_so(gat
     for house in houses:
         refused = _ask_once(house, 6)
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "budgets_unavailable"
+
+
+def test_a_gateway_that_is_stopped_leaves_nothing_held(gateways: Any, own_redis: Any) -> None:
+    houses = gateways()
+    for house in houses:
+        metering_of(house)._budgets_read = float("inf")  # not read again while it runs
+    assert _ask_once(houses[0], 6).status_code == 200
+    with redis.Redis(port=own_redis.port) as client:
+        (held,) = client.keys("kvarn:budgets:{*}:*:leases")
+        assert client.zcard(held) == 1
+        gateways.stop()
+        assert client.zcard(held) == 0 and len(client.client_list()) == 1

@@ -90,12 +90,14 @@ async def gateways(own_redis: Any) -> AsyncGenerator[Callable[..., Any], None]:
     """Gateways of one database and one Redis."""
     made: list[Gateway] = []
 
-    async def make(number: int, when_away: Any = "open", lease_ms: int = 30_000, **changes: Any) -> list[Gateway]:
+    async def make(
+        number: int, when_away: Any = "open", lease_ms: int = 30_000, grace_ms: int | None = 0, **changes: Any
+    ) -> list[Gateway]:
         database = Database([replace(RULE, **changes)])
         for _ in range(number):
             scripts = RedisScripts(f"redis://127.0.0.1:{own_redis.port}/0", 2.0, lease_ms / 1000, LimitMetrics())
             book = BudgetBook()
-            reservations = Reservations(book, scripts, when_away, lease_ms)
+            reservations = Reservations(book, scripts, when_away, lease_ms, grace_ms)
             made.append(Gateway(database, scripts, reservations, book))
             reservations.start()
             await scripts.start()
@@ -256,3 +258,129 @@ async def test_a_large_sum_of_money_is_held_to_the_last_billionth(own_redis: Any
         await house.reservations.reserve("use_2", HOLDERS, 1, 2, now)
     assert await house.reservations.reserve("use_3", HOLDERS, 1, 1, now) is not None
     assert held_in_redis(own_redis) == limit
+
+
+async def test_a_gateway_whose_clock_is_ahead_opens_no_budget_of_the_others(gateways: Any) -> None:
+    fast, house = await gateways(2, hard_limit=100)
+    house.database.spent = 100
+    next_year = time.time() + 366 * 86_400
+    fast.book.replace(fast.database.rules, {}, next_year)
+    held = await fast.reservations.reserve("use_1", HOLDERS, 1, 0, next_year)
+    assert held is not None
+    fast.reservations.release(held)
+    house.read()
+    with pytest.raises(BudgetSpentError):
+        await house.take("use_2", 1)
+    with pytest.raises(BudgetSpentError):
+        await fast.reservations.reserve("use_3", HOLDERS, 101, 0, next_year)
+
+
+async def test_what_is_in_flight_when_a_period_ends_counts_in_the_next(gateways: Any) -> None:
+    first, second = await gateways(2, hard_limit=100)
+    await first.take("use_1", 60)
+    tomorrow = time.time() + 86_400
+    with pytest.raises(BudgetSpentError):
+        await second.reservations.reserve("use_2", HOLDERS, 50, 0, tomorrow)
+    assert await second.reservations.reserve("use_3", HOLDERS, 40, 0, tomorrow) is not None
+
+
+@pytest.mark.parametrize("how", ["restarted", "emptied"])
+async def test_a_redis_that_has_forgotten_lets_nobody_in_before_a_silent_gateway_has_told_it(
+    own_redis: Any, gateways: Any, how: str
+) -> None:
+    with redis.Redis(port=own_redis.port) as client:
+        client.set("kvarn:budgets:since", 1, px=5000)  # as one that has been there for long
+    silent, asks = await gateways(2, "closed", hard_limit=100, grace_ms=3000)
+    await _shared(asks, "use_1", 1)
+    await _shared(silent, "use_2", 60)
+    if how == "restarted":
+        own_redis.kill()
+        own_redis.start()
+    else:
+        with redis.Redis(port=own_redis.port) as client:
+            client.flushall()
+    with pytest.raises(BudgetSpentError):
+        await _shared(asks, "use_3", 40)
+    assert await _shared(asks, "use_4", 39) is not None
+
+
+async def _shared(house: Gateway, name: str, tokens: int) -> Held | None:
+    """Ask until Redis decides."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                return await house.take(name, tokens)
+            except LimitsAwayError:
+                await asyncio.sleep(0.05)
+
+
+async def test_a_gateway_that_is_open_tells_what_it_let_in_alone_at_once(own_redis: Any, gateways: Any) -> None:
+    (house,) = await gateways(1, hard_limit=100, grace_ms=60_000)
+    held = await house.take("use_1", 30)
+    await house.reservations._has_forgotten()  # after the telling, in the same order
+    assert held_in_redis(own_redis) == 30
+    house.finish(held, 10)
+    await house.reservations._has_forgotten()
+    assert held_in_redis(own_redis) == 10
+
+
+@pytest.mark.parametrize("change", ["added", "deleted"])
+async def test_budgets_that_change_while_redis_does_not_answer_leave_nothing_reserved(
+    own_redis: Any, gateways: Any, change: str
+) -> None:
+    (house,) = await gateways(1, hard_limit=100)
+    (rule,) = house.database.rules
+    both = [rule, replace(rule, id="budget-2", holder_id="proj_a")]
+    house.database.rules = both if change == "deleted" else [rule]
+    house.read()
+    own_redis.kill()
+    asking = asyncio.create_task(house.take("use_1", 40))
+    await asyncio.sleep(0)
+    house.database.rules = [rule] if change == "deleted" else both
+    house.read()
+    held = await asking
+    assert [standing.rule.id for standing in held.standings] == [each.id for each in house.database.rules]
+    house.reservations.release(held)
+    assert not house.book._reserved
+
+
+async def test_thousands_of_budgets_hold_no_request_up_when_redis_is_back(own_redis: Any, gateways: Any) -> None:
+    (house,) = await gateways(1, hard_limit=100)
+    (rule,) = house.database.rules
+    house.database.rules += [replace(rule, id=f"budget-{n}", holder_id=f"proj_{n}") for n in range(4000)]
+    house.read()
+    own_redis.kill()
+    await house.take("use_1", 10)
+    assert house.redis.away
+    own_redis.start()
+    async with asyncio.timeout(10):
+        while house.redis.away:  # noqa: ASYNC110  it is another task that finds out
+            await asyncio.sleep(0.01)
+    assert len(house.redis._owed) <= 2, "only what is held is told"
+
+
+async def test_what_has_ended_but_is_not_entered_is_told_apart_from_what_is_in_flight(gateways: Any) -> None:
+    first, second = await gateways(2, hard_limit=100)
+    flying = await first.take("use_1", 80)
+    with pytest.raises(BudgetSpentError) as refusal:
+        await second.take("use_2", 30)
+    assert (refusal.value.left, refusal.value.unentered) == (100, False)
+    first.finish(flying, 80)  # and the database is away
+    await first.reservations._has_forgotten()  # after the telling, in the same order
+    with pytest.raises(BudgetSpentError) as refusal:
+        await second.take("use_2", 30)
+    assert refusal.value.left == 100 and refusal.value.unentered
+    with pytest.raises(BudgetSpentError) as refusal:
+        await first.take("use_3", 30)
+    assert refusal.value.left == 20, "whose own requests they were knows that they are spent"
+    first.write()
+    first.read()
+    assert await second.take("use_4", 20) is not None
+
+
+async def test_a_deleted_budget_is_forgotten(gateways: Any) -> None:
+    (house,) = await gateways(1)
+    house.finish(await house.take("use_1", 10), 10)
+    house.database.rules = []
+    house.read()
+    assert not house.reservations._told

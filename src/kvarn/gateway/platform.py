@@ -92,8 +92,8 @@ class Platform:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._admission.close()
         await self.prompts.close()
-        await self.limiter.stop()
         await self.metering.stop()
+        await self.limiter.stop()  # what is on the ledger by now need not be held in Redis any more
         await self.identity.stop()
         await self.store.close()
 

@@ -1,17 +1,23 @@
 -- What the requests in flight of several gateways may come to, under the budgets of one organisation: in one atomic step, by
 -- this server's clock.
 --
--- KEYS[2i - 1]  of budget i, a hash: `period`, what is `spent` in it, the sum of all that is `held`, and by its name what each holder
---               holds: a request the most it can come to, a gateway what its requests came to and no reading of the database has
--- KEYS[2i]      of budget i, a sorted set: its holders by the moment at which their leases end
--- ARGV[1]       MessagePack: operation (take, put), lease_ms, keep_ms, then of each budget {limit, period, spent as a gateway has read
---               it, holder, amount, holder, amount, ...}; take has one holder
--- Returns       MessagePack: whether it was taken; where not, the number of the budget that has no room, what is spent and held
+-- KEYS[1]       since when this server has known what is held, in its milliseconds; lasts only while gateways check it
+-- KEYS[3i - 1]  of budget i, what is spent in the caller's period, by whose name the key is called: gateways whose clocks are in
+--               different periods do not disturb each other
+-- KEYS[3i]      of budget i, a hash: the sum of all that is `held`, how much of it is of requests that have `ended`, and by its name
+--               what each holder holds: a request the most it can come to, a gateway (gw_...) what its requests came to and no
+--               reading of the database has. Of no period: what is in flight when one ends counts in the next
+-- KEYS[3i + 1]  of budget i, a sorted set: its holders by the moment at which their leases end
+-- ARGV[1]       MessagePack: operation (check, take, put), lease_ms, keep_ms, grace_ms, check_ms, then of each budget {limit, spent as
+--               a gateway has read it, holder, amount, holder, amount, ...}; take has one holder, check has no budgets
+-- Returns       MessagePack: of take whether it was taken; where not, the number of the budget that has no room, what is spent, and
+--               held of requests that have ended; or the number 0 where this server has known for less than grace_ms, and gateways
+--               may not have told it yet what they hold. Of check, since when it has known
 --
 -- What is spent of a period only grows, so of two readings the larger is the later.
 
 local asked = cmsgpack.unpack(ARGV[1])
-local operation, lease_ms, keep_ms = asked[1], asked[2], asked[3]
+local operation, lease_ms, keep_ms, grace_ms, check_ms = unpack(asked, 1, 5)
 
 local time = redis.call("TIME")
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -25,10 +31,10 @@ local function number_of(key, field)
 end
 
 local budgets = {}
-for i = 1, #KEYS / 2 do
-  local given = asked[3 + i]
+for i = 1, (#KEYS - 1) / 3 do
+  local given = asked[5 + i]
   budgets[i] = {
-    sums = KEYS[2 * i - 1], leases = KEYS[2 * i], limit = given[1], period = given[2], read = given[3], given = given,
+    of_period = KEYS[3 * i - 1], sums = KEYS[3 * i], leases = KEYS[3 * i + 1], limit = given[1], read = given[2], given = given,
   }
 end
 
@@ -41,7 +47,10 @@ local function hold(budget, holder, amount)
     redis.call("HDEL", budget.sums, holder)
     redis.call("ZREM", budget.leases, holder)
   end
-  if amount ~= before then redis.call("HINCRBY", budget.sums, "held", whole(amount - before)) end
+  if amount ~= before then
+    redis.call("HINCRBY", budget.sums, "held", whole(amount - before))
+    if string.sub(holder, 1, 3) == "gw_" then redis.call("HINCRBY", budget.sums, "ended", whole(amount - before)) end
+  end
 end
 
 local function end_leases(budget)
@@ -53,11 +62,8 @@ local function end_leases(budget)
 end
 
 local function learn(budget)
-  local period = redis.call("HGET", budget.sums, "period")
-  local newer = not period or period < budget.period
-  if newer or (period == budget.period and number_of(budget.sums, "spent") < budget.read) then
-    redis.call("HSET", budget.sums, "period", budget.period, "spent", whole(budget.read))
-  end
+  budget.spent = math.max(tonumber(redis.call("GET", budget.of_period)) or 0, budget.read)
+  redis.call("SET", budget.of_period, whole(budget.spent), "PX", keep_ms)
 end
 
 local function keep(budget)
@@ -67,20 +73,34 @@ end
 
 local operations = {}
 
+local function known_since()
+  local since = tonumber(redis.call("GET", KEYS[1]))
+  return since and since <= now and since or nil  -- later than now: the clock was set back
+end
+
+function operations.check()
+  local since = known_since() or now
+  redis.call("SET", KEYS[1], whole(since), "PX", check_ms)
+  return { since }
+end
+
 function operations.take()
+  local since = known_since()
+  if not since or now - since < grace_ms then return { false, 0 } end
   for i, budget in ipairs(budgets) do
-    local holder, amount = budget.given[4], budget.given[5]
-    local spent = number_of(budget.sums, "spent")
+    local holder, amount = budget.given[3], budget.given[4]
     local held = number_of(budget.sums, "held") - number_of(budget.sums, holder)
-    if spent >= budget.limit or spent + held + amount > budget.limit then return { false, i, spent, held } end
+    if budget.spent >= budget.limit or budget.spent + held + amount > budget.limit then
+      return { false, i, budget.spent, number_of(budget.sums, "ended") }
+    end
   end
-  for _, budget in ipairs(budgets) do hold(budget, budget.given[4], budget.given[5]) end
+  for _, budget in ipairs(budgets) do hold(budget, budget.given[3], budget.given[4]) end
   return { true }
 end
 
 function operations.put()
   for _, budget in ipairs(budgets) do
-    for i = 4, #budget.given, 2 do hold(budget, budget.given[i], budget.given[i + 1]) end
+    for i = 3, #budget.given, 2 do hold(budget, budget.given[i], budget.given[i + 1]) end
   end
   return { true }
 end

@@ -123,6 +123,7 @@ class Metering:
             try:
                 async with asyncio.timeout(_LAST_WRITE_S):
                     await self._writer.work()
+                    await self._keep_budgets()  # other gateways shall not wait for what is held to run out
             except TimeoutError:
                 _log.warning("the database is slow: the next start writes the last usage events")
         self._journal.close()

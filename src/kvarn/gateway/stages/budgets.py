@@ -14,6 +14,11 @@ from kvarn.metering.service import Metering
 from kvarn.store.ledger import BudgetRule
 from kvarn.wire.openai.errors import ApiError
 
+_ENDS_S = 1
+"""After which requests in flight may have ended."""
+_ENTERED_S = 10
+"""After which what requests came to will be on the ledger and have been read there, unless the database is away."""
+
 
 class BudgetStage:
     """Reserves the most that a request can come to; comes early, for it costs next to nothing."""
@@ -23,8 +28,8 @@ class BudgetStage:
 
     async def enter(self, work: Work) -> BudgetTicket | None:
         """Raises ApiError: 429 `insufficient_quota` where a hard limit is reached or would be passed, 429
-        `budget_reserved` where requests in flight may yet reach it, 503 where Redis is away and the configuration says
-        `closed`."""
+        `budget_reserved` where requests in flight or not entered yet may reach it, 503 where Redis is away and the
+        configuration says `closed`."""
         metering, principal, now = self._metering, work.principal, time.time()
         holders = (principal.organization_id, principal.project_id)
         most = metering.prices.most(work.model, now, prompt=work.prompt_tokens, output=work.max_output_tokens)
@@ -66,14 +71,22 @@ def _refusal(error: BudgetSpentError) -> ApiError:
             f"Your {whose} has {left} left of its {budget}, and the request may come to {asked}: allow it fewer output "
             "tokens. An administrator of the organization may raise the budget."
         )
-    return ApiError(
-        429,
+    if error.unentered:
+        message = (
+            f"What requests of your {whose} came to is still being entered, and may be all that is left of its "
+            f"{budget}. Try again when it is known."
+        )
+        return _reserved(message, _ENTERED_S)
+    message = (
         f"The requests in flight of your {whose} may come to what is left of its {budget}. Try again when they have "
-        "ended.",
-        type="rate_limit_error",
-        code="budget_reserved",
-        headers={"retry-after": "1"},
+        "ended."
     )
+    return _reserved(message, _ENDS_S)
+
+
+def _reserved(message: str, retry_after_s: int) -> ApiError:
+    headers = {"retry-after": str(retry_after_s)}
+    return ApiError(429, message, type="rate_limit_error", code="budget_reserved", headers=headers)
 
 
 def _insufficient(message: str) -> ApiError:
