@@ -21,7 +21,7 @@ from kvarn.store.repositories.batch_lines import Answer, Line, add_lines, answer
 from kvarn.store.repositories.batch_runs import claim_batches, finish_batch
 from kvarn.store.repositories.batches import BatchStatus, create_batch
 from kvarn.store.repositories.conversations import Lock
-from kvarn.store.repositories.prompt_samples import NewSample, add_samples
+from kvarn.store.repositories.prompt_samples import NewSample, NotKept, add_samples
 from kvarn.store.repositories.responses import Ended
 from kvarn.store.repositories.retention import delete_expired
 from kvarn.store.repositories.tenant_deletion import delete_organization_data
@@ -202,7 +202,7 @@ async def test_what_would_grow_past_the_bound_stays_as_it_is_and_may_become_smal
     ):
         with pytest.raises(StorageFullError):
             await grow()
-    assert await add_samples(store, [NewSample(owner, "r", "m", NOW, b"s")] * 2, most) == 2
+    assert await add_samples(store, [NewSample(owner, "r", "m", NOW, b"s")] * 2, most) == NotKept(full=2)
     assert await account(store, red.organization_id) == most
     await conversations.update_conversation(store, owner, made.id, {}, most)
     assert await account(store, red.organization_id) < most
@@ -270,3 +270,23 @@ async def test_the_account_is_right_after_anything_at_once_in_two_gateways(
     assert await account(gateways[0], red.organization_id) > 0
     await delete_organization_data(gateways[1], red.organization_id)
     assert await account(gateways[0], red.organization_id) == 0
+
+
+async def test_of_samples_as_many_are_kept_as_fit_and_one_organisation_s_trouble_is_its_own(
+    store: Store, red: Principal
+) -> None:
+    gone = NewSample(Owner("org-gone", "proj-gone"), "r", "m", NOW, b"s")
+    small = [NewSample(red.owner, "r", "m", NOW, b"s" * 100)] * 5
+    large = NewSample(red.owner, "r", "m", NOW, b"s" * 100_000)
+    missed = await add_samples(store, [gone, large, *small], 4 * (1024 + 100))
+    assert (missed.full, missed.failed) == (2, 1) and missed.error is not None
+    assert await account(store, red.organization_id) == 4 * (1024 + 100)
+
+
+async def test_a_response_that_begins_or_is_cancelled_counts_for_what_it_is_then(store: Store, red: Principal) -> None:
+    waiting = body("resp_a", status="queued", output=[])
+    await background.queue_response(store, red.owner, waiting, [], {}, None, "gw", 60)
+    await background.note_begun(store, "gw", {**waiting, "status": "in_progress", "model": "a-longer-name"})
+    before = await account(store, red.organization_id)
+    await background.cancel_response(store, red.owner, "resp_a")
+    assert await account(store, red.organization_id) == before - len("in_progress") + len("cancelled")

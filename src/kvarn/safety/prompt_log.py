@@ -90,9 +90,7 @@ class PromptLog:
             try:
                 await self._write(batch)
             except Exception as error:
-                self.dropped += len(batch)
-                known = isinstance(error, SafetyError | StoreError)  # what others say may quote what they were given
-                _log.warning("%d prompts were not kept: %s", len(batch), error if known else type(error).__name__)
+                self._note_failed(len(batch), error)
             finally:
                 self._waiting_bytes -= sum(len(each.plain) for each in batch)
                 for _ in batch:
@@ -102,10 +100,18 @@ class PromptLog:
         if self._seal is None:
             self._seal = await asyncio.to_thread(Seal.load, self._config)
         sealed = await asyncio.to_thread(_seal_all, self._seal, batch)
-        full = await add_samples(self._store, sealed, self._config.retention.max_stored_bytes)
-        if full:
-            self.dropped += full
-            _log.warning("%d prompts were not kept: their organisations have stored as much as they may", full)
+        missed = await add_samples(self._store, sealed, self._config.retention.max_stored_bytes)
+        if missed.full:
+            self.dropped += missed.full
+            why = "their organisations have stored as much as they may"
+            _log.warning("%d prompts were not kept: %s", missed.full, why)
+        if missed.error is not None:
+            self._note_failed(missed.failed, missed.error)
+
+    def _note_failed(self, count: int, error: Exception) -> None:
+        self.dropped += count
+        known = isinstance(error, SafetyError | StoreError)  # what others say may quote what they were given
+        _log.warning("%d prompts were not kept: %s", count, error if known else type(error).__name__)
 
 
 def _seal_all(seal: Seal, batch: list[_Waiting]) -> list[NewSample]:

@@ -53,10 +53,13 @@ class StorageFullError(StoreError):
     """
 
     def __init__(self, stored: int, most: int, size: int | None = None) -> None:
+        self.stored = stored
+        self.most = most
         more = "" if size is None else f", and this would take {size} more"
         super().__init__(
             f"Your organisation stores {stored} of the {most} bytes it may (the server's retention.max_stored_bytes)"
-            f"{more}: delete files, responses, completions or conversations that are no longer needed."
+            f"{more}: delete files, responses, completions or conversations that are no longer needed. Your "
+            "administrator can have them go sooner (retention_days), or raise the bound."
         )
 
 

@@ -17,7 +17,7 @@ from kvarn.store.owner import Owner
 from kvarn.store.repositories.conversations import Lock, unlock_conversation
 from kvarn.store.repositories.histories import Item
 from kvarn.store.repositories.responses import hold_response, response_bytes
-from kvarn.store.repositories.stored_bytes import count_bytes, storing
+from kvarn.store.repositories.stored_bytes import count_bytes, json_bytes, storing
 
 RUNNING = ("queued", "in_progress")
 """States of responses that have not ended."""
@@ -119,11 +119,14 @@ async def renew_leases(store: Store, gateway_id: str, response_ids: list[str], l
 async def note_begun(store: Store, gateway_id: str, body: dict[str, Any]) -> None:
     """The model has begun to write a background response: `body` is how it stands."""
     async with store.transaction() as session:
-        await session.execute(
-            update(StoredResponse)
-            .where(StoredResponse.id == body["id"], StoredResponse.leased_by == gateway_id)
-            .values(status=body["status"], body=body)
-        )
+        ours = (StoredResponse.id == body["id"], StoredResponse.leased_by == gateway_id)
+        found = select(StoredResponse.organization_id, StoredResponse.body).where(*ours).with_for_update()
+        row = (await session.execute(found)).one_or_none()
+        if row is not None:
+            growth = json_bytes(body) - json_bytes(row.body)
+            values = {"status": body["status"], "body": body, "counted_bytes": StoredResponse.counted_bytes + growth}
+            await session.execute(update(StoredResponse).where(*ours).values(values))
+            await count_bytes(session, row.organization_id, growth)
 
 
 async def release_response(store: Store, gateway_id: str, response_id: str) -> None:
@@ -148,8 +151,11 @@ async def cancel_response(store: Store, owner: Owner, response_id: str) -> Store
         row = await hold_response(session, owner, response_id)
         if not row.background or row.status not in RUNNING:
             return row
-        row.status, row.body = "cancelled", {**row.body, "status": "cancelled"}
+        before, row.status, row.body = row.body, "cancelled", {**row.body, "status": "cancelled"}
         row.leased_by = row.leased_until = None
+        growth = json_bytes(row.body) - json_bytes(before)
+        row.counted_bytes += growth
+        await count_bytes(session, owner.organization_id, growth)
     if row.conversation_id is not None:
         await unlock_conversation(store, Lock(row.conversation_id, response_id))
     return row

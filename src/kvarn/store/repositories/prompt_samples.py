@@ -25,16 +25,51 @@ class NewSample:
     sealed: bytes
 
 
-async def add_samples(store: Store, samples: Sequence[NewSample], most: int | None = None) -> int:
-    """Keep sealed prompts; how many were not, because their organisation would store more than `most` bytes."""
-    dropped = 0
+@dataclass(slots=True)
+class NotKept:
+    """Samples that were not kept, and why."""
+
+    full: int = 0
+    """Of organisations that would store more than they may."""
+    failed: int = 0
+    """Of organisations whose samples could not be written at all."""
+    error: Exception | None = None
+    """Why the last of those could not."""
+
+
+async def add_samples(store: Store, samples: Sequence[NewSample], most: int | None = None) -> NotKept:
+    """Keep sealed prompts, of each organisation as many as fit in `most` bytes; how many were not. What goes wrong for
+    one organisation (it may have been deleted) is not the others' loss."""
+    missed = NotKept()
     for organization_id in {sample.owner.organization_id: None for sample in samples}:
         theirs = [sample for sample in samples if sample.owner.organization_id == organization_id]
         try:
-            await _add(store, organization_id, theirs, most)
-        except StorageFullError:
-            dropped += len(theirs)
-    return dropped
+            missed.full += await _add_those_that_fit(store, organization_id, theirs, most)
+        except Exception as error:
+            missed.failed, missed.error = missed.failed + len(theirs), error
+    return missed
+
+
+async def _add_those_that_fit(store: Store, organization_id: str, theirs: list[NewSample], most: int | None) -> int:
+    """How many did not."""
+    fitting = theirs
+    while fitting:
+        try:
+            await _add(store, organization_id, fitting, most)
+            break
+        except StorageFullError as error:
+            fitting = _fitting(fitting, error.most - error.stored)
+    return len(theirs) - len(fitting)
+
+
+def _fitting(samples: list[NewSample], room: int) -> list[NewSample]:
+    """The oldest of them, past those that are too large."""
+    found = []
+    for sample in samples:
+        if _counted(sample) <= room:
+            found.append(sample)
+            room -= _counted(sample)
+    return found
 
 
 async def _add(store: Store, organization_id: str, samples: Sequence[NewSample], most: int | None) -> None:
