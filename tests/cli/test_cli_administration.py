@@ -146,6 +146,12 @@ def test_a_database_that_is_not_prepared_is_told(run: Run, command) -> None:
     assert "kvarn store upgrade" in error and len(error.strip().splitlines()) == 1
 
 
+def test_a_name_that_is_no_text_is_refused_in_one_line(run: Run) -> None:
+    run("store", "upgrade")
+    status, _, error = run("tenants", "create", "a\udcffb")  # a byte that is no UTF-8, as Python has it
+    assert status == 2 and "'name'" in error and len(error.strip().splitlines()) == 1
+
+
 def test_what_only_the_database_refuses_is_one_line(run: Run, database_url) -> None:
     run("store", "upgrade")
     asyncio.run(_execute(database_url, "DROP TABLE rate_limits"))

@@ -44,6 +44,16 @@ def refused_body(body: bytes) -> ApiError:
     return caught.value
 
 
+@pytest.mark.parametrize("text", ["\ud800", "a\udc00b", "\udc00\ud800"])
+def test_a_lone_surrogate_is_refused_wherever_it_stands(text: str) -> None:
+    """No database could keep it, and no answer tell it."""
+    for fields in ({"metadata": {"k": text}}, {"metadata": {text: "v"}}, {"user": text}, {text: 1}):
+        refused_body(json.dumps({"model": "m", "messages": USER, **fields}).encode())
+    refused_body(
+        json.dumps({"model": "m", "messages": USER, "user": text}, ensure_ascii=False).encode(errors="surrogatepass")
+    )
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
