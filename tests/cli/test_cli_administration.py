@@ -244,6 +244,7 @@ def test_a_tenant_is_made_set_shown_and_deleted(run: Run) -> None:
     run("tenants", "set", tenant, "--tokens-per-minute", "0", "--model", "tiny", "--archived")
     shown = json.loads(run("tenants", "show", tenant, "--json")[1])
     assert (shown["priority"], shown["retention_days"], shown["status"]) == (5, 30, "archived")
+    assert (shown["stored_bytes"], shown["max_stored_bytes"]) == (0, 10 * 1024**3)
     assert shown["limits"] == [
         {"model": "tiny", "requests_per_minute": 60, "tokens_per_minute": None, "concurrency": None}
     ]

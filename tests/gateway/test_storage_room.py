@@ -146,3 +146,15 @@ async def test_writers_that_take_all_connections_hide_nothing(store: Store) -> N
         with pytest.raises(ApiError):
             await let_in(room, me)
     await crowded.close()
+
+
+async def test_organisations_that_are_nearly_full_are_counted(store: Store) -> None:
+    for name, size in (("red", MOST * 4 // 5 + 1), ("blue", MOST * 4 // 5), ("green", MOST * 2)):
+        me = (await create_organization(store, name)).organization_id
+        for part in (size // 2, size - size // 2):
+            async with store.transaction() as session:
+                await count_bytes(session, me, part)
+    told: asyncio.Queue[int] = asyncio.Queue()
+    watching = asyncio.create_task(StorageRoom(store, MOST).watch(told.put_nowait))
+    assert await told.get() == 2
+    watching.cancel()

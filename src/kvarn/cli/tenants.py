@@ -19,7 +19,7 @@ from kvarn.cli.administration import (
     with_store,
 )
 from kvarn.config.load import load_config
-from kvarn.gateway.operations.organization import project_object, tenant_object
+from kvarn.gateway.operations.organization import project_object, storage_fields, tenant_object
 from kvarn.store.engine import Store
 from kvarn.store.owner import LimitRule, Role
 from kvarn.store.repositories import rate_limits, tenants
@@ -27,6 +27,7 @@ from kvarn.store.repositories.acts import acting
 from kvarn.store.repositories.keys import KeyRequest, add_key, list_all_keys
 from kvarn.store.repositories.pages import Cursor
 from kvarn.store.repositories.projects import list_projects
+from kvarn.store.repositories.stored_bytes import sum_of
 from kvarn.store.repositories.tenant_deletion import delete_organization
 from kvarn.wire.openai.organization import RateLimitUpdate, TenantCreate, TenantUpdate
 
@@ -86,15 +87,18 @@ def list_tenants(as_json: JsonOption = False, config: ConfigOption = None) -> No
 
 @app.command("show")
 def show_tenant(tenant: TenantArgument, as_json: JsonOption = False, config: ConfigOption = None) -> None:
-    """Show an organisation with its projects and limits."""
+    """Show an organisation with what it stores, its projects and limits."""
 
     async def read(store: Store) -> dict[str, Any]:
         async with store.reading() as session:
             organization = await tenants.get_organization(session, tenant)
+            stored = await sum_of(session, tenant)
             projects = (await list_projects(session, tenant, _ALL, archived=True)).items
             limits = await rate_limits.limits_of(session, [tenant])
             keys = [key for key in await list_all_keys(session, tenant) if key.revoked_at is None]
+        most = load_config(config).retention.max_stored_bytes
         return tenant_object(organization) | {
+            **storage_fields(stored, most),
             "keys": len(keys),
             "projects": [project_object(project) for project in projects],
             "limits": [_limit(rule) for rule in limits],

@@ -194,6 +194,7 @@ async def _lifespan(
         gateway.models.load_text(pool),
         _watch_engines(gateway.metrics),
         sweep_forever(gateway.store, config.retention),
+        gateway.room.watch(platform.store_metrics.nearly_full.set),
     ]
     if config.batches.enabled:
         work.append(BatchRunner(gateway).run())

@@ -57,7 +57,9 @@ class Platform:
         self._admission = AdmissionStage(config, models or {}, AdmissionMetrics(registry))
         self.store = Store.open(config)
         health = self.store.health
-        StoreMetrics(registry, lambda: health.state is StoreState.AWAY, lambda: health.state is StoreState.READ_ONLY)
+        self.store_metrics = StoreMetrics(
+            registry, lambda: health.state is StoreState.AWAY, lambda: health.state is StoreState.READ_ONLY
+        )
         limit_metrics = LimitMetrics(registry)
         self.limiter = Limiter(config.limits, limit_metrics)
         self.metering = Metering(config, self.store, registry, self.limiter.redis)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -12,13 +13,16 @@ from kvarn.gateway.errors import storage_full
 from kvarn.gateway.record import RequestRecord
 from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError, StoreAwayError
-from kvarn.store.repositories.stored_bytes import ROW_BYTES, read_stored_bytes
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_fuller, read_stored_bytes
 
 _BELIEVED_S = 1.0
 """Seconds for which what is known is believed, where it says that there is room."""
 _WAIT_S = 1.0
 """Seconds that a request waits for the database to say more."""
 _REMEMBERED = 10_000
+_WATCH_S = 60.0
+
+_log = logging.getLogger("kvarn.gateway")
 
 
 @dataclass(slots=True)
@@ -106,6 +110,15 @@ class StorageRoom:
         if self._clock() >= account.until or account.missing(1, self.most):
             await self._ask(organization_id, account)
         return account.stored is not None and account.stored >= self.most
+
+    async def watch(self, note: Callable[[int], object]) -> None:
+        """Tell once a minute how many organisations have stored more than four fifths of what they may."""
+        while True:
+            try:
+                note(await count_fuller(self._store, self.most * 4 // 5))
+            except StoreAwayError as error:
+                _log.warning("how many organisations are nearly full is not known: %s", error)
+            await asyncio.sleep(_WATCH_S)
 
     async def close(self) -> None:
         """Ask no more."""

@@ -23,3 +23,8 @@ class StoreMetrics:
         self.away.set_function(lambda: float(is_away()))
         self.read_only = Gauge("kvarn_store_read_only", "1 while the database takes no writes.", registry=registry)
         self.read_only.set_function(lambda: float(is_read_only()))
+        self.nearly_full = Gauge(
+            "kvarn_store_nearly_full_organizations",
+            "Organisations that have stored more than four fifths of what they may.",
+            registry=registry,
+        )

@@ -175,6 +175,11 @@ def tenant_object(organization: Organization) -> dict[str, Any]:
     }
 
 
+def storage_fields(stored: int, most: int) -> dict[str, int]:
+    """What an organisation has stored and may store, in bytes: beside the fields of a tenant that is looked at."""
+    return {"stored_bytes": stored, "max_stored_bytes": most}
+
+
 def audit_log_object(record: AuditRecord) -> dict[str, Any]:
     """An entry of the audit log: what was done stands under the name of its type."""
     entry = record.entry

@@ -131,6 +131,14 @@ async def sum_of(session: AsyncSession, organization_id: str) -> int:
     return int(await session.scalar(parts) or 0)
 
 
+async def count_fuller(store: Store, size: int) -> int:
+    """How many organisations have stored more than so many bytes. Raises as `read_stored_bytes` does."""
+    fuller = select(StoredBytes.organization_id).group_by(StoredBytes.organization_id)
+    fuller = fuller.having(func.sum(StoredBytes.size) > size)
+    async with store.reporting() as session:
+        return int(await session.scalar(select(func.count()).select_from(fuller.subquery())) or 0)
+
+
 async def read_stored_bytes(store: Store, organization_id: str) -> int:
     """Bytes that an organisation has stored, on a connection that its own writers do not take. Raises `StoreAwayError`
     where the database does not answer."""

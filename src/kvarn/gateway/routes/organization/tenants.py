@@ -8,13 +8,20 @@ from starlette.responses import Response
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.identity.desk import platform_desk_of
 from kvarn.gateway.openapi import json_body
-from kvarn.gateway.operations.organization import admin_key_object, deleted_object, project_object, tenant_object
+from kvarn.gateway.operations.organization import (
+    admin_key_object,
+    deleted_object,
+    project_object,
+    storage_fields,
+    tenant_object,
+)
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Flag
 from kvarn.gateway.query import Query, check_query
 from kvarn.store.owner import Role
 from kvarn.store.repositories import tenants
 from kvarn.store.repositories.keys import KeyRequest, add_key
+from kvarn.store.repositories.stored_bytes import sum_of
 from kvarn.store.repositories.tenant_deletion import delete_organization
 from kvarn.wire.openai.organization import TenantCreate, TenantUpdate
 
@@ -57,12 +64,13 @@ async def create_tenant(request: Request) -> Response:
 
 @router.get("/{tenant_id}", summary="Retrieve an organisation")
 async def get_tenant(request: Request, tenant_id: str) -> Response:
-    """One organisation."""
+    """One organisation, with what it has stored and may store."""
     desk = platform_desk_of(request)
     check_query(request)
     async with desk.reading() as session:
         organization = await tenants.get_organization(session, tenant_id)
-    return json_response(tenant_object(organization))
+        stored = await sum_of(session, tenant_id)
+    return json_response(tenant_object(organization) | storage_fields(stored, desk.gateway.room.most))
 
 
 @router.post("/{tenant_id}", summary="Modify an organisation", openapi_extra=json_body(TenantUpdate))
