@@ -247,7 +247,7 @@ def scenes(house: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_it_ends_once_and_everybody_is_told_the_same(scenes: Any) -> None:
-    @settings(max_examples=120, deadline=None)
+    @settings(max_examples=40, deadline=None)
     @given(plans)
     def check(plan: Plan) -> None:
         seen = scenes(plan)

@@ -55,4 +55,4 @@ async def _write_pair(store: Store, number: int) -> None:
 async def _count(store: Store) -> dict[int, int]:
     async with store.reading() as session:
         rows = await session.execute(text("SELECT number, COUNT(*) FROM pairs GROUP BY number"))
-        return dict(rows.tuples().all())
+        return dict(rows.all())
