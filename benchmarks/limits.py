@@ -1,9 +1,10 @@
-"""What the limits add to a request, in microseconds: in the process, and over a private Redis on this machine.
+"""What limits and budgets add to a request, in microseconds: in the process, and over a private Redis on this machine.
 
     python -m benchmarks.limits --rounds 5
 
-Each request is under six bounds: RPM and TPM of key, project and organisation. Measured is what a request waits for
-before the engine is asked, and that together with settling. `--clients` ask at the same time, each pausing for about
+Each request is under six bounds: RPM and TPM of key, project and organisation; and, with `--budget`, under a hard limit
+of its organisation's tokens too, measured in turns with and without. Measured is what a request waits for before the
+engine is asked, and that together with settling. `--clients` ask at the same time, each pausing for about
 `--pause-ms` after every request: what is measured is a request's wait, not how many there can be.
 """
 
@@ -18,51 +19,65 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, product
 
 from kvarn.config.platform import LimitsConfig
 from kvarn.limits.limiter import Hold, Limiter
 from kvarn.limits.orders import Order
 from kvarn.limits.rules import bounds_of
+from kvarn.metering.budgets import BudgetBook
+from kvarn.metering.reservations import Reservations
 from kvarn.observe.limits import LimitMetrics
+from kvarn.store.ledger import BudgetRule
 from kvarn.store.owner import LimitRule, Owner, Principal
 
 HOLDERS = ("org-1", "proj_1", "key_1")
 RULES = tuple(LimitRule(holder, requests_per_minute=10**9, tokens_per_minute=10**12) for holder in HOLDERS)
 PRINCIPAL = Principal(Owner("org-1", "proj_1"), key_id="key_1", limits=RULES)
+BUDGET = BudgetRule("budget-1", "org-1", "org-1", "tokens", "month", hard_limit=10**12, soft_limit=None)
 _numbers = count()
 
 
-async def one(limiter: Limiter, config: LimitsConfig) -> tuple[float, float]:
+async def one(limiter: Limiter, reservations: Reservations, config: LimitsConfig) -> tuple[float, float]:
     """Seconds of taking in, and of both taking in and settling."""
+    work_id = f"use_{next(_numbers):032x}"
     began = time.perf_counter()
+    held = await reservations.reserve(work_id, HOLDERS[:2], 300, 0, time.time())
     bounds = bounds_of(PRINCIPAL, "m", config)
-    hold = await limiter.take(Order(f"use_{next(_numbers):032x}", "org-1", bounds, 300))
+    hold = await limiter.take(Order(work_id, "org-1", bounds, 300))
     taken = time.perf_counter()
     assert isinstance(hold, Hold)
     hold.settle(200)
+    if held is not None:
+        reservations.release(held)
     return taken - began, time.perf_counter() - began
 
 
-async def measure(url: str | None, clients: int, requests: int, pause_s: float) -> tuple[float, float]:
+async def measure(
+    url: str | None, budgets: Sequence[BudgetRule], clients: int, requests: int, pause_s: float
+) -> tuple[float, float]:
     """Medians, in microseconds, with so many clients at once."""
     config = LimitsConfig(redis_url=url, timeout_s=5)
-    limiter = Limiter(config, LimitMetrics())
+    limiter, book = Limiter(config, LimitMetrics()), BudgetBook()
+    book.replace(budgets, {}, time.time())
+    reservations = Reservations(book, limiter.redis, "closed", grace_ms=0)
     await limiter.start()
+    reservations.start()
 
     async def client() -> list[tuple[float, float]]:
         measured = []
         for _ in range(requests // clients):
             await asyncio.sleep(random.uniform(0.5, 1.5) * pause_s)
-            measured.append(await one(limiter, config))
+            measured.append(await one(limiter, reservations, config))
         return measured
 
-    await one(limiter, config)
+    await one(limiter, reservations, config)
     parts = await asyncio.gather(*[client() for _ in range(clients)])
     taken, settled = zip(*[each for part in parts for each in part], strict=True)
     assert not limiter.away, "Redis did not keep up"
+    await reservations.stop()
     await limiter.stop()
     return 1e6 * statistics.median(taken), 1e6 * statistics.median(settled)
 
@@ -96,18 +111,19 @@ def report(name: str, clients: int, rounds: list[tuple[float, float]]) -> None:
     both = statistics.median(each[1] for each in rounds)
     middle = statistics.median(taken)
     spread = f"rounds {taken[0]:.1f} to {taken[-1]:.1f}"
-    print(f"{name:<10} {clients:>4} clients: {middle:7.1f} µs before the engine ({spread})")
-    print(f"{'':<10} {'':>4}          {both:7.1f} µs with settling")
+    print(f"{name:<20} {clients:>4} clients: {middle:7.1f} µs before the engine ({spread})")
+    print(f"{'':<20} {'':>4}          {both:7.1f} µs with settling")
 
 
 def main() -> None:
-    """Measure both, in turns."""
+    """Measure all, in turns."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", default="1,32", help="at once")
     parser.add_argument("--requests", type=int, default=100, help="of each client")
     parser.add_argument("--pause-ms", type=float, default=50.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--redis", choices=("own", "none"), default="own")
+    parser.add_argument("--budget", action="store_true", help="measure with a budget too")
     arguments = parser.parse_args()
     counts = [int(number) for number in arguments.clients.split(",")]
     if arguments.redis == "none":
@@ -119,12 +135,13 @@ def main() -> None:
 
 def measure_all(places: dict[str, str | None], counts: list[int], arguments: argparse.Namespace) -> None:
     """All places and numbers of clients, in turns."""
+    budgets: dict[str, list[BudgetRule]] = {"": [], ", budget": [BUDGET]} if arguments.budget else {"": []}
     figures: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for _ in range(arguments.rounds):
-        for name, url in places.items():
-            for clients in counts:
-                measured = asyncio.run(measure(url, clients, clients * arguments.requests, arguments.pause_ms / 1000))
-                figures.setdefault((name, clients), []).append(measured)
+        for (name, url), clients, (under, rules) in product(places.items(), counts, budgets.items()):
+            requests, pause_s = clients * arguments.requests, arguments.pause_ms / 1000
+            measured = asyncio.run(measure(url, rules, clients, requests, pause_s))
+            figures.setdefault((name + under, clients), []).append(measured)
     for (name, clients), rounds in figures.items():
         report(name, clients, rounds)
 
