@@ -106,12 +106,15 @@ async def test_what_nobody_waits_for_goes_before_what_is_asked_after_it(connect:
     assert await scripts.ask(Call(COUNT, ["kvarn:limits:count"], b"")) == 2
 
 
-async def test_what_nobody_waits_for_may_have_waited_longer_than_a_call_may_take(connect: Any) -> None:
-    scripts = await connect()
+async def test_what_nobody_waits_for_may_have_waited_longer_than_a_call_may_take(connect: Any, own_redis: Any) -> None:
+    scripts = await connect(timeout_s=5)
     call = echo(b"late")
     call.asked -= 10
+    os.kill(own_redis.process.pid, signal.SIGSTOP)
     scripts.send(call)
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.3)
+    os.kill(own_redis.process.pid, signal.SIGCONT)
+    assert await scripts.ask(echo(b"x")) == b"x"
     assert not scripts.away and not scripts._owed
 
 
