@@ -158,7 +158,10 @@ def test_a_platform_administrator_sets_what_a_tenant_may(pair, door) -> None:
     changed = root.post(tenant, json={"weight": 3, "priority": 5, "retention_days": 30, "name": "A"}).json()
     assert [changed[name] for name in ("weight", "priority", "retention_days", "name")] == [3.0, 5, 30, "A"]
     assert root.post(tenant, json={"retention_days": None}).json()["retention_days"] is None
-    assert root.get(tenant).json()["weight"] == 3.0
+    before = root.get(tenant).json()
+    assert before["weight"] == 3.0 and before["max_stored_bytes"] == 10 * 1024**3
+    assert first.post("/v1/conversations", json={}).status_code == 200
+    assert root.get(tenant).json()["stored_bytes"] == before["stored_bytes"] + 1024 + len("{}")
     assert root.post(f"{tenant}/rate_limits/rl-*", json={"max_requests_per_1_minute": 9}).status_code == 200
     assert root.get(f"{tenant}/rate_limits").json()["data"][0]["max_requests_per_1_minute"] == 9
     assert root.delete(f"{tenant}/rate_limits/rl-*").status_code == 200
