@@ -36,12 +36,18 @@ Serve = Callable[..., AbstractContextManager[Any]]
 
 
 @pytest.fixture
-def door(serve: Serve, wait_for: Callable[..., None]) -> Any:
+def max_queue() -> int:
+    """How many may wait."""
+    return 4096
+
+
+@pytest.fixture
+def door(serve: Serve, max_queue: int, wait_for: Callable[..., None]) -> Any:
     """A house of one's own: what its waiting rooms learn stays there."""
 
     def prepare(house: Any) -> None:
         small = house.config.models[0].model_copy(update={"name": "small"})
-        patience = house.config.admission.model_copy(update={"ttft_target_s": 8.0})
+        patience = house.config.admission.model_copy(update={"ttft_target_s": 8.0, "max_queue": max_queue})
         models = (house.config.models[0].model_copy(update={"fallback": "small"}), house.config.models[1], small)
         house.config = house.config.model_copy(update={"models": models, "admission": patience})
         house.served["tiny"].config = models[0]
@@ -151,7 +157,7 @@ def test_nobody_is_sent_to_a_model_that_is_not_ready_or_closed_to_its_key(door: 
 
 
 def test_a_tenant_beyond_its_share_gets_429_and_others_go_on_waiting(door: Any, wait_for: Any) -> None:
-    door.chat.stats = FULL
+    door.chat.stats, door.small.stats = FULL, IDLE
     quiet = door.add_tenant("quiet")
     flood = door.add_tenant("flood")
     waiting = [in_thread(lambda: quiet.post(CHAT, json=body()))]
@@ -170,11 +176,23 @@ def test_a_tenant_beyond_its_share_gets_429_and_others_go_on_waiting(door: Any, 
             return bool(codes) or metric(door, "kvarn_admission_queue_length", **length) == sent
 
         wait_for(decided, "all to be decided")
-    assert set(codes) == {429}
+    assert set(codes) == {429} and not door.small.submitted, "only what is late for all goes to the other model"
     door.chat.stats = IDLE
     assert waiting[0]().status_code == 200
     for each in waiting[1:]:
         each()
+
+
+@pytest.mark.parametrize("max_queue", [1])
+def test_no_other_model_answers_where_as_many_wait_as_may(door: Any, wait_for: Any) -> None:
+    door.chat.stats, door.small.stats = FULL, IDLE
+    waiting = in_thread(lambda: door.http.post(CHAT, json=body()))
+    length = {"model": "tiny", "tier": "interactive"}
+    wait_for(lambda: metric(door, "kvarn_admission_queue_length", **length) == 1, "the first to wait")
+    answer = door.http.post(CHAT, json=body())
+    assert answer.json()["error"]["code"] == "queue_full" and not door.small.submitted
+    door.chat.stats = IDLE
+    assert waiting().status_code == 200
 
 
 def test_the_server_stops_while_requests_wait(serve: Serve, wait_for: Any) -> None:

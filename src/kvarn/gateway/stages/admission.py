@@ -37,7 +37,7 @@ class AdmissionStage:
         """Wait until the engine can take the work; what the gateway does by itself has none to wait for.
 
         Raises:
-            DegradedError: A smaller model would answer in time.
+            DegradedError: It would be late, and a smaller model would answer in time.
             ApiError: 429 where its tenant has more than its share under way, else 503; both with Retry-After.
             ClientDisconnect: The client left while it waited.
         """
@@ -49,7 +49,8 @@ class AdmissionStage:
         if refusal is None:
             self._metrics.decided(work.model, work.priority, "admitted")
             return AdmissionTicket(room, demand)
-        other = self._fallback(work)
+        # Lateness only: a batch's lines, which are never late, passed the gate of this model and of no other.
+        other = self._fallback(work) if refusal.reason is Reason.OVERLOADED else None
         if other is not None:
             self._metrics.decided(work.model, work.priority, "degraded")
             raise DegradedError(other)
