@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,12 +10,18 @@ import httpx
 import pytest
 
 from batch_jobs import WaitFor, await_end, chat_line, outputs, send
-from fake_replica import GENERATE_CARD, FakeReplica
-from kvarn.config.platform import BatchesConfig, StoreConfig
+from fake_replica import GENERATE_CARD, FakeReplica, answer_text
+from kvarn.config.platform import BatchesConfig, SafetyConfig, StoreConfig
 from kvarn.config.schema import ModelConfig
 from kvarn.gateway.served import ServedModel
 from kvarn.replica.api import ReplicaState, RequestRefusedError
-from kvarn.wire.messages import EngineStats, RefusalReason
+from kvarn.wire.messages import EngineStats, RefusalReason, StepTimes
+
+CROWDED = EngineStats(running=4, waiting=2, waiting_by_priority={0: 2})
+"""No line goes through the gate."""
+TIMES = StepTimes(fixed_s=0.01, prefill_token_s=1e-4, prefill_pair_s=0, decode_row_s=1e-3, decode_token_s=0)
+SWAMPED = EngineStats(step_times=TIMES, step_s=0.01, running=1, prefill_tokens=200_000)
+"""Lines go through the gate, and wait to be admitted."""
 
 
 @pytest.fixture
@@ -24,13 +31,23 @@ def second() -> FakeReplica:
 
 
 @pytest.fixture
-def mill(serve: Any, database_url: str, second: FakeReplica, wait_for: WaitFor) -> Iterator[Any]:
-    """A gateway of its own on each database, with two chat models."""
+def safety() -> SafetyConfig:
+    """Who moderates."""
+    return SafetyConfig()
+
+
+@pytest.fixture
+def mill(serve: Any, database_url: str, second: FakeReplica, safety: SafetyConfig, wait_for: WaitFor) -> Iterator[Any]:
+    """A gateway of its own on each database, with two chat models; one may answer for the other."""
 
     def prepare(house: Any) -> None:
         model = ModelConfig(name="second", path="second")
+        tiny, *others = house.config.models
+        tiny = house.served["tiny"].config = tiny.model_copy(update={"fallback": "second"})
         changes = {
-            "models": [*house.config.models, model],
+            "models": [tiny, *others, model],
+            "admission": house.config.admission.model_copy(update={"max_queue_s": 1.0}),
+            "safety": safety,
             "store": StoreConfig(url=database_url),
             "batches": BatchesConfig(poll_s=0.05, max_in_flight=8),
         }
@@ -53,7 +70,7 @@ def test_a_model_that_is_not_to_be_had_delays_only_its_own_lines(
     mill: Any, second: FakeReplica, wait_for: WaitFor, how: str
 ) -> None:
     if how == "busy":
-        mill.chat.stats = EngineStats(running=4, waiting=2, waiting_by_priority={0: 2})
+        mill.chat.stats = CROWDED
     elif how == "sheds":
         mill.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "full", retry_after_s=1.0)
     else:
@@ -71,7 +88,7 @@ def test_a_model_that_is_not_to_be_had_delays_only_its_own_lines(
 
 
 def test_a_cancelled_batch_of_several_models_is_over_at_once(mill: Any, second: FakeReplica, wait_for: WaitFor) -> None:
-    mill.chat.stats = EngineStats(running=4, waiting=2, waiting_by_priority={0: 2})
+    mill.chat.stats = CROWDED
     with mill.client() as client:
         batch = send(client, [chat_line(0), chat_line(1, model="second"), chat_line(2)])
         wait_for(lambda: completed(client, batch) == 1, "the other model's line to be answered")
@@ -91,3 +108,35 @@ def test_a_name_that_no_model_can_have_is_an_error_of_its_line(mill: Any, wait_f
         batch = await_end(client, send(client, [chat_line(0, model=name)]), wait_for)
         assert outputs(client, batch)["r0"]["response"]["status_code"] == 404
         assert batch["request_counts"]["failed"] == 1 and "model" not in batch
+
+
+def test_no_other_model_answers_a_line(mill: Any, second: FakeReplica, wait_for: WaitFor) -> None:
+    """It has not been through that one's gate; it waits for its own."""
+    mill.chat.stats, second.stats = SWAMPED, CROWDED
+    with mill.client() as client:
+        batch = send(client, [chat_line(i) for i in range(4)])
+        retried = 'kvarn_batch_lines_total{outcome="retried"}'
+        wait_for(lambda: retried in client.get("/metrics").text, "a line to be turned away", seconds=20)
+        assert not second.submitted and completed(client, batch) == 0
+        mill.chat.stats = EngineStats()
+        await_end(client, batch, wait_for)
+        assert {line["response"]["body"]["model"] for line in outputs(client, batch).values()} == {"tiny"}
+
+
+@pytest.mark.parametrize("safety", [SafetyConfig(model="second")])
+@pytest.mark.parametrize("named", [{}, {"model": None}, {"model": "omni-moderation-latest"}])
+def test_moderations_wait_at_the_gate_of_the_model_that_makes_them(
+    mill: Any, second: FakeReplica, wait_for: WaitFor, named: dict[str, Any]
+) -> None:
+    second.answer, second.stats = (lambda request, index: answer_text("safe")), CROWDED
+    url = "/v1/moderations"
+    lines = [{"custom_id": f"m{i}", "method": "POST", "url": url, "body": {"input": "x", **named}} for i in range(4)]
+    with mill.client() as client:
+        batch = send(client, lines, url)
+        in_progress = lambda: client.get(f"/v1/batches/{batch['id']}").json()["status"] == "in_progress"  # noqa: E731
+        wait_for(in_progress, "the batch to run")
+        time.sleep(0.5)
+        assert not second.submitted
+        second.stats = EngineStats()
+        await_end(client, batch, wait_for)
+        assert batch["request_counts"]["completed"] == len(second.submitted) == 4 and batch["model"] == "second"

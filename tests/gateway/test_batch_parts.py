@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kvarn.gateway.batches.capacity import LineGate, LineWindow
 from kvarn.gateway.batches.validation import MAX_FAULTS, InputCheck, model_of, split_lines
 from kvarn.wire.messages import EngineStats
+from kvarn.wire.openai.parse import decode_body
 
 CHAT = "/v1/chat/completions"
 
@@ -75,7 +76,16 @@ def test_the_model_of_a_batch_is_the_one_that_all_lines_name() -> None:
     assert check.model == "tiny"
     check.take(2, line(custom_id="b", body={"model": "other"}))
     assert check.model is None
-    assert model_of(b'{"model": 7}') is None and model_of(b"{}") is None
+    assert model_of({"model": 7}) is None and model_of({}) is None
+
+
+def test_the_model_of_a_line_is_the_one_that_its_request_is_read_to_name() -> None:
+    check = InputCheck(CHAT, 10, 1000, lambda name: name or "guard")
+    twice = line().replace(b'"model": "tiny"', b'"model": 5, "model": "other", "\\u006dodel": "tiny"')
+    found = check.take(1, twice)
+    assert found is not None and found.model == decode_body(found.body)["model"] == "tiny"
+    found = check.take(2, line(custom_id="b", body={}))
+    assert found is not None and found.model == "guard"
 
 
 async def lines_of(content: bytes, cuts: list[int], max_line_bytes: int) -> list[tuple[int, bytes]]:

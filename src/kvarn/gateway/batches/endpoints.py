@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from kvarn.gateway.context import Gateway
+from kvarn.gateway.moderation import ALIASES
 from kvarn.gateway.operations.chat import start_chat
 from kvarn.gateway.operations.completions import start_completion
 from kvarn.gateway.operations.embeddings import start_embedding
@@ -18,6 +19,8 @@ from kvarn.wire.openai.errors import invalid_request
 from kvarn.wire.openai.moderations import ModerationRequest
 from kvarn.wire.openai.parse import parse_request
 from kvarn.wire.openai.responses import ResponseRequest
+
+MODERATIONS = "/v1/moderations"
 
 Operation = Callable[[Gateway, RequestRecord, bytes], Awaitable[object]]
 """Answers a request body; raises what the operation of its path raises."""
@@ -60,9 +63,17 @@ ENDPOINTS: Mapping[str, Operation] = {
     "/v1/chat/completions": _chat,
     "/v1/completions": _completion,
     "/v1/embeddings": _embedding,
-    "/v1/moderations": _moderation,
+    MODERATIONS: _moderation,
     "/v1/responses": _response,
 }
+
+
+def answering_model(gateway: Gateway, endpoint: str, name: str | None) -> str | None:
+    """The model that answers what asks for `name`: a moderation may name none, or an alias, and be answered by a
+    served model all the same."""
+    if endpoint == MODERATIONS and (name is None or name in ALIASES):
+        return gateway.moderation.moderator.name
+    return name
 
 
 def _refuse_stream(stream: bool | None) -> None:

@@ -6,11 +6,13 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from kvarn.gateway.batches.capacity import LineGate
+from kvarn.gateway.batches.endpoints import answering_model
 from kvarn.gateway.batches.hold import Hold, Stop
 from kvarn.gateway.batches.line import unanswered
 from kvarn.gateway.batches.lines import Lines
@@ -96,7 +98,9 @@ class BatchRun:
         return 0.0
 
     async def _validate(self) -> None:
-        check = InputCheck(self._hold.batch.endpoint, self._config.max_lines, self._config.max_line_bytes)
+        endpoint = self._hold.batch.endpoint
+        answering = partial(answering_model, self._gateway, endpoint)
+        check = InputCheck(endpoint, self._config.max_lines, self._config.max_line_bytes, answering)
         await delete_lines(self._store, self._hold.batch.id)  # of a gateway that died at it
         try:
             await self._read_input(check)

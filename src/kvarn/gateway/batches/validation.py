@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -21,8 +22,8 @@ _FIELDS = ("custom_id", "method", "url", "body")
 _BOM = b"\xef\xbb\xbf"
 
 
-class _Model(msgspec.Struct):
-    model: str
+Answering = Callable[[str | None], str | None]
+"""The model that answers a request, by the one that it names."""
 
 
 class InputCheck:
@@ -32,21 +33,25 @@ class InputCheck:
         endpoint: What every line must be for.
         max_lines: Requests at most.
         max_line_bytes: Of one line.
+        answering: Says which model a request needs.
     """
 
-    def __init__(self, endpoint: str, max_lines: int, max_line_bytes: int) -> None:
+    def __init__(
+        self, endpoint: str, max_lines: int, max_line_bytes: int, answering: Answering = lambda name: name
+    ) -> None:
         self.faults: list[BatchFault] = []
         self.total = 0
         """Requests found, wrong ones among them."""
         self._endpoint = endpoint
         self._max_lines = max_lines
         self._max_line_bytes = max_line_bytes
+        self._answering = answering
         self._custom_ids: set[str] = set()
         self._models: set[str | None] = set()
 
     @property
     def model(self) -> str | None:
-        """The model that all lines ask for, where it is one."""
+        """The model that all lines need, where it is one."""
         return next(iter(self._models)) if len(self._models) == 1 else None
 
     @property
@@ -69,18 +74,18 @@ class InputCheck:
             return None
         try:
             fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-            decode_body(text)
+            decoded = decode_body(text)
         except (msgspec.DecodeError, ApiError, UnicodeDecodeError, RecursionError):
             self._blame("invalid_json_line", "This line is not parseable as valid JSON.", None, number)
             return None
-        return self._check(fields, number)
+        return self._check(fields, decoded, number)
 
     def end(self) -> None:
         """The file is over: one without any request is a fault too."""
         if not self.total:
             self._blame("empty_file", "The input file holds no request.", None, None)
 
-    def _check(self, fields: dict[str, msgspec.Raw], number: int) -> Line | None:
+    def _check(self, fields: dict[str, msgspec.Raw], decoded: dict[str, Any], number: int) -> Line | None:
         before = len(self.faults)
         for name in _FIELDS:
             if name not in fields:
@@ -102,7 +107,7 @@ class InputCheck:
             self._blame("invalid_body", "The body of every request must be a JSON object.", "body", number)
         if custom_id is None or len(self.faults) > before:
             return None
-        model = model_of(body)
+        model = self._answering(model_of(decoded["body"]))
         self._models.add(model)
         return Line(number, custom_id, body, model or "")
 
@@ -125,13 +130,15 @@ class InputCheck:
             self.faults.append(BatchFault(code=code, message=message, param=param, line=line))
 
 
-def model_of(body: bytes) -> str | None:
-    """The model that a request names; None where it names none, or what cannot be the name of one."""
-    try:
-        name = msgspec.json.decode(body, type=_Model).model
-    except msgspec.DecodeError:
-        return None
-    return name if len(name) <= MAX_MODEL and "\x00" not in name else None
+def model_of(request: Mapping[str, Any]) -> str | None:
+    """The model that a request names; None where it names none, or what cannot be the name of one.
+
+    Args:
+        request: As `decode_body` reads it, for that is how it is read when it runs: of a key that stands in it twice,
+            both see the same value.
+    """
+    name = request.get("model")
+    return name if isinstance(name, str) and len(name) <= MAX_MODEL and "\x00" not in name else None
 
 
 async def split_lines(chunks: AsyncIterator[bytes], max_line_bytes: int) -> AsyncGenerator[tuple[int, bytes], None]:
