@@ -92,7 +92,16 @@ def test_what_a_batch_used_is_shown_apart(ledger: Any, kvarn: Any) -> None:
     ]
     (row,) = [json.loads(line) for line in kvarn(*asked, "--batch", "batch_1", "--by", "key").stdout.splitlines()]
     assert (row["key"], row["requests"], row["input_tokens"]) == ("key_1", 1, 10)
-    assert kvarn(*asked, "--batch", "batch_2").stdout == ""
+
+
+def test_of_a_batch_all_time_is_looked_at_unless_a_time_is_given(ledger: Any, kvarn: Any) -> None:
+    usage = ("usage", "-c", str(ledger()))
+    shown = kvarn(*usage, "--batch", "batch_1", "--by", "hour", "--json")
+    assert json.loads(shown.stdout)["hour"] == "2026-09-21T15:00Z"
+    later = kvarn(*usage, "--batch", "batch_1", "--since", "2026-10-01")
+    assert (later.returncode, later.stdout) == (0, "no usage in this time\n")
+    unknown = kvarn(*usage, "--batch", "batch_2")
+    assert unknown.returncode == 1 and "no batch 'batch_2'" in unknown.stderr and not unknown.stdout
 
 
 def test_options_that_cannot_be_used_are_told(ledger: Any, kvarn: Any) -> None:

@@ -17,6 +17,7 @@ from kvarn.store.ledger import HOUR_S, LedgerEvent, UsageFilter, UsageSum
 from kvarn.store.models import UsageEvent, UsageHour
 from kvarn.store.repositories import usage
 from kvarn.store.repositories.usage_sums import GROUPS, sums
+from query_plans import query_plans
 from sample_usage import make_event
 
 START = 1_790_000_000 // 86_400 * 86_400 + 22 * HOUR_S
@@ -151,6 +152,19 @@ async def test_whole_hours_are_not_counted_again(store: Store) -> None:
     assert total.requests == 22
     async with store.reading() as session:
         assert len((await session.scalars(select(UsageHour.requests))).all()) == 4
+
+
+async def test_an_hour_of_many_batches_is_one_row_and_one_batch_is_found_by_an_index(store: Store) -> None:
+    batches = [f"batch_{number}" for number in range(2000)]
+    for first in range(0, len(batches), 500):
+        mine = enumerate(batches[first : first + 500], first)
+        await usage.record(store, [make_event(number, finished_at=START, batch_id=batch) for number, batch in mine])
+    async with store.reading() as session:
+        assert (await session.scalars(select(UsageHour.requests))).all() == [2000]
+    async with query_plans(store, "usage_events") as plans:
+        found = await sums(store, UsageFilter(batch_ids=("batch_7",)), start=0, end=START + HOUR_S)
+    assert [each.requests for each in found] == [1]
+    assert "ix_usage_events_batch_id" in "".join(plans)
 
 
 @pytest.mark.parametrize("width", [60, HOUR_S])

@@ -190,7 +190,10 @@ def usage(
     by: Annotated[
         str, typer.Option(help="tenant, project, key, user, model, endpoint, outcome, tier, batch; hour or day.")
     ] = "tenant,model",
-    since: Annotated[str, typer.Option(help="2026-11-01, 2026-11-01T10:00 (UTC), or 24h, 7d ago.")] = "30d",
+    since: Annotated[
+        str | None,
+        typer.Option(help="2026-11-01, 2026-11-01T10:00 (UTC), or 24h, 7d ago. [default: 30d; all time of a --batch]"),
+    ] = None,
     until: Annotated[str | None, typer.Option(help="As --since; not included. [default: now]")] = None,
     tenant: Annotated[str | None, typer.Option(help="Only this organisation.")] = None,
     batch: Annotated[str | None, typer.Option(help="Only the lines of this batch.")] = None,

@@ -17,6 +17,7 @@ from kvarn.metering.prices import BILLIONTHS
 from kvarn.store.engine import Store
 from kvarn.store.ledger import DAY_S, HOUR_S, UsageFilter, UsageSum
 from kvarn.store.repositories import usage_sums
+from kvarn.store.repositories.batches import check_batch
 from kvarn.store.repositories.tenants import get_organization
 
 GROUPS = {
@@ -31,13 +32,14 @@ GROUPS = {
     "batch": "batch_id",
 }
 TIMES = {"hour": HOUR_S, "day": DAY_S}
+_THIRTY_DAYS, _EVER = "30d", "1970-01-01"
 _AGO = re.compile(r"(\d+)([hd])")
 
 
 def show_usage(
     config: Path | None,
     by: str,
-    since: str,
+    since: str | None,
     until: str | None,
     tenant: str | None,
     batch: str | None,
@@ -49,7 +51,8 @@ def show_usage(
     Args:
         config: YAML file.
         by: Names of `GROUPS` and at most one of `TIMES`, with commas between.
-        since: Beginning: a moment (`2026-11-01`, `2026-11-01T10:00`, UTC) or how long ago (`24h`, `7d`).
+        since: Beginning: a moment (`2026-11-01`, `2026-11-01T10:00`, UTC) or how long ago (`24h`, `7d`); None: 30 days
+            ago, or of one batch all there is.
         until: End, not included; None: now.
         tenant: Only this organisation.
         batch: Only the lines of this batch.
@@ -60,7 +63,7 @@ def show_usage(
         typer.Exit: Something cannot be used, and has been told in a line.
     """
     with one_line_errors():
-        groups, width, start, end = _options(by, since, until)
+        groups, width, start, end = _options(by, since or (_THIRTY_DAYS if batch is None else _EVER), until)
 
     async def read(store: Store) -> list[UsageSum]:
         where = UsageFilter(organization_id=tenant, batch_ids=None if batch is None else (batch,))
@@ -68,6 +71,8 @@ def show_usage(
         if tenant is not None and not found:  # usage outlives its organisation
             async with store.reading() as session:
                 await get_organization(session, tenant)
+        if batch is not None and not found:
+            await check_batch(store, batch)
         return found
 
     rows = [_row(each, by, width) for each in with_store(config, read)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ForeignKey, Index, LargeBinary, String
+from sqlalchemy import ForeignKey, Index, LargeBinary, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from kvarn.store.models.base import Base, Id, Name, Number, Seconds, Sequence
@@ -15,6 +15,12 @@ class UsageEvent(Base):
     __table_args__ = (
         Index("ix_usage_events_organization_id_at", "organization_id", "finished_at"),
         Index("ix_usage_events_finished_at", "finished_at"),
+        Index(
+            "ix_usage_events_batch_id",
+            "batch_id",
+            postgresql_where=text("batch_id IS NOT NULL"),
+            sqlite_where=text("batch_id IS NOT NULL"),
+        ),
     )
 
     id: Mapped[Id] = mapped_column(primary_key=True)
@@ -74,8 +80,8 @@ class UsagePeriod(Base):
 
 
 class UsageHour(Base):
-    """Sums of the events that ended in an hour, by all that reports tell apart, kept in the events' own transaction:
-    what reports are made of."""
+    """Sums of the events that ended in an hour, by all that reports tell apart except the batch (an hour may have as
+    many batches as events), kept in the events' own transaction: what reports are made of."""
 
     __tablename__ = "usage_hours"
     __table_args__ = (Index("ix_usage_hours_hour_at", "hour_at"),)
@@ -90,8 +96,6 @@ class UsageHour(Base):
     endpoint: Mapped[Name] = mapped_column(primary_key=True)
     model: Mapped[Name] = mapped_column(primary_key=True)
     service_tier: Mapped[str] = mapped_column(String(16), primary_key=True)
-    batch_id: Mapped[Id] = mapped_column(primary_key=True)
-    """Empty for what is no line of a batch."""
     outcome: Mapped[str] = mapped_column(String(16), primary_key=True)
     currency: Mapped[str] = mapped_column(String(3), primary_key=True)
     requests: Mapped[Number]

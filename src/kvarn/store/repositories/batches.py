@@ -9,7 +9,7 @@ from sqlalchemy import Select, select
 from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.ids import new_id
-from kvarn.store.models import Batch
+from kvarn.store.models import Batch, UsageEvent
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, json_bytes, storing
@@ -96,6 +96,19 @@ async def find_batch(store: Store, owner: Owner, batch_id: str) -> Batch:
     return batch
 
 
+async def check_batch(store: Store, batch_id: str) -> None:
+    """See that there is or was a batch of this id, whoever's: one that has been deleted is known by what it used.
+
+    Raises:
+        NotFoundError: Neither is known.
+    """
+    async with store.reading() as session:
+        for query in (select(Batch.id).where(Batch.id == batch_id), _used_by(batch_id)):
+            if await session.scalar(query.limit(1)) is not None:
+                return
+    raise _unknown(batch_id)
+
+
 async def list_batches(store: Store, owner: Owner, cursor: Cursor) -> Page[Batch]:
     """A page of an owner's batches, newest first. Raises `NotFoundError` where the cursor's batch is not theirs."""
     async with store.reading() as session:
@@ -123,6 +136,10 @@ async def cancel_batch(store: Store, owner: Owner, batch_id: str) -> Batch:
 
 def _owned(owner: Owner) -> Select[Batch]:
     return select(Batch).where(Batch.organization_id == owner.organization_id, Batch.project_id == owner.project_id)
+
+
+def _used_by(batch_id: str) -> Select[str]:
+    return select(UsageEvent.id).where(UsageEvent.batch_id == batch_id)
 
 
 def _unknown(batch_id: str) -> NotFoundError:

@@ -85,7 +85,6 @@ def _hour_of(event: LedgerEvent) -> rollups.Key:
         event.endpoint,
         event.model,
         event.service_tier,
-        event.batch_id or "",
         event.outcome,
         event.currency,
     )

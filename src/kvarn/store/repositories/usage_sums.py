@@ -1,5 +1,6 @@
 """Sums of the usage ledger: whole hours as they were summed up when they were written, what is left at both ends of
-the time from the events themselves. One statement reads both, so they are of one moment."""
+the time from the events themselves. One statement reads both, so they are of one moment. Hours do not know batches:
+what tells them apart is read from the events alone, those of one batch by an index."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ GROUPS = {
 }
 """What sums can be grouped by, and the column that says it."""
 
-_MAY_LACK = ("user_id", "api_key_id", "batch_id")
+_MAY_LACK = ("user_id", "api_key_id")
 """Groups that hours have an empty text for, where events have none."""
 _AMOUNTS = ("requests", "input_tokens", "cached_tokens", "output_tokens", "cost")
 
@@ -51,7 +52,9 @@ async def sums(
     Raises:
         StoreAwayError: The database does not answer, or not in the time that a report may take.
     """
-    parts = [_part(table, where, *times, width, group_by) for table, times in _times(start, end, width)]
+    by_hours = where.batch_ids is None and "batch_id" not in group_by
+    times = _times(start, end, width) if by_hours else [(UsageEvent, (start, end))]
+    parts = [_part(table, where, *each, width, group_by) for table, each in times]
     rows = union_all(*parts).subquery()
     keys = [rows.c.bucket, *[rows.c[name] for name in group_by], rows.c.currency]
     query = select(*[func.sum(rows.c[name]) for name in _AMOUNTS], *keys).group_by(*keys).order_by(*keys)

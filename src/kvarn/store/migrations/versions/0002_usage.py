@@ -76,6 +76,14 @@ def upgrade() -> None:
     )
     op.create_index("ix_usage_events_finished_at", "usage_events", ["finished_at"], unique=False)
     op.create_index(
+        "ix_usage_events_batch_id",
+        "usage_events",
+        ["batch_id"],
+        unique=False,
+        postgresql_where=sa.text("batch_id IS NOT NULL"),
+        sqlite_where=sa.text("batch_id IS NOT NULL"),
+    )
+    op.create_index(
         "ix_usage_events_organization_id_at", "usage_events", ["organization_id", "finished_at"], unique=False
     )
 
@@ -89,7 +97,6 @@ def upgrade() -> None:
         sa.Column("endpoint", sa.String(length=256), nullable=False),
         sa.Column("model", sa.String(length=256), nullable=False),
         sa.Column("service_tier", sa.String(length=16), nullable=False),
-        sa.Column("batch_id", sa.String(length=64), nullable=False),
         sa.Column("outcome", sa.String(length=16), nullable=False),
         sa.Column("currency", sa.String(length=3), nullable=False),
         sa.Column("requests", sa.BigInteger(), nullable=False),
@@ -106,7 +113,6 @@ def upgrade() -> None:
             "endpoint",
             "model",
             "service_tier",
-            "batch_id",
             "outcome",
             "currency",
             name=op.f("pk_usage_hours"),
@@ -180,6 +186,7 @@ def downgrade() -> None:
 
     op.drop_table("usage_hours")
     op.drop_index("ix_usage_events_organization_id_at", "usage_events")
+    op.drop_index("ix_usage_events_batch_id", "usage_events")
     op.drop_index("ix_usage_events_finished_at", "usage_events")
 
     op.drop_table("usage_events")
