@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
 
 from batch_bench import BUSY, make_bench, settled
-from kvarn.gateway.batches import line_source
+from kvarn.gateway.batches import lane
 from kvarn.gateway.batches.line import line_id
 from kvarn.gateway.batches.pacing import PARK_S
 from kvarn.gateway.errors import unavailable
 from kvarn.gateway.record import RequestRecord
 from kvarn.store.engine import Store
-from kvarn.store.repositories.batch_lines import Line, open_lines
+from kvarn.store.repositories.batch_lines import Line, add_lines, read_line
 from kvarn.store.repositories.batch_runs import move_batch
 from kvarn.store.repositories.batches import BatchStatus
 from kvarn.wire.messages import EngineStats
@@ -46,10 +48,32 @@ async def test_lines_for_an_idle_model_do_not_wait_behind_a_busy_ones(
     task = bench.run()
     await until(lambda: log.models["idle"] == 40)
     assert log.models == {"idle": 40} and not task.done()
-    assert read["busy"] <= 16, "of what waits, little is in memory"
+    assert read == {"idle": 40}, "of what waits, nothing but its number is in memory"
     bench.stats["busy"] = EngineStats()
     assert await asyncio.wait_for(task, 10) == 0
     assert log.models == {"idle": 40, "busy": 200} and set(log.requests.values()) == {1}
+
+
+async def test_lanes_that_stand_still_hold_next_to_nothing_however_large_their_lines(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = [f"m{number}" for number in range(10)]
+    bench = await make_bench(store, monkeypatch, [], models)
+    body = json.dumps({"model": "any", "text": "x" * 100_000}).encode()
+    for place, model in enumerate(models):
+        numbers = range(1 + 16 * place, 17 + 16 * place)
+        await add_lines(store, bench.hold.batch.id, [Line(number, f"c{number}", body, model) for number in numbers])
+    log = Log()
+    bench.answer = log.answer
+    bench.stats.update(dict.fromkeys(models, BUSY))
+    tracemalloc.start()
+    task = bench.run()
+    await settled()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 2_000_000, "of 16 MB"
+    bench.stats.clear()
+    assert await asyncio.wait_for(task, 30) == 0 and log.models == {"any": 160}
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -59,15 +83,15 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def watch_reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Lines read from the database, by the model that they ask for."""
+    """What lines ask, read from the database, by the model that they ask for."""
     read: Counter[str] = Counter()
 
-    async def watched(*args: object, **kwargs: object) -> list[Line]:
-        found = await open_lines(*args, **kwargs)  # type: ignore[arg-type]
-        read.update(line.model for line in found)
-        return found
+    async def watched(*args: object) -> Line:
+        line = await read_line(*args)  # type: ignore[arg-type]
+        read[line.model] += 1
+        return line
 
-    monkeypatch.setattr(line_source, "open_lines", watched)
+    monkeypatch.setattr(lane, "read_line", watched)
     return read
 
 

@@ -154,18 +154,81 @@ async def test_a_refused_batch_sends_no_line_to_the_gate_until_its_pause_is_over
     assert await asyncio.wait_for(task, 5) == 0 and await bench.open() == 0
 
 
+def break_off(monkeypatch: pytest.MonkeyPatch, bench: Bench, *lines: int) -> None:
+    """Lines whose run ends in an error, once all others that came in with them are over."""
+    close, broken = RequestRecord.close, {line_id(bench.hold.batch.id, line) for line in lines}
+    over = 0
+
+    async def break_off(record: RequestRecord) -> None:
+        nonlocal over
+        await close(record)
+        over += 1
+        if record.request_id in broken:
+            while over < 4:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            raise RuntimeError(f"nobody foresaw this of {record.request_id}")
+
+    monkeypatch.setattr(RequestRecord, "close", break_off)
+
+
 async def test_answers_are_kept_where_the_run_of_another_line_breaks_off(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    close, first = RequestRecord.close, line_id(bench.hold.batch.id, 1)
-
-    async def break_off(record: RequestRecord) -> None:
-        await close(record)
-        if record.request_id == first:
-            raise RuntimeError("nobody foresaw this")
-
-    monkeypatch.setattr(RequestRecord, "close", break_off)
+    break_off(monkeypatch, bench, 1)
     bench.answer = a_good_answer
     with pytest.raises(RuntimeError, match="foresaw"):
         await asyncio.wait_for(bench.run(), 5)
-    assert await bench.open() in (1, 2), "three answers had come with it"
+    assert await bench.open() in (1, 2), "three answers had come before it"
+
+
+async def test_every_error_that_nobody_foresaw_is_told(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    break_off(monkeypatch, bench, 1, 2)
+    bench.answer = a_good_answer
+    with pytest.raises(RuntimeError) as raised:
+        await asyncio.wait_for(bench.run(), 5)
+    told = str(raised.value) + caplog.text
+    assert all(f"foresaw this of {line_id(bench.hold.batch.id, line)}" in told for line in (1, 2))
+
+
+async def test_an_answer_that_is_whole_is_kept_where_the_stop_comes_while_it_is_settled(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settling = asyncio.Event()
+
+    async def slow(record: RequestRecord) -> None:
+        settling.set()
+        await asyncio.sleep(0.1)
+
+    monkeypatch.setattr(RequestRecord, "close", slow)
+    bench.answer = a_good_answer
+    bench.window.most = bench.window.size = 1
+    task = bench.run()
+    await asyncio.wait_for(settling.wait(), 5)
+    bench.hold.stopped.set()
+    assert await asyncio.wait_for(task, 5) == 0 and await bench.open() == LINES - 1
+
+
+async def test_refused_lines_come_again_before_those_behind_them(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = await make_bench(store, monkeypatch, ["a"] * 12, ["a"])
+    bench.gates["a"].window.most = bench.gates["a"].window.size = 2
+    numbers = {line_id(bench.hold.batch.id, number): number for number in range(1, 13)}
+    begun: list[int] = []
+
+    async def refuse(record: RequestRecord, model: str) -> object:
+        begun.append(numbers[record.request_id])
+        bench.stats["a"] = BUSY  # so that others stand at the gate meanwhile
+        raise unavailable("full", "queue_full", 2.0)
+
+    bench.answer = refuse
+    task = bench.run()
+    for _ in range(4):
+        await settled()
+        bench.now += 2.1
+        bench.stats["a"] = EngineStats()
+        if task.done():
+            task = bench.run()
+    bench.hold.stopped.set()
+    await asyncio.wait_for(task, 5)
+    assert len(begun) >= 4 and max(begun) <= 2

@@ -1,4 +1,4 @@
-"""What a batch used: on the batch itself, in its answers and on the ledger, it is the same."""
+"""What a batch used: on the batch itself and in its answers it is the same; the ledger also has what was broken off."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ def mill(serve: Any, database_url: str, wait_for: WaitFor) -> Iterator[Any]:
 def on_ledger(mill: Any, batch: dict[str, Any], requests: int, wait_for: WaitFor) -> UsageSum:
     """The sum of a batch's events, once there are so many."""
 
-    def read() -> list[UsageSum]:
-        where = UsageFilter(batch_ids=(batch["id"],))
-        end = int(mill.gateway.store.now()) + 10
-        found: list[UsageSum] = mill.do(sums(mill.gateway.store, where, start=0, end=end))
-        return found
-
-    wait_for(lambda: sum(each.requests for each in read()) >= requests, f"{requests} events")
-    (found,) = read()
+    wait_for(lambda: sum(each.requests for each in sums_of(mill, batch)) >= requests, f"{requests} events")
+    (found,) = sums_of(mill, batch)
     assert found.requests == requests
+    return found
+
+
+def sums_of(mill: Any, batch: dict[str, Any], *group_by: str) -> list[UsageSum]:
+    where = UsageFilter(batch_ids=(batch["id"],))
+    end = int(mill.gateway.store.now()) + 10
+    found: list[UsageSum] = mill.do(sums(mill.gateway.store, where, start=0, end=end, group_by=group_by))
     return found
 
 
@@ -89,3 +90,18 @@ def test_a_line_that_the_engine_refuses_has_used_nothing(mill: Any, wait_for: Wa
         batch = await_end(client, send(client, [chat_line(0)]), wait_for)
         assert outputs(client, batch)["r0"]["response"]["status_code"] == 400
         assert of_batch(batch) == (0, 0, 0)
+
+
+def test_what_a_cancel_broke_off_is_on_the_ledger_only(mill: Any, wait_for: WaitFor) -> None:
+    mill.chat.step_s = 0.05
+    with mill.client() as client:
+        batch = send(client, [chat_line(i) for i in range(4)])
+        wait_for(lambda: mill.chat.yields > 8, "lines to be under way")
+        client.post(f"/v1/batches/{batch['id']}/cancel")
+        await_end(client, batch, wait_for, "cancelled")
+        answered = len(read_file(client, batch, "output_file_id"))
+        assert answered < 4 and of_batch(batch) == of_answers(client, batch)
+        total = on_ledger(mill, batch, 4, wait_for)
+        assert total.output_tokens > of_batch(batch)[2]
+        aborted = [each for each in sums_of(mill, batch, "outcome") if each.group["outcome"] == "aborted"]
+        assert [each.requests for each in aborted] == [4 - answered]

@@ -11,7 +11,16 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.models import Batch
 from kvarn.store.owner import Principal
-from kvarn.store.repositories.batch_lines import Answer, Line, add_lines, answer_lines, open_lines, read_results
+from kvarn.store.repositories.batch_lines import (
+    FIRST,
+    Answer,
+    Line,
+    add_lines,
+    answer_lines,
+    open_lines,
+    read_line,
+    read_results,
+)
 from kvarn.store.repositories.batch_runs import (
     LeaseLostError,
     claim_batches,
@@ -136,6 +145,9 @@ async def test_an_answer_is_never_replaced_and_counted_once(store: Store, clock:
     now = await find_batch(store, who.owner, batch.id)
     assert (now.completed, now.failed) == (1, 1)
     assert (now.input_tokens, now.cached_tokens, now.output_tokens) == (11, 4, 5)
-    assert [line.line for line in await open_lines(store, batch.id, 0, 10)] == [2]
+    assert await open_lines(store, batch.id, FIRST, 10) == [("", 2)]
+    assert (await read_line(store, batch.id, 2)).custom_id == "c2"
+    with pytest.raises(LeaseLostError, match="not open"):
+        await read_line(store, batch.id, 1)
     results = await read_results(store, batch.id, 0, 2) + await read_results(store, batch.id, 2, 2)
     assert [(result.line, result.content) for result in results] == [(1, b"first"), (2, None), (4, b"wrong")]

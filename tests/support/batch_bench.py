@@ -19,7 +19,7 @@ from kvarn.gateway.batches.lines import Lines
 from kvarn.gateway.batches.pacing import Pacing, Pacings
 from kvarn.gateway.record import RequestRecord
 from kvarn.store.engine import Store
-from kvarn.store.repositories.batch_lines import Line, add_lines, open_lines
+from kvarn.store.repositories.batch_lines import FIRST, Line, add_lines, open_lines
 from kvarn.store.repositories.batch_runs import claim_batches
 from kvarn.store.repositories.batches import create_batch
 from kvarn.store.repositories.tenants import create_organization
@@ -83,7 +83,7 @@ class Bench:
 
     async def open(self) -> int:
         """How many lines have no answer."""
-        return len(await open_lines(self.hold.store, self.hold.batch.id, 0, 1000))
+        return len(await open_lines(self.hold.store, self.hold.batch.id, FIRST, 1000))
 
 
 async def make_bench(
@@ -98,7 +98,8 @@ async def make_bench(
         Line(number, f"c{number}", json.dumps({"model": model}).encode(), model)
         for number, model in enumerate(models, 1)
     ]
-    await add_lines(store, batch.id, lines)
+    if lines:
+        await add_lines(store, batch.id, lines)
     hold = Hold(store, "a", batch, BatchesConfig())
     hold.principal = who
     bench = Bench(hold, served)

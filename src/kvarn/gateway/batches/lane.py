@@ -13,11 +13,12 @@ from kvarn.gateway.batches.line import Refused, give_up, run_line
 from kvarn.gateway.batches.line_source import LineSource
 from kvarn.gateway.batches.pacing import PARK_S, Pacing
 from kvarn.gateway.context import Gateway
-from kvarn.store.repositories.batch_lines import Answer, Line
+from kvarn.store.errors import StoreAwayError
+from kvarn.store.repositories.batch_lines import Answer, Line, OpenLine, read_line
+from kvarn.store.repositories.batch_runs import LeaseLostError
 
 _AT_GATE = 4
-"""Lines that wait at a gate at which all places are taken: for the next that become free. Few enough to hold in memory
-for as long as the model has no room."""
+"""Lines that wait at a gate at which all places are taken: for the next that become free."""
 
 _log = logging.getLogger("kvarn.gateway")
 
@@ -26,7 +27,7 @@ _log = logging.getLogger("kvarn.gateway")
 class _Attempt:
     """A line on its way."""
 
-    line: Line
+    line: OpenLine
     since: float
     """When it came to the gate. Monotonic seconds."""
     begun: bool = False
@@ -124,13 +125,13 @@ class Lane:
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        for task in reversed(waiting):
+        for task in waiting:
             if task.cancelled():
                 self._source.put_back(self._attempts.pop(task).line)
 
     def settle(self) -> Iterator[Answer]:
         """Answers that have come since the last call. Lines without one are tried again, when their time has come."""
-        for task in reversed([task for task in self._attempts if task.done()]):
+        for task in [task for task in self._attempts if task.done()]:
             line = self._attempts.pop(task).line
             result = task.result()
             if isinstance(result, Refused) and result.error.code == "replica_lost" and self.pacing.lost(line.line):
@@ -149,6 +150,9 @@ class Lane:
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception) and not isinstance(result, LeaseLostError):
+                _log.error("batch %s: the run of a line broke off", self._hold.batch.id, exc_info=result)
         return [result for result in results if isinstance(result, Answer)]
 
     async def _run(self, attempt: _Attempt) -> Answer | Refused | None:
@@ -159,10 +163,13 @@ class Lane:
             attempt.begun = True
             if not self._waiting:
                 self._stir()
+            line = await self._read(attempt.line)
+            if line is None:
+                return None
             principal = self._hold.principal
             assert principal is not None
             result = await run_line(
-                self._gateway, principal, batch.id, batch.endpoint, attempt.line, self._hold.until_it_gives_way
+                self._gateway, principal, batch.id, batch.endpoint, line, self._hold.until_it_gives_way
             )
             if isinstance(result, Refused):
                 self._note_refusal(result)
@@ -170,6 +177,15 @@ class Lane:
                 self._gate.answered()
                 self.pacing.answered(self._clock())
         return result
+
+    async def _read(self, line: OpenLine) -> Line | None:
+        """What a line asks, read only now: lines may wait for long, and be large. None where the database is away."""
+        try:
+            return await read_line(self._hold.store, self._hold.batch.id, line.line)
+        except StoreAwayError as error:
+            self.pacing.hold_up(self._clock())
+            _log.warning("batch %s: its lines wait for the database: %s", self._hold.batch.id, error)
+            return None
 
     def _note_refusal(self, refused: Refused) -> None:
         if refused.by_engine:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -15,6 +17,7 @@ from kvarn.gateway.batches.endpoints import ENDPOINTS
 from kvarn.gateway.context import Gateway
 from kvarn.gateway.errors import STORAGE_FULL, to_api_error
 from kvarn.gateway.record import RequestRecord
+from kvarn.gateway.shielded import to_the_end
 from kvarn.store.owner import Principal
 from kvarn.store.repositories.batch_lines import Answer, Line
 from kvarn.wire.openai.batches import LineResponse, OutputLine
@@ -68,7 +71,8 @@ async def run_line(
         given_up: Returns once it shall not wait to be admitted any more.
 
     Returns:
-        None where it was given up while it waited: nothing has been done for it.
+        None where it was given up while it waited: nothing has been done for it. An answer that is whole is returned
+        also where the caller is cancelled while it is settled.
     """
     record = RequestRecord(
         line_id(batch_id, line.line),
@@ -88,7 +92,8 @@ async def run_line(
     else:
         return _answer(record, line, 200, body)
     finally:
-        await record.close()
+        with suppress(asyncio.CancelledError):
+            await to_the_end(record.close())
 
 
 def give_up(batch_id: str, refused: Refused) -> Answer:

@@ -55,7 +55,7 @@ class Lines:
 
     def _lane(self, name: str) -> Lane:
         store, batch = self._hold.store, self._hold.batch
-        served = [model for model in self._gates if model]
+        served = self._gates.keys() - {""}
         source = LineSource(store, batch.id, name) if name else LineSource(store, batch.id, besides=served)
         pacing, gate = self._pacings[name], self._gates[name]
         return Lane(name, self._gateway, self._hold, gate, source, pacing, self._stirred.set, self._clock)

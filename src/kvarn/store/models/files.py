@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ForeignKey, Index, LargeBinary, String
+from sqlalchemy import ForeignKey, Index, LargeBinary, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from kvarn.store.models.base import Base, ExactJson, Id, Name, Number, Seconds
@@ -94,7 +94,16 @@ class BatchLine(Base):
     """One request of a batch, and its answer once there is one; deleted when the batch's files are written."""
 
     __tablename__ = "batch_lines"
-    __table_args__ = (Index("ix_batch_lines_batch_id_model", "batch_id", "model", "line"),)
+    __table_args__ = (
+        Index(
+            "ix_batch_lines_open",
+            "batch_id",
+            "model",
+            "line",
+            postgresql_where=text("failed IS NULL"),
+            sqlite_where=text("failed IS NULL"),
+        ),
+    )
 
     batch_id: Mapped[Id] = mapped_column(ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True)
     line: Mapped[Number] = mapped_column(primary_key=True)
@@ -102,7 +111,7 @@ class BatchLine(Base):
     failed: Mapped[bool | None]
     """Which file its answer goes to; None while it is open."""
     model: Mapped[Name]
-    """The one that it asks for; empty where it names none that could be served."""
+    """The one that is to answer it; empty where it names none that could be served."""
     body: Mapped[bytes] = mapped_column(LargeBinary)
     """The request as it was written: JSON."""
     answer: Mapped[bytes | None] = mapped_column(LargeBinary)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from typing import NamedTuple
 
-from sqlalchemy import bindparam, delete, insert, select, update
+from sqlalchemy import bindparam, delete, insert, literal, select, tuple_, update
 
 from kvarn.store.engine import Store
 from kvarn.store.models import Batch, BatchLine
@@ -18,6 +20,8 @@ from kvarn.store.repositories.line_bytes import LINE_BYTES
 from kvarn.store.repositories.stored_bytes import PART_BYTES, count_bytes, expect_room
 
 _DELETED_AT_ONCE = 500
+_LAST = (1 << 63) - 1
+"""No line has a number beyond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +33,23 @@ class Line:
     custom_id: str
     body: bytes
     model: str = ""
-    """The one that it asks for; empty where it names none that could be served."""
+    """The one that is to answer it; empty where it names none that could be served."""
 
     @property
     def counted_bytes(self) -> int:
         """What it counts for without an answer."""
         return PART_BYTES + len(self.custom_id) + len(self.model) + len(self.body)
+
+
+class OpenLine(NamedTuple):
+    """Where a request without an answer stands: small, whatever the request's size."""
+
+    model: str
+    line: int
+
+
+FIRST = OpenLine("", 0)
+"""Before all lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +99,22 @@ async def add_lines(store: Store, batch_id: str, lines: Sequence[Line], most: in
 
 
 async def open_lines(
-    store: Store, batch_id: str, after: int, count: int, *, model: str | None = None, besides: Collection[str] = ()
-) -> list[Line]:
-    """The next requests without an answer, in the file's order.
+    store: Store,
+    batch_id: str,
+    after: OpenLine,
+    count: int,
+    *,
+    model: str | None = None,
+    besides: Collection[str] = (),
+) -> list[OpenLine]:
+    """The next requests without an answer, by the model that they ask for, then in the file's order. Reads the index of
+    open lines only, and of it little more than what it gives.
 
     Args:
         store: The database.
         batch_id: Their batch.
-        after: The line behind which they stand.
-        count: So many at most.
+        after: The one behind which they stand; at first `FIRST`.
+        count: So many at most; fewer come only where there are no more.
         model: Only those that ask for it; None: for whatever.
         besides: None of those that ask for one of these.
 
@@ -100,17 +122,42 @@ async def open_lines(
         StoreAwayError: The database does not answer.
     """
     query = (
-        select(BatchLine.line, BatchLine.custom_id, BatchLine.body, BatchLine.model)
-        .where(BatchLine.batch_id == batch_id, BatchLine.line > after, BatchLine.failed.is_(None))
-        .order_by(BatchLine.line)
+        select(BatchLine.model, BatchLine.line)
+        .where(BatchLine.batch_id == batch_id, BatchLine.failed.is_(None))
+        .order_by(BatchLine.model, BatchLine.line)
         .limit(count)
     )
-    if model is not None:
-        query = query.where(BatchLine.model == model)
-    if besides:
-        query = query.where(BatchLine.model.not_in(besides))
     async with store.reading() as session:
-        return [Line(*row) for row in await session.execute(query)]
+        if model is not None:
+            query = query.where(BatchLine.model == model, BatchLine.line > after.line)
+            return [OpenLine(*row) for row in await session.execute(query)]
+        found: list[OpenLine] = []
+        while len(found) < count:
+            behind = tuple_(BatchLine.model, BatchLine.line) > tuple_(*map(literal, after))
+            rows = [OpenLine(*row) for row in await session.execute(query.where(behind))]
+            found += takewhile(lambda row: row.model not in besides, rows)
+            other = next((row.model for row in rows if row.model in besides), None)
+            if other is None and len(rows) < count:
+                break
+            after = rows[-1] if other is None else OpenLine(other, _LAST)  # over all lines of that model at once
+        return found[:count]
+
+
+async def read_line(store: Store, batch_id: str, line: int) -> Line:
+    """A request without an answer.
+
+    Raises:
+        LeaseLostError: It has one, or is gone: whoever did that has the batch.
+        StoreAwayError: The database does not answer.
+    """
+    query = select(BatchLine.line, BatchLine.custom_id, BatchLine.body, BatchLine.model).where(
+        BatchLine.batch_id == batch_id, BatchLine.line == line, BatchLine.failed.is_(None)
+    )
+    async with store.reading() as session:
+        found = (await session.execute(query)).one_or_none()
+    if found is None:
+        raise LeaseLostError(f"line {line} of the batch {batch_id} is not open any more: another gateway runs it")
+    return Line(*found)
 
 
 async def answer_lines(store: Store, holder: str, batch_id: str, answers: Sequence[Answer]) -> Batch:

@@ -92,7 +92,14 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["batch_id"], ["batches.id"], name=op.f("fk_batch_lines_batch_id"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("batch_id", "line", name=op.f("pk_batch_lines")),
     )
-    op.create_index("ix_batch_lines_batch_id_model", "batch_lines", ["batch_id", "model", "line"], unique=False)
+    op.create_index(
+        "ix_batch_lines_open",
+        "batch_lines",
+        ["batch_id", "model", "line"],
+        unique=False,
+        postgresql_where=sa.text("failed IS NULL"),
+        sqlite_where=sa.text("failed IS NULL"),
+    )
 
     op.create_table(
         "file_chunks",
@@ -107,7 +114,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     """Undo."""
     op.drop_table("file_chunks")
-    op.drop_index("ix_batch_lines_batch_id_model", "batch_lines")
+    op.drop_index("ix_batch_lines_open", "batch_lines")
 
     op.drop_table("batch_lines")
     op.drop_index("ix_files_project_id_created_at", "files")
