@@ -7,11 +7,11 @@ import json
 import random
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
-from batch_bench import BUSY, make_bench, settled
+from batch_bench import BUSY, make_bench, settled, until
 from kvarn.gateway.batches import lane
 from kvarn.gateway.batches.line import line_id
 from kvarn.gateway.batches.pacing import PARK_S
@@ -74,12 +74,6 @@ async def test_lanes_that_stand_still_hold_next_to_nothing_however_large_their_l
     assert held < 2_000_000, "of 16 MB"
     bench.stats.clear()
     assert await asyncio.wait_for(task, 30) == 0 and log.models == {"any": 160}
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 def watch_reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

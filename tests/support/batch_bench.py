@@ -111,3 +111,10 @@ async def make_bench(
 async def settled() -> None:
     """Give the loop the time for a few looks."""
     await asyncio.sleep(0.15)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that lines do."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
