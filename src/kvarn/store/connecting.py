@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sqlite3
 import ssl
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,7 @@ def make_engine(url: URL, pool_size: int, timeout_s: float, servers: ServerWatch
         )
         event.listen(engine.sync_engine, "connect", _prepare_sqlite)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
+        event.listen(engine.sync_engine, "invalidate", _roll_back_sqlite)
     else:
         engine = create_async_engine(
             _plain(url),
@@ -150,6 +153,13 @@ def _prepare_sqlite(connection: Any, _: object) -> None:
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+
+
+def _roll_back_sqlite(connection: Any, *_: object) -> None:
+    # A connection whose task was cancelled is thrown away. Closing alone does not end its transaction while a cursor is
+    # still referred to: the lock of writers would be held until that is garbage.
+    with suppress(asyncio.CancelledError, connection.dbapi.Error):  # asked for all the same, before it is closed
+        connection.rollback()
 
 
 def _begin_sqlite(connection: Any) -> None:
