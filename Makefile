@@ -46,8 +46,8 @@ services:
 	    || echo "note: $(SERVICES) could not be installed: the tests that need them will be skipped"; \
 	else echo "note: $(SERVICES) are missing: the tests that need them will be skipped"; fi
 
-# Most tests wait for servers: three processes keep two cores busy. A file's tests run in one of them, in order.
-JOBS := 3
+# In two processes: many tests wait for servers. A file's tests run in one of them, in order.
+JOBS := 2
 test: $(VENV)/.test services
 	$(BIN)/python -X faulthandler -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 

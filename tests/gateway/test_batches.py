@@ -107,7 +107,7 @@ def test_other_operations_run_too(
         batch = await_end(client, send(client, [line], endpoint), wait_for)
         answer = outputs(client, batch)["a"]["response"]
         assert answer["status_code"] == 200 and answer["body"].get("object") == object_name
-        assert batch.get("model") == body.get("model")
+        assert batch["model"] == body.get("model", "kvarn-moderation-1")
 
 
 def test_an_input_that_is_no_list_of_requests_fails_with_line_numbers(mill: Any, wait_for: WaitFor) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvarn.gateway.choice import Piece
@@ -58,6 +58,7 @@ async def test_a_forbidden_word_is_never_shown_wherever_it_stands_and_the_stream
 
 
 @given(WORDS, CUTS, st.booleans(), st.integers(1, 60), st.integers(0, 60))
+@example("committee", [7], False, 1, 0)
 async def test_a_harmless_answer_is_shown_whole(
     text: str, cuts: list[int], bare_end: bool, look_every: int, hold_back: int
 ) -> None:

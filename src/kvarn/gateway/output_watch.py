@@ -49,8 +49,7 @@ class OutputWatch:
         ended = piece.finish_reason is not None
         if not ended and self._grown_by < self._look_every:
             return None
-        if self._unseen:
-            seen = self._text if ended else _whole_words(self._text)
+        if self._unseen and (seen := self._text if ended else _whole_words(self._text)):
             verdict = await self._judge(seen)
             self._unseen, self._grown_by = len(self._text) - len(seen), 0
             if verdict.flagged:
@@ -81,7 +80,7 @@ class OutputWatch:
 
 def _whole_words(text: str) -> str:
     """Without a last word that may go on: `commit` is not `committee`. A script without spaces has only such."""
-    last = re.search(r"\s\S{0,24}\Z", text)
+    last = re.search(r"(?:\A|\s)\S{0,24}\Z", text)
     return text if last is None else text[: last.start()]
 
 

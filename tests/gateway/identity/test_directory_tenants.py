@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import delete, select, update
 
 from kvarn.config.platform import AuthConfig
+from kvarn.gateway.identity import revision
 from kvarn.gateway.identity.directory import Directory
 from kvarn.store.engine import Store
 from kvarn.store.models import ActNumber, Revision
@@ -51,6 +52,12 @@ class Tenant:
             await revoke_key(act, self.id, key_id)
 
 
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the database may take its time."""
+    monkeypatch.setattr(revision, "AWAY_S", 30.0)
+
+
 class Gate:
     """A gateway's directory, whose clock a test moves, on a store whose reads are counted."""
 
@@ -70,6 +77,7 @@ async def tenants(store: Store) -> tuple[Tenant, Tenant]:
     return await Tenant.make(store, 3), await Tenant.make(store, 5)
 
 
+@pytest.mark.usefixtures("_patient")
 async def test_an_act_in_one_organisation_makes_no_other_organisations_keys_be_read(store: Store, tenants) -> None:
     a, b = tenants
     here, there = Gate(store), Gate(store)
@@ -194,6 +202,7 @@ async def test_a_database_that_was_taken_back_is_read_anew(store: Store, tenants
     assert (await gate.holding(b))[0] == 4
 
 
+@pytest.mark.usefixtures("_patient")
 @pytest.mark.parametrize("later", range(1, 11))
 async def test_a_revocation_after_acts_were_lost_is_missed_by_nobody_however_many_came_later(
     store: Store, tenants, later: int
@@ -219,6 +228,7 @@ async def test_a_revocation_after_acts_were_lost_is_missed_by_nobody_however_man
     assert (await gate.holding(b))[0] == 4
 
 
+@pytest.mark.usefixtures("_patient")
 async def test_acts_in_the_middle_of_many_reads_are_missed_by_none(store: Store, tenants) -> None:
     a, b = tenants
     gate = Gate(store)

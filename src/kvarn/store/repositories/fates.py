@@ -14,6 +14,7 @@ from sqlalchemy import ColumnElement, or_
 
 from kvarn.config.platform import RetentionConfig
 from kvarn.store.models import (
+    ActNumber,
     ApiKey,
     AuditEntry,
     Base,
@@ -118,6 +119,7 @@ KEPT: Final[Mapping[type[Base], str]] = {
     AuditEntry: "for the platform's administrators: a log that its subject can delete would be none",
     ErasedOrganization: "its id alone, so that no event that was still on its way brings erased usage back",
     Revision: "a number, so that a gateway that looks after an organisation's end learns of it",
+    ActNumber: "numbers of acts, which name nobody; the oldest go when new ones come",
     Lease: "of nobody: a row for each piece of work",
 }
 """Go with nobody, and why."""
