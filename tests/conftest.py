@@ -134,12 +134,6 @@ def make_redis(home: Path) -> Service:
     return Service([program, *settings], port, home)
 
 
-@pytest.fixture
-def redis_maker() -> Callable[[Path], Service]:
-    """`make_redis`, for test modules."""
-    return make_redis
-
-
 def make_postgres(home: Path) -> Service:
     """A PostgreSQL not yet started, for tests that kill it. Skips where it is not installed."""
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
@@ -267,6 +261,12 @@ def standby(own_postgres: Service) -> Iterator[Service]:
     yield service
     service.kill()
     shutil.rmtree(data, ignore_errors=True)
+
+
+@pytest.fixture
+def own_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A running Redis of the test's own, which it may kill and start again."""
+    yield from _serving(make_redis(tmp_path_factory.mktemp("own-redis")))
 
 
 @pytest.fixture(name="make_database")

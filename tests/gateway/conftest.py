@@ -26,7 +26,7 @@ from fake_replica import (
     answer_text,
     write_checkpoint,
 )
-from kvarn.config.platform import ResponsesConfig, StoreConfig
+from kvarn.config.platform import BatchesConfig, ResponsesConfig, StoreConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.app import create_app
 from kvarn.gateway.context import Gateway
@@ -226,3 +226,17 @@ def open_gateway(serve: Any, database_url: str) -> Open:
         return made
 
     return make
+
+
+@pytest.fixture
+def mill(serve: Any, database_url: str, wait_for: Callable[..., None]) -> Iterator[Any]:
+    """A gateway of its own on each database, which looks for batches often."""
+
+    def prepare(house: Any) -> None:
+        batches = BatchesConfig(poll_s=0.05, max_in_flight=8)
+        house.config = house.config.model_copy(update={"store": StoreConfig(url=database_url), "batches": batches})
+
+    with serve(prepare) as house:
+        with house.client() as client:
+            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+        yield house

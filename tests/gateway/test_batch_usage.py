@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import pytest
 
 from batch_jobs import CHAT, WaitFor, await_end, chat_line, outputs, read_file, send
-from kvarn.config.platform import BatchesConfig, StoreConfig
 from kvarn.replica.api import RequestRefusedError
 from kvarn.store.ledger import UsageFilter, UsageSum
 from kvarn.store.repositories.usage_sums import sums
@@ -17,20 +14,6 @@ from kvarn.wire.messages import RefusalReason
 
 EMBED = "/v1/embeddings"
 NAMES = ("input_tokens", "cached_tokens", "output_tokens")
-
-
-@pytest.fixture
-def mill(serve: Any, database_url: str, wait_for: WaitFor) -> Iterator[Any]:
-    """A gateway of its own on each database."""
-
-    def prepare(house: Any) -> None:
-        batches = BatchesConfig(poll_s=0.05, max_in_flight=8)
-        house.config = house.config.model_copy(update={"store": StoreConfig(url=database_url), "batches": batches})
-
-    with serve(prepare) as house:
-        with house.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        yield house
 
 
 def on_ledger(mill: Any, batch: dict[str, Any], requests: int, wait_for: WaitFor) -> UsageSum:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,6 @@ import pytest
 
 from batch_jobs import CHAT, WaitFor, await_end, chat_line, jsonl, outputs, read_file, send
 from fake_replica import answer_text
-from kvarn.config.platform import BatchesConfig, StoreConfig
 from kvarn.replica.api import ReplicaLostError, ReplicaState, RequestRefusedError
 from kvarn.store.owner import Principal, Scopes
 from kvarn.store.repositories.acts import Actor, acting
@@ -26,20 +25,6 @@ from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
 from kvarn.wire.messages import EngineStats, RefusalReason
 
 MISSING = "missing_required_parameter"
-
-
-@pytest.fixture
-def mill(serve: Any, database_url: str, wait_for: WaitFor) -> Iterator[Any]:
-    """A gateway of its own on each database, which looks for batches often."""
-
-    def prepare(house: Any) -> None:
-        batches = BatchesConfig(poll_s=0.05, max_in_flight=8)
-        house.config = house.config.model_copy(update={"store": StoreConfig(url=database_url), "batches": batches})
-
-    with serve(prepare) as house:
-        with house.client() as client:
-            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        yield house
 
 
 def test_the_official_client_runs_a_batch(mill: Any, wait_for: WaitFor) -> None:
@@ -213,8 +198,10 @@ def test_a_model_that_starts_late_is_waited_for(mill: Any, wait_for: WaitFor) ->
     with mill.client() as client:
         batch = send(client, [chat_line(0)])
         wait_for(lambda: client.get(f"/v1/batches/{batch['id']}").json()["status"] == "in_progress", "it to begin")
+        assert not mill.chat.submitted
         mill.chat.state = ReplicaState.READY
-        await_end(client, batch, wait_for)
+        batch = await_end(client, batch, wait_for)
+        assert batch["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
 
 
 def test_a_line_that_kills_the_engine_again_and_again_is_given_up(

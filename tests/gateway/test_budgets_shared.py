@@ -27,14 +27,12 @@ LIMIT = 1200
 LENGTHS = (1, 6, 11, 40)
 
 
-@pytest.fixture
-def own_redis(tmp_path: Path, redis_maker: Callable[[Path], Any]) -> Iterator[Any]:
-    service = redis_maker(tmp_path)
-    service.start()
-    with redis.Redis(port=service.port) as client:
-        client.set("kvarn:budgets:since", 1)  # as one that has been there for long
-    yield service
-    service.kill()
+@pytest.fixture(name="own_redis")
+def known_redis(own_redis: Any) -> Any:
+    """One that has been there for long."""
+    with redis.Redis(port=own_redis.port) as client:
+        client.set("kvarn:budgets:since", 1)
+    return own_redis
 
 
 @pytest.fixture

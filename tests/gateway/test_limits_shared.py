@@ -27,14 +27,6 @@ LENGTHS = (1, 6, 11, 16)
 
 
 @pytest.fixture
-def own_redis(tmp_path: Path, redis_maker: Callable[[Path], Any]) -> Iterator[Any]:
-    service = redis_maker(tmp_path)
-    service.start()
-    yield service
-    service.kill()
-
-
-@pytest.fixture
 def gateways(serve: Any, tmp_path: Path, wait_for: Any) -> Iterator[Callable[..., list[Any]]]:
     """Gateways with these limits, one tenant known to all by the token `shared`."""
     with ExitStack() as open_houses:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,14 +26,6 @@ LEASE_MS = 1500
 """Of the gateway that dies; the others' outlast any pause of a busy machine."""
 RULE = BudgetRule("budget-1", "org-a", "org-a", "tokens", "day", hard_limit=LIMIT, soft_limit=None)
 HOLDERS = ("org-a", "proj_a")
-
-
-@pytest.fixture
-def own_redis(tmp_path: Path, redis_maker: Callable[[Path], Any]) -> Iterator[Any]:
-    service = redis_maker(tmp_path)
-    service.start()
-    yield service
-    service.kill()
 
 
 @dataclass

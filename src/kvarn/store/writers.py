@@ -1,4 +1,4 @@
-"""Turns: few of one name at a time, whatever the others do."""
+"""Who may write at once: few of one name at a time, whatever the others do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 from kvarn.store.errors import StoreBusyError
 
 
-class Turns:
+class WriterTurns:
     """Lets so many of each name in at a time; the others wait, first come, first served.
 
     Args:
