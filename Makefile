@@ -7,7 +7,12 @@ ARGS   ?=
 
 NATIVE := CMakeLists.txt $(shell find csrc -type f)
 
-.PHONY: install serve services test conformance lint bench docs native clean
+# Made when a compiler is first found: what was installed without one is then installed again, with compiled kernels.
+ifneq ($(shell command -v g++ || command -v c++ || command -v clang++),)
+COMPILER := $(VENV)/.compiler
+endif
+
+.PHONY: install serve services test conformance lint smoke bench docs native clean
 
 install: $(VENV)/.serve
 
@@ -16,13 +21,16 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV) || { echo "Python's venv module is missing: apt-get install python3-venv"; rm -rf $(VENV); exit 1; }
 
 # torch first and alone: the pinned CPU build, never the newest CUDA one.
-$(VENV)/.serve: pyproject.toml constraints.txt $(NATIVE) | $(VENV)/bin/python
-	@command -v g++ >/dev/null || echo "note: g++ not found: Kvarn will serve with its slower torch kernels; install g++ and run make again for the compiled ones."
+$(VENV)/.serve: pyproject.toml constraints.txt $(NATIVE) $(COMPILER) | $(VENV)/bin/python
+	@test -n "$(COMPILER)" || echo "note: g++ not found: Kvarn will serve with its slower torch kernels; install g++ and run make again for the compiled ones."
 	@echo "installing Kvarn into $(VENV) (once; a few minutes) ..."
 	$(PIP) "torch==2.13.0"
 	$(PIP) --editable .
 	@$(BIN)/python -c 'import kvarn.kernels.cpu._native' 2>/dev/null \
 	  || echo "note: the compiled kernels were not built: $(BIN)/python -m pip install -v --editable . shows why"
+	@touch $@
+
+$(VENV)/.compiler: | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.serve
@@ -63,6 +71,14 @@ lint: $(VENV)/.lint
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/checks.py
+
+# Kvarn with its default settings under the benchmark against peers, with a tiny model and short answers: fails if a
+# request is refused or an answer is not whole. The other benchmarks' smoke forms are tests (tests/bench).
+SMOKE := --engines kvarn --shapes tiny --cache $(VENV)/smoke --models $(VENV)/smoke
+smoke: $(VENV)/.test
+	@rm -f $(VENV)/smoke/results.jsonl
+	$(BIN)/python -m benchmarks.peers prepare $(SMOKE)
+	$(BIN)/python -m benchmarks.peers run --smoke --w6-rate 50 --results $(VENV)/smoke/results.jsonl $(SMOKE)
 
 bench: $(VENV)/.serve
 	$(BIN)/python -m benchmarks.run $(ARGS)

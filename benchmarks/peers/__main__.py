@@ -16,7 +16,7 @@ from benchmarks.models import SHAPES
 from benchmarks.peers.engines import ENGINES, default_engines
 from benchmarks.peers.engines.base import Case, Engine, Precision
 from benchmarks.peers.load import NAMES
-from benchmarks.peers.records import Ledger, RecordsError, read
+from benchmarks.peers.records import Ledger, RecordsError, all_answered, read
 from benchmarks.peers.report import print_report
 from benchmarks.peers.section import write_section
 from benchmarks.peers.session import Runner, Suite
@@ -55,7 +55,8 @@ def cases(engine: Engine, arguments: argparse.Namespace) -> list[Case]:
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
-    """Measure, and print the report. 0 also where engines failed: that is a result, and stands in the report."""
+    """Measure, and print the report. 0 also where engines failed: that is a result, and stands in the report. A smoke
+    run has no other result: 1."""
     signal.signal(signal.SIGTERM, _leave)
     ledger = Ledger.open(arguments.results, resume=arguments.resume)
     suite = Suite(
@@ -76,7 +77,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         console.print(f"interrupted; go on with: run --resume --results {arguments.results}", highlight=False)
         return 130
     print_report(ledger.records, _terminal())
-    return 0
+    return int(arguments.smoke and not all_answered(ledger.records))
 
 
 def report(arguments: argparse.Namespace, console: Console) -> int:
@@ -123,7 +124,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--minutes", type=float, default=math.inf, help="start no engine later than this; then --resume"
     )
     runner.add_argument("--w6-rate", type=float, help="requests/s of W6; default 80 %% of the best peer's on W3")
-    runner.add_argument("--smoke", action="store_true", help="one short request of each workload: does all answer?")
+    runner.add_argument(
+        "--smoke", action="store_true", help="one batch of short requests of each workload; 1 if any is not answered"
+    )
     runner.add_argument("--results", type=Path, default=DEFAULT_CACHE / "results.jsonl")
     runner.add_argument("--resume", action="store_true", help="go on with a file of results")
     reporter = commands.add_parser("report", help="print the results of a run")

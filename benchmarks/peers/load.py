@@ -20,7 +20,7 @@ from kvarn.bench.workload import poisson_arrivals, warm_up_requests
 NAMES = (*WORKLOADS, W6)
 WARM_UP_SEED = 1_000_000
 SMOKE_OUTPUT = 4
-"""Tokens of an answer where it is only shown that an engine answers at all."""
+"""Tokens of an answer in a smoke run."""
 
 
 class LoadError(Exception):
@@ -28,8 +28,8 @@ class LoadError(Exception):
 
 
 def smoke(workload: Workload) -> Workload:
-    """One short request of the workload's shape."""
-    return replace(workload, requests=1, output=min(workload.output, SMOKE_OUTPUT))
+    """As many requests at once as the workload has, with short answers: a server that refuses some of them shows it."""
+    return replace(workload, requests=workload.concurrency, output=min(workload.output, SMOKE_OUTPUT))
 
 
 def seed_of(round_: int, name: str) -> int:

@@ -169,3 +169,10 @@ def measurements(records: Iterable[Record]) -> list[Measurement]:
     """The measurements among them; of several of one key the last."""
     latest = {each.key: each for each in records if isinstance(each, Measurement)}
     return list(latest.values())
+
+
+def all_answered(records: Iterable[Record]) -> bool:
+    """Whether something was measured, nothing failed, and every request had its whole answer."""
+    found = list(records)
+    measured = measurements(found)
+    return bool(measured) and all(each.whole for each in measured) and not any(isinstance(r, Failure) for r in found)

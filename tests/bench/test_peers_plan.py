@@ -136,12 +136,19 @@ def test_prompts_differ_between_rounds_and_workloads():
     assert len(set(seeds)) == len(seeds)
 
 
-def test_a_smoke_run_asks_one_short_request_of_each_shape():
+def test_a_smoke_run_sends_one_batch_of_short_requests_of_each_workload():
     from benchmarks.peers.load import NAMES, job, target_at
 
     target = target_at("http://127.0.0.1:1", "m", 7, 300.0)
     made = {name: job(name, target, 1.0, is_smoke=True) for name in NAMES}
-    assert {len(each.requests) for each in made.values()} == {1}
+    assert {name: len(each.requests) for name, each in made.items()} == {
+        "W1": 1,
+        "W2": 8,
+        "W3": 32,
+        "W4": 8,
+        "W5": 4,
+        "W6": 32,
+    }
     assert {each.requests[0].output_tokens for each in made.values()} == {4}
     assert made["W5"].requests[0].prompt_tokens == 1024
 

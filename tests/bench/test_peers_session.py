@@ -257,10 +257,21 @@ def test_a_run_whose_time_is_up_starts_nothing_more(run, tmp_path):
 
 
 def test_a_smoke_run_says_that_it_is_one(run, tmp_path):
+    from benchmarks.peers.records import all_answered
+
     records, _ = run(Fake("peer", tmp_path), workloads=("W1", "W4", "W6"), smoke=True, rate=50.0)
     measured = kinds(records, "Measurement")
     assert [(each.workload, each.summary.output_tokens, each.smoke) for each in measured] == [
         ("W1", 4, True),
-        ("W4", 4, True),
-        ("W6", 4, True),
+        ("W4", 8 * 4, True),
+        ("W6", 32 * 4, True),
     ]
+    assert all_answered(records)
+
+
+def test_a_smoke_run_in_which_an_answer_is_missing_has_failed(run, tmp_path):
+    from benchmarks.peers.records import all_answered
+
+    assert not all_answered([])
+    records, _ = run(Fake("kvarn", tmp_path), Fake("peer", tmp_path, broken="falls"), workloads=("W1",), smoke=True)
+    assert kinds(records, "Measurement") and not all_answered(records)
