@@ -5,11 +5,12 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 import kvarn
+from kvarn.cli.options import ServeOptions, takes_serve_options
 from kvarn.replica.spawn import SpawnedEngine, spawn_engine
 
 EXIT_USAGE = 2
@@ -52,63 +53,12 @@ def _will_serve(arguments: list[str]) -> bool:
 
 
 @app.command()
-def serve(
-    context: typer.Context,
-    model: Annotated[
-        str | None,
-        typer.Argument(help="Checkpoint directory, hub id (owner/name) or packaged model. [default: kvarn-demo]"),
-    ] = None,
-    config: ConfigPath = None,
-    named: Annotated[
-        list[str] | None, typer.Option("--model", "-m", metavar="NAME=PATH", help="A model and its name; repeatable.")
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one. [default: 8000]")] = None,
-    dtype: Annotated[
-        Literal["auto", "bfloat16", "float32"] | None, typer.Option(help="Type of the weights. [default: auto]")
-    ] = None,
-    quantization: Annotated[
-        Literal["int8", "int4"] | None, typer.Option(help="Quantise plain weights at load. [default: no]")
-    ] = None,
-    kv_cache_dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "int8"] | None,
-        typer.Option(help="Type of cached keys and values. [default: auto]"),
-    ] = None,
-    kernels: Annotated[
-        Literal["auto", "cpu", "torch"] | None, typer.Option(help="What multiplies. [default: auto]")
-    ] = None,
-    packed_cache: Annotated[
-        Path | None, typer.Option(help="Directory of packed weights, for quick starts. [default: none]")
-    ] = None,
-    max_context_length: Annotated[
-        int | None, typer.Option(help="Prompt and answer together, in tokens. [default: the checkpoint's]")
-    ] = None,
-    kv_cache_gib: Annotated[
-        float | None, typer.Option(help="Memory of the KV cache in GiB. [default: a tenth of the machine's]")
-    ] = None,
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"] | None, typer.Option(help="What is logged. [default: info]")
-    ] = None,
-) -> None:
+@takes_serve_options
+def serve(context: typer.Context, options: ServeOptions) -> None:
     """Serve models behind an OpenAI-compatible API. Without arguments: kvarn-demo at http://127.0.0.1:8000."""
-    from kvarn.cli.serve import ServeOptions, run_server
+    from kvarn.cli.serve import run_server
 
     engine = context.obj if isinstance(context.obj, SpawnedEngine) else None
-    options = ServeOptions(
-        model=model,
-        named=tuple(named or ()),
-        config=config,
-        host=host,
-        port=port,
-        dtype=dtype,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        kernels=kernels,
-        packed_cache=packed_cache,
-        max_context_length=max_context_length,
-        kv_cache_gib=kv_cache_gib,
-        log_level=log_level,
-    )
     raise typer.Exit(run_server(options, engine))
 
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kvarn.cli.options import ServeOptions, configure
+from kvarn.cli.configure import configure
+from kvarn.cli.options import ServeOptions
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import GatewayConfig, KvarnConfig
 from kvarn.gateway.identity.mode import Mode, auth_mode
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     import uvicorn
 
     from kvarn.gateway.served import ServedModel
-
-__all__ = ["ServeOptions", "run_server"]
 
 EXIT_OK = 0
 EXIT_NO_MODEL = 1

@@ -27,18 +27,23 @@ OUTSIDE_THE_CONFIGURATION = frozenset({"KVARN_ISA", "KVARN_API_KEY"})
 """Variables read where they are used: the kernels' instruction set, and the key `kvarn bench` sends."""
 
 
-def load_config(path: Path | None = None, flags: dict[str, Any] | None = None) -> KvarnConfig:
+def load_config(
+    path: Path | None = None, flags: dict[str, Any] | None = None, every_model: dict[str, Any] | None = None
+) -> KvarnConfig:
     """Merge the sources, later ones over earlier ones, and check the whole.
 
     Args:
         path: A YAML file, or None for defaults.
         flags: Nested values from the command line; keys that are None are left out.
+        every_model: Nested values from the command line for each model.
 
     Raises:
         ConfigError: A source cannot be read, a key is unknown or a value is wrong.
     """
     merged = _merge(_read_yaml(path) if path else {}, _read_environment())
     merged = _merge(merged, _without_none(flags or {}))
+    if every_model:
+        merged["models"] = _over_models(merged.get("models"), every_model)
     try:
         return KvarnConfig.model_validate(merged)
     except ValidationError as error:
@@ -83,6 +88,15 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         both_nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = _merge(merged[key], value) if both_nested else value
     return merged
+
+
+def _over_models(models: Any, values: dict[str, Any]) -> Any:
+    """The models with these values over their own; what is no list of mappings is left to validation."""
+    if models is None:
+        models = [model.model_dump() for model in KvarnConfig().models]
+    if not isinstance(models, (list, tuple)):
+        return models
+    return [_merge(model, values) if isinstance(model, dict) else model for model in models]
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:
