@@ -29,6 +29,10 @@ def configure(options: ServeOptions) -> KvarnConfig:
     models = _models_of(options)
     if models:
         settings["models"] = models
+    if options.served_model_name:
+        if len(models or load_config(options.config).models) != 1:
+            raise ConfigError("--served-model-name names one model, and several are served: use --model NAME=PATH")
+        every_model["name"], *every_model["aliases"] = options.served_model_name
     return load_config(options.config, settings, every_model)
 
 

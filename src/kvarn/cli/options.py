@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 from typer.models import OptionInfo
 
-from kvarn.cli.values import absolute_path, byte_count_in_gib, human_int, tool_format
+from kvarn.cli.values import absolute_path, byte_count_in_gib, dtype, human_int, origins, tool_format
 
 MODEL = "Model"
 SERVER = "Server"
@@ -66,9 +66,25 @@ class ServeOptions:
             "--model", "-m", metavar="NAME=PATH", help="A model and its name; repeatable.", rich_help_panel=MODEL
         ),
     ] = None
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name clients use for the model; given again: an alias.",
+            show_default="the directory's name",
+            rich_help_panel=MODEL,
+        ),
+    ] = None
     dtype: Annotated[
-        Literal["auto", "bfloat16", "float32"] | None,
-        Flag("models.dtype", "Type of the weights.", panel=MODEL, default="auto"),
+        str | None,
+        Flag(
+            "models.dtype",
+            "Type of the weights: auto, bfloat16, float16 (half) or float32 (float).",
+            panel=MODEL,
+            default="auto",
+            parser=dtype,
+            metavar="TYPE",
+        ),
     ] = None
     quantization: Annotated[
         Literal["int8", "int4"] | None,
@@ -98,6 +114,46 @@ class ServeOptions:
             metavar="PATH",
         ),
     ] = None
+    tokenizer: Annotated[
+        str | None,
+        Flag(
+            "models.tokenizer",
+            "Directory or hub id of the tokenizer and its chat template.",
+            panel=MODEL,
+            default="the checkpoint's",
+            metavar="PATH",
+        ),
+    ] = None
+    chat_template: Annotated[
+        str | None,
+        Flag(
+            "models.chat_template",
+            "Path of a Jinja chat template, or the template itself.",
+            panel=MODEL,
+            default="the checkpoint's",
+            metavar="TEXT",
+        ),
+    ] = None
+    generation_config: Annotated[
+        str | None,
+        Flag(
+            "models.generation_config",
+            "Sampling defaults: auto (the checkpoint's generation_config.json), none or vllm (OpenAI's), "
+            "or a directory with that file.",
+            panel=MODEL,
+            default="auto",
+            metavar="TEXT",
+        ),
+    ] = None
+    seed: Annotated[
+        int | None,
+        Flag(
+            "models.seed",
+            "Makes requests without a seed repeatable: the same requests in the same order, the same answers.",
+            panel=MODEL,
+            default="random seeds",
+        ),
+    ] = None
     tool_call_parser: Annotated[
         str | None,
         Flag(
@@ -112,6 +168,57 @@ class ServeOptions:
     host: Annotated[str | None, Flag("gateway.host", "Address to listen on.", panel=SERVER, default="127.0.0.1")] = None
     port: Annotated[
         int | None, Flag("gateway.port", "Port to listen on; 0 takes a free one.", panel=SERVER, default="8000")
+    ] = None
+    api_key: Annotated[
+        list[str] | None,
+        Flag(
+            "auth.api_keys",
+            "Ask every request for one of these keys, which use models and administer nothing; repeatable.",
+            panel=SERVER,
+            default="none asked for on a loopback address",
+            envvar="KVARN_API_KEY",
+            metavar="KEY",
+        ),
+    ] = None
+    allowed_origins: Annotated[
+        list[str] | None,
+        Flag(
+            "gateway.allowed_origins",
+            "Origins of web pages that may use the server from a browser (CORS), or *; repeatable, or a JSON list.",
+            panel=SERVER,
+            default="pages of this machine",
+            callback=origins,
+            metavar="ORIGIN",
+        ),
+    ] = None
+    root_path: Annotated[
+        str | None,
+        Flag(
+            "gateway.root_path",
+            "Path prefix under which a proxy publishes the server, such as /llm.",
+            panel=SERVER,
+            default="none",
+        ),
+    ] = None
+    ssl_certfile: Annotated[
+        str | None,
+        Flag(
+            "gateway.ssl_certfile",
+            "PEM file of the certificate: the server speaks HTTPS.",
+            panel=SERVER,
+            default="none",
+            metavar="PATH",
+        ),
+    ] = None
+    ssl_keyfile: Annotated[
+        str | None,
+        Flag(
+            "gateway.ssl_keyfile",
+            "PEM file of the certificate's key.",
+            panel=SERVER,
+            default="in the certificate's file",
+            metavar="PATH",
+        ),
     ] = None
     max_num_seqs: Annotated[
         int | None,
@@ -164,12 +271,16 @@ class ServeOptions:
         Literal["debug", "info", "warning", "error"] | None,
         Flag("log_level", "What is logged.", panel=LOGS, default="info"),
     ] = None
+    log_format: Annotated[
+        Literal["text", "json"] | None,
+        Flag("log_format", "Lines of key=value, or one JSON object a line.", panel=LOGS, default="text"),
+    ] = None
 
     def settings(self) -> Iterator[tuple[str, str, Any]]:
         """The name of each flag that was given, the path of its setting, and the value."""
         for name, flag in flags().items():
             value = getattr(self, name)
-            if value is not None and value != []:
+            if value is not None:
                 yield (flag.param_decls or (f"--{name.replace('_', '-')}",))[0], flag.setting, value
 
 

@@ -18,7 +18,7 @@ import typer
 from kvarn.cli.configure import configure
 from kvarn.cli.options import ServeOptions
 from kvarn.config.load import ConfigError
-from kvarn.config.schema import GatewayConfig, KvarnConfig
+from kvarn.config.schema import GatewayConfig, KvarnConfig, ModelConfig
 from kvarn.gateway.identity.mode import Mode, auth_mode
 from kvarn.observe.logging import configure_logging
 from kvarn.replica.cores import keep_to, share_cores
@@ -28,7 +28,7 @@ from kvarn.replica.spawn import SpawnedEngine
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.safety.errors import SafetyError
 from kvarn.store.errors import StoreError
-from kvarn.text.checkpoint import resolve_checkpoint
+from kvarn.text.checkpoint import resolve_checkpoint, resolve_tokenizer
 from kvarn.text.errors import TextError
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class _Launched:
 
     name: str
     directory: Path
+    tokenizer: Path | None
     replica: LocalReplica
 
 
@@ -69,7 +70,7 @@ def run_server(options: ServeOptions, engine: SpawnedEngine | None) -> int:
     try:
         config = configure(options)
         auth_mode(config)  # refuses before an engine loads anything
-        configure_logging(config.log_level)
+        configure_logging(config.log_level, form=config.log_format)
         for told_better_here in ("uvicorn", "alembic"):
             logging.getLogger(told_better_here).setLevel(logging.WARNING)
         threads = max(model.threads or 0 for model in config.models)
@@ -88,15 +89,23 @@ def run_server(options: ServeOptions, engine: SpawnedEngine | None) -> int:
 
 def _launch(config: KvarnConfig, engine: SpawnedEngine | None, processors: tuple[int, ...]) -> list[_Launched]:
     """Find the checkpoints and start an engine for each on these processors; an engine dies with this process."""
-    directories = [resolve_checkpoint(model.path, progress=_log_progress) for model in config.models]
+    found = [_find(model) for model in config.models]
     launched: list[_Launched] = []
-    for model, directory in zip(config.models, directories, strict=True):
-        spec = ReplicaSpec.of(model, directory, config.replica, config.log_level, processors)
+    for model, (directory, tokenizer) in zip(config.models, found, strict=True):
+        spec = ReplicaSpec.of(
+            model, directory, config.replica, config.log_level, processors, log_format=config.log_format
+        )
         process = EngineProcess(engine) if engine is not None and not launched else None
         replica = LocalReplica(spec, config.replica, process)
         replica.spawn()
-        launched.append(_Launched(model.name, directory, replica))
+        launched.append(_Launched(model.name, directory, tokenizer, replica))
     return launched
+
+
+def _find(model: ModelConfig) -> tuple[Path, Path | None]:
+    """The directories of a model's checkpoint and of its tokenizer, where that is another."""
+    directory = resolve_checkpoint(model.path, progress=_log_progress)
+    return directory, resolve_tokenizer(model.tokenizer, progress=_log_progress) if model.tokenizer else None
 
 
 def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -> int:
@@ -106,7 +115,7 @@ def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -
     from kvarn.gateway.server import bind, build_server
 
     models = {
-        entry.name: ServedModel(entry.name, model, entry.replica, entry.directory)
+        entry.name: ServedModel(entry.name, model, entry.replica, entry.directory, tokenizer_directory=entry.tokenizer)
         for entry, model in zip(launched, config.models, strict=True)
     }
     try:
@@ -117,7 +126,7 @@ def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -
     app = create_app(config, models)
     server = build_server(app, config.gateway)
     gc.freeze()  # what has been imported stays: looking through it again would stop all streams for a tenth of a second
-    url = _url(listener)
+    url = _url(config.gateway, listener)
     try:
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             return runner.run(_serve(server, listener, launched, list(models.values()), url, began))
@@ -184,6 +193,7 @@ def _say_who_may(mode: Mode) -> None:
         log.info("keys: every request needs an API key (auth.mode)")
 
 
-def _url(listener: socket.socket) -> str:
+def _url(config: GatewayConfig, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if config.ssl_certfile else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -26,6 +27,8 @@ _TOOL_FORMATS = {
     "llama4_pythonic": "pythonic",
 }
 """Names of vLLM's tool-call parsers, and ours, to values of `tool_format`."""
+
+_DTYPES = {name: name for name in ("auto", "bfloat16", "float16", "float32")} | {"half": "float16", "float": "float32"}
 
 
 def human_int(text: str) -> int:
@@ -52,3 +55,21 @@ def tool_format(text: str) -> str:
     if text not in _TOOL_FORMATS:
         raise typer.BadParameter(f"{text!r} is not known: use one of {', '.join(_TOOL_FORMATS)}")
     return _TOOL_FORMATS[text]
+
+
+def dtype(text: str) -> str:
+    """The value of `dtype` for one of vLLM's names."""
+    if text not in _DTYPES:
+        raise typer.BadParameter(f"{text!r} is not known: use one of {', '.join(_DTYPES)}")
+    return _DTYPES[text]
+
+
+def origins(texts: list[str] | None) -> list[str] | None:
+    """Origins, each a text of its own or several as a JSON list (vLLM's way)."""
+    found: list[str] = []
+    for text in texts or ():
+        try:
+            found += json.loads(text) if text.startswith("[") else [text]
+        except ValueError:
+            raise typer.BadParameter(f"{text!r} is not a JSON list of origins") from None
+    return None if texts is None else found

@@ -34,7 +34,7 @@ def run_engine(handover: Handover, phases: dict[str, float]) -> int:
         phases: Seconds already spent, by phase; shown with the service's own in `ModelCard.start_s`.
     """
     spec = handover.spec
-    configure_logging(spec.log_level)
+    configure_logging(spec.log_level, form=spec.log_format)
     keep_to(spec.processors)
     context = zmq.Context()
     link = EngineLink(context, handover.inbox, handover.outbox)
