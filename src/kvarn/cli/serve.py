@@ -9,12 +9,12 @@ import logging
 import signal
 import socket
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from kvarn.cli.announce import LogFormat, announce, tell_error
 from kvarn.cli.configure import configure
 from kvarn.cli.options import ServeOptions
 from kvarn.config.load import ConfigError
@@ -33,8 +33,6 @@ from kvarn.text.errors import TextError
 
 if TYPE_CHECKING:
     import uvicorn
-
-    from kvarn.gateway.served import ServedModel
 
 EXIT_OK = 0
 EXIT_NO_MODEL = 1
@@ -67,12 +65,12 @@ def run_server(options: ServeOptions, engine: SpawnedEngine | None) -> int:
         engine: A process spawned ahead, for the first model.
     """
     began = time.monotonic() if engine is None else engine.spawned_at
+    log_format: LogFormat = "text"
     try:
         config = configure(options)
+        log_format = config.log_format
         auth_mode(config)  # refuses before an engine loads anything
-        configure_logging(config.log_level, form=config.log_format)
-        for told_better_here in ("uvicorn", "alembic"):
-            logging.getLogger(told_better_here).setLevel(logging.WARNING)
+        _configure_logging(config)
         threads = max(model.threads or 0 for model in config.models)
         shares = share_cores(threads) if config.replica.separate_cores else None
         launched = _launch(config, engine, shares.engines if shares else ())
@@ -83,8 +81,16 @@ def run_server(options: ServeOptions, engine: SpawnedEngine | None) -> int:
             for entry in launched:
                 entry.replica.abandon()
     except (ConfigError, SafetyError, StoreError, TextError, _NotStartedError) as error:
-        typer.echo(f"error: {error}", err=True)
+        tell_error(str(error), log_format)
         return EXIT_USAGE
+
+
+def _configure_logging(config: KvarnConfig) -> None:
+    configure_logging(config.log_level, form=config.log_format)
+    for told_better_here in ("uvicorn", "alembic"):
+        logging.getLogger(told_better_here).setLevel(logging.WARNING)
+    # What failed has been said, or is the command's last line.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != "Application startup failed. Exiting.")
 
 
 def _launch(config: KvarnConfig, engine: SpawnedEngine | None, processors: tuple[int, ...]) -> list[_Launched]:
@@ -129,7 +135,8 @@ def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -
     url = _url(config.gateway, listener)
     try:
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            return runner.run(_serve(server, listener, launched, list(models.values()), url, began))
+            start = announce(list(models.values()), url, began, config.log_format)
+            return runner.run(_serve(server, listener, launched, start))
     except _NotStartedError:
         if isinstance(app.state.start_error, StoreError):
             raise app.state.start_error from None
@@ -147,19 +154,15 @@ async def _serve(
     server: uvicorn.Server,
     listener: socket.socket,
     launched: list[_Launched],
-    models: list[ServedModel],
-    url: str,
-    began: float,
+    announcement: Coroutine[Any, Any, bool],
 ) -> int:
-    from kvarn.cli.announce import announce
-
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.handle_exit, number, None)
     for entry in launched:
         entry.replica.start()
     serving = asyncio.create_task(_serve_http(server, listener))
-    announcing = asyncio.create_task(announce(models, url, began))
+    announcing = asyncio.create_task(announcement)
     try:
         await asyncio.wait({serving, announcing}, return_when=asyncio.FIRST_COMPLETED)
         any_ready = not announcing.done() or announcing.result()

@@ -196,9 +196,9 @@ class ModelTable:
         return model
 
     async def load_text(self, threads: Executor) -> None:
-        """Load every model's tokenizer and template; one that fails leaves the others ready."""
+        """Load every model's tokenizer and template; one that fails leaves the others ready, and keeps the reason."""
         loop = asyncio.get_running_loop()
         loads = [loop.run_in_executor(threads, model.load_text) for model in self]
         for model, result in zip(self, await asyncio.gather(*loads, return_exceptions=True), strict=True):
             if isinstance(result, BaseException):
-                _log.error("model %s cannot serve text: %s", model.name, result)
+                _log.debug("model %s cannot serve text", model.name, exc_info=result)

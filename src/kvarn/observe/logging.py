@@ -66,7 +66,8 @@ class JsonFormatter(_Formatter):
             key: value if _is_plain(value) and text == _text(value) else text
             for key, value, text in self.fields_of(record)
         }
-        return json.dumps(fields | self.head_of(record), ensure_ascii=False)
+        head = self.head_of(record)
+        return json.dumps(head | fields | head, ensure_ascii=False)  # in this order, and no field shadows them
 
 
 class _Handler(logging.StreamHandler[TextIO]):
