@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ from kvarn.config.load import ConfigError, load_config
 from kvarn.config.schema import KvarnConfig
 
 
-def configure(options: ServeOptions) -> KvarnConfig:
+def configure(options: ServeOptions, warn: Callable[[str], None]) -> KvarnConfig:
     """The configuration with the flags over it. Models on the command line take the place of the configured ones;
-    the flags about models hold for all that are served.
+    the flags about models hold for all that are served. `warn` is given what is no error, a line each.
 
     Raises:
         ConfigError: Something cannot be used; the message says what to change.
@@ -30,10 +31,14 @@ def configure(options: ServeOptions) -> KvarnConfig:
     if models:
         settings["models"] = models
     if options.served_model_name:
-        if len(models or load_config(options.config).models) != 1:
+        if len(models or load_config(options.config, warn=_ignore).models) != 1:
             raise ConfigError("--served-model-name names one model, and several are served: use --model NAME=PATH")
         every_model["name"], *every_model["aliases"] = options.served_model_name
-    return load_config(options.config, settings, every_model)
+    return load_config(options.config, settings, every_model, warn)
+
+
+def _ignore(_: str) -> None:
+    """The same warning comes again."""
 
 
 def _put(settings: dict[str, Any], path: str, value: Any) -> None:

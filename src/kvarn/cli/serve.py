@@ -66,11 +66,14 @@ def run_server(options: ServeOptions, engine: SpawnedEngine | None) -> int:
     """
     began = time.monotonic() if engine is None else engine.spawned_at
     log_format: LogFormat = "text"
+    warnings: list[str] = []
     try:
-        config = configure(options)
+        config = configure(options, warnings.append)
         log_format = config.log_format
         auth_mode(config)  # refuses before an engine loads anything
         _configure_logging(config)
+        for warning in warnings:
+            log.warning(warning)
         threads = max(model.threads or 0 for model in config.models)
         shares = share_cores(threads) if config.replica.separate_cores else None
         launched = _launch(config, engine, shares.engines if shares else ())
