@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 import kvarn as package
-from kvarn.cli.options import ServeOptions, configure
+from kvarn.cli.configure import configure
+from kvarn.cli.options import ServeOptions
 from kvarn.config.load import ConfigError
 
 
@@ -82,21 +83,21 @@ def test_a_model_that_cannot_be_loaded_ends_the_command_with_its_reason(kvarn, t
 def test_models_on_the_command_line_replace_the_configured_ones(tmp_path):
     file = tmp_path / "kvarn.yaml"
     file.write_text("models: [{name: configured, path: /x, threads: 1}]\n")
-    named = configure(ServeOptions(config=file, model="owner/name", named=("chat=/models/a",), dtype="float32"))
+    named = configure(ServeOptions(config=file, model="owner/name", named=["chat=/models/a"], dtype="float32"), print)
     assert [(m.name, m.path, m.dtype) for m in named.models] == [
         ("owner/name", "owner/name", "float32"),
         ("chat", "/models/a", "float32"),
     ]
-    kept = configure(ServeOptions(config=file, max_context_length=512))
+    kept = configure(ServeOptions(config=file, max_model_len=512), print)
     assert [(m.name, m.threads, m.max_context_length) for m in kept.models] == [("configured", 1, 512)]
 
 
 def test_a_directory_is_served_under_its_own_name(tmp_path):
     directory = tmp_path / "llama"
     directory.mkdir()
-    assert configure(ServeOptions(model=f"{directory}/")).models[0].name == "llama"
+    assert configure(ServeOptions(model=f"{directory}/"), print).models[0].name == "llama"
 
 
 def test_a_name_without_a_path_is_refused():
     with pytest.raises(ConfigError, match="NAME=PATH"):
-        configure(ServeOptions(named=("chat=",)))
+        configure(ServeOptions(named=["chat="]), print)

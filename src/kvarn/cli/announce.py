@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import typer
 
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
 
     from kvarn.gateway.served import ServedModel
 
+LogFormat = Literal["text", "json"]
+
 _LOOK_EVERY_S = 0.02
+
+log = logging.getLogger(__name__)
 
 _EXAMPLES = {
     "generate": """\
@@ -36,13 +41,22 @@ class _Display(Protocol):
         ...
 
 
-async def announce(models: list[ServedModel], url: str, began: float) -> bool:
+def tell_error(message: str, log_format: LogFormat) -> None:
+    """Say on standard error, in its form, what ends the command or a model."""
+    if log_format == "json":
+        log.error(message)
+    else:
+        typer.echo(f"error: {message}", err=True)
+
+
+async def announce(models: list[ServedModel], url: str, began: float, log_format: LogFormat) -> bool:
     """Show the start of all models, then how to reach them.
 
     Args:
         models: What is served.
         url: Of the gateway.
         began: `time.monotonic()` at the start of the command.
+        log_format: Of what goes to standard error.
 
     Returns:
         Whether any model came up. One that fails is named with its reason; its replica goes on trying.
@@ -50,7 +64,7 @@ async def announce(models: list[ServedModel], url: str, began: float) -> bool:
     waiting = {model.name: model for model in models}
     ready: list[ServedModel] = []
     failed = dict[str, str]()
-    with _display() as display:
+    with _display(log_format) as display:
         while waiting:
             for name, model in list(waiting.items()):
                 stage, fraction = model.replica.progress
@@ -59,10 +73,11 @@ async def announce(models: list[ServedModel], url: str, began: float) -> bool:
                 elif model.load_error is not None or model.replica.state is ReplicaState.DOWN:
                     failed[name] = model.load_error or stage
                     del waiting[name]
+                    continue
                 display.show(name, stage, fraction)
             await asyncio.sleep(_LOOK_EVERY_S)
     for name, reason in failed.items():
-        typer.echo(f"error: {name} cannot be served: {reason}", err=True)
+        tell_error(f"{name} cannot be served: {reason}", log_format)
     if ready:
         typer.echo(_welcome(ready, url, time.monotonic() - began))
     return bool(ready)
@@ -77,9 +92,9 @@ def _welcome(ready: list[ServedModel], url: str, took_s: float) -> str:
 
 
 @contextlib.contextmanager
-def _display() -> Iterator[_Display]:
-    if not sys.stderr.isatty():
-        yield _Lines()
+def _display(log_format: LogFormat) -> Iterator[_Display]:
+    if log_format == "json" or not sys.stderr.isatty():
+        yield _Lines(log_format)
         return
     # Imported here: a tenth of a second that only a person at a terminal is to pay.
     from rich import progress as bars
@@ -98,14 +113,18 @@ def _display() -> Iterator[_Display]:
 class _Lines:
     """A line for each new stage."""
 
-    def __init__(self) -> None:
+    def __init__(self, log_format: LogFormat) -> None:
+        self._log_format = log_format
         self._shown: dict[str, str] = {}
 
     def show(self, model: str, stage: str, fraction: float) -> None:
         """Print the stage if it is new."""
         if self._shown.get(model) != stage:
             self._shown[model] = stage
-            typer.echo(f"{model}: {stage}", err=True)
+            if self._log_format == "json":
+                log.info(stage, extra={"model": model})
+            else:
+                typer.echo(f"{model}: {stage}", err=True)
 
 
 class _Bars:

@@ -54,13 +54,15 @@ def _vocabulary(text: str) -> Vocabulary:
 
 Option = typer.Option
 Url = Annotated[str, Option(help="Root of the server.")]
-Model = Annotated[str | None, Option(help="Model to ask. Default: the first the server lists.")]
+Model = Annotated[str | None, Option(help="Model to ask.", show_default="the first the server lists")]
 ApiKey = Annotated[str | None, Option(envvar="KVARN_API_KEY", help="Sent as bearer token, written nowhere.")]
 EndpointOption = Annotated[Endpoint, Option(help="completions: token-id prompts, exact lengths. chat: text prompts.")]
 Concurrency = Annotated[int, Option(min=1, help="Closed loop: requests kept in flight.")]
-Requests = Annotated[int | None, Option(min=1, help="Requests to send. [closed loop: 100]")]
+Requests = Annotated[int | None, Option(min=1, help="Requests to send.", show_default="closed loop: 100")]
 Rate = Annotated[float | None, Option(min=1e-6, help="Open loop: Poisson arrivals per second.")]
-Duration = Annotated[float | None, Option(min=0, help="Open loop: seconds of arrivals. [60 without --requests]")]
+Duration = Annotated[
+    float | None, Option(min=0, help="Open loop: seconds of arrivals.", show_default="60 without --requests")
+]
 Trace = Annotated[Path | None, Option(help="Replay this trace file in place of made-up requests.")]
 TraceFormatOption = Annotated[TraceFormat, Option(help="Azure CSV, Mooncake JSON lines, or told by the first line.")]
 TimeScale = Annotated[float, Option(min=0, help="Trace: multiply arrival times; 0.5 is twice as fast.")]
@@ -151,9 +153,9 @@ def bench(
 @app.command()
 def roofline(
     model: Annotated[str, typer.Argument(help="Checkpoint directory, hub id or packaged model.")] = "kvarn-demo",
-    batch: Annotated[list[int] | None, Option(min=1, help="Decode batch; repeatable. [default: 1, 8, 32]")] = None,
+    batch: Annotated[list[int] | None, Option(min=1, help="Decode batch; repeatable.", show_default="1, 8, 32")] = None,
     context: Annotated[int, Option(min=8, help="Tokens each sequence has in the middle of its run.")] = 192,
-    prompt: Annotated[list[int] | None, Option(min=2, help="Prompt length; repeatable. [default: 512]")] = None,
+    prompt: Annotated[list[int] | None, Option(min=2, help="Prompt length; repeatable.", show_default="512")] = None,
     steps: Annotated[int, Option(min=1, help="Steps measured for each batch.")] = 16,
     dtype: Annotated[Literal["auto", "bfloat16", "float32"], Option(help="Type of plain weights.")] = "auto",
     quantization: Annotated[Literal["int8", "int4"] | None, Option(help="Quantise plain weights.")] = None,
@@ -161,7 +163,7 @@ def roofline(
         Literal["auto", "float32", "bfloat16", "int8"], Option(help="Type of cached keys and values.")
     ] = "auto",
     kernels: Annotated[Literal["auto", "cpu", "torch"], Option(help="Backend.")] = "auto",
-    threads: Annotated[int | None, Option(min=1, help="Kernel threads. [default: as `kvarn serve`]")] = None,
+    threads: Annotated[int | None, Option(min=1, help="Kernel threads.", show_default="as `kvarn serve`")] = None,
     json_path: JsonPath = None,
 ) -> None:
     """Measure the machine's ceilings and, for each kind of step, the floor they allow and the time it takes."""

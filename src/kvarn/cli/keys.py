@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kvarn.cli.administration import ConfigOption, JsonOption, actor, checked, seconds_of, show, with_store
+from kvarn.cli.administration import (
+    ConfigOption,
+    JsonOption,
+    actor,
+    checked,
+    one_line_errors,
+    seconds_of,
+    show,
+    with_store,
+)
+from kvarn.config.load import load_config
 from kvarn.gateway.operations.organization import project_key_object, scopes_of
 from kvarn.store.engine import Store
 from kvarn.store.ids import DEFAULT_ORGANIZATION
@@ -31,21 +44,22 @@ def create(
     name: Annotated[str, typer.Argument(help="What it is for.")],
     role: Annotated[Role, typer.Option(help="service: uses models; member: sees usage too; admin.")] = Role.SERVICE,
     tenant: TenantOption = DEFAULT_ORGANIZATION,
-    project: Annotated[str | None, typer.Option(help="Project. [default: the organisation's first]")] = None,
+    project: Annotated[str | None, typer.Option(help="Project.", show_default="the organisation's first")] = None,
     user: Annotated[
         str | None, typer.Option(help="Id of the project's user or service account whose key it is.")
     ] = None,
     model: Annotated[list[str] | None, typer.Option(help="Only this model; repeatable.")] = None,
     endpoint: Annotated[list[str] | None, typer.Option(help="Only paths that begin so; repeatable.")] = None,
-    adapter: Annotated[list[str] | None, typer.Option(help="Only this adapter; repeatable.")] = None,
-    expires_in: Annotated[str | None, typer.Option(help="Such as 12h, 30d; a year at most. [default: never]")] = None,
+    expires_in: Annotated[
+        str | None, typer.Option(help="Such as 12h, 30d; a year at most.", show_default="never")
+    ] = None,
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
     """Make a key and print it: nobody can ask for it again. Standard output carries the key alone."""
     scopes = [f"models:{each}" for each in model or ()]
     scopes += [f"endpoints:{each}" for each in endpoint or ()]
-    scopes += [f"adapters:{each}" for each in adapter or ()]
+    _warn_of_unknown(model or (), config)
 
     async def make(store: Store) -> tuple[dict[str, Any], str]:
         lifetime_s = None if expires_in is None else seconds_of(expires_in)
@@ -102,6 +116,20 @@ def revoke(
 
     gone = with_store(config, end)
     typer.echo(f"revoked {gone.id} ({gone.name})")
+
+
+def _warn_of_unknown(models: Sequence[str], config: Path | None) -> None:
+    """A server may serve other models than the configured ones, so a name that is not known is no error."""
+    with one_line_errors():
+        configured = load_config(config, warn=lambda _: None).models  # the store's configuration warns
+    names = [model.name for model in configured]
+    aliases = {alias: model.name for model in configured for alias in model.aliases}
+    for name in models:
+        if name in names:
+            continue
+        near = [aliases[name]] if name in aliases else get_close_matches(name, names, n=2)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"configured: {', '.join(names)}"
+        typer.echo(f"warning: no model is configured under the name {name!r} ({hint})", err=True)
 
 
 def _told(key: ApiKey) -> dict[str, Any]:

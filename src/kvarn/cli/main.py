@@ -5,11 +5,12 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 import kvarn
+from kvarn.cli.options import ServeOptions, takes_serve_options
 from kvarn.replica.spawn import SpawnedEngine, spawn_engine
 
 EXIT_USAGE = 2
@@ -17,16 +18,38 @@ EXIT_USAGE = 2
 
 app = typer.Typer(
     name="kvarn",
-    help="Serve large language models on your own machines.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 _FORWARDED: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """A command that has its own parser: imported when it runs."""
 
+Url = Annotated[str, typer.Option(help="Root of the server.")]
+ModelName = Annotated[
+    str | None, typer.Option("--model", "-m", help="Model to ask.", show_default="the first that is ready")
+]
+ApiKey = Annotated[str | None, typer.Option(envvar="KVARN_API_KEY", help="Sent as bearer token.")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.", show_default="the server's")]
+Temperature = Annotated[float | None, typer.Option(min=0, help="0: no chance.", show_default="the server's")]
+DEFAULT_URL = "http://127.0.0.1:8000"
+
 ConfigPath = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file; see docs/configuration.md.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kvarn {kvarn.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print Kvarn's version.")
+    ] = False,
+) -> None:
+    """Serve large language models on your own machines."""
 
 
 def main() -> None:
@@ -52,63 +75,12 @@ def _will_serve(arguments: list[str]) -> bool:
 
 
 @app.command()
-def serve(
-    context: typer.Context,
-    model: Annotated[
-        str | None,
-        typer.Argument(help="Checkpoint directory, hub id (owner/name) or packaged model. [default: kvarn-demo]"),
-    ] = None,
-    config: ConfigPath = None,
-    named: Annotated[
-        list[str] | None, typer.Option("--model", "-m", metavar="NAME=PATH", help="A model and its name; repeatable.")
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one. [default: 8000]")] = None,
-    dtype: Annotated[
-        Literal["auto", "bfloat16", "float32"] | None, typer.Option(help="Type of the weights. [default: auto]")
-    ] = None,
-    quantization: Annotated[
-        Literal["int8", "int4"] | None, typer.Option(help="Quantise plain weights at load. [default: no]")
-    ] = None,
-    kv_cache_dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "int8"] | None,
-        typer.Option(help="Type of cached keys and values. [default: auto]"),
-    ] = None,
-    kernels: Annotated[
-        Literal["auto", "cpu", "torch"] | None, typer.Option(help="What multiplies. [default: auto]")
-    ] = None,
-    packed_cache: Annotated[
-        Path | None, typer.Option(help="Directory of packed weights, for quick starts. [default: none]")
-    ] = None,
-    max_context_length: Annotated[
-        int | None, typer.Option(help="Prompt and answer together, in tokens. [default: the checkpoint's]")
-    ] = None,
-    kv_cache_gib: Annotated[
-        float | None, typer.Option(help="Memory of the KV cache in GiB. [default: a tenth of the machine's]")
-    ] = None,
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"] | None, typer.Option(help="What is logged. [default: info]")
-    ] = None,
-) -> None:
+@takes_serve_options
+def serve(context: typer.Context, options: ServeOptions) -> None:
     """Serve models behind an OpenAI-compatible API. Without arguments: kvarn-demo at http://127.0.0.1:8000."""
-    from kvarn.cli.serve import ServeOptions, run_server
+    from kvarn.cli.serve import run_server
 
     engine = context.obj if isinstance(context.obj, SpawnedEngine) else None
-    options = ServeOptions(
-        model=model,
-        named=tuple(named or ()),
-        config=config,
-        host=host,
-        port=port,
-        dtype=dtype,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        kernels=kernels,
-        packed_cache=packed_cache,
-        max_context_length=max_context_length,
-        kv_cache_gib=kv_cache_gib,
-        log_level=log_level,
-    )
     raise typer.Exit(run_server(options, engine))
 
 
@@ -118,6 +90,51 @@ def bench(context: typer.Context) -> None:
     from kvarn.cli.bench import app as bench_app
 
     bench_app(args=context.args, prog_name="kvarn bench")
+
+
+@app.command()
+def chat(
+    question: Annotated[
+        str | None, typer.Argument(help="Answered once.", show_default="read from a pipe, or a chat at the terminal")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    model: ModelName = None,
+    api_key: ApiKey = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.", show_default="none")] = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+) -> None:
+    """Talk with a model of a running server."""
+    from kvarn.cli import client
+
+    client.chat(client.Connection(url, api_key, model, max_tokens, temperature), question, system)
+
+
+@app.command()
+def complete(
+    prompt: Annotated[str | None, typer.Argument(help="Text to continue.", show_default="read from a pipe")] = None,
+    url: Url = DEFAULT_URL,
+    model: ModelName = None,
+    api_key: ApiKey = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+) -> None:
+    """Let a model of a running server continue a text."""
+    from kvarn.cli import client
+
+    client.complete(client.Connection(url, api_key, model, max_tokens, temperature), prompt)
+
+
+@app.command()
+def models(
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """List the models of a running server, and whether they are ready."""
+    from kvarn.cli import client
+
+    client.show_models(client.Connection(url, api_key), as_json)
 
 
 @app.command("config")
@@ -132,7 +149,9 @@ def show_config(config: ConfigPath = None) -> None:
     except ConfigError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(EXIT_USAGE) from None
-    typer.echo(yaml.safe_dump(loaded.model_dump(mode="json"), sort_keys=False), nl=False)
+    shown = loaded.model_dump(mode="json")
+    shown["auth"]["api_keys"] = ["[key]" for _ in loaded.auth.api_keys]
+    typer.echo(yaml.safe_dump(shown, sort_keys=False), nl=False)
 
 
 @app.command(context_settings=_FORWARDED, add_help_option=False)
@@ -192,9 +211,11 @@ def usage(
     ] = "tenant,model",
     since: Annotated[
         str | None,
-        typer.Option(help="2026-11-01, 2026-11-01T10:00 (UTC), or 24h, 7d ago. [default: 30d; all time of a --batch]"),
+        typer.Option(
+            help="2026-11-01, 2026-11-01T10:00 (UTC), or 24h, 7d ago.", show_default="30d; all time of a --batch"
+        ),
     ] = None,
-    until: Annotated[str | None, typer.Option(help="As --since; not included. [default: now]")] = None,
+    until: Annotated[str | None, typer.Option(help="As --since; not included.", show_default="now")] = None,
     tenant: Annotated[str | None, typer.Option(help="Only this organisation.")] = None,
     batch: Annotated[str | None, typer.Option(help="Only the lines of this batch.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,

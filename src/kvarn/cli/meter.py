@@ -39,7 +39,7 @@ def run_meter(config_path: Path | None, *, from_ledger: bool, metrics_host: str,
         OSError: The port is taken.
     """
     config = load_config(config_path)
-    configure_logging(config.log_level)
+    configure_logging(config.log_level, form=config.log_format)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     if from_ledger:
         typer.echo(f"{asyncio.run(_count_ledger(config))} usage events counted")

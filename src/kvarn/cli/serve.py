@@ -9,15 +9,16 @@ import logging
 import signal
 import socket
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from kvarn.cli.options import ServeOptions, configure
+from kvarn.cli.announce import LogFormat, announce, tell_error
+from kvarn.cli.configure import configure
+from kvarn.cli.options import ServeOptions
 from kvarn.config.load import ConfigError
-from kvarn.config.schema import GatewayConfig, KvarnConfig
+from kvarn.config.schema import GatewayConfig, KvarnConfig, ModelConfig
 from kvarn.gateway.identity.mode import Mode, auth_mode
 from kvarn.observe.logging import configure_logging
 from kvarn.replica.cores import keep_to, share_cores
@@ -27,15 +28,11 @@ from kvarn.replica.spawn import SpawnedEngine
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.safety.errors import SafetyError
 from kvarn.store.errors import StoreError
-from kvarn.text.checkpoint import resolve_checkpoint
+from kvarn.text.checkpoint import resolve_checkpoint, resolve_tokenizer
 from kvarn.text.errors import TextError
 
 if TYPE_CHECKING:
     import uvicorn
-
-    from kvarn.gateway.served import ServedModel
-
-__all__ = ["ServeOptions", "run_server"]
 
 EXIT_OK = 0
 EXIT_NO_MODEL = 1
@@ -56,6 +53,7 @@ class _Launched:
 
     name: str
     directory: Path
+    tokenizer: Path | None
     replica: LocalReplica
 
 
@@ -67,12 +65,15 @@ def run_server(options: ServeOptions, engine: SpawnedEngine | None) -> int:
         engine: A process spawned ahead, for the first model.
     """
     began = time.monotonic() if engine is None else engine.spawned_at
+    log_format: LogFormat = "text"
+    warnings: list[str] = []
     try:
-        config = configure(options)
+        config = configure(options, warnings.append)
+        log_format = config.log_format
         auth_mode(config)  # refuses before an engine loads anything
-        configure_logging(config.log_level)
-        for told_better_here in ("uvicorn", "alembic"):
-            logging.getLogger(told_better_here).setLevel(logging.WARNING)
+        _configure_logging(config)
+        for warning in warnings:
+            log.warning(warning)
         threads = max(model.threads or 0 for model in config.models)
         shares = share_cores(threads) if config.replica.separate_cores else None
         launched = _launch(config, engine, shares.engines if shares else ())
@@ -83,21 +84,37 @@ def run_server(options: ServeOptions, engine: SpawnedEngine | None) -> int:
             for entry in launched:
                 entry.replica.abandon()
     except (ConfigError, SafetyError, StoreError, TextError, _NotStartedError) as error:
-        typer.echo(f"error: {error}", err=True)
+        tell_error(str(error), log_format)
         return EXIT_USAGE
+
+
+def _configure_logging(config: KvarnConfig) -> None:
+    configure_logging(config.log_level, form=config.log_format)
+    for told_better_here in ("uvicorn", "alembic"):
+        logging.getLogger(told_better_here).setLevel(logging.WARNING)
+    # What failed has been said, or is the command's last line.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != "Application startup failed. Exiting.")
 
 
 def _launch(config: KvarnConfig, engine: SpawnedEngine | None, processors: tuple[int, ...]) -> list[_Launched]:
     """Find the checkpoints and start an engine for each on these processors; an engine dies with this process."""
-    directories = [resolve_checkpoint(model.path, progress=_log_progress) for model in config.models]
+    found = [_find(model) for model in config.models]
     launched: list[_Launched] = []
-    for model, directory in zip(config.models, directories, strict=True):
-        spec = ReplicaSpec.of(model, directory, config.replica, config.log_level, processors)
+    for model, (directory, tokenizer) in zip(config.models, found, strict=True):
+        spec = ReplicaSpec.of(
+            model, directory, config.replica, config.log_level, processors, log_format=config.log_format
+        )
         process = EngineProcess(engine) if engine is not None and not launched else None
         replica = LocalReplica(spec, config.replica, process)
         replica.spawn()
-        launched.append(_Launched(model.name, directory, replica))
+        launched.append(_Launched(model.name, directory, tokenizer, replica))
     return launched
+
+
+def _find(model: ModelConfig) -> tuple[Path, Path | None]:
+    """The directories of a model's checkpoint and of its tokenizer, where that is another."""
+    directory = resolve_checkpoint(model.path, progress=_log_progress)
+    return directory, resolve_tokenizer(model.tokenizer, progress=_log_progress) if model.tokenizer else None
 
 
 def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -> int:
@@ -107,7 +124,7 @@ def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -
     from kvarn.gateway.server import bind, build_server
 
     models = {
-        entry.name: ServedModel(entry.name, model, entry.replica, entry.directory)
+        entry.name: ServedModel(entry.name, model, entry.replica, entry.directory, tokenizer_directory=entry.tokenizer)
         for entry, model in zip(launched, config.models, strict=True)
     }
     try:
@@ -118,10 +135,11 @@ def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -
     app = create_app(config, models)
     server = build_server(app, config.gateway)
     gc.freeze()  # what has been imported stays: looking through it again would stop all streams for a tenth of a second
-    url = _url(listener)
+    url = _url(config.gateway, listener)
     try:
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            return runner.run(_serve(server, listener, launched, list(models.values()), url, began))
+            start = announce(list(models.values()), url, began, config.log_format)
+            return runner.run(_serve(server, listener, launched, start))
     except _NotStartedError:
         if isinstance(app.state.start_error, StoreError):
             raise app.state.start_error from None
@@ -139,19 +157,15 @@ async def _serve(
     server: uvicorn.Server,
     listener: socket.socket,
     launched: list[_Launched],
-    models: list[ServedModel],
-    url: str,
-    began: float,
+    announcement: Coroutine[Any, Any, bool],
 ) -> int:
-    from kvarn.cli.announce import announce
-
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.handle_exit, number, None)
     for entry in launched:
         entry.replica.start()
     serving = asyncio.create_task(_serve_http(server, listener))
-    announcing = asyncio.create_task(announce(models, url, began))
+    announcing = asyncio.create_task(announcement)
     try:
         await asyncio.wait({serving, announcing}, return_when=asyncio.FIRST_COMPLETED)
         any_ready = not announcing.done() or announcing.result()
@@ -185,6 +199,7 @@ def _say_who_may(mode: Mode) -> None:
         log.info("keys: every request needs an API key (auth.mode)")
 
 
-def _url(listener: socket.socket) -> str:
+def _url(config: GatewayConfig, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if config.ssl_certfile else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -125,7 +125,7 @@ def set_tenant(
     archived: Annotated[
         bool | None, typer.Option("--archived/--active", help="Stop all its keys, or let them work again.")
     ] = None,
-    model: Annotated[str, typer.Option(help="Model that the limits hold for. [default: each]")] = "*",
+    model: Annotated[str, typer.Option(help="Model that the limits hold for.", show_default="each")] = "*",
     requests_per_minute: Annotated[int | None, typer.Option(min=0, help="0: no limit.")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(min=0, help="0: no limit.")] = None,
     concurrency: Annotated[int | None, typer.Option(min=0, help="Requests running at once. 0: no limit.")] = None,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
+from kvarn.config.environment import known_variables
 from kvarn.config.schema import KvarnConfig
 
 
@@ -24,21 +27,34 @@ class _Environment(BaseSettings):
 
 
 OUTSIDE_THE_CONFIGURATION = frozenset({"KVARN_ISA", "KVARN_API_KEY"})
-"""Variables read where they are used: the kernels' instruction set, and the key `kvarn bench` sends."""
+"""Variables read where they are used: the kernels' instruction set, and the key that `kvarn serve` asks for and the
+other commands send."""
+
+_log = logging.getLogger(__name__)
 
 
-def load_config(path: Path | None = None, flags: dict[str, Any] | None = None) -> KvarnConfig:
+def load_config(
+    path: Path | None = None,
+    flags: dict[str, Any] | None = None,
+    every_model: dict[str, Any] | None = None,
+    warn: Callable[[str], None] = _log.warning,
+) -> KvarnConfig:
     """Merge the sources, later ones over earlier ones, and check the whole.
 
     Args:
         path: A YAML file, or None for defaults.
         flags: Nested values from the command line; keys that are None are left out.
+        every_model: Nested values from the command line for each model.
+        warn: Is given a line for each `KVARN_...` variable that names no setting. Other software may have set it, so
+            it is no error.
 
     Raises:
         ConfigError: A source cannot be read, a key is unknown or a value is wrong.
     """
-    merged = _merge(_read_yaml(path) if path else {}, _read_environment())
+    merged = _merge(_read_yaml(path) if path else {}, _read_environment(warn))
     merged = _merge(merged, _without_none(flags or {}))
+    if every_model:
+        merged["models"] = _over_models(merged.get("models"), every_model)
     try:
         return KvarnConfig.model_validate(merged)
     except ValidationError as error:
@@ -59,19 +75,20 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return loaded
 
 
-def _read_environment() -> dict[str, Any]:
+def _read_environment(warn: Callable[[str], None]) -> dict[str, Any]:
     """Nested values of `KVARN_...` variables that name a field of the configuration."""
-    for variable in os.environ:
-        section = variable.removeprefix("KVARN_").split("__")[0].lower()
-        if variable in OUTSIDE_THE_CONFIGURATION:
-            continue
-        if variable.startswith("KVARN_") and section not in KvarnConfig.model_fields:
-            raise ConfigError(f"the environment variable {variable} names no setting: see docs/configuration.md")
     source = EnvSettingsSource(_Environment, env_prefix="KVARN_", env_nested_delimiter="__")
+    # Only these: a variable that is not ours must not become an unknown key.
+    source.env_vars = {
+        name.lower(): os.environ[name] for name in known_variables(os.environ, OUTSIDE_THE_CONFIGURATION, warn)
+    }
     found: dict[str, Any] = {}
     for name, field in KvarnConfig.model_fields.items():
-        value, key, is_complex = source.get_field_value(field, name)
-        value = source.prepare_field_value(name, field, value, is_complex)
+        try:
+            value, key, is_complex = source.get_field_value(field, name)
+            value = source.prepare_field_value(name, field, value, is_complex)
+        except ValueError as error:
+            raise ConfigError(f"the environment variable KVARN_{name.upper()} is not valid JSON: {error}") from None
         if value is not None:
             found[key if key in KvarnConfig.model_fields else name] = value
     return found
@@ -83,6 +100,15 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         both_nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = _merge(merged[key], value) if both_nested else value
     return merged
+
+
+def _over_models(models: Any, values: dict[str, Any]) -> Any:
+    """The models with these values over their own; what is no list of mappings is left to validation."""
+    if models is None:
+        models = [model.model_dump() for model in KvarnConfig().models]
+    if not isinstance(models, (list, tuple)):
+        return models
+    return [_merge(model, values) if isinstance(model, dict) else model for model in models]
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:

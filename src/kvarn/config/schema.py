@@ -74,14 +74,31 @@ class ModelConfig(Section):
     name: str = Field(min_length=1)
     """Name clients use in the `model` field."""
 
+    aliases: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """More names under which clients reach the model. Answers, limits, key scopes and usage carry `name`."""
+
     path: str = Field(min_length=1)
     """Directory of a Hugging Face checkpoint (safetensors), a hub id, or the name of a packaged model
     (`kvarn-demo`)."""
 
+    tokenizer: str | None = Field(None, min_length=1)
+    """Directory or hub id of the tokenizer and its chat template. Default: the checkpoint's own."""
+
+    chat_template: str | None = Field(None, min_length=1)
+    """Path of a Jinja file, or the template itself (any text with a `{`). Default: the checkpoint's own."""
+
+    generation_config: str = Field("auto", min_length=1)
+    """Where sampling defaults come from for what a request leaves out: `auto` reads the checkpoint's
+    generation_config.json, `none` (or `vllm`) takes OpenAI's defaults, anything else is a directory with that file."""
+
+    seed: int | None = Field(None, ge=0, lt=1 << 63)
+    """Seed of a random stream from which requests without a `seed` take theirs: a server started with it and sent the
+    same requests in the same order gives the same answers. Default: such requests get seeds nobody can foresee."""
+
     kind: Literal["auto", "generate", "embed"] = "auto"
     """What the model does. `auto` reads it from the checkpoint's architecture."""
 
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Type of the weights. `auto`: bfloat16 with the compiled kernels, and with torch's where the processor multiplies
     it natively, else float32."""
 
@@ -139,6 +156,21 @@ class GatewayConfig(Section):
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one and prints it."""
 
+    root_path: str = Field("", pattern=r"^(/[^/?#\s]+)*$")
+    """Path prefix under which a proxy publishes the server, such as `/llm`. Requests are answered with it and
+    without."""
+
+    allowed_origins: tuple[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")], ...] | None = None
+    """Origins of web pages, such as `https://chat.example.com`, whose scripts may read answers in a browser (CORS).
+    Default: pages that this machine serves (localhost and loopback addresses). A listed origin may use an open server
+    without a key, as whoever is on this machine may; `*` lets every page in, and each needs a key then. Empty: none."""
+
+    ssl_certfile: str | None = Field(None, min_length=1)
+    """PEM file of the certificate (and its chain): the server speaks HTTPS. Default: plain HTTP."""
+
+    ssl_keyfile: str | None = Field(None, min_length=1)
+    """PEM file of the certificate's private key. Default: in `ssl_certfile`."""
+
     max_connections: int = Field(16384, ge=1)
     """Connections open at once at most; more are closed before they are read."""
 
@@ -195,6 +227,12 @@ class GatewayConfig(Section):
 
     drain_timeout_s: float = Field(30.0, ge=0)
     """Seconds that running requests get to finish when the server is told to stop."""
+
+    @model_validator(mode="after")
+    def _key_has_a_certificate(self) -> GatewayConfig:
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ValueError("ssl_keyfile needs ssl_certfile, the certificate that belongs to the key")
+        return self
 
 
 class ReplicaConfig(Section):
@@ -266,10 +304,14 @@ class KvarnConfig(Section):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """What is logged to standard error."""
 
+    log_format: Literal["text", "json"] = "text"
+    """`text`: lines of `key=value`. `json`: one JSON object a line."""
+
     @model_validator(mode="after")
     def _names_are_unique(self) -> KvarnConfig:
         names = [model.name for model in self.models]
-        doubled = sorted({name for name in names if names.count(name) > 1})
+        every_name = [name for model in self.models for name in (model.name, *model.aliases)]
+        doubled = sorted({name for name in every_name if every_name.count(name) > 1})
         if doubled:
             raise ValueError(f"two models share the name {doubled[0]!r}: give each model its own name")
         if not names:

@@ -18,6 +18,7 @@ from kvarn.gateway.authentication import Authenticator
 from kvarn.gateway.batches.runner import BatchRunner
 from kvarn.gateway.body import BodyReader
 from kvarn.gateway.context import Gateway
+from kvarn.gateway.cors import add_cors
 from kvarn.gateway.errors import add_error_handlers
 from kvarn.gateway.middleware import RequestMiddleware
 from kvarn.gateway.moderation import Moderation
@@ -155,6 +156,7 @@ def create_app(
         title="Kvarn",
         version=kvarn.__version__,
         summary="OpenAI-compatible serving of large language models.",
+        root_path=config.gateway.root_path,
         lifespan=lambda app: _lifespan(app, gateway, platform, open_requests, pool),
         docs_url=None,  # FastAPI's page fetches its scripts from a CDN; ours works offline
         redoc_url=None,
@@ -168,6 +170,7 @@ def create_app(
         authenticator=authenticator or platform.identity.authenticator,
         open_requests=open_requests,
     )
+    add_cors(app, config.gateway.allowed_origins)
     add_error_handlers(app)
     for resource in _ROUTES:
         app.include_router(resource.router)

@@ -74,9 +74,15 @@ def new_record(scope: Scope) -> RequestRecord:
     """Make the record of a request and hang it on its ASGI scope."""
     supplied = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
     request_id = supplied.decode("ascii") if _SANE_ID.fullmatch(supplied) else f"req-{uuid.uuid4().hex}"
-    record = RequestRecord(request_id, endpoint=scope["path"][:256])
+    record = RequestRecord(request_id, endpoint=route_path(scope)[:256])
     scope[_SCOPE_KEY] = record
     return record
+
+
+def route_path(scope: Scope) -> str:
+    """The path that routing compares: what comes after `gateway.root_path`, where the proxy has left that in."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path.removeprefix(root) if root and (path + "/").startswith(root + "/") else path
 
 
 async def client_left(receive: Receive) -> None:

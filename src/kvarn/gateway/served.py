@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import platform
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +21,7 @@ from kvarn.gateway.errors import unavailable
 from kvarn.replica.api import Replica, ReplicaState
 from kvarn.text.chat_template import ChatTemplate
 from kvarn.text.fingerprint import checkpoint_fingerprint
+from kvarn.text.sampling import random_seed
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.text.tool_calls import HERMES, ToolFormat, find_format
 from kvarn.wire.messages import EngineStats, ModelCard
@@ -59,6 +62,8 @@ class ReadyModel:
     tool_format: ToolFormat = HERMES
     version: str = ""
     """Fingerprint of the checkpoint."""
+    draw_seed: Callable[[], int] = random_seed
+    """Gives a seed to requests that have none."""
 
     @property
     def fingerprint(self) -> str:
@@ -90,6 +95,13 @@ class ServedModel:
     tool_format: ToolFormat = HERMES
     """How it writes tool calls; known once tokenizer and template are."""
     load_error: str | None = None
+    tokenizer_directory: Path | None = None
+    """Of the tokenizer and its chat template; None: the checkpoint's."""
+    draw_seed: Callable[[], int] = random_seed
+
+    def __post_init__(self) -> None:
+        if self.config.seed is not None:
+            self.draw_seed = partial(random.Random(self.config.seed).getrandbits, 63)
 
     @property
     def up(self) -> bool:
@@ -124,7 +136,15 @@ class ServedModel:
         if not self.up or self.tokenizer is None or template is None or card is None:
             raise unavailable(f"The model {self.name!r} is not ready: {self.state_text}.", "model_not_ready")
         return ReadyModel(
-            self.name, self.replica, card, self.tokenizer, template, self.config, self.tool_format, self.version
+            self.name,
+            self.replica,
+            card,
+            self.tokenizer,
+            template,
+            self.config,
+            self.tool_format,
+            self.version,
+            self.draw_seed,
         )
 
     @property
@@ -139,7 +159,9 @@ class ServedModel:
     def load_text(self) -> None:
         """Read tokenizer and template from the checkpoint; a failure is kept for `/ready` and for requests."""
         try:
-            template, tokenizer = ChatTemplate.load(self.directory), Tokenizer.load(self.directory)
+            directory = self.tokenizer_directory or self.directory
+            template = ChatTemplate.load(directory, self.config.chat_template)
+            tokenizer = Tokenizer.load(directory, self.directory)
             if template.exists:
                 tokenizer.prepare_words()
             self.version = checkpoint_fingerprint(self.directory)
@@ -157,25 +179,26 @@ class ModelTable:
 
     def __init__(self, models: Mapping[str, ServedModel]) -> None:
         self._models = dict(models)
+        self._names = {alias: model for model in models.values() for alias in model.config.aliases} | self._models
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
 
     def find(self, name: str, visible: Callable[[str], bool] = lambda name: True) -> ServedModel:
-        """The model of that name. `visible` says which models the client may hear of.
+        """The model of that name or alias. `visible` says which models the client may hear of.
 
         Raises:
             ApiError: 404 `model_not_found`; names those that are visible.
         """
-        model = self._models.get(name)
+        model = self._names.get(name)
         if model is None:
             raise model_not_found(name[:200], [served for served in self._models if visible(served)])
         return model
 
     async def load_text(self, threads: Executor) -> None:
-        """Load every model's tokenizer and template; one that fails leaves the others ready."""
+        """Load every model's tokenizer and template; one that fails leaves the others ready, and keeps the reason."""
         loop = asyncio.get_running_loop()
         loads = [loop.run_in_executor(threads, model.load_text) for model in self]
         for model, result in zip(self, await asyncio.gather(*loads, return_exceptions=True), strict=True):
             if isinstance(result, BaseException):
-                _log.error("model %s cannot serve text: %s", model.name, result)
+                _log.debug("model %s cannot serve text", model.name, exc_info=result)

@@ -13,6 +13,7 @@ from functools import partial
 import uvicorn
 from fastapi import FastAPI
 
+from kvarn.config.load import ConfigError
 from kvarn.config.schema import GatewayConfig
 from kvarn.gateway.connection import Connection, ConnectionLimits
 
@@ -72,6 +73,9 @@ def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
 
     Told to stop (`handle_exit`), it takes no new requests, gives running ones `drain_timeout_s` to finish, then
     cancels them. The process's limit of open files is raised to what `max_connections` needs.
+
+    Raises:
+        ConfigError: The certificate or its key cannot be used.
     """
     limits = ConnectionLimits(
         max_connections=allow_connections(config.max_connections),
@@ -96,7 +100,14 @@ def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
         log_config=None,  # logging belongs to the process, not to the server
         proxy_headers=False,
         server_header=False,
+        ssl_certfile=config.ssl_certfile,
+        ssl_keyfile=config.ssl_keyfile,
     )
+    try:
+        settings.load()
+    except OSError as error:  # an error of TLS is one
+        names = " and ".join(filter(None, (config.ssl_certfile, config.ssl_keyfile)))
+        raise ConfigError(f"the certificate cannot be used ({names}): {error.strerror or error}") from None
     return GatewayServer(settings)
 
 

@@ -1,12 +1,15 @@
-"""Logs: one line an event, `key=value`, to standard error. Readable by a person, parsed by every log collector.
+"""Logs: one line an event to standard error, as `key=value` (readable by a person) or as a JSON object.
 
 Personal data and secrets are taken out of every line, whatever wrote it: see `redaction`.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -17,26 +20,54 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 _SEPARATOR = "\x1f"
 
 
-class KeyValueFormatter(logging.Formatter):
-    """Renders a record as `time=... level=... logger=... msg=...` and the fields given in `extra`, redacted.
+class _Formatter(logging.Formatter):
+    """What both forms show: time, level, logger, message, the fields given in `extra`, and a traceback as a field of
+    its own, so that an event is always one line. All texts are redacted."""
 
-    A traceback goes into the one field `traceback`, its line ends escaped, so that an event is always one line.
-    """
+    message, traceback = "msg", "traceback"
+    """Names of these fields."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        """Render one record."""
+    def head_of(self, record: logging.LogRecord) -> dict[str, str]:
+        """The fields that say when and where."""
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        head = f"time={moment.replace('+00:00', 'Z')} level={record.levelname.lower()} logger={_quote(record.name)}"
-        fields: dict[str, Any] = {"msg": record.getMessage()}
+        return {"time": moment.replace("+00:00", "Z"), "level": record.levelname.lower(), "logger": record.name}
+
+    def fields_of(self, record: logging.LogRecord) -> Iterator[tuple[str, Any, str]]:
+        """The other fields: name, value, and the value as redacted text."""
+        fields: dict[str, Any] = {self.message: record.getMessage()}
         fields.update((key, value) for key, value in record.__dict__.items() if key not in _OWN_FIELDS)
         if record.exc_info:
-            fields["traceback"] = self.formatException(record.exc_info)
+            fields[self.traceback] = self.formatException(record.exc_info)
         if record.stack_info:
             fields["stack"] = record.stack_info
         # All at once: looking through one text is cheaper than through ten, and a separator (white space to the
         # patterns) keeps apart what does not belong together.
         shown = redact(_SEPARATOR.join(_text(value) for value in fields.values())).split(_SEPARATOR)
-        return " ".join([head, *(f"{key}={_quote(text)}" for key, text in zip(fields, shown, strict=True))])
+        return zip(fields, fields.values(), shown, strict=True)
+
+
+class KeyValueFormatter(_Formatter):
+    """Renders a record as `time=... level=... logger=... msg=...` and its other fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Render one record."""
+        texts = [*self.head_of(record).items(), *((key, text) for key, _, text in self.fields_of(record))]
+        return " ".join(f"{key}={_quote(text)}" for key, text in texts)
+
+
+class JsonFormatter(_Formatter):
+    """Renders a record as a JSON object: time, level, logger, message, its other fields, and exception."""
+
+    message, traceback = "message", "exception"
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Render one record. Numbers and booleans stay what they are; everything else is a text."""
+        fields = {
+            key: value if _is_plain(value) and text == _text(value) else text
+            for key, value, text in self.fields_of(record)
+        }
+        head = self.head_of(record)
+        return json.dumps(head | fields | head, ensure_ascii=False)  # in this order, and no field shadows them
 
 
 class _Handler(logging.StreamHandler[TextIO]):
@@ -44,13 +75,13 @@ class _Handler(logging.StreamHandler[TextIO]):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
         """Tell that a line is lost: the arguments that the library would print may be anybody's words."""
-        error = sys.exception()
-        where = f"{record.pathname}:{record.lineno}"
-        self.stream.write(f'level=error logger=kvarn.observe msg="a log line failed" where="{where}" ')
-        self.stream.write(f"error={type(error).__name__}\n")
+        error = type(sys.exception()).__name__
+        lost = logging.LogRecord("kvarn.observe", logging.ERROR, "", 0, "a log line failed", None, None)
+        lost.__dict__.update(where=f"{record.pathname}:{record.lineno}", error=error)
+        self.stream.write(self.format(lost) + "\n")
 
 
-def configure_logging(level: str, stream: TextIO | None = None) -> None:
+def configure_logging(level: str, stream: TextIO | None = None, form: str = "text") -> None:
     """Send the whole process's logs to `stream` (standard error) from `level` on. May be called again.
 
     `debug` holds for Kvarn's own loggers. Those of libraries stay at `info`: their details quote what they were given,
@@ -59,6 +90,7 @@ def configure_logging(level: str, stream: TextIO | None = None) -> None:
     Args:
         level: `debug`, `info`, `warning` or `error`.
         stream: Where the lines go.
+        form: `text` or `json`.
 
     Raises:
         ValueError: The level is unknown.
@@ -66,9 +98,14 @@ def configure_logging(level: str, stream: TextIO | None = None) -> None:
     if level not in _LEVELS:
         raise ValueError(f"unknown log level {level!r}: use one of {', '.join(_LEVELS)}")
     handler = _Handler(stream or sys.stderr)
-    handler.setFormatter(KeyValueFormatter())
+    handler.setFormatter(JsonFormatter() if form == "json" else KeyValueFormatter())
     logging.basicConfig(level=max(_LEVELS[level], logging.INFO), handlers=[handler], force=True)
     logging.getLogger("kvarn").setLevel(_LEVELS[level])
+
+
+def _is_plain(value: object) -> bool:
+    """Whether JSON has the value, other than as a text."""
+    return value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _text(value: object) -> str:

@@ -197,6 +197,7 @@ class LocalReplica:
     async def _supervise(self) -> None:
         """Run one engine process after another until told to leave."""
         backoff_s = self._config.restart_backoff_s
+        last_failure: str | None = None
         while not self._leaving:
             began = asyncio.get_running_loop().time()
             failure = await self._run_once()
@@ -205,10 +206,15 @@ class LocalReplica:
                 return
             if asyncio.get_running_loop().time() - began > _MAX_BACKOFF_S:
                 backoff_s = self._config.restart_backoff_s
-            log.error(
+            # Whoever waits for the first start says why it failed; a start that fails again for the same reason is no
+            # news.
+            is_news = self._watch.was_ready or (last_failure is not None and failure != last_failure)
+            log.log(
+                logging.ERROR if is_news else logging.DEBUG,
                 "the engine is down and will be restarted",
                 extra={"model": self._name, "reason": failure, "restart_in_s": backoff_s},
             )
+            last_failure = failure
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
 

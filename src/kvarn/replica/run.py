@@ -34,7 +34,7 @@ def run_engine(handover: Handover, phases: dict[str, float]) -> int:
         phases: Seconds already spent, by phase; shown with the service's own in `ModelCard.start_s`.
     """
     spec = handover.spec
-    configure_logging(spec.log_level)
+    configure_logging(spec.log_level, form=spec.log_format)
     keep_to(spec.processors)
     context = zmq.Context()
     link = EngineLink(context, handover.inbox, handover.outbox)
@@ -43,10 +43,11 @@ def run_engine(handover: Handover, phases: dict[str, float]) -> int:
     try:
         _serve(handover, phases, link, pulse)
     except Exception as error:
-        # What we raise on purpose says all there is to say; the way to anything else is needed to understand it.
-        traceback = not _is_ours(error) or log.isEnabledFor(logging.DEBUG)
+        # What we raise on purpose says all there is to say, and the parent says it; the way to anything else is needed
+        # to understand it.
+        level = logging.DEBUG if _is_ours(error) else logging.ERROR
         names = {"model": spec.model_config.name, "reason": str(error)}
-        log.error("the engine cannot go on", exc_info=traceback, extra=names)
+        log.log(level, "the engine cannot go on", exc_info=True, extra=names)
         link.send(Failed(message=_explain(error)))
         return EXIT_FAILED
     finally:

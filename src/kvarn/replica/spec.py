@@ -23,6 +23,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoint's directory on this machine."""
     heartbeat_interval_s: float = 0.5
     log_level: str = "info"
+    log_format: str = "text"
     processors: tuple[int, ...] = ()
     """Logical processors to keep to; empty: those that the parent may use."""
     factory: str = DEFAULT_FACTORY
@@ -37,6 +38,8 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
         replica: ReplicaConfig,
         log_level: str,
         processors: tuple[int, ...] = (),
+        *,
+        log_format: str = "text",
     ) -> ReplicaSpec:
         """The spec of a model that the configuration names and whose checkpoint has been found."""
         return cls(
@@ -44,6 +47,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
             directory=os.fspath(directory),
             heartbeat_interval_s=replica.heartbeat_interval_s,
             log_level=log_level,
+            log_format=log_format,
             processors=processors,
         )
 

@@ -51,6 +51,11 @@ class Watch:
         self._busy_s = 0.0
         self._last_words = None
 
+    @property
+    def was_ready(self) -> bool:
+        """Whether the process has been ready."""
+        return self._ready
+
     def notify(self) -> None:
         """Wake whoever waits in `changed`."""
         self._change.set()

@@ -13,8 +13,8 @@ from kvarn.text.json_file import read_json
 Progress = Callable[[str, float], None]
 """Told a stage and the fraction of it that is done."""
 
-PACKAGED = ("kvarn-demo", "kvarn-demo-draft")
-"""Models that come with Kvarn."""
+PACKAGED = ("kvarn-demo",)
+"""Models that come with Kvarn and can be served."""
 
 _FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 """What is downloaded: weights without pickle, and the text files around them."""
@@ -41,6 +41,18 @@ def resolve_checkpoint(path: str, *, progress: Progress | None = None) -> Path:
             f"(owner/name), or a packaged model: {', '.join(PACKAGED)}."
         )
     return _complete(_download(path, progress))
+
+
+def resolve_tokenizer(path: str, *, progress: Progress | None = None) -> Path:
+    """The local directory of a tokenizer: one with a tokenizer.json, or whatever `resolve_checkpoint` finds.
+
+    Raises:
+        CheckpointError: There is none, or it cannot be downloaded.
+    """
+    directory = Path(path).expanduser()
+    if (directory / "tokenizer.json").is_file():
+        return directory
+    return resolve_checkpoint(path, progress=progress)
 
 
 def read_architecture(path: Path) -> Literal["generate", "embed"]:

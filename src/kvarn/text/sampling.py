@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -47,7 +47,7 @@ def check_sampling(request: SamplingFields, tokenizer: Tokenizer, limits: Gatewa
     own_ends = () if request.ignore_eos else tokenizer.eos_token_ids
     asked_ends = _token_ids("stop_token_ids", request.stop_token_ids or [], tokenizer)
     return SamplingParams(
-        seed=_seed(request.seed),
+        seed=0 if request.seed is None else _seed(request.seed),
         temperature=_number("temperature", request.temperature, 1.0, 0, 2),
         top_k=max(0, _whole("top_k", request.top_k or 0, -1, 2**31 - 1)),
         top_p=_number("top_p", request.top_p, 1.0, 0, 1, open_below=True),
@@ -68,6 +68,11 @@ def check_sampling(request: SamplingFields, tokenizer: Tokenizer, limits: Gatewa
     )
 
 
+def random_seed() -> int:
+    """A seed nobody can foresee."""
+    return secrets.randbits(63)
+
+
 def chat_sampling(
     request: ChatCompletionRequest,
     checked: SamplingParams,
@@ -75,10 +80,12 @@ def chat_sampling(
     *,
     prompt_tokens: int,
     context_length: int,
+    draw_seed: Callable[[], int] = random_seed,
 ) -> SamplingParams:
     """Sampling of a chat request whose prompt has `prompt_tokens`, on a model that holds `context_length` tokens.
 
-    `checked` is what `check_sampling` made of it. Without `max_tokens` the answer may fill the context.
+    `checked` is what `check_sampling` made of it. Without `max_tokens` the answer may fill the context, without `seed`
+    it takes one from `draw_seed`.
 
     Raises:
         ApiError: 400 that names the field.
@@ -88,7 +95,7 @@ def chat_sampling(
     room = _room(prompt_tokens, context_length, "messages")
     max_tokens = room if asked is None else _max_tokens(asked, name, room, lowest=1)
     top = _whole("top_logprobs", request.top_logprobs or 0, 0, limits.max_logprobs)
-    return _fit(request, checked, max_tokens, top if request.logprobs else None)
+    return _fit(request, checked, max_tokens, top if request.logprobs else None, draw_seed)
 
 
 def completion_sampling(
@@ -98,6 +105,7 @@ def completion_sampling(
     *,
     prompt_tokens: int,
     context_length: int,
+    draw_seed: Callable[[], int] = random_seed,
 ) -> SamplingParams:
     """Sampling of one prompt of a completion request; see `chat_sampling`.
 
@@ -110,7 +118,7 @@ def completion_sampling(
         min(DEFAULT_COMPLETION_TOKENS, room) if asked is None else _max_tokens(asked, "max_tokens", room, lowest=0)
     )
     logprobs = None if request.logprobs is None else _whole("logprobs", request.logprobs, 0, limits.max_logprobs)
-    params = _fit(request, checked, max(max_tokens, 1), logprobs)
+    params = _fit(request, checked, max(max_tokens, 1), logprobs, draw_seed)
     if request.echo and logprobs is not None:
         return msgspec.structs.replace(params, prompt_logprobs=max(logprobs, params.prompt_logprobs or 0))
     return params
@@ -138,11 +146,17 @@ def stop_strings(request: SamplingFields, limits: GatewayConfig) -> list[str]:
     return stops
 
 
-def _fit(request: SamplingFields, checked: SamplingParams, max_tokens: int, logprobs: int | None) -> SamplingParams:
+def _fit(
+    request: SamplingFields,
+    checked: SamplingParams,
+    max_tokens: int,
+    logprobs: int | None,
+    draw_seed: Callable[[], int],
+) -> SamplingParams:
     """What was checked, for one prompt. Where the client gave no seed, each prompt draws its own."""
     return msgspec.structs.replace(
         checked,
-        seed=checked.seed if request.seed is not None else _seed(None),
+        seed=checked.seed if request.seed is not None else draw_seed(),
         min_tokens=_min_tokens(checked.min_tokens, max_tokens),
         max_tokens=max_tokens,
         logprobs=logprobs,
@@ -195,10 +209,8 @@ def _whole(name: str, value: int, low: int, high: int, *, why: str = "") -> int:
     return value
 
 
-def _seed(seed: int | None) -> int:
-    """The client's seed modulo 2**64, or one drawn now so that the request can be replayed."""
-    if seed is None:
-        return secrets.randbits(63)
+def _seed(seed: int) -> int:
+    """The client's seed modulo 2**64."""
     return _whole("seed", seed, -(2**63), 2**64 - 1) % 2**64
 
 

@@ -61,8 +61,9 @@ class Tokenizer:
         """One more than the highest token id."""
 
     @classmethod
-    def load(cls, directory: Path) -> Tokenizer:
-        """Read tokenizer.json and the configuration files beside it.
+    def load(cls, directory: Path, checkpoint: Path | None = None) -> Tokenizer:
+        """Read tokenizer.json and the configuration files beside it. `checkpoint` is the directory that names the
+        model's end tokens, where it is another.
 
         Raises:
             TokenizerError: tokenizer.json is missing or broken.
@@ -80,7 +81,7 @@ class Tokenizer:
         library.no_truncation()
         library.no_padding()
         config = read_json(directory / "tokenizer_config.json")
-        return cls(library, config, _eos_token_ids(directory, library, config))
+        return cls(library, config, _eos_token_ids(checkpoint or directory, library, config))
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text; with `add_special_tokens` those that the tokenizer puts around it.

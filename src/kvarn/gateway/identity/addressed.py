@@ -14,12 +14,16 @@ from kvarn.gateway.identity.mode import is_loopback
 from kvarn.wire.openai.errors import ApiError
 
 
-def check_addressed_here(headers: Iterable[tuple[bytes, bytes]], allowed_hosts: Collection[str]) -> None:
+def check_addressed_here(
+    headers: Iterable[tuple[bytes, bytes]], allowed_hosts: Collection[str], allowed_origins: Collection[str] = ()
+) -> None:
     """Refuse a request that was sent to another name than this machine's, or by a page of another site.
 
     Args:
         headers: The request's, their names in lower case.
         allowed_hosts: Names, besides those of a loopback address, that are this machine's.
+        allowed_origins: Origins whose pages may use it. `*` is none: it lets scripts read, it does not make them
+            somebody who is known.
 
     Raises:
         ApiError: 403 that names the host.
@@ -30,7 +34,7 @@ def check_addressed_here(headers: Iterable[tuple[bytes, bytes]], allowed_hosts: 
         if name == b"host":
             host = text
             _check_host("Host", text, f"//{text}", allowed_hosts)
-        elif name == b"origin":
+        elif name == b"origin" and text not in allowed_origins:
             _check_host("Origin", text, text, allowed_hosts)
     if host is None:
         raise _elsewhere("Host", "")

@@ -15,10 +15,12 @@ def auth_mode(config: KvarnConfig) -> Mode:
     """What `auth.mode` means on the address that the server listens on.
 
     Raises:
-        ConfigError: It would be open to other machines.
+        ConfigError: It would be open to other machines, or although keys are configured.
     """
     wanted, host = config.auth.mode, config.gateway.host
-    if wanted == "keys":
+    if wanted == "open" and config.auth.api_keys:
+        raise ConfigError("auth.mode is 'open', but API keys are configured (auth.api_keys): leave out one of them")
+    if wanted == "keys" or config.auth.api_keys:
         return "keys"
     if is_loopback(host):
         return "open"

@@ -31,8 +31,13 @@ class Identity:
         self._mode = auth_mode(config)
         self._last_used = LastUsed(store)
         self.directory = Directory(store, config.auth)
-        open_to = config.auth.allowed_hosts if self._mode == "open" else None
-        self.authenticator: Authenticator = KeyAuthenticator(self.directory, self._last_used, open_to)
+        self.authenticator: Authenticator = KeyAuthenticator(
+            self.directory,
+            self._last_used,
+            open_to=config.auth.allowed_hosts if self._mode == "open" else None,
+            origins=config.gateway.allowed_origins or (),
+            api_keys=config.auth.api_keys,
+        )
         self._writing: asyncio.Task[None] | None = None
 
     def start(self) -> None:

@@ -109,6 +109,7 @@ async def _start(gateway: Gateway, record: RequestRecord, asked: CompletionReque
             gateway.limits,
             prompt_tokens=len(prompt.token_ids),
             context_length=model.card.max_context_length,
+            draw_seed=model.draw_seed,
         )
         for prompt in prompts
     ]

@@ -28,10 +28,13 @@ async def list_models(request: Request) -> Response:
 async def get_model(request: Request, model: str) -> Response:
     """One model, with readiness and capacity; 404 `model_not_found` for one that is not served or not in scope."""
     record, models = record_of(request.scope), gateway_of(request).models
-    visible = [served.name for served in models if may_use_model(record.principal, served.name)]
-    if model not in visible:
-        raise model_not_found(model[:200], visible)
-    found = models.find(model)
+
+    def visible(name: str) -> bool:
+        return may_use_model(record.principal, name)
+
+    found = models.find(model, visible)
+    if not visible(found.name):
+        raise model_not_found(model[:200], [served.name for served in models if visible(served.name)])
     record.model = found.name
     return json_response(_describe(found))
 
@@ -43,6 +46,7 @@ def _describe(model: ServedModel) -> Model:
     return Model(
         id=model.name,
         created=model.created,
+        aliases=list(model.config.aliases),
         kind=card.kind if card else None,
         state=str(model.replica.state),
         ready=model.ready,

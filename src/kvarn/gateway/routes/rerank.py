@@ -25,7 +25,7 @@ async def rerank(request: Request) -> Response:
     """Rank documents by how near they are to a query, with an embedding model."""
     gateway, record = gateway_of(request), record_of(request.scope)
     asked = await gateway.read(request, RerankRequest)
-    show = request.url.path != _COHERE
+    show = record.endpoint != _COHERE
     return json_when_done(await start_rerank(gateway, record, asked, show_documents=show))
 
 

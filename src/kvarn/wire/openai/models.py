@@ -21,6 +21,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     object: str = "model"
     owned_by: str = "kvarn"
+    aliases: list[str] = []
+    """More names that the `model` field of a request may use."""
     kind: str | None = None
     """`generate` or `embed`; None until it is known."""
     state: str = "starting"

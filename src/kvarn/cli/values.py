@@ -1,0 +1,75 @@
+"""Texts on the command line to values of settings. Each raises `typer.BadParameter`, which names the option."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import typer
+
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)")
+_FACTORS = {"": 1} | {letter: 1000**power for power, letter in enumerate("kmgt", 1)}
+_FACTORS |= {letter: 1024**power for power, letter in enumerate("KMGT", 1)}
+
+_TOOL_FORMATS = {
+    "auto": "auto",
+    "hermes": "hermes",
+    "qwen": "hermes",
+    "qwen2": "hermes",
+    "qwen2_5": "hermes",
+    "qwen3": "hermes",
+    "llama3": "llama3",
+    "llama3_json": "llama3",
+    "llama4_json": "llama3",
+    "mistral": "mistral",
+    "pythonic": "pythonic",
+    "llama4_pythonic": "pythonic",
+}
+"""Names of vLLM's tool-call parsers, and ours, to values of `tool_format`."""
+
+_DTYPES = {name: name for name in ("auto", "bfloat16", "float16", "float32")} | {"half": "float16", "float": "float32"}
+
+
+def human_int(text: str) -> int:
+    """A whole number, perhaps with a unit: k, m, g, t are powers of 1000, K, M, G, T powers of 1024, as in vLLM."""
+    found = _NUMBER.fullmatch(text)
+    number = float(found[1]) * _FACTORS[found[2]] if found else 0.5
+    if number != int(number):
+        raise typer.BadParameter(f"{text!r} is not a whole number such as 4096, 25.6k (thousands) or 32K (1024s)")
+    return int(number)
+
+
+def byte_count_in_gib(text: str) -> float:
+    """A number of bytes, written as `human_int` reads it, in GiB."""
+    return human_int(text) / 2**30
+
+
+def absolute_path(text: str) -> str:
+    """A path as seen from the present directory."""
+    return str(Path(text).expanduser().absolute())
+
+
+def tool_format(text: str) -> str:
+    """The value of `tool_format` for the name of a tool-call parser."""
+    if text not in _TOOL_FORMATS:
+        raise typer.BadParameter(f"{text!r} is not known: use one of {', '.join(_TOOL_FORMATS)}")
+    return _TOOL_FORMATS[text]
+
+
+def dtype(text: str) -> str:
+    """The value of `dtype` for one of vLLM's names."""
+    if text not in _DTYPES:
+        raise typer.BadParameter(f"{text!r} is not known: use one of {', '.join(_DTYPES)}")
+    return _DTYPES[text]
+
+
+def origins(texts: list[str] | None) -> list[str] | None:
+    """Origins, each a text of its own or several as a JSON list (vLLM's way)."""
+    found: list[str] = []
+    for text in texts or ():
+        try:
+            found += json.loads(text) if text.startswith("[") else [text]
+        except ValueError:
+            raise typer.BadParameter(f"{text!r} is not a JSON list of origins") from None
+    return None if texts is None else found
