@@ -7,11 +7,11 @@ from typing import Literal
 import msgspec
 from pydantic import Field
 
-from kvarn.wire.openai.common import RequestModel
+from kvarn.wire.openai.common import LenientModel
 from kvarn.wire.openai.inputs import TextOrTokens
 
 
-class EmbeddingRequest(RequestModel):
+class EmbeddingRequest(LenientModel):
     """The body of an embedding request."""
 
     model: str
