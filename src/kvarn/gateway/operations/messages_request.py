@@ -49,21 +49,13 @@ def chat_request(asked: MessagesPrompt) -> ChatCompletionRequest:
 def in_their_words(error: ApiError) -> ApiError:
     """What chat says of a request, said of the request for a message."""
     if isinstance(error, ContextLengthError):
-        return _context_error(error)
+        message = f"prompt is too long: {error.prompt_tokens} tokens > {error.limit} maximum"
+        return ApiError(error.status, message, code=error.code)
     theirs = _THEIR_NAMES.get(error.param or "")
     if theirs is None:
         return error
     message = error.message.replace(repr(error.param), repr(theirs))
     return ApiError(error.status, message, type=error.type, code=error.code, param=theirs, headers=error.headers)
-
-
-def _context_error(error: ContextLengthError) -> ApiError:
-    prompt, output, limit = error.prompt_tokens, error.output_tokens, error.limit
-    message = f"prompt is too long: {prompt} tokens > {limit} maximum"
-    if prompt < limit:
-        why = "input length and `max_tokens` exceed context limit"
-        message = f"{why}: {prompt} + {output} > {limit}, decrease input length or `max_tokens` and try again"
-    return ApiError(error.status, message, code=error.code)
 
 
 def _messages(asked: MessagesPrompt) -> list[dict[str, Any]]:

@@ -80,6 +80,10 @@ class Thinking(RequestModel):
 class MessagesPrompt(LenientModel):
     """What becomes the prompt: all there is to count."""
 
+    unsupported_fields = frozenset(
+        {"compaction", "context_management", "fallbacks", "mcp_servers", "output_format", "prefill", "thread"}
+    )
+
     model: str
     messages: Messages
     system: str | TextBlocks | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from heapq import nsmallest
 from math import isfinite
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     BaseModel,
@@ -24,7 +24,7 @@ _MAX_METADATA = 16
 _MAX_UNKNOWN = 8
 """Unknown fields of one object that a warning names."""
 
-_CHANGE_THE_ANSWER = frozenset(
+FIELDS_OF_OTHER_SERVERS = frozenset(
     {
         *("guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs"),
         *("ebnf", "grammar", "json_schema", "regex"),
@@ -32,7 +32,7 @@ _CHANGE_THE_ANSWER = frozenset(
         *("early_stopping", "length_penalty", "logits_processors", "use_beam_search"),
     }
 )
-"""Fields of other servers (vLLM, SGLang, llama.cpp) that cannot be ignored: without them the answer is another."""
+"""Of vLLM, SGLang and llama.cpp, those that cannot be ignored: without them the answer is another."""
 
 
 def _check_metadata_size(value: object) -> object:
@@ -57,18 +57,20 @@ class RequestModel(BaseModel):
 
 class LenientModel(RequestModel):
     """Base of what asks a model for an answer. Unknown fields are ignored, each with a warning, since clients send what
-    other servers know; those that would change the answer are refused.
+    other servers know; those of `unsupported_fields` are refused.
 
     Warnings go to the list that is given as the context of validation.
     """
 
     model_config = ConfigDict(extra="ignore")
+    unsupported_fields: ClassVar[frozenset[str]] = frozenset()
+    """Unknown fields without which the answer would be another."""
 
     @model_validator(mode="before")
     @classmethod
     def _look_at_unknown_fields(cls, data: Any, info: ValidationInfo) -> Any:
         unknown = data.keys() - cls.model_fields.keys() if isinstance(data, dict) else set()
-        for name in sorted(name for name in unknown & _CHANGE_THE_ANSWER if data[name] is not None):
+        for name in sorted(name for name in unknown & cls.unsupported_fields if data[name] is not None):
             why = f"{name!r} is not supported."
             raise PydanticCustomError("unsupported_parameter", "{why}", {"why": why, "param": name})
         for name in nsmallest(_MAX_UNKNOWN, unknown):
@@ -167,6 +169,8 @@ class StreamOptions(LenientModel):
 
 class SamplingFields(LenientModel):
     """Fields of chat and text completions alike. Ranges are checked where they become `SamplingParams`."""
+
+    unsupported_fields = FIELDS_OF_OTHER_SERVERS
 
     model: str
     temperature: float | None = None

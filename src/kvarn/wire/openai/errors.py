@@ -48,11 +48,12 @@ class ContextLengthError(ApiError):
 
     def __init__(self, limit: int, prompt_tokens: int, output_tokens: int, param: str) -> None:
         total = prompt_tokens + output_tokens
-        shorten = "the prompt or the completion" if output_tokens else "the text"
+        reduce = "prompt or completion" if output_tokens else "input"
         super().__init__(
             400,
             f"This model's maximum context length is {limit} tokens. However, you requested {total} tokens "
-            f"({prompt_tokens} in the prompt, {output_tokens} in the completion). Please shorten {shorten}: {param!r}.",
+            f"({prompt_tokens} in the prompt, {output_tokens} in the completion). Please reduce the length of "
+            f"the {reduce} (context_length_exceeded).",  # LangChain looks for the code in the message
             code="context_length_exceeded",
             param=param,
         )

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from kvarn.wire.openai.chat_tools import Strict
 from kvarn.wire.openai.common import (
+    FIELDS_OF_OTHER_SERVERS,
     LenientModel,
     Metadata,
     Obfuscation,
@@ -119,6 +120,8 @@ class ConversationId(RequestModel):
 
 class ContextFields(LenientModel):
     """What makes a response's prompt."""
+
+    unsupported_fields = FIELDS_OF_OTHER_SERVERS
 
     input: str | InputItems | None = None
     instructions: str | None = None
