@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -56,7 +57,8 @@ def test_a_body_that_is_not_sound_json_is_refused(
         ({"temperature": 3}, "invalid_value", "temperature"),
         ({"temperature": "hot"}, "invalid_value", "temperature"),
         ({"n": 1000}, "invalid_value", "n"),
-        ({"no_such_field": 1}, "unknown_parameter", "no_such_field"),
+        ({"guided_json": {}}, "unsupported_parameter", "guided_json"),
+        ({"response_format": {"type": "json_object"}}, "unsupported_value", "response_format"),
         ({"audio": {"voice": "x"}}, "unsupported_parameter", "audio"),
         ({"stop": ["x"] * 17}, "invalid_value", "stop"),
         ({"stop": "x" * 5000}, "invalid_value", "stop"),
@@ -84,10 +86,30 @@ def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(house: Any
     error = check(
         client.post(CHAT, json={"model": "tiny", "messages": long}), 400, "context_length_exceeded", "messages"
     )
-    assert "512" in error["message"] and "20003" in error["message"]
+    said = (
+        "This model's maximum context length is 512 tokens. However, you requested {} tokens ({} in the prompt, {} in "
+    )
+    assert error["message"].startswith(said.format(20004, 20003, 1))
     answer = client.post("/v1/completions", json={"model": "tiny", "prompt": list(range(200)) * 3})
-    assert "600" in check(answer, 400, "context_length_exceeded", "prompt")["message"]
-    assert house.chat.submitted == []
+    error = check(answer, 400, "context_length_exceeded", "prompt")
+    assert error["message"].startswith(said.format(601, 600, 1))
+    answer = client.post("/v1/completions", json={"model": "tiny", "prompt": [1, 2], "max_tokens": 511})
+    error = check(answer, 400, "context_length_exceeded", "max_tokens")
+    assert error["message"].startswith(said.format(513, 2, 511))
+    answer = client.post("/v1/responses", json={"model": "tiny", "input": "x" * 600})
+    error = check(answer, 400, "context_length_exceeded", "input")
+    assert error["message"].startswith("This model's maximum context length is 512 tokens. However, you requested ")
+    answer = client.post("/v1/embeddings", json={"model": "vec", "input": "x" * 100})
+    error = check(answer, 400, "context_length_exceeded", "input[0]")
+    assert error["message"].startswith("This model's maximum context length is 64 tokens. However, you requested ")
+    assert house.chat.submitted == [] and house.embed.embedded == []
+
+
+def test_anthropics_clients_are_told_of_the_context_in_anthropics_words(client: httpx.Client) -> None:
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "x" * 600}], "max_tokens": 5}
+    answer = client.post("/v1/messages", json=asked)
+    assert answer.status_code == 400
+    assert re.fullmatch(r"prompt is too long: 6\d\d tokens > 512 maximum", answer.json()["error"]["message"])
 
 
 def test_completions_refuse_too_many_prompts_and_unknown_ids(client: httpx.Client) -> None:

@@ -169,19 +169,34 @@ def test_tokens_are_counted_as_they_will_be(house: Any, claude: anthropic.Anthro
     assert counted.input_tokens == message.usage.input_tokens == len(house.chat.submitted[0].prompt_token_ids)
 
 
+def test_strict_tools_and_unknown_fields_are_taken_with_a_warning(client: httpx.Client) -> None:
+    answer = client.post("/v1/messages", json={**ASK, "tools": [{**WEATHER, "strict": True}], "colour": "red"})
+    assert answer.status_code == 200, answer.text
+    warning = answer.headers["x-kvarn-warning"]
+    assert "ignored unknown field 'colour'" in warning and "ignored 'strict'" in warning
+
+
+def test_max_tokens_beyond_the_context_is_lowered_with_a_warning(house: Any, client: httpx.Client) -> None:
+    answer = client.post("/v1/messages", json={**ASK, "max_tokens": 100_000})
+    assert answer.status_code == 200, answer.text
+    submitted = house.chat.submitted[-1]
+    room = 512 - len(submitted.prompt_token_ids)
+    assert submitted.sampling.max_tokens == room
+    assert answer.headers["x-kvarn-warning"] == f"lowered 'max_tokens' to {room}, the context's rest"
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"colour": "red"}, "colour"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 100_000}, "max_tokens"),
         ({"temperature": 1.5}, "temperature"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ({"output_config": {"effort": "low"}}, "output_config"),
         ({"container": "c"}, "container"),
-        ({"tools": [{**WEATHER, "strict": True}]}, "tools[0].strict"),
+        ({"thread": {"type": "create"}}, "thread"),
+        ({"context_management": {"edits": []}}, "context_management"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import openai
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families
 
+import kvarn
 from kvarn.replica.api import ReplicaState
 from kvarn.wire.messages import EngineStats
 
@@ -91,3 +97,92 @@ def _check_metrics(client: httpx.Client) -> None:
     assert 'kvarn_slo_requests_total{model="tiny",outcome="met"} 1.0' in text
     assert 'kvarn_goodput_ratio{model="tiny"} 1.0' in text
     assert 'kvarn_replica_up{model="tiny"} 1.0' in text
+
+
+def test_version_ping_and_load_answer_in_the_forms_that_load_balancers_know(client: httpx.Client) -> None:
+    assert client.get("/version").json() == {"version": kvarn.__version__}
+    assert (
+        client.get("/ping").status_code == client.post("/ping").status_code == client.head("/ping").status_code == 200
+    )
+    assert client.get("/load").json() == {"server_load": 0}
+
+
+def test_load_counts_the_requests_that_are_being_answered(house: Any, client: httpx.Client, wait_for: Any) -> None:
+    def load() -> int:
+        answer: int = client.get("/load").json()["server_load"]
+        return answer
+
+    house.chat.hold = asyncio.Event()
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(httpx.post, f"{house.url}/v1/completions", json={"model": "tiny", "prompt": "x"})
+        wait_for(lambda: load() == 1, "the request to be taken")
+        house.loop.call_soon_threadsafe(house.chat.hold.set)
+        assert answer.result().status_code == 200
+    wait_for(lambda: load() == 0, "the request to be over")
+
+
+@pytest.mark.parametrize(
+    ("path", "meant", "base"),
+    [
+        ("/chat/completions", "/v1/chat/completions", "/v1"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions", "/v1"),
+        ("/v1/chat/completions/", "/v1/chat/completions", "/v1"),
+        ("/embeddings", "/v1/embeddings", "/v1"),
+        ("/models/tiny", "/v1/models/tiny", "/v1"),
+        ("/organization/projects", "/v1/organization/projects", "/v1"),
+        ("/messages", "/v1/messages", ""),
+        ("/v1/v1/messages", "/v1/messages", ""),
+        ("/v1/tokenize", "/tokenize", ""),
+    ],
+)
+def test_a_path_that_is_nearly_right_gets_a_hint(client: httpx.Client, path: str, meant: str, base: str) -> None:
+    for method in ("GET", "POST"):
+        answer = client.request(method, path)
+        assert answer.status_code == 404
+        hint = (
+            f"Did you mean {meant}? Clients of this server have the base URL {str(client.base_url).rstrip('/')}{base}."
+        )
+        assert answer.json()["error"]["message"].endswith(hint)
+
+
+def test_a_path_that_is_nothing_gets_none(client: httpx.Client) -> None:
+    for path in ("/v1", "/v1/v1", "/v2/chat/completions", "/chat"):
+        assert "Did you mean" not in client.get(path).json()["error"]["message"]
+
+
+def test_metrics_are_compressed_and_in_the_format_that_is_asked_for(client: httpx.Client) -> None:
+    client.post("/v1/completions", json={"model": "tiny", "prompt": "x"})
+    plain = client.get("/metrics", headers={"accept-encoding": "identity"})
+    assert plain.headers["content-type"].startswith("text/plain; version=") and "content-encoding" not in plain.headers
+    assert {family.name for family in text_string_to_metric_families(plain.text)} >= {
+        "kvarn_requests",
+        "kvarn_batch_size",
+    }
+    prometheus = {
+        "accept": "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3",
+        "accept-encoding": "gzip",
+    }
+    packed = client.get("/metrics", headers=prometheus)
+    assert packed.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert packed.headers["content-encoding"] == "gzip"
+    assert int(packed.headers["content-length"]) < len(packed.text) / 3
+    families = {family.name: family for family in openmetrics_families(packed.text)}  # the parser is strict
+    assert families["kvarn_requests"].type == "counter" and packed.text.endswith("# EOF\n")
+
+
+def test_the_endpoint_label_is_the_whole_path_template(client: httpx.Client) -> None:
+    paths = {
+        "/v1/organization/projects": "/v1/organization/projects",
+        "/v1/organization/projects/proj_1": "/v1/organization/projects/{project_id}",
+        "/v1/organization/projects/proj_1/users": "/v1/organization/projects/{project_id}/users",
+        "/v1/organization/audit_logs": "/v1/organization/audit_logs",
+        "/v1/organization/nothing": "unknown",
+        "/nothing/at/all": "unknown",
+        "/v1/models/tiny": "/v1/models/{model}",
+    }
+    for path in paths:
+        client.get(path)
+    labels = set(re.findall(r'kvarn_requests_total{endpoint="([^"]+)"', client.get("/metrics").text))
+    assert set(paths.values()) <= labels
+    templates = set(client.get("/openapi.json").json()["paths"]) | {"/docs", "/openapi.json", "unknown"}
+    assert labels <= templates

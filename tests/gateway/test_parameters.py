@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from kvarn.gateway.parameters import REQUIRED, Entries, Flag, Number, Parameter, Text, Texts, TimeRange
 from kvarn.gateway.query import Query, check_query
+from kvarn.gateway.record import new_record, record_of
 from kvarn.wire.openai.errors import ApiError
 
 NAME = Text("name", "A name.", default=None)
@@ -24,8 +25,10 @@ METADATA = Entries("metadata", "With these entries.", most=2)
 TIMES = TimeRange("at", "Between these.")
 
 
-def asking(*given: tuple[str, str]) -> Request:
-    return Request({"type": "http", "query_string": urlencode(given).encode(), "headers": []})
+def asking(*given: tuple[str, str], path: str = "/v1/organization/x") -> Request:
+    scope = {"type": "http", "path": path, "query_string": urlencode(given).encode(), "headers": []}
+    new_record(scope)
+    return Request(scope)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +90,25 @@ def test_what_is_wrong_or_unknown_is_refused_by_name(
     assert (refusal.value.status, refusal.value.param, refusal.value.code) == (400, param, code)
 
 
-def test_an_operation_without_parameters_takes_none() -> None:
+def test_an_unknown_parameter_is_ignored_with_a_warning_outside_administration() -> None:
+    request = asking(("beta", "true"), ("ål\n", "1"), path="/v1/files")
+    check_query(request)
+    assert record_of(request.scope).warnings == [
+        "ignored unknown query parameter 'beta'",
+        "ignored unknown query parameter '\\xe5l\\n'",
+    ]
+    many = asking(*((f"field{index}", "1") for index in range(1000)), path="/v1/files")
+    Query(NAME).check(many)
+    assert len(record_of(many.scope).warnings) == 8
+
+
+@pytest.mark.parametrize(("parameter", "key"), [(METADATA, "metadata"), (TIMES, "at[eq]")])
+def test_a_known_parameter_in_a_wrong_form_is_refused_everywhere(parameter: Parameter, key: str) -> None:
+    with pytest.raises(ApiError, match="Unrecognized query parameter supplied"):
+        Query(parameter).check(asking((key, "1"), path="/v1/files"))
+
+
+def test_an_operation_of_administration_without_parameters_takes_none() -> None:
     check_query(asking())
     with pytest.raises(ApiError, match="Unrecognized query parameter supplied: beta"):
         check_query(asking(("beta", "true"), ("zeta", "1")))

@@ -76,7 +76,7 @@ def test_documents_are_cut_where_the_request_says_so(house: Any, client: httpx.C
         ({"query": ""}, "query", "invalid_value"),
         ({"top_n": 0}, "top_n", "invalid_value"),
         ({"rank_fields": ["text"]}, "rank_fields", "unsupported_parameter"),
-        ({"colour": 1}, "colour", "unknown_parameter"),
+        ({"truncate_prompt_tokens": 1}, "truncate_prompt_tokens", "unsupported_parameter"),
         ({"model": "tiny"}, "model", "model_not_supported"),
     ],
 )

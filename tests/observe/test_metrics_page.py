@@ -47,7 +47,7 @@ def _written_name(name: str, kind: str) -> str:
 def test_two_gateways_in_one_process_do_not_share_metrics() -> None:
     first, second = GatewayMetrics([Source()]), GatewayMetrics([Source()])
     first.requests.labels("m", "/x", "200").inc()
-    assert b'status="200"' in first.render() and b'status="200"' not in second.render()
+    assert b'status="200"' in first.render()[0] and b'status="200"' not in second.render()[0]
 
 
 def test_a_refused_request_is_a_miss_and_goodput_is_their_share() -> None:
@@ -57,7 +57,7 @@ def test_a_refused_request_is_a_miss_and_goodput_is_their_share() -> None:
     good.delta(0, 1)
     good.finished()
     metrics.generation("m", started=0.0).failed()
-    text = metrics.render().decode()
+    text = metrics.render()[0].decode()
     assert 'kvarn_slo_requests_total{model="m",outcome="met"} 1.0' in text
     assert 'kvarn_slo_requests_total{model="m",outcome="missed"} 1.0' in text
     assert 'kvarn_goodput_ratio{model="m"} 0.5' in text

@@ -78,13 +78,8 @@ def test_null_stands_for_the_default_in_every_field_of_openai_that_may_be_left_o
     [
         ("audio", {"voice": "alloy", "format": "wav"}),
         ("moderation", {"model": "x"}),
-        ("prediction", {"type": "content", "content": "x"}),
-        ("prompt_cache_options", {"ttl": "1h"}),
-        ("reasoning_effort", "low"),
-        ("verbosity", "low"),
         ("web_search_options", {}),
         ("modalities", ["text", "audio"]),
-        ("prompt_cache_retention", "24h"),
         ("response_format", {"type": "json_object"}),
         ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}),
         ("service_tier", "scale"),
@@ -105,7 +100,8 @@ def test_hints_and_values_that_change_nothing_are_taken() -> None:
         "metadata": {"a": "b"},
         "safety_identifier": "s",
         "prompt_cache_key": "k",
-        "prompt_cache_retention": "in_memory",
+        "prompt_cache_options": {"ttl": "1h"},
+        "prompt_cache_retention": "24h",
         "service_tier": "auto",
         "store": False,
         "modalities": ["text"],
@@ -118,12 +114,53 @@ def test_hints_and_values_that_change_nothing_are_taken() -> None:
     assert parse(ChatCompletionRequest, **harmless).include_usage
 
 
+def warnings_of(model: type[BaseModel], /, **fields: Any) -> list[str]:
+    warnings: list[str] = []
+    parse_request(model, json.dumps({**MINIMAL[model], **fields}).encode(), warnings)
+    return warnings
+
+
 @pytest.mark.parametrize("model", MINIMAL)
-def test_an_unknown_field_is_refused_by_name(model: type[BaseModel]) -> None:
-    error = refused(model, temprature=1)
-    assert (error.param, error.code) == ("temprature", "unknown_parameter")
-    assert len(refused(model, **{"x" * 10_000: 1}).message) < 200
-    assert refused(model, **{f"field{index:06}": 1 for index in range(50_000)}).param == "field000000"
+def test_an_unknown_field_is_ignored_with_a_warning(model: type[BaseModel]) -> None:
+    assert warnings_of(model) == []
+    assert warnings_of(model, mdel="x") == ["ignored unknown field 'mdel', did you mean 'model'?"]
+    assert warnings_of(model, **{"å\r\n": 1}) == ["ignored unknown field '\\xe5\\r\\n'"]
+    assert len(warnings_of(model, **{"x" * 10_000: 1})[0]) < 200
+    many = warnings_of(model, **{f"field{index:06}": 1 for index in range(50_000)})
+    assert len(many) == 9 and many[0] == "ignored unknown field 'field000000'"
+    assert many[-1] == "ignored 49992 more unknown fields"
+
+
+@pytest.mark.parametrize("model", MINIMAL)
+def test_fields_of_other_servers_that_would_change_the_answer_are_refused(model: type[BaseModel]) -> None:
+    for name in ("guided_json", "structured_outputs", "use_beam_search", "truncate_prompt_tokens"):
+        error = refused(model, **{name: "x"})
+        assert (error.param, error.code) == (name, "unsupported_parameter")
+        parse(model, **{name: None})
+
+
+def test_wishes_that_have_no_effect_are_taken_with_a_warning() -> None:
+    tool = {"type": "function", "function": {"name": "f", "strict": True}}
+    for fields, named in (
+        ({"tools": [tool, tool]}, "strict"),
+        ({"functions": [tool["function"]]}, "strict"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"verbosity": "low"}, "verbosity"),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "include_obfuscation"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "continuous_usage_stats"),
+    ):
+        (warning,) = warnings_of(ChatCompletionRequest, **fields)
+        assert warning.startswith("ignored ") and named in warning
+
+
+def test_the_model_is_not_shown_that_a_tool_is_strict() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    strict = {"type": "function", "function": {**tool["function"], "strict": True}}
+    plain = parse(ChatCompletionRequest, tools=[tool]).active_tools
+    assert plain == parse(ChatCompletionRequest, tools=[strict]).active_tools == [tool]
+    tokenized = parse_request(TokenizeRequest, json.dumps({"messages": USER, "tools": [strict]}).encode())
+    assert tokenized.active_tools == [tool]
 
 
 def test_the_path_of_a_nested_field_is_named() -> None:
@@ -141,9 +178,7 @@ def test_the_path_of_a_nested_field_is_named() -> None:
     assert param(messages=[{"role": "tool", "content": "x"}]) == "messages[0].tool_call_id"
     assert param(tools=[tool, {"type": "custom", "custom": {"name": "x"}}]) == "tools[1].type"
     assert param(tools=[{"type": "function", "function": {"name": "a b"}}]) == "tools[0].function.name"
-    assert param(tools=[{"type": "function", "function": {"name": "a", "strict": True}}]) == "tools[0].function.strict"
     assert param(stop=["a", 3]) == "stop[1]"
-    assert param(stream=True, stream_options={"include_obfuscation": True}) == "stream_options.include_obfuscation"
     assert param(metadata={"k": 3}) == "metadata.k"
     assert param(metadata={str(index): "x" for index in range(17)}) == "metadata"
 

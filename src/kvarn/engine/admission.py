@@ -77,8 +77,8 @@ class AdmissionControl:
         if prompt + min(output, 1) > self._max_context_length:
             raise AdmissionError(
                 RefusalReason.PROMPT_TOO_LONG,
-                f"the prompt has {prompt} tokens; with one token of output the model takes at most "
-                f"{self._max_context_length}: shorten the prompt",
+                f"This model's maximum context length is {self._max_context_length} tokens. However, the prompt has "
+                f"{prompt} tokens, and the answer needs one: shorten the prompt.",
             )
         longest = min(prompt + output, self._max_context_length)
         needed = blocks_for(max(prompt, longest - 1))

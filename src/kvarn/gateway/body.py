@@ -64,8 +64,9 @@ class BodyReader:
         if not body:
             raise invalid_request("The request body is empty: send a JSON object.", code="invalid_json")
         tenant = record.principal.organization_id
-        asked, size = await self._text.run(tenant, len(body), lambda: _understand(model, body))
+        asked, size, warnings = await self._text.run(tenant, len(body), lambda: _understand(model, body))
         held.become(size)
+        record.warnings += warnings
         return asked
 
     def hold(self, record: RequestRecord, size: int = 0) -> HeldBytes:
@@ -80,12 +81,13 @@ class BodyReader:
         return held
 
 
-def _understand(model: type[RequestT], body: bytes) -> tuple[RequestT, int]:
-    """The request, and the memory it takes."""
+def _understand(model: type[RequestT], body: bytes) -> tuple[RequestT, int, list[str]]:
+    """The request, the memory it takes, and what is ignored of it."""
     data = decode_body(body)
-    asked = read_fields(model, data)
+    warnings: list[str] = []
+    asked = read_fields(model, data, warnings)
     # A small one takes no more than its connection does besides.
-    return asked, len(body) if len(body) <= INLINE_BYTES else memory_of(data)
+    return asked, len(body) if len(body) <= INLINE_BYTES else memory_of(data), warnings
 
 
 async def _read(receive: Receive, max_bytes: int, held: HeldBytes) -> bytes:

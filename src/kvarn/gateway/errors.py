@@ -134,7 +134,8 @@ async def _answer_routing(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path[:200]}"
     if error.status_code == 404:
-        told = ApiError(404, f"Unknown request URL: {where}. /docs lists the operations.", code="unknown_url")
+        hint = _path_hint(request) or "/docs lists the operations."
+        told = ApiError(404, f"Unknown request URL: {where}. {hint}", code="unknown_url")
     elif error.status_code == 405:
         allowed = ", ".join(_allowed_methods(request))
         message = f"Not allowed to {where}; allowed: {allowed}."
@@ -144,9 +145,24 @@ async def _answer_routing(request: Request, error: Exception) -> Response:
     return error_response(told, record_of(request.scope))
 
 
+def _path_hint(request: Request) -> str | None:
+    """The path that was meant, where it lacks `/v1`, has it twice, or ends in a slash."""
+    path = request.url.path.rstrip("/")
+    bare = path.removeprefix("/v1").removeprefix("/v1")
+    for meant in (f"/v1{bare}", bare):
+        if meant and _methods_of(request, meant):
+            base = str(request.base_url) + ("v1" if meant.startswith("/v1/") and not speaks_anthropic(meant) else "")
+            return f"Did you mean {meant}? Clients of this server have the base URL {base.rstrip('/')}."
+    return None
+
+
 def _allowed_methods(request: Request) -> list[str]:
     """The methods of a request's path. Starlette's error names those of one route only, and paths have several."""
-    routing = {"type": "http", "path": request.scope["path"], "root_path": request.scope.get("root_path", "")}
+    return _methods_of(request, request.scope["path"])
+
+
+def _methods_of(request: Request, path: str) -> list[str]:
+    routing = {"type": "http", "path": path, "root_path": request.scope.get("root_path", "")}
     routes = request.app.routes
     return [
         method

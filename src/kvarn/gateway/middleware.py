@@ -21,11 +21,14 @@ from kvarn.wire.openai.errors import ApiError, invalid_request
 CLIENT_LEFT = 499
 """Status under which metrics count requests whose client left before an answer began."""
 
-PUBLIC = frozenset({"/", "/docs", "/openapi.json", "/health", "/ready", "/metrics"})
-"""Paths that need no key."""
+WARNING_HEADER = "x-kvarn-warning"
+"""Header of an answer that names what of its request was ignored."""
 
-_PROBES = frozenset({"/health", "/ready", "/metrics"})
+_PROBES = frozenset({"/health", "/load", "/metrics", "/ping", "/ready", "/version"})
 """Asked every few seconds by machines: their log lines are for debugging only."""
+
+PUBLIC = frozenset({"/", "/docs", "/openapi.json", *_PROBES})
+"""Paths that need no key."""
 
 _SINGLE = frozenset({b"authorization", b"content-length", b"content-type", b"host", b"x-api-key"})
 """Headers that decide who asks for what, and how it is read."""
@@ -60,6 +63,8 @@ class RequestMiddleware:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
+                if record.warnings:
+                    record.headers[WARNING_HEADER] = "; ".join(record.warnings)
                 own = [(name.encode(), value.encode()) for name, value in record.headers.items()]
                 message = {**message, "headers": [*message.get("headers", []), id_header, *own]}
             elif not message.get("more_body", False):
@@ -111,6 +116,7 @@ class RequestMiddleware:
                 "status": status,
                 "seconds": round(seconds, 4),
                 "client_left": record.disconnected,
+                **({"warnings": "; ".join(record.warnings)} if record.warnings else {}),
             },
         )
 
@@ -139,6 +145,6 @@ def refuse_repeated(scope: Scope) -> None:
 
 
 def endpoint_label(scope: Scope) -> str:
-    """The path template of the route that answered; one label for all the paths that do not exist."""
+    """The path template of the route that answered, as in the OpenAPI document; one label for all that do not exist."""
     route = scope.get("route")
-    return route.path if isinstance(route, Route) else UNKNOWN
+    return route.path_format if isinstance(route, Route) else UNKNOWN

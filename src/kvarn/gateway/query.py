@@ -1,4 +1,4 @@
-"""The query of an operation: the parameters it takes, and no others."""
+"""The query of an operation: the parameters it takes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from typing import Any
 from starlette.requests import Request
 
 from kvarn.gateway.parameters import Parameter, keys_of
+from kvarn.gateway.record import record_of
 from kvarn.wire.openai.errors import invalid_request
+
+_ADMINISTRATION = "/v1/organization/"
+_PAGING = {"after", "before", "limit", "order"}
+"""Not ignored by operations that lack them: the answer would be another."""
+_MAX_UNKNOWN = 8
+"""Unknown parameters that are looked at."""
 
 
 class Query:
@@ -34,24 +41,23 @@ class Query:
         return {"parameters": [parameter.described for parameter in self.parameters]}
 
     def check(self, request: Request) -> None:
-        """Look at everything that a request gives, whether the operation reads it or not.
+        """Look at everything that a request gives, whether the operation reads it or not. Unknown parameters are
+        ignored with a warning. Administration refuses them: there a misspelt one may delete too much.
 
         Raises:
-            ApiError: 400 that names the first parameter that is unknown or wrong.
+            ApiError: 400 that names the first parameter that is wrong.
         """
         known = [parameter.takes for parameter in self.parameters]
-        unknown = sorted(key for key in keys_of(request) if not any(takes(key) for takes in known))
-        if unknown:
-            name = unknown[0][:80]
-            raise invalid_request(f"Unrecognized query parameter supplied: {name}", name, "unknown_parameter")
+        keys = {parameter.key for parameter in self.parameters} | _PAGING
+        for key in sorted(key for key in keys_of(request) if not any(takes(key) for takes in known))[:_MAX_UNKNOWN]:
+            name = key[:80]
+            if key.partition("[")[0] in keys or request.url.path.startswith(_ADMINISTRATION):
+                raise invalid_request(f"Unrecognized query parameter supplied: {name}", name, "unknown_parameter")
+            record_of(request.scope).warnings.append(f"ignored unknown query parameter {name!a}")
         for parameter in self.parameters:
             parameter.read(request)
 
 
 def check_query(request: Request) -> None:
-    """Refuse all query parameters: the operation has none.
-
-    Raises:
-        ApiError: 400 that names the first of them.
-    """
+    """Check the query of an operation that has no parameters. Raises as `Query.check` does."""
     Query().check(request)

@@ -59,6 +59,8 @@ class RequestRecord:
     """What it has begun; closed when the answer is over."""
     headers: dict[str, str] = field(default_factory=dict)
     """Go into the answer."""
+    warnings: list[str] = field(default_factory=list)
+    """What of the request is ignored: goes into the answer's headers and into the log."""
     held: list[Held] = field(default_factory=list)
     """Memory and room that it takes; given back when the answer is over."""
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.exposition import generate_latest
+from prometheus_client.exposition import choose_encoder
 
 from kvarn.observe.engines import EngineCollector, EngineSource
 from kvarn.observe.latency import GenerationTimer, SlidingRatio, SloTargets
@@ -162,6 +162,14 @@ class GatewayMetrics:
         """Read what the engines report; called every second, so that little is lost when one dies between scrapes."""
         self._engines.observe()
 
-    def render(self) -> bytes:
-        """All metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
+    @property
+    def requests_in_flight(self) -> int:
+        """HTTP requests being answered now."""
+        (family,) = self.in_flight.collect()
+        return int(family.samples[0].value)
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """All metrics and their content type: OpenMetrics where an `Accept` header wants it, else Prometheus' text
+        format."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type

@@ -168,7 +168,8 @@ class EmbedService:
         longest = max(len(tokens) for tokens in request.inputs)
         if longest > self._card.max_context_length:
             limit = self._card.max_context_length
-            return RefusalReason.PROMPT_TOO_LONG, f"an input has {longest} tokens, the model takes at most {limit}"
+            why = f"This model's maximum context length is {limit} tokens. However, an input has {longest} tokens."
+            return RefusalReason.PROMPT_TOO_LONG, why
         return self._find_queue_problem(sum(len(tokens) for tokens in request.inputs))
 
     def _find_queue_problem(self, tokens: int) -> tuple[RefusalReason, str] | None:

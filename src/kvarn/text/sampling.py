@@ -10,7 +10,7 @@ import msgspec
 
 from kvarn.text.errors import TokenizerError
 from kvarn.text.tokenizer import Tokenizer
-from kvarn.wire.openai.errors import invalid_request
+from kvarn.wire.openai.errors import ContextLengthError, invalid_request
 from kvarn.wire.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def chat_sampling(
     name = "max_completion_tokens" if request.max_completion_tokens is not None else "max_tokens"
     asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     room = _room(prompt_tokens, context_length, "messages")
-    max_tokens = room if asked is None else _max_tokens(asked, name, room, lowest=1)
+    max_tokens = room if asked is None else _max_tokens(asked, name, prompt_tokens, context_length, lowest=1)
     top = _whole("top_logprobs", request.top_logprobs or 0, 0, limits.max_logprobs)
     return _fit(request, checked, max_tokens, top if request.logprobs else None, draw_seed)
 
@@ -115,7 +115,9 @@ def completion_sampling(
     room = _room(prompt_tokens, context_length, "prompt")
     asked = request.max_tokens
     max_tokens = (
-        min(DEFAULT_COMPLETION_TOKENS, room) if asked is None else _max_tokens(asked, "max_tokens", room, lowest=0)
+        min(DEFAULT_COMPLETION_TOKENS, room)
+        if asked is None
+        else _max_tokens(asked, "max_tokens", prompt_tokens, context_length, lowest=0)
     )
     logprobs = None if request.logprobs is None else _whole("logprobs", request.logprobs, 0, limits.max_logprobs)
     params = _fit(request, checked, max(max_tokens, 1), logprobs, draw_seed)
@@ -172,23 +174,17 @@ def _room(prompt_tokens: int, context_length: int, param: str) -> int:
     if prompt_tokens == 0:
         raise invalid_request("The prompt has no tokens: write something.", param)
     if prompt_tokens >= context_length:
-        raise invalid_request(
-            f"This model's context is {context_length} tokens, and the prompt alone has {prompt_tokens}: shorten it.",
-            param,
-            "context_length_exceeded",
-        )
+        raise ContextLengthError(context_length, prompt_tokens, 1, param)
     return context_length - prompt_tokens
 
 
-def _max_tokens(asked: int, name: str, room: int, *, lowest: int) -> int:
+def _max_tokens(asked: int, name: str, prompt_tokens: int, context_length: int, *, lowest: int) -> int:
     if asked < lowest:
         raise invalid_request(f"{name!r} must be at least {lowest}, not {_shown(asked)}.", name)
-    if asked > room:
-        raise invalid_request(
-            f"{name!r} is {_shown(asked)}, but the context has room for {room} tokens after the prompt: lower it.",
-            name,
-            "context_length_exceeded",
-        )
+    if asked > _MOST_TOKENS:
+        raise invalid_request(f"{name!r} must be at most {_MOST_TOKENS}, not {_shown(asked)}.", name)
+    if prompt_tokens + asked > context_length:
+        raise ContextLengthError(context_length, prompt_tokens, asked, name)
     return asked
 
 

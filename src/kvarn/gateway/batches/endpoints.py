@@ -27,31 +27,31 @@ Operation = Callable[[Gateway, RequestRecord, bytes], Awaitable[object]]
 
 
 async def _chat(gateway: Gateway, record: RequestRecord, body: bytes) -> object:
-    asked = parse_request(ChatCompletionRequest, body)
+    asked = parse_request(ChatCompletionRequest, body, record.warnings)
     _refuse_stream(asked.stream)
     run = await start_chat(gateway, record, asked)
     return await run.collect()
 
 
 async def _completion(gateway: Gateway, record: RequestRecord, body: bytes) -> object:
-    asked = parse_request(CompletionRequest, body)
+    asked = parse_request(CompletionRequest, body, record.warnings)
     _refuse_stream(asked.stream)
     run = await start_completion(gateway, record, asked)
     return await run.collect()
 
 
 async def _embedding(gateway: Gateway, record: RequestRecord, body: bytes) -> object:
-    asked = parse_request(EmbeddingRequest, body)
+    asked = parse_request(EmbeddingRequest, body, record.warnings)
     return await (await start_embedding(gateway, record, asked))
 
 
 async def _moderation(gateway: Gateway, record: RequestRecord, body: bytes) -> object:
-    asked = parse_request(ModerationRequest, body)
+    asked = parse_request(ModerationRequest, body, record.warnings)
     return await (await start_moderation(gateway, record, asked))
 
 
 async def _response(gateway: Gateway, record: RequestRecord, body: bytes) -> object:
-    asked = parse_request(ResponseRequest, body)
+    asked = parse_request(ResponseRequest, body, record.warnings)
     _refuse_stream(asked.stream)
     if asked.background:
         why = "'background' must be false or left out in a batch."

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
+from msgspec import UNSET
 from starlette.requests import ClientDisconnect
 
 from kvarn.gateway.batches.capacity import BATCH_PRIORITY
@@ -119,7 +120,9 @@ def _failure(record: RequestRecord, line: Line, error: Exception) -> Answer | Re
 
 
 def _answer(record: RequestRecord, line: Line, status: int, body: object) -> Answer:
-    response = LineResponse(status_code=status, request_id=record.request_id, body=body)
+    response = LineResponse(
+        status_code=status, request_id=record.request_id, body=body, warnings=record.warnings or UNSET
+    )
     output = OutputLine(id=record.request_id, custom_id=line.custom_id, response=response, error=None)
     tallies = [work.tally for work in record.work if work.tally.did_work]  # as on the ledger
     return Answer(

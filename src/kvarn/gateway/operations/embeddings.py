@@ -14,7 +14,7 @@ from kvarn.gateway.served import ReadyModel
 from kvarn.gateway.work import Work
 from kvarn.replica.api import ReplicaLostError, RequestRefusedError
 from kvarn.wire.openai.embeddings import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
-from kvarn.wire.openai.errors import invalid_request
+from kvarn.wire.openai.errors import ContextLengthError, invalid_request
 from kvarn.wire.openai.inputs import as_list
 
 
@@ -86,8 +86,7 @@ def _check_length(position: int, token_ids: list[int], model: ReadyModel) -> Non
     where = f"input[{position}]"
     longest = model.card.max_context_length
     if len(token_ids) > longest:
-        message = f"{where!r} has {len(token_ids)} tokens; {model.name!r} takes at most {longest}."
-        raise invalid_request(message, where, "context_length_exceeded")
+        raise ContextLengthError(longest, len(token_ids), 0, where)
     wrong = next((token for token in token_ids if not 0 <= token < model.card.vocab_size), None)
     if wrong is not None:
         message = f"{where!r} holds the token id {wrong}, outside the vocabulary of {model.card.vocab_size}."

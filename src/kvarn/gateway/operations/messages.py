@@ -19,7 +19,7 @@ from kvarn.store.ids import new_id
 from kvarn.wire.anthropic.answer import Event, Message, TokenCount
 from kvarn.wire.anthropic.errors import error_body
 from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesRequest
-from kvarn.wire.openai.errors import ApiError
+from kvarn.wire.openai.errors import ApiError, ContextLengthError
 
 _log = logging.getLogger("kvarn.gateway")
 
@@ -62,7 +62,8 @@ class MessageRun:
 
 
 async def start_message(gateway: Gateway, record: RequestRecord, asked: MessagesRequest) -> MessageRun:
-    """Check a request and take it in.
+    """Check a request and take it in. `max_tokens`, which clients must give without knowing the model, is lowered to
+    what the context has left.
 
     Raises:
         ApiError: It cannot be answered as asked, or not now.
@@ -70,7 +71,13 @@ async def start_message(gateway: Gateway, record: RequestRecord, asked: Messages
     """
     chat = chat_request(asked)
     try:
-        run = await start_chat(gateway, record, chat)
+        try:
+            run = await start_chat(gateway, record, chat)
+        except ContextLengthError as error:
+            if error.prompt_tokens >= error.limit:
+                raise
+            record.warnings.append(f"lowered 'max_tokens' to {error.limit - error.prompt_tokens}, the context's rest")
+            run = await start_chat(gateway, record, chat.model_copy(update={"max_tokens": None}))
     except ApiError as error:
         raise in_their_words(error) from None
     return MessageRun(run, record.request_id, MessageWriter(new_id("msg_"), run.head.model, run.tally))

@@ -18,7 +18,7 @@ from kvarn.wire.anthropic.blocks import (
 from kvarn.wire.anthropic.messages import Choice, MessagesPrompt, MessagesRequest, NoChoice, ToolChoice, ToolDefinition
 from kvarn.wire.openai.chat import ChatCompletionRequest
 from kvarn.wire.openai.chat_tools import FunctionDefinition, Tool
-from kvarn.wire.openai.errors import ApiError
+from kvarn.wire.openai.errors import ApiError, ContextLengthError
 from kvarn.wire.openai.parse import validate
 
 _THEIR_NAMES = {"stop": "stop_sequences", "tool_choice.function.name": "tool_choice.name"}
@@ -48,6 +48,9 @@ def chat_request(asked: MessagesPrompt) -> ChatCompletionRequest:
 
 def in_their_words(error: ApiError) -> ApiError:
     """What chat says of a request, said of the request for a message."""
+    if isinstance(error, ContextLengthError):
+        message = f"prompt is too long: {error.prompt_tokens} tokens > {error.limit} maximum"
+        return ApiError(error.status, message, code=error.code)
     theirs = _THEIR_NAMES.get(error.param or "")
     if theirs is None:
         return error

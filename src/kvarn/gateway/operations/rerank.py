@@ -17,7 +17,7 @@ from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.served import ReadyModel
 from kvarn.gateway.work import Work
 from kvarn.wire.openai.embeddings import EmbeddingUsage
-from kvarn.wire.openai.errors import invalid_request
+from kvarn.wire.openai.errors import ContextLengthError, invalid_request
 from kvarn.wire.openai.rerank import (
     RerankAnswer,
     RerankDocument,
@@ -132,8 +132,7 @@ def _tokenize(
         if max_tokens_per_doc is not None and position:
             token_ids = token_ids[:max_tokens_per_doc]
         if len(token_ids) > longest:
-            message = f"{where!r} has {len(token_ids)} tokens; {model.name!r} takes at most {longest}."
-            raise invalid_request(message, where, "context_length_exceeded")
+            raise ContextLengthError(longest, len(token_ids), 0, where)
         batch.append(token_ids)
     return batch
 

@@ -1,4 +1,5 @@
-"""`/health`: the process lives. `/ready`: every model takes requests. `/`: what this is."""
+"""`/health`, `/ping`: the process lives. `/ready`: every model takes requests. `/load`: how busy it is. `/` and
+`/version`: what this is."""
 
 from __future__ import annotations
 
@@ -34,6 +35,21 @@ async def root(request: Request) -> Response:
     return json_response({"name": "kvarn", "version": kvarn.__version__, "models": names, "links": links})
 
 
+@router.get("/version", summary="The version of the server")
+async def version() -> Response:
+    """Kvarn's version, in vLLM's form."""
+    return json_response({"version": kvarn.__version__})
+
+
+@router.get("/load", summary="How many requests are being answered")
+async def load(request: Request) -> Response:
+    """Requests that this process is answering, waiting ones among them and this one not, in vLLM's form."""
+    return json_response({"server_load": gateway_of(request).metrics.requests_in_flight - 1})
+
+
+@router.head("/ping", include_in_schema=False)
+@router.post("/ping", include_in_schema=False)
+@router.get("/ping", summary="`/health`, by the name that SageMaker asks for")
 @router.head("/health", include_in_schema=False)
 @router.get("/health", summary="Whether the gateway's process lives")
 async def health() -> Response:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+
 from fastapi import APIRouter, Request
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import PlainTextResponse, Response
 
 from kvarn.gateway.context import gateway_of
@@ -11,7 +12,13 @@ from kvarn.gateway.context import gateway_of
 router = APIRouter(tags=["operation"])
 
 
-@router.get("/metrics", summary="Metrics in Prometheus' text format", response_class=PlainTextResponse)
+@router.get("/metrics", summary="Metrics for Prometheus", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
-    """Render the gateway's own metrics and those its engines report."""
-    return Response(gateway_of(request).metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
+    """The gateway's own metrics and those its engines report: as OpenMetrics where `Accept` asks for it, else in
+    Prometheus' text format; compressed where `Accept-Encoding` has gzip."""
+    body, content_type = gateway_of(request).metrics.render(request.headers.get("accept", ""))
+    headers = {"content-type": content_type, "vary": "Accept, Accept-Encoding"}
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        body = gzip.compress(body, compresslevel=1)
+        headers["content-encoding"] = "gzip"
+    return Response(body, headers=headers)

@@ -18,7 +18,8 @@ from kvarn.wire.anthropic.blocks import (
     ToolUseBlock,
     UserMessage,
 )
-from kvarn.wire.openai.common import RequestModel, Strings, disagreement, only, refused
+from kvarn.wire.openai.chat_tools import Strict
+from kvarn.wire.openai.common import LenientModel, RequestModel, Strings, disagreement, only, refused
 
 
 class ToolDefinition(RequestModel):
@@ -31,7 +32,7 @@ class ToolDefinition(RequestModel):
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = None
     """Taken as a hint: inputs are always streamed while they are written."""
-    strict: Annotated[bool | None, only(False, why="'strict' tools are not supported yet.")] = None
+    strict: Strict = None
     defer_loading: Annotated[bool | None, only(False, why="'defer_loading' is not supported.")] = None
     allowed_callers: Annotated[list[str] | None, only(["direct"], why="'allowed_callers' may only be ['direct'].")] = (
         None
@@ -76,8 +77,12 @@ class Thinking(RequestModel):
     type: Annotated[Literal["disabled"], only("disabled", why="'thinking' may only be disabled.")]
 
 
-class MessagesPrompt(RequestModel):
+class MessagesPrompt(LenientModel):
     """What becomes the prompt: all there is to count."""
+
+    unsupported_fields = frozenset(
+        {"compaction", "context_management", "fallbacks", "mcp_servers", "output_format", "prefill", "thread"}
+    )
 
     model: str
     messages: Messages

@@ -75,6 +75,8 @@ class LineResponse(msgspec.Struct, frozen=True, kw_only=True):
     status_code: int
     request_id: str
     body: Any
+    warnings: list[str] | UnsetType = UNSET
+    """What of the request was ignored (an extension)."""
 
 
 class OutputLine(msgspec.Struct, frozen=True, kw_only=True):

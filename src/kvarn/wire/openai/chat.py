@@ -22,7 +22,7 @@ from kvarn.wire.openai.chat_tools import (
     Tools,
     ToolUse,
 )
-from kvarn.wire.openai.common import Metadata, RequestModel, SamplingFields, disagreement, only, refused
+from kvarn.wire.openai.common import Metadata, RequestModel, SamplingFields, disagreement, ignored, only, refused
 
 
 class ResponseFormat(RequestModel):
@@ -82,19 +82,19 @@ class ChatCompletionRequest(SamplingFields):
     # Hints: they may be ignored without harm.
     safety_identifier: str | None = Field(None, max_length=64)
     prompt_cache_key: str | None = None
-    prompt_cache_retention: Annotated[
-        str | None, only("in_memory", why="'prompt_cache_retention' may only be 'in_memory'.")
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    prediction: Annotated[
+        dict[str, Any] | None, ignored("ignored 'prediction', the answer is written from scratch")
     ] = None
+    reasoning_effort: Annotated[
+        str | None, ignored("ignored 'reasoning_effort', this model has no such levels", "none")
+    ] = None
+    verbosity: Annotated[str | None, ignored("ignored 'verbosity', ask for it in the messages", "medium")] = None
 
     # OpenAI's fields that Kvarn does not serve.
     audio: Annotated[None, refused("'audio' is not supported: this server speaks text.")] = None
     moderation: Annotated[None, refused("'moderation' is not supported.")] = None
-    prediction: Annotated[None, refused("'prediction' is not supported.")] = None
-    prompt_cache_options: Annotated[None, refused("'prompt_cache_options' is not supported: caching is automatic.")] = (
-        None
-    )
-    reasoning_effort: Annotated[None, refused("'reasoning_effort' is not supported by this model.")] = None
-    verbosity: Annotated[None, refused("'verbosity' is not supported by this model.")] = None
     web_search_options: Annotated[None, refused("'web_search_options' is not supported.")] = None
 
     # Extensions, with vLLM's names and meanings.
@@ -172,7 +172,7 @@ class ChatCompletionRequest(SamplingFields):
         use = self.tool_use
         if use is None:
             return None
-        return [{"type": "function", "function": each.model_dump(exclude_none=True)} for each in use.functions]
+        return [{"type": "function", "function": each.shown} for each in use.functions]
 
     @property
     def plain_messages(self) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from kvarn.wire.openai.common import RequestModel, disagreement, only, refused
+from kvarn.wire.openai.common import LenientModel, RequestModel, disagreement, only, refused
 
 
 class TextPart(RequestModel):
@@ -43,7 +43,7 @@ class FunctionCallArguments(RequestModel):
     arguments: str
 
 
-class EarlierToolCall(RequestModel):
+class EarlierToolCall(LenientModel):
     """A call the model made in an earlier turn."""
 
     id: str
@@ -53,8 +53,8 @@ class EarlierToolCall(RequestModel):
     function: FunctionCallArguments
 
 
-class AssistantMessage(RequestModel):
-    """What the model said in an earlier turn."""
+class AssistantMessage(LenientModel):
+    """What the model said in an earlier turn. Clients send back what they add to answers of their own."""
 
     role: Literal["assistant"]
     content: str | Parts | None = None

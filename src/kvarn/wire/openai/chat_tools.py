@@ -8,9 +8,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from kvarn.wire.openai.common import RequestModel, only
+from kvarn.wire.openai.common import RequestModel, ignored, only
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+Strict = Annotated[bool | None, ignored("ignored 'strict', arguments are not constrained to the schema yet", False)]
+"""Of a function: its arguments shall keep to its schema."""
 
 
 class FunctionDefinition(RequestModel):
@@ -19,7 +23,12 @@ class FunctionDefinition(RequestModel):
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Annotated[bool | None, only(False, why="'strict' function schemas are not supported yet.")] = None
+    strict: Strict = None
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What the model is shown of it."""
+        return self.model_dump(exclude_none=True, exclude={"strict"})
 
     @property
     def required(self) -> tuple[str, ...]:

@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+from heapq import nsmallest
 from math import isfinite
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 _MAX_METADATA = 16
+
+_MAX_UNKNOWN = 8
+"""Unknown fields of one object that a warning names."""
+
+FIELDS_OF_OTHER_SERVERS = frozenset(
+    {
+        *("guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs"),
+        *("ebnf", "grammar", "json_schema", "regex"),
+        *("chat_template", "documents", "mm_processor_kwargs", "truncate_prompt_tokens"),
+        *("early_stopping", "length_penalty", "logits_processors", "use_beam_search"),
+    }
+)
+"""Of vLLM, SGLang and llama.cpp, those that cannot be ignored: without them the answer is another."""
 
 
 def _check_metadata_size(value: object) -> object:
@@ -29,6 +53,50 @@ class RequestModel(BaseModel):
     """Base of all request objects: no unknown fields, no conversion between types, finite numbers only."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True, protected_namespaces=())
+
+
+class LenientModel(RequestModel):
+    """Base of what asks a model for an answer. Unknown fields are ignored, each with a warning, since clients send what
+    other servers know; those of `unsupported_fields` are refused.
+
+    Warnings go to the list that is given as the context of validation.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+    unsupported_fields: ClassVar[frozenset[str]] = frozenset()
+    """Unknown fields without which the answer would be another."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _look_at_unknown_fields(cls, data: Any, info: ValidationInfo) -> Any:
+        unknown = data.keys() - cls.model_fields.keys() if isinstance(data, dict) else set()
+        for name in sorted(name for name in unknown & cls.unsupported_fields if data[name] is not None):
+            why = f"{name!r} is not supported."
+            raise PydanticCustomError("unsupported_parameter", "{why}", {"why": why, "param": name})
+        for name in nsmallest(_MAX_UNKNOWN, unknown):
+            near = get_close_matches(name[:80], cls.model_fields, 1, 0.8)
+            hint = f", did you mean {near[0]!r}?" if near else ""
+            _warn(info, f"ignored unknown field {name[:80]!a}{hint}")
+        if len(unknown) > _MAX_UNKNOWN:
+            _warn(info, f"ignored {len(unknown) - _MAX_UNKNOWN} more unknown fields")
+        return data
+
+
+def _warn(info: ValidationInfo, warning: str) -> None:
+    if info.context is not None and warning not in info.context:
+        info.context.append(warning)
+
+
+def ignored(why: str, *without_warning: object) -> BeforeValidator:
+    """Marks a field that is taken and has no effect: what it asks for is only a wish. A warning says why, unless the
+    value is null or one of these."""
+
+    def check(value: object, info: ValidationInfo) -> object:
+        if value is not None and value not in without_warning:
+            _warn(info, why)
+        return value
+
+    return BeforeValidator(check)
 
 
 def refused(why: str) -> BeforeValidator:
@@ -87,18 +155,22 @@ Strings = Annotated[list[str], Field(fail_fast=True)]
 TokenIds = Annotated[list[int], Field(fail_fast=True)]
 
 
-class StreamOptions(RequestModel):
+Obfuscation = Annotated[bool | None, ignored("ignored 'include_obfuscation', events are sent as they are", False)]
+"""Of a stream's options: random characters in the events, to hide their lengths."""
+
+
+class StreamOptions(LenientModel):
     """How a stream is sent."""
 
     include_usage: bool | None = None
     """Send one more chunk with the request's usage before `[DONE]`."""
-    include_obfuscation: Annotated[
-        bool | None, only(False, why="'stream_options.include_obfuscation' is not supported: leave it out or false.")
-    ] = None
+    include_obfuscation: Obfuscation = None
 
 
-class SamplingFields(RequestModel):
+class SamplingFields(LenientModel):
     """Fields of chat and text completions alike. Ranges are checked where they become `SamplingParams`."""
+
+    unsupported_fields = FIELDS_OF_OTHER_SERVERS
 
     model: str
     temperature: float | None = None

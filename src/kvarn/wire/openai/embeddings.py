@@ -7,12 +7,14 @@ from typing import Literal
 import msgspec
 from pydantic import Field
 
-from kvarn.wire.openai.common import RequestModel
+from kvarn.wire.openai.common import FIELDS_OF_OTHER_SERVERS, LenientModel
 from kvarn.wire.openai.inputs import TextOrTokens
 
 
-class EmbeddingRequest(RequestModel):
+class EmbeddingRequest(LenientModel):
     """The body of an embedding request."""
+
+    unsupported_fields = FIELDS_OF_OTHER_SERVERS
 
     model: str
     input: TextOrTokens

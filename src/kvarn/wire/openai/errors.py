@@ -36,6 +36,32 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
+class ContextLengthError(ApiError):
+    """The 400 for what is longer than a model's context, in the words that OpenAI's clients look for.
+
+    Args:
+        limit: Tokens of the model's context.
+        prompt_tokens: Those of the prompt, or of the text at fault.
+        output_tokens: Those asked for besides; at least 1 where an answer is written.
+        param: The field to change.
+    """
+
+    def __init__(self, limit: int, prompt_tokens: int, output_tokens: int, param: str) -> None:
+        total = prompt_tokens + output_tokens
+        reduce = "prompt or completion" if output_tokens else "input"
+        super().__init__(
+            400,
+            f"This model's maximum context length is {limit} tokens. However, you requested {total} tokens "
+            f"({prompt_tokens} in the prompt, {output_tokens} in the completion). Please reduce the length of "
+            f"the {reduce} (context_length_exceeded).",  # LangChain looks for the code in the message
+            code="context_length_exceeded",
+            param=param,
+        )
+        self.limit = limit
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+
+
 def invalid_request(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
     """A 400 about the field `param`."""
     return ApiError(400, message, code=code, param=param)

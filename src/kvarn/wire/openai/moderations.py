@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import PlainValidator, WithJsonSchema
 
-from kvarn.wire.openai.common import RequestModel, disagreement
+from kvarn.wire.openai.common import LenientModel, disagreement
 
 _TEXT_PART: dict[str, Any] = {
     "type": "object",
@@ -50,7 +50,7 @@ def _text_of(part: dict[str, Any], where: str) -> str:
     return text
 
 
-class ModerationRequest(RequestModel):
+class ModerationRequest(LenientModel):
     """The body of a moderation request."""
 
     input: Annotated[list[str], PlainValidator(_as_texts), WithJsonSchema(_SCHEMA)]

@@ -31,30 +31,30 @@ _CODES = {
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
 
-def parse_request(model: type[RequestT], body: bytes) -> RequestT:
-    """Validate a JSON body.
+def parse_request(model: type[RequestT], body: bytes, warnings: list[str] | None = None) -> RequestT:
+    """Validate a JSON body. What is ignored of it is added to `warnings`.
 
     Raises:
         ApiError: 400; `param` is the path of the offending field, such as `messages[0].content`.
     """
-    return read_fields(model, decode_body(body))
+    return read_fields(model, decode_body(body), warnings)
 
 
-def read_fields(model: type[RequestT], data: dict[str, Any]) -> RequestT:
-    """Validate a decoded body. Raises as `parse_request` does."""
+def read_fields(model: type[RequestT], data: dict[str, Any], warnings: list[str] | None = None) -> RequestT:
+    """Validate a decoded body. Adds warnings and raises as `parse_request` does."""
     unknown = data.keys() - model.model_fields.keys()
-    if unknown:  # asked first: one cheap answer however many there are
+    if unknown and model.model_config.get("extra") == "forbid":  # asked first: one cheap answer however many there are
         name = min(unknown)
         raise invalid_request(
             f"Unrecognized request argument supplied: {_shorten(name)}", _shorten(name), "unknown_parameter"
         )
-    return validate(model, data)
+    return validate(model, data, warnings)
 
 
-def validate(model: type[RequestT], data: dict[str, Any]) -> RequestT:
-    """Validate decoded data of any model. Raises as `parse_request` does."""
+def validate(model: type[RequestT], data: dict[str, Any], warnings: list[str] | None = None) -> RequestT:
+    """Validate decoded data of any model. Adds warnings and raises as `parse_request` does."""
     try:
-        return model.model_validate(data)
+        return model.model_validate(data, context=warnings)
     except ValidationError as error:
         raise _to_api_error(error, data) from None
 
@@ -109,7 +109,7 @@ def _to_api_error(error: ValidationError, data: dict[str, Any]) -> ApiError:
     path, worst = max(((_path(detail, data), detail) for detail in details), key=lambda pair: len(pair[0]))
     param = _format_path(path)
     kind = worst["type"]
-    if kind == "disagreement":
+    if "param" in worst.get("ctx", {}):
         param, message = worst["ctx"]["param"], worst["msg"]
     elif kind == "extra_forbidden":
         message = f"Unrecognized request argument supplied: {param}"

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Field, model_validator
 
-from kvarn.wire.openai.common import RequestModel, Strings, disagreement, refused
+from kvarn.wire.openai.common import LenientModel, RequestModel, Strings, disagreement, refused
 from kvarn.wire.openai.embeddings import EmbeddingUsage
 
 _NO_TRUNCATION = "'truncate_prompt_tokens' is not supported: shorten the texts, or give 'max_tokens_per_doc'."
@@ -20,7 +20,7 @@ class Document(RequestModel):
     text: str
 
 
-class RerankRequest(RequestModel):
+class RerankRequest(LenientModel):
     """The body of a rerank request."""
 
     model: str
@@ -83,7 +83,7 @@ class RerankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
 
 
-class ScoreRequest(RequestModel):
+class ScoreRequest(LenientModel):
     """The body of a score request: one text against one or many, or as many pairs."""
 
     model: str

@@ -10,7 +10,18 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from kvarn.wire.openai.common import Metadata, RequestModel, disagreement, only, refused
+from kvarn.wire.openai.chat_tools import Strict
+from kvarn.wire.openai.common import (
+    FIELDS_OF_OTHER_SERVERS,
+    LenientModel,
+    Metadata,
+    Obfuscation,
+    RequestModel,
+    disagreement,
+    ignored,
+    only,
+    refused,
+)
 from kvarn.wire.openai.response_items import InputItems
 
 Include = Literal[
@@ -52,9 +63,9 @@ class TextConfig(RequestModel):
     """The form of the answer's text."""
 
     format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None = None
-    verbosity: Annotated[
-        str | None, only("medium", why="'text.verbosity' may only be 'medium': ask for it in the instructions.")
-    ] = None
+    verbosity: Annotated[str | None, ignored("ignored 'text.verbosity', ask for it in the instructions", "medium")] = (
+        None
+    )
 
 
 class FunctionTool(RequestModel):
@@ -64,7 +75,7 @@ class FunctionTool(RequestModel):
     name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    strict: Strict = None
     output_schema: Annotated[None, refused("'output_schema' of functions is not supported.")] = None
     defer_loading: Annotated[bool | None, only(False, why="'defer_loading' may only be false.")] = None
     allowed_callers: Annotated[None, refused("'allowed_callers' of functions is not supported.")] = None
@@ -107,8 +118,10 @@ class ConversationId(RequestModel):
     id: str
 
 
-class ContextFields(RequestModel):
+class ContextFields(LenientModel):
     """What makes a response's prompt."""
+
+    unsupported_fields = FIELDS_OF_OTHER_SERVERS
 
     input: str | InputItems | None = None
     instructions: str | None = None
@@ -120,7 +133,9 @@ class ContextFields(RequestModel):
     text: TextConfig | None = None
     truncation: Literal["auto", "disabled"] | None = None
     """`auto`: where the prompt is too long for the model, its oldest items are left out."""
-    reasoning: Annotated[None, refused("'reasoning' is not supported by this model.")] = None
+    reasoning: Annotated[
+        dict[str, Any] | None, ignored("ignored 'reasoning', this model does not reason apart from its answer")
+    ] = None
 
     @model_validator(mode="after")
     def _has_something_to_answer(self) -> ContextFields:
@@ -144,12 +159,10 @@ class TokenCountRequest(ContextFields):
     personality: Annotated[None, refused("'personality' is not supported: write it in the instructions.")] = None
 
 
-class StreamOptions(RequestModel):
+class StreamOptions(LenientModel):
     """How a stream is sent."""
 
-    include_obfuscation: Annotated[
-        bool | None, only(False, why="'stream_options.include_obfuscation' is not supported: leave it out or false.")
-    ] = None
+    include_obfuscation: Obfuscation = None
 
 
 class ResponseRequest(ContextFields):
@@ -175,17 +188,13 @@ class ResponseRequest(ContextFields):
     user: str | None = None
     safety_identifier: str | None = Field(None, max_length=64)
     prompt_cache_key: str | None = None
-    prompt_cache_retention: Annotated[
-        str | None, only("in_memory", why="'prompt_cache_retention' may only be 'in_memory'.")
-    ] = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
 
     # OpenAI's fields that Kvarn does not serve.
     context_management: Annotated[None, refused("'context_management' is not supported: use 'truncation'.")] = None
     moderation: Annotated[None, refused("'moderation' is not supported.")] = None
     prompt: Annotated[None, refused("'prompt' is not supported: write it in 'instructions' and 'input'.")] = None
-    prompt_cache_options: Annotated[None, refused("'prompt_cache_options' is not supported: caching is automatic.")] = (
-        None
-    )
 
     @model_validator(mode="after")
     def _fields_agree(self) -> ResponseRequest:

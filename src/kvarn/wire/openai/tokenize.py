@@ -11,10 +11,10 @@ from pydantic import model_validator
 from kvarn.wire.openai.chat import TemplateKwargs
 from kvarn.wire.openai.chat_messages import Messages, plain_messages
 from kvarn.wire.openai.chat_tools import Tools
-from kvarn.wire.openai.common import RequestModel, TokenIds, disagreement
+from kvarn.wire.openai.common import LenientModel, TokenIds, disagreement
 
 
-class TokenizeRequest(RequestModel):
+class TokenizeRequest(LenientModel):
     """Tokenize a prompt, or the chat that `messages` render to."""
 
     model: str | None = None
@@ -38,7 +38,7 @@ class TokenizeRequest(RequestModel):
     @property
     def active_tools(self) -> list[dict[str, Any]] | None:
         """The tools as plain data, for the chat template."""
-        return [tool.model_dump(exclude_none=True) for tool in self.tools] if self.tools else None
+        return [{"type": "function", "function": tool.function.shown} for tool in self.tools] if self.tools else None
 
     @property
     def plain_messages(self) -> list[dict[str, Any]]:
@@ -55,7 +55,7 @@ class TokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
     token_strs: list[str] | UnsetType | None = UNSET
 
 
-class DetokenizeRequest(RequestModel):
+class DetokenizeRequest(LenientModel):
     """Turn token ids back into text."""
 
     tokens: TokenIds

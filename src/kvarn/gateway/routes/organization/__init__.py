@@ -33,7 +33,7 @@ from kvarn.wire.openai.organization import (
     UserUpdate,
 )
 
-router = APIRouter(prefix="/v1/organization", tags=["administration"])
+router = APIRouter(tags=["administration"])
 for _resource in (
     admin_keys,
     audit_logs,

@@ -17,7 +17,7 @@ from kvarn.store.repositories.tenants import default_project_id
 from kvarn.store.repositories.users import users_by_id
 from kvarn.wire.openai.organization import AdminKeyCreate
 
-router = APIRouter(prefix="/admin_api_keys")
+router = APIRouter(prefix="/v1/organization/admin_api_keys")
 
 _LIST = ListQuery(ascending=True)
 

@@ -12,7 +12,7 @@ from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Flag, Texts, TimeRange
 from kvarn.store.repositories.audit import AuditFilter, list_audit_log
 
-router = APIRouter()
+router = APIRouter(prefix="/v1/organization")
 
 _TIMES = TimeRange("effective_at", "Within these bounds only, in seconds since 1970.")
 _PROJECTS = Texts("project_ids[]", "In these projects only.")

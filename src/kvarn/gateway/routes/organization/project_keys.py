@@ -20,7 +20,7 @@ from kvarn.store.repositories.projects import get_project
 from kvarn.store.repositories.users import get_member, users_by_id
 from kvarn.wire.openai.organization import ProjectKeyCreate
 
-router = APIRouter(prefix="/projects/{project_id}/api_keys")
+router = APIRouter(prefix="/v1/organization/projects/{project_id}/api_keys")
 
 _ACCESS = Text(
     "owner_project_access",

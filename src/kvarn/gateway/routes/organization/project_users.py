@@ -14,7 +14,7 @@ from kvarn.gateway.query import check_query
 from kvarn.store.repositories import users
 from kvarn.wire.openai.organization import ProjectUserCreate, ProjectUserUpdate
 
-router = APIRouter(prefix="/projects/{project_id}/users")
+router = APIRouter(prefix="/v1/organization/projects/{project_id}/users")
 
 _LIST = ListQuery(ascending=True, ordered=False)
 

@@ -15,7 +15,7 @@ from kvarn.gateway.query import check_query
 from kvarn.store.repositories import projects
 from kvarn.wire.openai.organization import ProjectCreate, ProjectUpdate
 
-router = APIRouter(prefix="/projects")
+router = APIRouter(prefix="/v1/organization/projects")
 
 _ARCHIVED = Flag("include_archived", "Archived projects too.", default=False)
 _LIST = ListQuery(_ARCHIVED, ascending=True, ordered=False)

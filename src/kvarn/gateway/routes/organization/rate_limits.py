@@ -31,7 +31,7 @@ from kvarn.store.repositories.projects import get_project
 from kvarn.store.repositories.tenants import get_organization
 from kvarn.wire.openai.organization import RateLimitUpdate
 
-router = APIRouter()
+router = APIRouter(prefix="/v1/organization")
 
 _PROJECT = "/projects/{project_id}/rate_limits"
 _KEY = "/projects/{project_id}/api_keys/{key_id}/rate_limits"

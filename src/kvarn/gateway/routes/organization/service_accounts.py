@@ -20,7 +20,7 @@ from kvarn.store.repositories import users
 from kvarn.store.repositories.keys import KeyRequest, add_key
 from kvarn.wire.openai.organization import ServiceAccountCreate, ServiceAccountKeyCreate, ServiceAccountUpdate
 
-router = APIRouter(prefix="/projects/{project_id}/service_accounts")
+router = APIRouter(prefix="/v1/organization/projects/{project_id}/service_accounts")
 
 _LIST = ListQuery(ascending=True, ordered=False)
 

@@ -25,7 +25,7 @@ from kvarn.store.repositories.stored_bytes import sum_of
 from kvarn.store.repositories.tenant_deletion import delete_organization
 from kvarn.wire.openai.organization import TenantCreate, TenantUpdate
 
-router = APIRouter(prefix="/tenants")
+router = APIRouter(prefix="/v1/organization/tenants")
 
 _LIST = ListQuery(ascending=True, ordered=False)
 _ERASE = Flag("erase_usage", "Delete its usage in the ledger too.", default=False)

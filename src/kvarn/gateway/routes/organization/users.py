@@ -15,7 +15,7 @@ from kvarn.gateway.query import check_query
 from kvarn.store.repositories import users
 from kvarn.wire.openai.organization import UserCreate, UserUpdate
 
-router = APIRouter(prefix="/users")
+router = APIRouter(prefix="/v1/organization/users")
 
 _EMAILS = Texts("emails", "With these addresses only.")
 _LIST = ListQuery(_EMAILS, ascending=True, ordered=False)

@@ -1,0 +1,71 @@
+"""What is ignored of a request is named: in a header of the answer, in the log, in the output of a batch."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import httpx
+import pytest
+
+from batch_jobs import WaitFor, await_end, chat_line, outputs, send
+
+HEADER = "x-kvarn-warning"
+HELLO = [{"role": "user", "content": "Hej"}]
+STRICT = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}
+FLAT = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/v1/chat/completions", {"messages": HELLO, "tools": [STRICT]}, "ignored 'strict'"),
+        ("/v1/chat/completions", {"messages": HELLO, "tools": [STRICT], "stream": True}, "ignored 'strict'"),
+        ("/v1/responses", {"input": "Hej", "tools": [FLAT]}, "ignored 'strict'"),
+        ("/v1/responses", {"input": "Hej", "tools": [FLAT], "background": True}, "ignored 'strict'"),
+        ("/v1/responses", {"input": "Hej", "reasoning": {"effort": "low"}}, "ignored 'reasoning'"),
+        ("/v1/completions", {"prompt": "Hej", "temprature": 0}, "'temprature', did you mean 'temperature'?"),
+        ("/v1/embeddings", {"model": "vec", "input": "Hej", "colour": 1}, "'colour'"),
+        ("/v1/moderations", {"model": "omni-moderation-latest", "input": "Hej", "colour": 1}, "'colour'"),
+        ("/v1/rerank", {"model": "vec", "query": "a", "documents": ["b"], "colour": 1}, "'colour'"),
+        ("/tokenize", {"prompt": "Hej", "colour": 1}, "'colour'"),
+    ],
+)
+def test_what_is_ignored_is_named_in_a_header_and_in_the_log(
+    client: httpx.Client,
+    wait_for: WaitFor,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+    body: dict[str, Any],
+    named: str,
+) -> None:
+    caplog.set_level(logging.INFO, "kvarn.gateway")
+    answer = client.post(path, json={"model": "tiny", **body})
+    assert answer.status_code == 200, answer.text
+    assert named in answer.headers[HEADER]
+
+    def logged() -> list[str]:
+        return [record.warnings for record in caplog.records if hasattr(record, "warnings")]
+
+    wait_for(lambda: logged() == [answer.headers[HEADER]], "the log line, written after the answer")
+
+
+def test_nothing_is_said_where_nothing_is_ignored(client: httpx.Client) -> None:
+    answer = client.post("/v1/chat/completions", json={"model": "tiny", "messages": HELLO})
+    assert answer.status_code == 200 and HEADER not in answer.headers
+
+
+def test_administration_refuses_what_it_does_not_know(client: httpx.Client) -> None:
+    answer = client.post("/v1/organization/projects", json={"name": "a", "colour": "red"})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "colour"
+    answer = client.get("/v1/organization/projects?colour=red")
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "colour"
+
+
+def test_the_output_of_a_batch_names_what_was_ignored(mill: Any, wait_for: WaitFor) -> None:
+    lines = [chat_line(0, tools=[STRICT], colour="red"), chat_line(1)]
+    with mill.client() as client:
+        found = outputs(client, await_end(client, send(client, lines), wait_for))
+    warnings = found["r0"]["response"]["warnings"]
+    assert [warning.split(",")[0] for warning in warnings] == ["ignored unknown field 'colour'", "ignored 'strict'"]
+    assert found["r0"]["response"]["status_code"] == 200 and "warnings" not in found["r1"]["response"]
