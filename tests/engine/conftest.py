@@ -144,7 +144,7 @@ class CheckingExecutor:
 
 
 def position_logprobs(token: int) -> PositionLogprobs:
-    return PositionLogprobs(TokenLogprob(token, -1.0, 1), [])
+    return PositionLogprobs.of(TokenLogprob(token, -1.0, 1), [])
 
 
 class World:

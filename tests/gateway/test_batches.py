@@ -210,11 +210,11 @@ def test_a_line_that_kills_the_engine_again_and_again_is_given_up(
     monkeypatch.setattr("kvarn.gateway.batches.pacing._FIRST_PAUSE_S", 0.01)
     generate = mill.chat.generate
 
-    def deadly(request: Any) -> Any:
+    def deadly(request: Any, hold: Any = None) -> Any:
         if b"question 1" in bytes(token for token in request.prompt_token_ids if token < 256):
             mill.chat.submitted.append(request)
             raise ReplicaLostError("the engine died")
-        return generate(request)
+        return generate(request, hold)
 
     mill.chat.generate = deadly
     with mill.client() as client:

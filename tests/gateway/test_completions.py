@@ -57,12 +57,12 @@ def test_one_refused_prompt_refuses_all_and_aborts_the_others(
 ) -> None:
     normal = house.chat.generate
 
-    def refuse_second(request: Any) -> Any:
+    def refuse_second(request: Any, hold: Any = None) -> Any:
         if request.request_id.endswith("-1"):
             house.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "full")
         else:
             house.chat.refusal = None
-        return normal(request)
+        return normal(request, hold)
 
     house.chat.step_s = 0.01
     house.chat.answer = lambda request, index: [120] * 400

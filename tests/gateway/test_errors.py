@@ -190,7 +190,7 @@ def test_an_unforeseen_failure_is_a_500_without_its_details(house: Any, client: 
     def fail(request: Any, index: int) -> list[int]:
         raise AssertionError("not reached")
 
-    house.chat.generate = lambda request: fail(request, 0)
+    house.chat.generate = lambda request, hold=None: fail(request, 0)
     error = check(client.post(CHAT, json={"model": "tiny", "messages": HELLO}), 500, "internal_error")
     assert "not reached" not in error["message"]
 

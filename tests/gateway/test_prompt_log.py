@@ -76,7 +76,7 @@ def test_prompts_reach_neither_disk_nor_log(
     body = {"model": "tiny", "messages": [{"role": "user", "content": MARK}]}
     assert client.post("/v1/chat/completions", json=body).status_code == 503
 
-    def fail(request: Any) -> Any:
+    def fail(request: Any, hold: Any = None) -> Any:
         raise RuntimeError("broken")
 
     house.chat.generate = fail

@@ -24,7 +24,7 @@ from kvarn.wire.messages import (
 
 
 def logprob(token: int) -> PositionLogprobs:
-    return PositionLogprobs(TokenLogprob(token, -1.0, 1), [])
+    return PositionLogprobs.of(TokenLogprob(token, -1.0, 1), [])
 
 
 async def test_what_is_not_taken_is_merged_per_choice():

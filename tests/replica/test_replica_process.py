@@ -159,7 +159,7 @@ async def test_a_stream_that_was_never_read_leaves_nothing_behind(make_replica, 
     assert replica.stats.aborts_total == 0
 
 
-async def test_a_slow_consumer_gets_few_merged_deltas_and_every_token(make_replica, submit):
+async def test_a_slow_consumer_gets_every_token_merged_into_parts_of_a_bounded_size(make_replica, submit):
     replica = make_replica()
     await replica.wait_until_ready()
     stream = replica.generate(submit(prompt=[1], max_tokens=500))
@@ -167,7 +167,29 @@ async def test_a_slow_consumer_gets_few_merged_deltas_and_every_token(make_repli
     await until(lambda: replica.stats.finished_total == 1)
     deltas += [delta async for delta in stream]
     assert [token for delta in deltas for token in delta.token_ids] == list(range(2, 502))
-    assert len(deltas) <= 3
+    assert [len(delta.token_ids) for delta in deltas[2:-1]] == [64] * (len(deltas) - 3) and len(deltas) <= 10
+
+
+async def test_what_there_is_no_memory_for_is_aborted_though_its_consumer_is_away(make_replica, submit):
+    def hold(size: int) -> None:
+        held.append(size)
+        if size > 20_000:
+            raise MemoryError("too much waits")
+
+    held: list[int] = []
+    replica = make_replica(step_s=0.0001)
+    await replica.wait_until_ready()
+    stream = replica.generate(submit(max_tokens=60_000), hold)
+    await first_delta(stream)
+    await until(lambda: replica.stats.aborts_total == 1 and replica.stats.running == 0)
+    assert 20_000 < max(held) < 30_000 and held[-1] == 0
+    with pytest.raises(MemoryError, match="too much waits"):
+        await collect_rest(stream)
+
+
+async def collect_rest(stream) -> None:
+    async for _ in stream:
+        pass
 
 
 async def test_what_the_engine_refuses_is_raised_with_its_reason(make_replica, submit):

@@ -7,11 +7,13 @@ import json
 import struct
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from kvarn.replica.api import ReplicaLostError, ReplicaState, RequestRefusedError
+from kvarn.replica.stream import Hold, RequestStream
 from kvarn.wire.messages import (
     EngineStats,
     FinishReason,
@@ -96,31 +98,29 @@ class FakeReplica:
         self.__dict__.pop("generate", None)  # a test may have put its own in the way
         self.__init__(card)  # type: ignore[misc]
 
-    async def generate(self, request: Submit) -> AsyncGenerator[TokenDelta, None]:
+    async def generate(self, request: Submit, hold: Hold | None = None) -> AsyncGenerator[TokenDelta, None]:
         self.submitted.append(request)
         if self.refusal is not None:
             raise self.refusal
         if self.state is not ReplicaState.READY:
             raise ReplicaLostError("not ready")
         self.running.add(request.request_id)
-        inbox = _Inbox(request.request_id)
-        producer = asyncio.create_task(self._produce(request, inbox))
+        stream = RequestStream(request.sampling.n, hold)
+        producer = asyncio.create_task(self._produce(request, stream))
         try:
-            open_choices = set(range(request.sampling.n))
-            while open_choices:
-                for delta in await inbox.take():
+            while deltas := await stream.take():
+                for delta in deltas:
                     self.yields += 1
                     yield delta
-                    if delta.finish_reason is not None:
-                        open_choices.discard(delta.index)
             self.finished.append(request.request_id)
         finally:
             producer.cancel()
+            stream.close()
             self.running.discard(request.request_id)
             if request.request_id not in self.finished:
                 self.aborted.append(request.request_id)
 
-    async def _produce(self, request: Submit, inbox: _Inbox) -> None:
+    async def _produce(self, request: Submit, stream: RequestStream) -> None:
         sampling = request.sampling
         if self.hold is not None:
             await self.hold.wait()
@@ -129,7 +129,7 @@ class FakeReplica:
         while open_choices:
             await asyncio.sleep(self.step_s)
             if self.lose_after is not None and max(sent) >= self.lose_after:
-                inbox.fail(ReplicaLostError("the engine process died"))
+                stream.fail(ReplicaLostError("the engine process died"))
                 return
             for index in sorted(open_choices):
                 end = min(sent[index] + self.tokens_per_step, sampling.max_tokens)
@@ -139,7 +139,8 @@ class FakeReplica:
                 reason = self._finish_reason(request, tokens, sent[index], len(answers[index]))
                 if reason is not None:
                     open_choices.discard(index)
-                inbox.put(self._delta(request, index, tokens, reason, first))
+                if not stream.put(self._delta(request, index, tokens, reason, first)):
+                    return
 
     @staticmethod
     def _finish_reason(request: Submit, tokens: list[int], sent: int, total: int) -> FinishReason | None:
@@ -175,50 +176,12 @@ class FakeReplica:
         return [struct.pack(f"<{size}f", *[(sum(each) + i) / 1000 for i in range(size)]) for each in inputs]
 
 
-class _Inbox:
-    """Deltas not yet taken, merged per choice."""
-
-    def __init__(self, request_id: str) -> None:
-        self._request_id = request_id
-        self._pending: dict[int, TokenDelta] = {}
-        self._error: Exception | None = None
-        self._arrived = asyncio.Event()
-
-    def put(self, delta: TokenDelta) -> None:
-        old = self._pending.get(delta.index)
-        if old is not None:
-            delta = TokenDelta(
-                request_id=self._request_id,
-                index=delta.index,
-                token_ids=old.token_ids + delta.token_ids,
-                logprobs=None if old.logprobs is None else old.logprobs + (delta.logprobs or []),
-                prompt_logprobs=old.prompt_logprobs,
-                finish_reason=delta.finish_reason,
-                cached_tokens=old.cached_tokens,
-            )
-        self._pending[delta.index] = delta
-        self._arrived.set()
-
-    def fail(self, error: Exception) -> None:
-        self._error = error
-        self._arrived.set()
-
-    async def take(self) -> list[TokenDelta]:
-        await self._arrived.wait()
-        self._arrived.clear()
-        deltas, self._pending = list(self._pending.values()), {}
-        if not deltas and self._error is not None:
-            raise self._error
-        if self._error is not None:
-            self._arrived.set()
-        return deltas
-
-
+@cache
 def logprobs_of(token: int, top: int) -> PositionLogprobs:
     """A made-up but fixed distribution: the token itself first, then the ids after it."""
     ranked = [TokenLogprob((token + i) % 256, -0.25 * (i + 1), i + 1) for i in range(max(top, 1))]
     chosen = TokenLogprob(token, -0.25, 1)
-    return PositionLogprobs(chosen, [chosen, *ranked[1:]][:top])
+    return PositionLogprobs.of(chosen, [chosen, *ranked[1:]][:top])
 
 
 GENERATE_CARD = ModelCard(

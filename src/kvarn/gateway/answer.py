@@ -13,12 +13,15 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from kvarn.gateway.errors import shutting_down, to_api_error
+from kvarn.gateway.held_bytes import HeldBytes
 from kvarn.gateway.record import client_left, record_of
 from kvarn.gateway.sse import DONE, event
 
 _log = logging.getLogger("kvarn.gateway")
 
 _LEAVE_S = 0.2
+_PIECE_BYTES = 256 * 1024
+"""Of a JSON answer written at once: the rest is not copied into the socket's buffer before the client has read this."""
 
 _JSON_HEADERS = [(b"content-type", b"application/json")]
 _SSE_HEADERS = [
@@ -61,14 +64,26 @@ class WatchedResponse(Response):
                 await asyncio.wait({work})
 
 
-def json_when_done(work: Coroutine[None, None, object]) -> WatchedResponse:
-    """One JSON object, made by `work`, which is cancelled when the client leaves first."""
+def json_when_done(work: Coroutine[None, None, object], held: HeldBytes | None = None) -> WatchedResponse:
+    """One JSON object, made by `work`, which is cancelled when the client leaves first.
+
+    It is written in pieces, as fast as the client reads; `held` counts the memory that it takes until then, where that
+    is worth counting.
+    """
 
     async def answer(send: Send) -> None:
-        body = msgspec.json.encode(await work)
+        made = await work
+        large = held if held is not None and held.size else None
+        if large is not None:
+            large.take(large.size)  # for a moment there are both
+        body = msgspec.json.encode(made)
+        del made
+        if large is not None:
+            large.become(len(body))
         headers = [*_JSON_HEADERS, (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+        for end in range(_PIECE_BYTES, len(body) + _PIECE_BYTES, _PIECE_BYTES):
+            await send(_body(body[end - _PIECE_BYTES : end], is_last=end >= len(body)))
 
     return WatchedResponse(answer)
 

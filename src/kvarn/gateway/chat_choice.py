@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 
 from kvarn.gateway.choice import Piece
-from kvarn.gateway.logprobs import chat_logprobs
+from kvarn.gateway.held_bytes import HeldBytes
+from kvarn.gateway.logprobs import LogprobsEncoder, encoded_bytes
 from kvarn.gateway.tool_check import complaint
-from kvarn.text.tokenizer import Tokenizer
 from kvarn.text.tool_calls import TextDelta, ToolCallParser, ToolCallStart, ToolEvent
 from kvarn.wire.openai.chat_answer import (
     AnswerMessage,
@@ -34,7 +34,7 @@ class ChatParts:
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
     ordered: list[str | ToolCallDelta] = field(default_factory=list)
     """Content and tool calls in the order in which the model wrote them, for those to whom it matters."""
-    logprobs: list[TokenLogprobs] | None = None
+    logprobs: list[TokenLogprobs | Raw] | None = None
     token_ids: list[int] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -64,7 +64,7 @@ class ChatReader:
     """Reads the pieces of one choice.
 
     Args:
-        tokenizer: Of the model.
+        logprobs: Encodes log-probabilities.
         calls: How to find tool calls in the text; None where the request has no tools.
         top_logprobs: Alternatives at each position; None where log-probabilities were not asked for.
         with_token_ids: Whether the client wants the ids too.
@@ -73,14 +73,14 @@ class ChatReader:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        logprobs: LogprobsEncoder,
         calls: CallReading | None = None,
         top_logprobs: int | None = None,
         with_token_ids: bool = False,
         opening: str = "",
     ) -> None:
         self.opening = opening
-        self._tokenizer = tokenizer
+        self._logprobs = logprobs
         self._calls = calls
         self._top_logprobs = top_logprobs
         self._with_token_ids = with_token_ids
@@ -101,7 +101,7 @@ class ChatReader:
         else:
             self._read_calls(self._calls, piece, parts)
         if self._top_logprobs is not None:
-            parts.logprobs = chat_logprobs(piece.logprobs, self._top_logprobs, self._tokenizer)
+            parts.logprobs = self._logprobs.chat(piece.logprobs, self._top_logprobs)
         if self._with_token_ids:
             parts.token_ids = piece.token_ids
         return parts
@@ -147,14 +147,21 @@ class ChatReader:
 
 
 class ChatCollector:
-    """Gathers the parts of one choice into a whole message."""
+    """Gathers the parts of one choice into a whole message.
 
-    def __init__(self, index: int, reader: ChatReader) -> None:
+    Args:
+        index: The choice's number.
+        reader: Reads its pieces.
+        held: Counts the memory that its log-probabilities take; text and token ids are small beside them.
+    """
+
+    def __init__(self, index: int, reader: ChatReader, held: HeldBytes) -> None:
         self.warnings: list[str] = []
         self._index = index
         self._reader = reader
+        self._held = held
         self._text = [reader.opening]
-        self._logprobs: list[TokenLogprobs] | None = None
+        self._logprobs: list[TokenLogprobs | Raw] | None = None
         self._token_ids: list[int] | None = None
         self._calls: list[tuple[str, str, list[str]]] = []
         self._finish_reason: FinishReason = "stop"
@@ -162,16 +169,23 @@ class ChatCollector:
         self._refusal = ""
 
     def add(self, piece: Piece) -> None:
-        """Read the choice's next piece and take what it comes to."""
+        """Read the choice's next piece and take what it comes to. Raises as `take` does."""
         self.take(self._reader.read(piece))
 
     def take(self, parts: ChatParts) -> None:
-        """Take what the reader has read."""
+        """Take what the reader has read.
+
+        Raises:
+            BodyRefusedError: There is no memory left for it.
+        """
         self._text.append(parts.content)
         if parts.logprobs is not None:
-            self._logprobs = (self._logprobs or []) + parts.logprobs
+            self._held.take(encoded_bytes(parts.logprobs))
+            self._logprobs = self._logprobs or []
+            self._logprobs += parts.logprobs
         if parts.token_ids is not None:
-            self._token_ids = (self._token_ids or []) + parts.token_ids
+            self._token_ids = self._token_ids or []
+            self._token_ids += parts.token_ids
         for call in parts.tool_calls:
             if isinstance(call.id, str) and isinstance(call.function.name, str):
                 self._calls.append((call.id, call.function.name, []))

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from kvarn.gateway.choice import Piece
-from kvarn.gateway.logprobs import completion_logprobs, prompt_logprobs
+from kvarn.gateway.logprobs import LogprobsEncoder, in_parts
 from kvarn.text.detokenizer import IncrementalDetokenizer
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.wire.openai.completions import CompletionChoice, CompletionLogprobs
+from kvarn.wire.openai.usage import PromptLogprobs
 
 
 @dataclass(slots=True)
@@ -40,14 +41,16 @@ class CompletionFields:
 class CompletionReader:
     """Reads the pieces of one choice into what a stream sends; `joined` makes one of all that was read."""
 
-    def __init__(self, prompt: Prompt, fields: CompletionFields, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, prompt: Prompt, fields: CompletionFields, tokenizer: Tokenizer, logprobs: LogprobsEncoder
+    ) -> None:
         self._prompt = prompt
         self._fields = fields
-        self._tokenizer = tokenizer
+        self._encoder = logprobs
         self._started = False
         self._offsets = _Offsets(prompt, fields, tokenizer)
 
-    def read(self, piece: Piece) -> CompletionChoice:
+    async def read(self, piece: Piece) -> CompletionChoice:
         """The piece as a chunk of a stream; the first carries what is said of the prompt."""
         first, self._started = not self._started, True
         if piece.prompt_logprobs is not None:
@@ -55,40 +58,44 @@ class CompletionReader:
         text = self._prompt.text + piece.text if first else piece.text
         if piece.notice:  # this older shape has no field to say it in
             text += f"\n[{piece.notice}]"
-        wants_ids = self._fields.token_ids
+        wants_ids, top = self._fields.token_ids, self._fields.logprobs
         return CompletionChoice(
             index=piece.index,
             text=text,
             finish_reason=piece.finish_reason,
-            logprobs=None if self._fields.logprobs is None else self._logprobs(piece, first, self._fields.logprobs),
+            logprobs=None if top is None else await self._logprobs(piece, first, top),
             stop_reason=UNSET if piece.finish_reason is None else piece.stop_reason,
             token_ids=piece.token_ids if wants_ids else UNSET,
             prompt_token_ids=self._prompt.token_ids if wants_ids and first else UNSET,
         )
 
-    def _logprobs(self, piece: Piece, first: bool, top: int) -> CompletionLogprobs:
-        positions: list[PositionLogprobs | None] = list(piece.logprobs)
-        token_ids = piece.token_ids[: len(positions)]
-        offsets = self._offsets.of_answer(token_ids)
-        if first and self._fields.echo and self._prompt.positions is not None:
-            positions = [*self._prompt.positions, *positions]
-            token_ids = [*self._prompt.token_ids, *token_ids]
-            offsets = [*self._offsets.of_prompt(), *offsets]
-        return completion_logprobs(positions, token_ids, offsets, top, self._tokenizer)
+    async def _logprobs(self, piece: Piece, first: bool, top: int) -> CompletionLogprobs:
+        token_ids = piece.token_ids[: len(piece.logprobs)]
+        rows = list(zip(piece.logprobs, token_ids, self._offsets.of_answer(token_ids), strict=True))
+        own = self._encoder.completion(rows, top)
+        if not (first and self._fields.echo and self._prompt.positions is not None):
+            return own
+        before = list(zip(self._prompt.positions, self._prompt.token_ids, self._offsets.of_prompt(), strict=True))
+        return _join_logprobs([*await in_parts(before, lambda part: self._encoder.completion(part, top)), own])
 
-    def joined(self, chunks: list[CompletionChoice]) -> CompletionChoice:
+    async def joined(self, chunks: list[CompletionChoice]) -> CompletionChoice:
         """The whole choice from all its chunks."""
         last = chunks[-1]
-        positions = self._prompt.positions if self._fields.prompt_logprobs else None
+        logprobs = [chunk.logprobs for chunk in chunks if chunk.logprobs is not None]
+        of_prompt: PromptLogprobs | UnsetType = UNSET
+        if self._fields.prompt_logprobs and self._prompt.positions is not None:
+            of_prompt = []
+            for part in await in_parts(self._prompt.positions, self._encoder.prompt):
+                of_prompt += part
         return CompletionChoice(
             index=last.index,
             text="".join(chunk.text for chunk in chunks),
             finish_reason=last.finish_reason,
-            logprobs=_join_logprobs([chunk.logprobs for chunk in chunks if chunk.logprobs is not None]),
+            logprobs=_join_logprobs(logprobs) if logprobs else None,
             stop_reason=last.stop_reason,
             token_ids=[i for chunk in chunks for i in chunk.token_ids or ()] if self._fields.token_ids else UNSET,
             prompt_token_ids=chunks[0].prompt_token_ids,
-            prompt_logprobs=UNSET if positions is None else prompt_logprobs(positions, self._tokenizer),
+            prompt_logprobs=of_prompt,
         )
 
 
@@ -124,9 +131,7 @@ def _walk(detokenizer: IncrementalDetokenizer, token_ids: Sequence[int], offset:
     return offsets, offset
 
 
-def _join_logprobs(parts: list[CompletionLogprobs]) -> CompletionLogprobs | None:
-    if not parts:
-        return None
+def _join_logprobs(parts: list[CompletionLogprobs]) -> CompletionLogprobs:
     tops = [part.top_logprobs for part in parts]
     return CompletionLogprobs(
         tokens=[token for part in parts for token in part.tokens],

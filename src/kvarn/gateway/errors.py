@@ -112,7 +112,8 @@ def to_api_error(error: Exception) -> ApiError:
 
 def error_response(error: ApiError, record: RequestRecord) -> Response:
     """The HTTP answer that carries an error: in OpenAI's shape, in Anthropic's on the paths of its API."""
-    kind = _LingeringResponse if isinstance(error, BodyRefusedError) else Response
+    unread = isinstance(error, BodyRefusedError) and not record.body_bytes
+    kind = _LingeringResponse if unread else Response
     theirs = speaks_anthropic(record.endpoint)
     body = msgspec.json.encode(error_body(error, record.request_id) if theirs else error.body())
     return kind(body, status_code=error.status, headers=error.headers, media_type="application/json")

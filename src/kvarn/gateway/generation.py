@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from kvarn.gateway.choice import Choice, Piece
+from kvarn.gateway.held_bytes import HeldBytes
 from kvarn.gateway.output_watch import OutputWatch
 from kvarn.gateway.served import ReadyModel
 from kvarn.gateway.work import Tally
@@ -24,6 +25,7 @@ class Generation:
         submit: What the engine is asked for.
         choices: One for each of `submit.sampling.n`, in order.
         tally: Where its tokens are counted.
+        held: Counts what the engine has written and nobody has read yet.
         watches: Who looks at what each choice says before it is shown; empty where nobody does.
     """
 
@@ -33,12 +35,14 @@ class Generation:
         submit: Submit,
         choices: Sequence[Choice],
         tally: Tally,
+        held: HeldBytes,
         watches: Sequence[OutputWatch] = (),
     ) -> None:
         self._model = model
         self._submit = submit
         self._choices = choices
         self._tally = tally
+        self._held = held
         self._open = len(choices)
         self._observer: GenerationObserver | None = None
         self._watches = watches
@@ -55,13 +59,13 @@ class Generation:
         Raises:
             RequestRefusedError: The engine refused or gave up the request.
             ReplicaLostError: The engine is not ready, died or fell silent.
-            ApiError: The answer cannot be moderated now.
+            ApiError: The answer cannot be moderated now, or there is no memory left for what nobody has read.
         """
         self._observer = observer = metrics.generation(self._model.name, received)
         tally, choices = self._tally, self._choices
         tally.count(prompt=len(self._submit.prompt_token_ids))
         try:
-            async with aclosing(self._model.replica.generate(self._submit)) as deltas:
+            async with aclosing(self._model.replica.generate(self._submit, self._held.become)) as deltas:
                 async for delta in deltas:
                     if delta.finish_reason is FinishReason.ABORT:
                         raise RequestRefusedError(RefusalReason.INTERNAL, "the engine gave up the request")

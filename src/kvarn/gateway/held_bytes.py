@@ -1,4 +1,5 @@
-"""How much memory the bodies of running requests may take together, and how organisations share it.
+"""How much memory running requests may take together, and how organisations share it: their bodies, and what their
+answers gather (tokens that a slow client has not read, log-probabilities of an answer that is sent as a whole).
 
 An organisation may hold three times what is left free: the dynamic thresholds that switches share their buffers by
 (Choudhury and Hahne, 1998). Alone it holds up to three quarters; two that take all they can hold three sevenths each.
@@ -21,7 +22,8 @@ _RETRY_AFTER = {"retry-after": "1"}
 
 
 class BodyRefusedError(ApiError):
-    """The body will not be read to its end; the connection is closed after the answer."""
+    """There is no memory for the request, or no patience. If its body has not been read to its end it will not be, and
+    the connection is closed after the answer."""
 
 
 class ByteBudget:
@@ -61,11 +63,14 @@ class ByteBudget:
     def _refusal(self, organization_id: str, mine: int, *, never: bool) -> BodyRefusedError:
         setting = f"the server's gateway.max_held_bytes, {self._most}"
         if never:
-            why = f"The request takes more memory than one may have ({setting}): send less at once."
+            why = (
+                f"The request takes more memory than one may have ({setting}): send less at once, ask for fewer "
+                "choices, tokens or log-probabilities, or read the stream faster."
+            )
             return BodyRefusedError(413, why, code="request_too_large")
         holders = len(self._held.keys() | {organization_id})
         if mine > self._most // (holders + 1):  # no less than anybody else could have
-            why = f"Your organisation's running requests hold its share of the memory for bodies ({setting})."
+            why = f"Your organisation's requests hold its share of the memory for bodies and answers ({setting})."
             return BodyRefusedError(
                 429,
                 f"{why} Send this one again when one of them has ended.",
@@ -73,7 +78,7 @@ class ByteBudget:
                 code="over_share",
                 headers=_RETRY_AFTER,
             )
-        why = f"Running requests hold nearly all of the memory for bodies ({setting}). Try again."
+        why = f"Running requests hold nearly all of the memory for bodies and answers ({setting}). Try again."
         return BodyRefusedError(503, why, type="server_error", code="server_busy", headers=_RETRY_AFTER)
 
 
@@ -89,6 +94,11 @@ class HeldBytes:
         self._budget = budget
         self._organization_id = organization_id
         self._size = 0
+
+    @property
+    def size(self) -> int:
+        """How much that is."""
+        return self._size
 
     def take(self, size: int) -> None:
         """Take more. Raises as `ByteBudget.take` does; a request that is refused holds nothing any more."""

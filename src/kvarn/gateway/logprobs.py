@@ -1,80 +1,121 @@
-"""Log-probabilities in the three shapes clients know: chat's, completions', and vLLM's for prompts."""
+"""Log-probabilities as JSON, in the three shapes clients know: chat's, completions', and vLLM's for prompts.
+
+An answer may have a million of them, so they are encoded straight from the engine's packed form: building the objects
+of `kvarn.wire.openai` and encoding those takes three times as long.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import TypeVar
 
+from msgspec import Raw
+
+from kvarn.gateway.sse import encode_json
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.wire.messages import PositionLogprobs, TokenLogprob
-from kvarn.wire.openai.chat_answer import TokenLogprobs, TopLogprob
+from kvarn.wire.openai.chat_answer import TokenLogprobs
 from kvarn.wire.openai.completions import CompletionLogprobs
 from kvarn.wire.openai.usage import PromptLogprob, PromptLogprobs
 
+_TOKENS_REMEMBERED = 16384
+"""How so many tokens are written is remembered, for each shape: some 5 MB."""
+_POSITIONS_AT_ONCE = 64
+"""Positions of a prompt encoded in one turn of the event loop."""
+_RAW_BYTES = 64
+"""What an encoded position takes besides its text."""
 
-def chat_logprobs(positions: Sequence[PositionLogprobs], top: int, tokenizer: Tokenizer) -> list[TokenLogprobs]:
-    """OpenAI's chat shape: `top` alternatives at each position."""
-    return [
-        TokenLogprobs(
-            token=tokenizer.token_text(position.chosen.token_id),
-            logprob=position.chosen.logprob,
-            bytes=list(tokenizer.token_bytes(position.chosen.token_id)),
-            top_logprobs=[_top(each, tokenizer) for each in position.top[:top]],
-        )
-        for position in positions
-    ]
+Row = tuple[PositionLogprobs | None, int, int]
+"""A token of a text completion: what is known at its position (nothing of a prompt's first), its id, and the characters
+of the choice's text before it."""
 
-
-def _top(entry: TokenLogprob, tokenizer: Tokenizer) -> TopLogprob:
-    return TopLogprob(
-        token=tokenizer.token_text(entry.token_id),
-        logprob=entry.logprob,
-        bytes=list(tokenizer.token_bytes(entry.token_id)),
-    )
+ItemT = TypeVar("ItemT")
+EncodedT = TypeVar("EncodedT")
 
 
-def completion_logprobs(
-    positions: Sequence[PositionLogprobs | None],
-    token_ids: Sequence[int],
-    offsets: Sequence[int],
-    top: int,
-    tokenizer: Tokenizer,
-) -> CompletionLogprobs:
-    """The older shape of text completions: parallel lists.
+class LogprobsEncoder:
+    """Encodes log-probabilities.
 
     Args:
-        positions: One for each token; None where nothing is known (a prompt's first token).
-        token_ids: The tokens themselves.
-        offsets: For each token the characters of the choice's text before it.
-        top: Alternatives at each position; 0 gives null.
         tokenizer: Of the model.
     """
-    return CompletionLogprobs(
-        tokens=[tokenizer.token_text(token_id) for token_id in token_ids],
-        token_logprobs=[None if position is None else position.chosen.logprob for position in positions],
-        top_logprobs=[_top_by_text(position, top, tokenizer) for position in positions] if top else None,
-        text_offset=list(offsets),
-    )
 
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._around = lru_cache(_TOKENS_REMEMBERED)(self._around_logprob)
+        self._name = lru_cache(_TOKENS_REMEMBERED)(self._json_text)
 
-def _top_by_text(position: PositionLogprobs | None, top: int, tokenizer: Tokenizer) -> dict[str, float] | None:
-    """The alternatives and the drawn token; of two tokens that read alike the likelier stands."""
-    if position is None:
-        return None
-    by_text: dict[str, float] = {}
-    for entry in [*position.top[:top], position.chosen]:
-        by_text.setdefault(tokenizer.token_text(entry.token_id), entry.logprob)
-    return by_text
+    def chat(self, positions: Sequence[PositionLogprobs], top: int) -> list[TokenLogprobs | Raw]:
+        """OpenAI's chat shape: each a `TokenLogprobs` with `top` alternatives."""
+        return [self._chat_position(position.entries(), top) for position in positions]
 
+    def _chat_position(self, entries: list[TokenLogprob], top: int) -> Raw:
+        (chosen, number), *others = zip(entries[: top + 1], _numbers(entries), strict=False)
+        before, after = self._around(chosen.token_id)
+        alternatives = []
+        for entry, value in others:
+            start, end = self._around(entry.token_id)
+            alternatives.append(start + value + end + b"}")
+        return Raw(before + number + after + b',"top_logprobs":[' + b",".join(alternatives) + b"]}")
 
-def prompt_logprobs(positions: Sequence[PositionLogprobs | None], tokenizer: Tokenizer) -> PromptLogprobs:
-    """VLLM's shape for prompts: each position maps token ids to what is known of them."""
-    return [None if position is None else _by_id(position, tokenizer) for position in positions]
+    def _around_logprob(self, token_id: int) -> tuple[bytes, bytes]:
+        """What stands before and after a token's log-probability, up to the object's last brace."""
+        data = list(self._tokenizer.token_bytes(token_id))
+        return b'{"token":' + self._json_text(token_id) + b',"logprob":', b',"bytes":' + encode_json(data)
 
+    def _json_text(self, token_id: int) -> bytes:
+        return encode_json(self._tokenizer.token_text(token_id))
 
-def _by_id(position: PositionLogprobs, tokenizer: Tokenizer) -> dict[str, PromptLogprob]:
-    return {
-        str(entry.token_id): PromptLogprob(
-            logprob=entry.logprob, rank=entry.rank, decoded_token=tokenizer.token_text(entry.token_id)
+    def completion(self, rows: Sequence[Row], top: int) -> CompletionLogprobs:
+        """The older shape of text completions: parallel lists; with `top` 0 there are no alternatives."""
+        return CompletionLogprobs(
+            tokens=[self._tokenizer.token_text(token_id) for _, token_id, _ in rows],
+            token_logprobs=[None if position is None else position.chosen.logprob for position, _, _ in rows],
+            top_logprobs=[self._top_by_text(position, top) for position, _, _ in rows] if top else None,
+            text_offset=[offset for _, _, offset in rows],
         )
-        for entry in [position.chosen, *position.top]
-    }
+
+    def _top_by_text(self, position: PositionLogprobs | None, top: int) -> Raw | None:
+        """The alternatives and the drawn token; of two tokens that read alike the likelier stands."""
+        if position is None:
+            return None
+        entries = position.entries()
+        chosen, *others = zip(entries, _numbers(entries), strict=True)
+        by_text: dict[bytes, bytes] = {}
+        for entry, value in [*others[:top], chosen]:
+            by_text.setdefault(self._name(entry.token_id), value)
+        return Raw(b"{" + b",".join([name + b":" + value for name, value in by_text.items()]) + b"}")
+
+    def prompt(self, positions: Sequence[PositionLogprobs | None]) -> PromptLogprobs:
+        """VLLM's shape for prompts: each position maps token ids to what is known of them."""
+        return [None if position is None else self._by_id(position) for position in positions]
+
+    def _by_id(self, position: PositionLogprobs) -> Raw:
+        known = {
+            str(entry.token_id): PromptLogprob(
+                logprob=entry.logprob, rank=entry.rank, decoded_token=self._tokenizer.token_text(entry.token_id)
+            )
+            for entry in position.entries()
+        }
+        return Raw(encode_json(known))
+
+
+async def in_parts(items: Sequence[ItemT], encode: Callable[[Sequence[ItemT]], EncodedT]) -> list[EncodedT]:
+    """What `encode` makes of each part of a long list; others get their turn of the event loop between them."""
+    encoded = []
+    for start in range(0, len(items), _POSITIONS_AT_ONCE):
+        encoded.append(encode(items[start : start + _POSITIONS_AT_ONCE]))
+        await asyncio.sleep(0)
+    return encoded
+
+
+def encoded_bytes(positions: Iterable[object]) -> int:
+    """Bytes of memory that encoded positions take, about."""
+    return sum(_RAW_BYTES + (len(each) if isinstance(each, Raw) else 0) for each in positions)
+
+
+def _numbers(entries: Sequence[TokenLogprob]) -> list[bytes]:
+    """Their log-probabilities as JSON."""
+    return encode_json([entry.logprob for entry in entries])[1:-1].split(b",")

@@ -186,7 +186,7 @@ class Ending:
         whole = lock is not None and response.status in WHOLE
         return Ended(
             response.id,
-            msgspec.to_builtins(response),
+            msgspec.to_builtins(replace(response, output=[])) | {"output": response.output},
             self._items,
             self._writer.cuts,
             response.previous_response_id,

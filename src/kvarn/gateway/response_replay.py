@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from kvarn.gateway.chat_choice import ChatParts
 from kvarn.gateway.response_writer import Cuts, ResponseWriter
 from kvarn.gateway.tiers import asked_tier
-from kvarn.wire.openai.chat_answer import FunctionCallDelta, TokenLogprobs, ToolCallDelta
+from kvarn.wire.openai.chat_answer import FunctionCallDelta, ToolCallDelta
 from kvarn.wire.openai.response_answer import Response, StreamEvent
 from kvarn.wire.openai.response_items import StoredItem
 
@@ -76,7 +76,7 @@ def as_queued(response: Response, asked: Mapping[str, Any]) -> Response:
 
 def _message_again(item: StoredItem, lengths: list[list[int]]) -> Iterator[ChatParts]:
     part = item["content"][0]
-    logprobs = msgspec.convert(part["logprobs"], list[TokenLogprobs])
+    logprobs = part["logprobs"]
     start = first = 0
     for characters, tokens in lengths:
         yield ChatParts(part["text"][start : start + characters], logprobs=logprobs[first : first + tokens])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import replace
 
 from kvarn.gateway.chat_choice import ChatParts
@@ -44,14 +44,14 @@ class _Message:
 
     id: str
     texts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | Raw] = field(default_factory=list)
 
     def item(self, status: str) -> StoredItem:
         content = [] if status == "in_progress" else [self.part()]
         return {"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}
 
     def part(self) -> dict[str, Any]:
-        return output_text("".join(self.texts), msgspec.to_builtins(self.logprobs))
+        return output_text("".join(self.texts), self.logprobs)
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class ResponseWriter:
         self._first_item = first_item
         self._number = 0
         self._open: _Message | _Call | None = None
-        self._logprobs: list[TokenLogprobs] = []
+        self._logprobs: list[TokenLogprobs | Raw] = []
         """Of tokens whose text has not come yet."""
 
     @property

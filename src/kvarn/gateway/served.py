@@ -18,6 +18,7 @@ from typing import Protocol
 import kvarn
 from kvarn.config.schema import ModelConfig
 from kvarn.gateway.errors import unavailable
+from kvarn.gateway.logprobs import LogprobsEncoder
 from kvarn.replica.api import Replica, ReplicaState
 from kvarn.text.chat_template import ChatTemplate
 from kvarn.text.fingerprint import checkpoint_fingerprint
@@ -58,6 +59,7 @@ class ReadyModel:
     card: ModelCard
     tokenizer: Tokenizer
     chat_template: ChatTemplate
+    logprobs: LogprobsEncoder
     config: ModelConfig
     tool_format: ToolFormat = HERMES
     version: str = ""
@@ -88,8 +90,9 @@ class ServedModel:
     directory: Path
     created: int = field(default_factory=lambda: int(time.time()))
     tokenizer: Tokenizer | None = None
-    """Loaded in the background when the gateway starts, as is the template."""
+    """Loaded in the background when the gateway starts, as are the template and what is made of both."""
     chat_template: ChatTemplate | None = None
+    logprobs: LogprobsEncoder | None = None
     version: str = ""
     """Fingerprint of the checkpoint."""
     tool_format: ToolFormat = HERMES
@@ -132,8 +135,8 @@ class ServedModel:
         card = self.replica.card
         if self.load_error is not None:
             raise ApiError(500, self.load_error, type="server_error", code="model_broken")
-        template = self.chat_template
-        if not self.up or self.tokenizer is None or template is None or card is None:
+        template, logprobs = self.chat_template, self.logprobs
+        if not self.up or self.tokenizer is None or template is None or logprobs is None or card is None:
             raise unavailable(f"The model {self.name!r} is not ready: {self.state_text}.", "model_not_ready")
         return ReadyModel(
             self.name,
@@ -141,6 +144,7 @@ class ServedModel:
             card,
             self.tokenizer,
             template,
+            logprobs,
             self.config,
             self.tool_format,
             self.version,
@@ -168,6 +172,7 @@ class ServedModel:
             self.tool_format = find_format(
                 self.config.tool_format, template.source, lambda token: bool(tokenizer.ids_of((token,)))
             )
+            self.logprobs = LogprobsEncoder(tokenizer)
             self.chat_template, self.tokenizer = template, tokenizer
         except Exception as error:
             self.load_error = f"cannot load the tokenizer of {self.name!r}: {error}"

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from enum import StrEnum
 from typing import Protocol
 
+from kvarn.replica.stream import Hold
 from kvarn.wire.messages import EngineStats, ModelCard, RefusalReason, Submit, TokenDelta
 
 
@@ -54,15 +55,18 @@ class Replica(Protocol):
         """The latest gauges and totals the engine sent."""
         ...
 
-    def generate(self, request: Submit) -> AsyncGenerator[TokenDelta, None]:
+    def generate(self, request: Submit, hold: Hold | None = None) -> AsyncGenerator[TokenDelta, None]:
         """Run a request; yields deltas of all its choices until each has a `finish_reason`.
 
         Deltas that the consumer has not yet taken are merged per choice, so a slow consumer holds memory bounded by
-        its own `max_tokens`. Closing the generator (or cancelling its consumer) aborts the request in the engine.
+        its own `max_tokens`, and come in bounded parts. `hold` is told how many bytes wait; where it raises, what
+        waits is dropped, the request is aborted in the engine, and the consumer gets the error. Closing the generator
+        (or cancelling its consumer) aborts the request in the engine.
 
         Raises:
             RequestRefusedError: The engine refused or gave up the request.
             ReplicaLostError: The engine is not ready, died or fell silent.
+            Exception: What `hold` raised.
         """
         ...
 

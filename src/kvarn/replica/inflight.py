@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from kvarn.replica.api import ReplicaLostError, RequestRefusedError
-from kvarn.replica.stream import RequestStream
+from kvarn.replica.stream import Hold, RequestStream
 from kvarn.wire.messages import Embedded, RefusalReason, Refused, TokenDelta
 
 
 class InFlight:
     """Hands what comes from the engine to whoever waits for it. Messages about unknown ids are ignored: their
-    request was aborted while they were under way."""
+    request was aborted while they were under way.
 
-    def __init__(self) -> None:
+    Args:
+        abort: Tells the engine to forget a request.
+    """
+
+    def __init__(self, abort: Callable[[str], None]) -> None:
+        self._abort = abort
         self._streams: dict[str, RequestStream] = {}
         self._answers: dict[str, asyncio.Future[list[bytes]]] = {}
 
     def __len__(self) -> int:
         return len(self._streams) + len(self._answers)
 
-    def open_stream(self, request_id: str, choices: int) -> RequestStream:
-        """A stream for a request with so many choices.
+    def open_stream(self, request_id: str, choices: int, hold: Hold | None) -> RequestStream:
+        """A stream for a request with so many choices; `hold` counts what waits in it.
 
         Raises:
             RequestRefusedError: A request of that id is in flight.
         """
         self._check_new(request_id)
-        stream = self._streams[request_id] = RequestStream(choices)
+        stream = self._streams[request_id] = RequestStream(choices, hold)
         return stream
 
     def open_answer(self, request_id: str) -> asyncio.Future[list[bytes]]:
@@ -37,15 +43,17 @@ class InFlight:
         return answer
 
     def close(self, request_id: str) -> None:
-        """Forget a request."""
-        self._streams.pop(request_id, None)
+        """Forget a request, and drop what its consumer has not taken."""
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            stream.close()
         self._answers.pop(request_id, None)
 
     def deliver(self, delta: TokenDelta) -> None:
         """Hand over what a step brought."""
         stream = self._streams.get(delta.request_id)
-        if stream is not None:
-            stream.put(delta)
+        if stream is not None and not stream.put(delta):
+            self._abort(delta.request_id)
 
     def answer(self, embedded: Embedded) -> None:
         """Hand over the vectors of an embedding request."""

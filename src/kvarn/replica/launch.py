@@ -7,6 +7,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 import msgspec
 import zmq
@@ -15,6 +16,8 @@ from kvarn.replica.spawn import INBOX, OUTBOX, SpawnedEngine
 from kvarn.replica.spec import Handover, ReplicaSpec, write_handover
 from kvarn.wire.messages import FromEngine, ToEngine
 
+_MESSAGES_AT_ONCE = 16
+"""Messages handled in one turn of the event loop: when it was held up, hundreds of steps may have come."""
 _LAST_WORDS_S = 0.05
 """How long to listen for messages still under way after the process has ended."""
 
@@ -76,12 +79,17 @@ class EngineProcess:
         broken: asyncio.Future[None] = loop.create_future()
 
         def read() -> None:
+            if broken.done():
+                return
+            handled = 0
             try:
-                for payload in self._arrived():
+                for payload in islice(self._arrived(), _MESSAGES_AT_ONCE):
                     handle(self._decoder.decode(payload))
+                    handled += 1
             except Exception as error:
-                if not broken.done():
-                    broken.set_exception(error)
+                broken.set_exception(error)
+            if handled == _MESSAGES_AT_ONCE:
+                loop.call_soon(read)
 
         descriptor = self._from_engine.fileno()
         loop.add_reader(descriptor, read)
@@ -89,6 +97,7 @@ class EngineProcess:
             read()  # what came earlier is not signalled again
             await broken
         finally:
+            broken.cancel()  # a read may be due
             loop.remove_reader(descriptor)
 
     async def last_words(self) -> list[FromEngine]:

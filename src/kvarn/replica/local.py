@@ -13,6 +13,7 @@ from kvarn.replica.inflight import InFlight
 from kvarn.replica.launch import EngineProcess
 from kvarn.replica.spawn import spawn_engine
 from kvarn.replica.spec import ReplicaSpec
+from kvarn.replica.stream import Hold
 from kvarn.replica.watch import Watch
 from kvarn.wire.messages import (
     Abort,
@@ -49,7 +50,7 @@ class LocalReplica:
         self._process = process
         self._handed_over = False
         self._watch = Watch()
-        self._inflight = InFlight()
+        self._inflight = InFlight(self._abort)
         self._state = ReplicaState.STARTING
         self._failure: str | None = None
         self._leaving = False
@@ -116,10 +117,10 @@ class LocalReplica:
         assert card is not None
         return card
 
-    async def generate(self, request: Submit) -> AsyncGenerator[TokenDelta, None]:
+    async def generate(self, request: Submit, hold: Hold | None = None) -> AsyncGenerator[TokenDelta, None]:
         """Run a request; see `Replica.generate`. Nothing is sent before the first delta is asked for."""
         self._check_open()
-        stream = self._inflight.open_stream(request.request_id, request.sampling.n)
+        stream = self._inflight.open_stream(request.request_id, request.sampling.n, hold)
         try:
             self._send(request)
             while deltas := await stream.take():
@@ -187,7 +188,11 @@ class LocalReplica:
 
     def _forget(self, request_id: str, *, abort: bool) -> None:
         self._inflight.close(request_id)
-        if abort and self._state in (ReplicaState.READY, ReplicaState.DRAINING):
+        if abort:
+            self._abort(request_id)
+
+    def _abort(self, request_id: str) -> None:
+        if self._state in (ReplicaState.READY, ReplicaState.DRAINING):
             self._send(Abort(request_id=request_id))
 
     def _set_state(self, state: ReplicaState) -> None:

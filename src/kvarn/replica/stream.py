@@ -3,33 +3,57 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 
-from kvarn.wire.messages import FinishReason, PositionLogprobs, TokenDelta
+from kvarn.wire.messages import PositionLogprobs, TokenDelta
+
+_TOKENS_AT_ONCE = 64
+"""Tokens taken at once: with 20 log-probabilities each, what a consumer makes of them costs it a millisecond or two."""
+_COUNTED_BYTES = 4096
+"""What is pending is counted in steps of this size: a stream whose consumer keeps up costs nothing to count."""
+_TOKEN_BYTES = 40
+_POSITION_BYTES = 96
+"""Of a token's log-probabilities, besides the packed ones."""
+
+Hold = Callable[[int], None]
+"""Told how many bytes are pending; raises where there is no memory for so many."""
 
 
 class RequestStream:
     """Holds at most one delta per choice: what the consumer has not taken is merged.
 
     So a consumer that never reads holds no more than its own `max_tokens` tokens for each choice.
+
+    Args:
+        choices: How many the request has.
+        hold: Counts what is pending.
     """
 
-    def __init__(self, choices: int) -> None:
+    def __init__(self, choices: int, hold: Hold | None = None) -> None:
         self._unfinished = set(range(choices))
         self._pending: dict[int, _Pending] = {}
         self._error: Exception | None = None
         self._news = asyncio.Event()
+        self._hold = hold
+        self._size = 0
+        self._counted = 0
 
     @property
     def finished(self) -> bool:
         """Whether the engine is done with the request: every choice has ended, or it failed."""
         return self._error is not None or not self._unfinished
 
-    def put(self, delta: TokenDelta) -> None:
-        """Add what a step brought. Deltas of a choice that has ended or does not exist are ignored."""
+    def put(self, delta: TokenDelta) -> bool:
+        """Add what a step brought. Deltas of a choice that has ended or does not exist are ignored.
+
+        Returns:
+            Whether there is memory for it. If not, what is pending is dropped, the consumer gets the error of `hold`,
+            and the engine's request should be aborted.
+        """
         if delta.index not in self._unfinished or self._error is not None:
-            return
+            return True
         pending = self._pending.get(delta.index)
         if pending is None:
             self._pending[delta.index] = _Pending(delta)
@@ -38,6 +62,13 @@ class RequestStream:
         if delta.finish_reason is not None:
             self._unfinished.discard(delta.index)
         self._news.set()
+        try:
+            self._count(_size_of(delta))
+        except Exception as error:
+            self.close()
+            self._error = error
+            return False
+        return True
 
     def fail(self, error: Exception) -> None:
         """End the stream: the consumer gets what is pending, then the error."""
@@ -45,12 +76,22 @@ class RequestStream:
             self._error = error
             self._news.set()
 
+    def close(self) -> None:
+        """Drop what is pending: nobody takes it any more."""
+        self._pending.clear()
+        self._count(-self._size)
+
     async def take(self) -> list[TokenDelta]:
-        """Wait for news; one merged delta for each choice that has some, and none at the stream's end.
+        """Wait for news; a merged delta for each choice that has some, and none at the stream's end.
+
+        What has gathered while the consumer was away comes in bounded parts, between which others get their turn of the
+        event loop, and the consumer can be cancelled.
 
         Raises:
-            Exception: What `fail` was given, once nothing is pending.
+            Exception: What `fail` or `hold` gave, once nothing is pending.
         """
+        if self._pending:
+            await asyncio.sleep(0)
         while not self._pending:
             if self._error is not None:
                 raise self._error
@@ -58,39 +99,78 @@ class RequestStream:
                 return []
             self._news.clear()
             await self._news.wait()
-        pending, self._pending = self._pending, {}
-        return [choice.delta() for choice in pending.values()]
+        return self._part()
+
+    def _part(self) -> list[TokenDelta]:
+        deltas: list[TokenDelta] = []
+        room = _TOKENS_AT_ONCE
+        while self._pending and room > 0:
+            index = next(iter(self._pending))
+            pending = self._pending.pop(index)
+            deltas.append(pending.take(room))
+            room -= len(deltas[-1].token_ids)
+            if pending.more:
+                self._pending[index] = pending  # behind the others
+        self._count(-sum(map(_size_of, deltas)))
+        return deltas
+
+    def _count(self, change: int) -> None:
+        self._size += change
+        counted = self._size // _COUNTED_BYTES * _COUNTED_BYTES
+        if counted != self._counted and self._hold is not None:
+            self._counted = counted
+            self._hold(counted)
 
 
 class _Pending:
     """What a choice got since the consumer last took: the first delta, and what later ones add to it."""
 
     def __init__(self, first: TokenDelta) -> None:
+        self.more = True
+        """Whether there is anything to take."""
         self._first = first
-        self._token_ids: list[int] = []
-        self._logprobs: list[PositionLogprobs] = []
-        self._prompt_logprobs: list[PositionLogprobs | None] | None = first.prompt_logprobs
-        self._finish_reason: FinishReason | None = first.finish_reason
-        self._merged = False
+        self._token_ids = list(first.token_ids)
+        self._logprobs = None if first.logprobs is None else list(first.logprobs)
+        self._finish_reason = first.finish_reason
+        self._changed = False
 
     def add(self, delta: TokenDelta) -> None:
         """Join a later delta of the same choice."""
-        self._merged = True
+        self._changed = True
         self._token_ids += delta.token_ids
-        self._logprobs += delta.logprobs or []
-        if delta.prompt_logprobs is not None:
-            self._prompt_logprobs = (self._prompt_logprobs or []) + delta.prompt_logprobs
+        if delta.logprobs:
+            self._logprobs = self._logprobs or []
+            self._logprobs += delta.logprobs
         self._finish_reason = delta.finish_reason
 
-    def delta(self) -> TokenDelta:
-        """All of it as one delta."""
-        if not self._merged:
+    def take(self, most: int) -> TokenDelta:
+        """At most so many tokens of it as one delta. What is told once comes with the first."""
+        self.more = len(self._token_ids) > most
+        if not self.more and not self._changed:
             return self._first
-        logprobs = (self._first.logprobs or []) + self._logprobs
-        return msgspec.structs.replace(
+        taken = msgspec.structs.replace(
             self._first,
-            token_ids=self._first.token_ids + self._token_ids,
-            logprobs=logprobs or None,
-            prompt_logprobs=self._prompt_logprobs,
-            finish_reason=self._finish_reason,
+            token_ids=self._token_ids[:most],
+            logprobs=None if self._logprobs is None else self._logprobs[:most],
+            finish_reason=None if self.more else self._finish_reason,
         )
+        self._first = TokenDelta(request_id=taken.request_id, index=taken.index)
+        self._changed = True
+        del self._token_ids[:most]
+        if self._logprobs is not None:
+            del self._logprobs[:most]
+        return taken
+
+
+def _size_of(delta: TokenDelta) -> int:
+    """Bytes of memory, about."""
+    size = _TOKEN_BYTES * len(delta.token_ids)
+    for positions in (delta.logprobs, delta.prompt_logprobs):
+        if positions:
+            size += sum(map(size_of_position, positions))
+    return size
+
+
+def size_of_position(position: PositionLogprobs | None) -> int:
+    """Bytes of memory that a position's log-probabilities take, about."""
+    return _POSITION_BYTES + (0 if position is None else len(position.packed))

@@ -38,7 +38,7 @@ def _entries(logits: torch.Tensor, chosen: torch.Tensor, num_top: Sequence[int])
     top_logprobs = (logits.gather(1, top_ids) - log_mass[:, None]).tolist()
     columns = (chosen.tolist(), chosen_logprobs, _ranks(logits, chosen, chosen_logits), top_ids.tolist(), top_logprobs)
     return [
-        PositionLogprobs(TokenLogprob(token, logprob, rank), _ranked(ids[:count], values[:count]))
+        PositionLogprobs.of(TokenLogprob(token, logprob, rank), _ranked(ids[:count], values[:count]))
         for token, logprob, rank, ids, values, count in zip(*columns, num_top, strict=True)
     ]
 

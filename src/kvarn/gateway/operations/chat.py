@@ -18,7 +18,8 @@ from kvarn.gateway.choice import Choice, Piece
 from kvarn.gateway.context import Gateway
 from kvarn.gateway.fallback import start_on_model
 from kvarn.gateway.generation import Generation
-from kvarn.gateway.logprobs import prompt_logprobs
+from kvarn.gateway.held_bytes import HeldBytes
+from kvarn.gateway.logprobs import encoded_bytes, in_parts
 from kvarn.gateway.moderation import chat_texts
 from kvarn.gateway.operations.chat_prompt import ChatPrompt, render_chat
 from kvarn.gateway.operations.stored_chat import keep_completion
@@ -33,6 +34,7 @@ from kvarn.wire.messages import PositionLogprobs
 from kvarn.wire.openai.chat import ChatCompletionRequest
 from kvarn.wire.openai.chat_answer import ChatCompletion
 from kvarn.wire.openai.chat_tools import ToolUse
+from kvarn.wire.openai.usage import PromptLogprobs
 
 Keep = Callable[[ChatCompletion], Awaitable[list[str]]]
 """Stores a finished answer; returns warnings for the client."""
@@ -52,6 +54,8 @@ class ChatRun:
     readers: list[ChatReader]
     tally: Tally
     model: ReadyModel
+    held: HeldBytes
+    """Counts what of the answer is gathered before it is sent."""
     keep: Keep | None = None
     """Where the client asked for the answer to be stored."""
 
@@ -68,17 +72,22 @@ class ChatRun:
             async for piece in pieces:
                 collectors[piece.index].add(piece)
                 of_prompt = piece.prompt_logprobs or of_prompt
-        answer = self.completion(collectors, of_prompt)
+        answer = self.completion(collectors, None if of_prompt is None else await self._prompt_logprobs(of_prompt))
         warnings = [] if self.keep is None else await self.keep(answer)
         return msgspec.structs.replace(answer, warnings=[*(answer.warnings or ()), *warnings]) if warnings else answer
 
+    async def _prompt_logprobs(self, positions: list[PositionLogprobs | None]) -> PromptLogprobs:
+        encoded: PromptLogprobs = []
+        for part in await in_parts(positions, self.model.logprobs.prompt):
+            encoded += part
+        self.held.take(encoded_bytes(encoded))
+        return encoded
+
     def collectors(self) -> list[ChatCollector]:
         """One for each choice, empty."""
-        return [ChatCollector(index, reader) for index, reader in enumerate(self.readers)]
+        return [ChatCollector(index, reader, self.held) for index, reader in enumerate(self.readers)]
 
-    def completion(
-        self, collectors: list[ChatCollector], of_prompt: list[PositionLogprobs | None] | None = None
-    ) -> ChatCompletion:
+    def completion(self, collectors: list[ChatCollector], of_prompt: PromptLogprobs | None = None) -> ChatCompletion:
         """The finished answer that collectors have gathered."""
         return ChatCompletion(
             id=self.head.id,
@@ -89,7 +98,7 @@ class ChatRun:
             usage=self.tally.usage(),
             service_tier=self.head.service_tier,
             metadata=self.asked.metadata or UNSET,
-            prompt_logprobs=UNSET if of_prompt is None else prompt_logprobs(of_prompt, self.model.tokenizer),
+            prompt_logprobs=UNSET if of_prompt is None else of_prompt,
             prompt_token_ids=self.prompt if self.asked.return_token_ids else UNSET,
             warnings=[warning for collector in collectors for warning in collector.warnings] or UNSET,
         )
@@ -160,7 +169,9 @@ async def _start(gateway: Gateway, record: RequestRecord, asked: ChatCompletionR
         shown=frozenset() if use is None else model.tokenizer.ids_of(model.tool_format.markers),
     )
     submit = submit_of(answer_id, prompt.token_ids, sampling, work, asked.cache_salt)
-    generation = Generation(model, submit, choices, work.tally, gateway.moderation.watches(work, len(choices)))
+    watches = gateway.moderation.watches(work, len(choices))
+    generation = Generation(model, submit, choices, work.tally, gateway.bodies.hold(record), watches)
+    held = gateway.bodies.hold(record)
     return ChatRun(
         ChunkHead(
             answer_id,
@@ -176,7 +187,8 @@ async def _start(gateway: Gateway, record: RequestRecord, asked: ChatCompletionR
         [_reader(asked, model, use, prompt, choice) for choice in choices],
         work.tally,
         model,
-        (lambda answer: keep_completion(gateway, record, asked, answer)) if asked.store else None,
+        held,
+        (lambda answer: keep_completion(gateway, record, asked, answer, held.size)) if asked.store else None,
     )
 
 
@@ -189,7 +201,7 @@ def _reader(
         calls = CallReading(use, parser, choice.end)
     final = asked.plain_messages[-1]["content"] if asked.echo else ""
     return ChatReader(
-        model.tokenizer,
+        model.logprobs,
         calls,
         (asked.top_logprobs or 0) if asked.logprobs else None,
         asked.return_token_ids,

@@ -16,6 +16,8 @@ from kvarn.gateway.completion_choice import CompletionFields, CompletionReader, 
 from kvarn.gateway.context import Gateway
 from kvarn.gateway.fallback import start_on_model
 from kvarn.gateway.generation import Generation, interleave
+from kvarn.gateway.held_bytes import HeldBytes
+from kvarn.gateway.logprobs import encoded_bytes
 from kvarn.gateway.prompts import check_token_ids, choices_of, submit_of
 from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.served import ReadyModel
@@ -42,14 +44,22 @@ class CompletionRun:
     pieces: AsyncGenerator[Piece, None]
     readers: list[CompletionReader]
     tally: Tally
+    held: HeldBytes
+    """Counts what of the answer is gathered before it is sent."""
 
     async def collect(self) -> Completion:
         """The answer as one object."""
         chunks: list[list[CompletionChoice]] = [[] for _ in self.readers]
         async with aclosing(self.pieces) as pieces:
             async for piece in pieces:
-                chunks[piece.index].append(self.readers[piece.index].read(piece))
-        choices = [reader.joined(read) for reader, read in zip(self.readers, chunks, strict=True)]
+                chunk = await self.readers[piece.index].read(piece)
+                if chunk.logprobs is not None and chunk.logprobs.top_logprobs is not None:
+                    self.held.take(encoded_bytes(chunk.logprobs.top_logprobs))
+                chunks[piece.index].append(chunk)
+        choices = []
+        for reader, read in zip(self.readers, chunks, strict=True):
+            choices.append(await reader.joined(read))
+            self.held.take(encoded_bytes(choices[-1].prompt_logprobs or ()))
         return self._completion(choices, self.tally.usage(), whole=True)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
@@ -57,7 +67,7 @@ class CompletionRun:
         texts = [self._text_events(index) for index in range(len(self.readers))]
         async with aclosing(self.pieces) as pieces:
             async for piece in pieces:
-                choice = self.readers[piece.index].read(piece)
+                choice = await self.readers[piece.index].read(piece)
                 if choice.finish_reason is not None or choice.logprobs is not None or choice.token_ids is not UNSET:
                     yield event(self._completion([choice]))
                 elif choice.text:
@@ -139,11 +149,11 @@ async def _start(gateway: Gateway, record: RequestRecord, asked: CompletionReque
         choices = choices_of(asked, sampling, model, stops, number * sampling.n, prompt.token_ids)
         submit = submit_of(f"{answer_id}-{number}", prompt.token_ids, sampling, work, asked.cache_salt)
         watches = gateway.moderation.watches(work, len(choices))
-        generations.append(Generation(model, submit, choices, work.tally, watches))
-        readers += [CompletionReader(prompt, fields, model.tokenizer) for _ in choices]
+        generations.append(Generation(model, submit, choices, work.tally, gateway.bodies.hold(record), watches))
+        readers += [CompletionReader(prompt, fields, model.tokenizer, model.logprobs) for _ in choices]
     pieces = interleave([generation.pieces(gateway.metrics, record.received) for generation in generations])
     head = (answer_id, int(time.time()), model.name, model.fingerprint, asked.include_usage)
-    return CompletionRun(*head, pieces, readers, work.tally)
+    return CompletionRun(*head, pieces, readers, work.tally, gateway.bodies.hold(record))
 
 
 def _prompt(given: str | list[int], asked: CompletionRequest, model: ReadyModel) -> Prompt:

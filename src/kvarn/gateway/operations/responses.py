@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from kvarn.gateway.context import Gateway
 from kvarn.gateway.errors import shutting_down, unavailable
+from kvarn.gateway.logprobs import encoded_bytes
 from kvarn.gateway.operations.chat import ChatRun, start_chat
 from kvarn.gateway.operations.chat_prompt import render_chat
 from kvarn.gateway.operations.response_context import Turn, look_at_turn, open_turn
@@ -100,9 +101,11 @@ class ResponseRun:
                 if not writer.begun:  # not before: until then the engine may refuse it
                     yield writer.begin()
                 parts = reader.read(piece)
+                self.chat.held.take(encoded_bytes(parts.logprobs or ()))
                 finish_reason = parts.finish_reason or finish_reason
                 if batch := writer.take(parts):
                     yield batch
+        self.chat.held.take(self.chat.held.size)  # its last events have all of them once more
         await self.ending.finish(finish_reason, int(self.now()))
         yield self.ending.take_last_events()
 

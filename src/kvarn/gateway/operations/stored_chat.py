@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from kvarn.gateway.context import Gateway
 from kvarn.gateway.record import RequestRecord
@@ -25,15 +26,20 @@ _ASKED = (
 
 
 async def keep_completion(
-    gateway: Gateway, record: RequestRecord, asked: ChatCompletionRequest, answer: ChatCompletion
+    gateway: Gateway, record: RequestRecord, asked: ChatCompletionRequest, answer: ChatCompletion, logprobs_bytes: int
 ) -> list[str]:
-    """Store a finished answer. Where the database is away the client gets its answer all the same.
+    """Store a finished answer. Where the database is away, or the answer has more log-probabilities than a body may
+    have bytes, the client gets its answer all the same.
 
     Returns:
         Warnings for the client.
     """
+    most = gateway.limits.max_body_bytes
+    if logprobs_bytes > most:
+        return [f"The answer could not be stored: its log-probabilities take more than gateway.max_body_bytes, {most}."]
     request = asked.model_dump(include={*_ASKED, "tools"}, exclude_none=True)
-    body = msgspec.to_builtins(answer) | {
+    fields = msgspec.structs.asdict(answer).items()
+    body = {name: value for name, value in fields if value is not UNSET} | {
         "request_id": record.request_id,
         "input_user": asked.user,
         **{name: request.get(name) for name in _ASKED},

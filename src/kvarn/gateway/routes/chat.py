@@ -38,7 +38,7 @@ async def create_chat_completion(request: Request) -> Response:
     gateway = gateway_of(request)
     asked = await gateway.read(request, ChatCompletionRequest)
     run = await start_chat(gateway, record_of(request.scope), asked)
-    return event_stream(run.stream()) if asked.stream else json_when_done(run.collect())
+    return event_stream(run.stream()) if asked.stream else json_when_done(run.collect(), run.held)
 
 
 @router.get("", summary="List stored chat completions", openapi_extra=_LIST.described)

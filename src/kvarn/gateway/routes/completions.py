@@ -21,4 +21,4 @@ async def create_completion(request: Request) -> Response:
     gateway = gateway_of(request)
     asked = await gateway.read(request, CompletionRequest)
     run = await start_completion(gateway, record_of(request.scope), asked)
-    return event_stream(run.stream()) if asked.stream else json_when_done(run.collect())
+    return event_stream(run.stream()) if asked.stream else json_when_done(run.collect(), run.held)

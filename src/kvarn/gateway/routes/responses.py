@@ -50,7 +50,7 @@ async def create_response(request: Request) -> Response:
         queued = await background.start_background(gateway, record, asked)
         return _stream(background.follow_run(gateway, queued)) if asked.stream else json_response(queued.row.body)
     run = await start_response(gateway, record, asked)
-    return _stream(run.stream(), run.ending) if asked.stream else json_when_done(run.collect())
+    return _stream(run.stream(), run.ending) if asked.stream else json_when_done(run.collect(), run.chat.held)
 
 
 @router.post("/input_tokens", summary="Count a response's input tokens", openapi_extra=json_body(TokenCountRequest))

@@ -30,10 +30,10 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChoiceLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Log-probabilities of a choice, or of one chunk of it."""
+    """Log-probabilities of a choice, or of one chunk of it; there may be tens of megabytes, so they come encoded."""
 
-    content: list[TokenLogprobs] | None
-    refusal: list[TokenLogprobs] | None = None
+    content: list[TokenLogprobs | msgspec.Raw] | None
+    refusal: list[TokenLogprobs | msgspec.Raw] | None = None
 
 
 class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,7 +39,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: list[str]
     token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None] | None
+    top_logprobs: list[dict[str, float] | msgspec.Raw | None] | None
     text_offset: list[int]
 
 

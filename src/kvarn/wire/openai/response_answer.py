@@ -154,7 +154,7 @@ class TextDeltaEvent(msgspec.Struct, frozen=True, kw_only=True):
     content_index: int
     delta: str
     sequence_number: int
-    logprobs: list[TokenLogprobs]
+    logprobs: list[TokenLogprobs | msgspec.Raw]
     type: str = "response.output_text.delta"
 
 
@@ -166,7 +166,7 @@ class TextDoneEvent(msgspec.Struct, frozen=True, kw_only=True):
     content_index: int
     text: str
     sequence_number: int
-    logprobs: list[TokenLogprobs]
+    logprobs: list[TokenLogprobs | msgspec.Raw]
     type: str = "response.output_text.done"
 
 

@@ -50,5 +50,5 @@ class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
     decoded_token: str
 
 
-PromptLogprobs = list[dict[str, PromptLogprob] | None]
+PromptLogprobs = list[dict[str, PromptLogprob] | msgspec.Raw | None]
 """One entry for each prompt token; the first is None."""
