@@ -62,10 +62,10 @@ class ItemWork {
         }
     }
 
-    Visible visible(std::int64_t position, std::int64_t segment) const {
+    Visible visible(const TokenReads& token, std::int64_t segment) const {
         const std::int64_t window = call_.plan->step.window, begin = segment * kSegment;
-        const std::int64_t first = window ? std::max(begin, position + 1 - window) : begin;
-        const std::int64_t last = std::min(begin + kSegment, position + 1);
+        const std::int64_t first = window ? std::max(begin, token.position + 1 - window) : begin;
+        const std::int64_t last = std::min<std::int64_t>(begin + kSegment, token.end);
         return {static_cast<int>(first - begin), static_cast<int>(last - begin)};
     }
 
@@ -74,7 +74,7 @@ class ItemWork {
         std::array<float*, kMaxRows> join;    // the state a row's result is joined to; null where it is the state
         for (int row = first_row; row < last_row; ++row) {
             const TokenReads& token = reads(row);
-            const Visible seen = visible(token.position, segment);
+            const Visible seen = visible(token, segment);
             if (seen.last <= seen.first) continue;
             const int r = part.rows++;
             const std::int64_t of_token = tokens_[row / shape_.group()];

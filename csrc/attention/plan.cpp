@@ -83,8 +83,10 @@ void AttentionPlan::read_sequence(std::int64_t sequence) {
     for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t position = step.context_lens[sequence] - count + i;
         const std::int64_t first = step.window ? std::max<std::int64_t>(0, position + 1 - step.window) : 0;
-        reads.push_back({static_cast<std::int32_t>(position), static_cast<std::int32_t>(first / kSegment),
-                         static_cast<std::int32_t>(position / kSegment + 1)});
+        const std::int64_t end = step.causal ? position + 1 : step.context_lens[sequence];
+        reads.push_back({static_cast<std::int32_t>(position), static_cast<std::int32_t>(end),
+                         static_cast<std::int32_t>(first / kSegment),
+                         static_cast<std::int32_t>((end - 1) / kSegment + 1)});
         if (i == 0) own_from = first / kSegment;
     }
     own_from_.push_back(static_cast<std::int32_t>(own_from));

@@ -23,12 +23,14 @@ struct StepTables {
     std::int64_t table_blocks;            // entries of a row
     const std::int64_t* slots;            // [T]: block * kBlock + offset where a token's key and value go
     std::int64_t window;                  // positions a query sees, its own included; 0: all up to its own
+    bool causal;                          // else a query sees the positions after its own too
     std::int64_t threads;                 // that will share the work
 };
 
 // The segments one token's queries read.
 struct TokenReads {
     std::int32_t position;
+    std::int32_t end;             // one past the last position it sees
     std::int32_t first_segment;
     std::int32_t last_segment;    // one past
     std::int32_t partial = -1;    // its first slot for results of segments; -1 where one item reads all of them

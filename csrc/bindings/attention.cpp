@@ -20,10 +20,10 @@ using Address = std::uintptr_t;
 
 void make_plan(AttentionPlan* self, Address query_starts, Address context_lens, Address block_tables,
                std::int64_t table_stride, std::int64_t table_blocks, Address slots, std::int64_t sequences,
-               std::int64_t tokens, std::int64_t window) {
+               std::int64_t tokens, std::int64_t window, bool causal) {
     const StepTables step{sequences, tokens, at<const std::int32_t>(query_starts), at<const std::int32_t>(context_lens),
                           at<const std::int32_t>(block_tables), table_stride, table_blocks,
-                          at<const std::int64_t>(slots), window, omp_get_max_threads()};
+                          at<const std::int64_t>(slots), window, causal, omp_get_max_threads()};
     nb::gil_scoped_release unlocked;
     new (self) AttentionPlan(step);
 }
@@ -45,7 +45,7 @@ void run_attention(Backend& self, const AttentionPlan& plan, Address qkv, std::i
 void bind_attention(nb::module_& m, BackendClass& backend) {
     nb::class_<AttentionPlan>(m, "AttentionPlan", "Who reads which keys in one step. Its arrays must outlive it.")
         .def("__init__", &make_plan, "query_starts"_a, "context_lens"_a, "block_tables"_a, "table_stride"_a,
-             "table_blocks"_a, "slots"_a, "sequences"_a, "tokens"_a, "window"_a,
+             "table_blocks"_a, "slots"_a, "sequences"_a, "tokens"_a, "window"_a, "causal"_a,
              "Raises ValueError where the arrays do not fit together.")
         .def_prop_ro("num_items", [](const AttentionPlan& self) { return self.items.size(); })
         .def_prop_ro("num_partials", [](const AttentionPlan& self) { return self.num_partials; })

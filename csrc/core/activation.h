@@ -3,6 +3,6 @@
 
 namespace kvarn {
 
-enum class Activation : int { none = 0, silu = 1, gelu = 2, gelu_tanh = 3 };
+enum class Activation : int { none = 0, silu = 1, gelu = 2, gelu_tanh = 3, sigmoid = 4, tanh = 5 };
 
 }  // namespace kvarn

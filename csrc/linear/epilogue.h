@@ -4,20 +4,11 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "elementwise/activation_lanes.h"
 #include "linear/linear.h"
 #include "simd/simd.h"
 
 namespace kvarn::KVARN_ISA {
-
-inline F16 activate(F16 x, Activation activation) {
-    switch (activation) {
-        case Activation::none: break;
-        case Activation::silu: return silu(x);
-        case Activation::gelu: return gelu(x);
-        case Activation::gelu_tanh: return gelu_tanh(x);
-    }
-    return x;
-}
 
 // Writes outputs of one row, given the sums of neighbouring panels, [panels][16]. Where the weight is gated,
 // `first_panel` and `panels` are even: gate and up stand beside each other.

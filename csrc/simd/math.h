@@ -30,6 +30,9 @@ inline F16 tanh(F16 x) {
     return sub(splat(1.0f), div(splat(2.0f), add(e, splat(1.0f))));
 }
 
+// 1 / (1 + e^-x), within 3 units in the last place; 0 below -88.37.
+inline F16 sigmoid(F16 x) { return div(splat(1.0f), add(splat(1.0f), exp(sub(zero(), x)))); }
+
 // x * sigmoid(x)
 inline F16 silu(F16 x) { return div(x, add(splat(1.0f), exp(sub(zero(), x)))); }
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kvarn.kernels import torch_draw
+from kvarn.kernels.dispatch import Kernels, kernels_for
 from kvarn.kernels.draw import DrawParams
 from kvarn.wire.sampling import SamplingParams
 
@@ -34,6 +35,16 @@ def isa(request: pytest.FixtureRequest) -> str:
     """Each instruction set in turn."""
     name: str = request.param
     return name
+
+
+@pytest.fixture(params=["torch", *_instruction_sets()])
+def every_kernels(request: pytest.FixtureRequest) -> Kernels:
+    """The reference's kernels, and those of each instruction set."""
+    if request.param == "torch":
+        return kernels_for("torch")
+    from kvarn.kernels.cpu.backend import CpuKernels
+
+    return CpuKernels(request.param)
 
 
 @pytest.fixture(scope="session", params=["torch", *_instruction_sets()])

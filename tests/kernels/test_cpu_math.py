@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 _native = pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was installed without its compiled kernels")
 
 from kvarn.kernels.activation import Activation  # noqa: E402
+from kvarn.kernels.cpu.elementwise import ElementwiseError, activate  # noqa: E402
 from kvarn.kernels.cpu.linear import pack_linear  # noqa: E402
 
 ACTIVATIONS = ["silu", "gelu", "gelu_tanh"]
@@ -61,10 +61,20 @@ def gated(isa: str, activation: Activation | None, x: torch.Tensor) -> torch.Ten
     return pack_linear(_native.Backend(isa), weight, bias, activation)(x[:, None])[:, 0]
 
 
-def activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
-    if activation == "silu":
-        return F.silu(x)
-    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+def in_float64(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """The definition: torch's own activations differ from one processor to the next."""
+    x = x.double()
+    match activation:
+        case "silu":
+            return x / (1 + torch.exp(-x))
+        case "gelu":
+            return x * torch.special.erfc(-x / math.sqrt(2)) / 2
+        case "gelu_tanh":
+            return x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+        case "sigmoid":
+            return 1 / (1 + torch.exp(-x))
+        case "tanh":
+            return torch.tanh(x)
 
 
 @pytest.mark.parametrize(("activation", "absolute"), [("silu", 1e-36), ("gelu", 2e-7), ("gelu_tanh", 4e-7)])
@@ -72,17 +82,54 @@ def test_activations_of_all_finite_numbers_equal_those_in_float64(
     isa: str, activation: Activation, absolute: float
 ) -> None:
     x = of_all_magnitudes()
-    want = activated(x.double(), activation)
+    want = in_float64(x, activation)
     torch.testing.assert_close(gated(isa, activation, x).double(), want, atol=absolute, rtol=5e-7)
+
+
+@pytest.mark.parametrize(
+    ("activation", "absolute"),
+    [("silu", 1e-36), ("gelu", 2e-7), ("gelu_tanh", 4e-7), ("sigmoid", 1e-37), ("tanh", 2.5e-7)],
+)
+def test_activations_without_a_product_equal_those_in_float64(
+    isa: str, activation: Activation, absolute: float
+) -> None:
+    x = of_all_magnitudes()
+    found = activate(_native.Backend(isa), x, activation).double()
+    torch.testing.assert_close(found, in_float64(x, activation), atol=absolute, rtol=5e-7)
+
+
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, "sigmoid", "tanh"])
+def test_an_activation_does_not_depend_on_a_numbers_place(isa: str, activation: Activation) -> None:
+    backend, x = _native.Backend(isa), torch.linspace(-9, 9, 40_001)
+    whole = activate(backend, x, activation)
+    for first, count in [(0, 1), (1, 15), (3, 17), (30, 40), (16_383, 2), (5, 39_990)]:
+        part = x[first : first + count].clone()
+        assert torch.equal(activate(backend, part, activation), whole[first : first + count])
+    assert activate(backend, x[:0], activation).shape == (0,)
+
+
+def test_numbers_that_an_activation_cannot_take_are_refused() -> None:
+    backend = _native.Backend("generic")
+    for x in (torch.ones(4).bfloat16(), torch.ones(4, 4).T[:2]):
+        with pytest.raises(ElementwiseError, match="contiguous float32"):
+            activate(backend, x, "silu")
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_keep_what_shows_that_a_model_is_broken(isa: str, activation: Activation) -> None:
-    """NaN, and minus infinity (times a share of zero), give NaN as in torch; plus infinity stays."""
+    """NaN, and minus infinity (times a share of zero), give NaN; plus infinity stays."""
     x = torch.tensor([math.nan, -math.inf, math.inf])
     packed = pack_linear(_native.Backend(isa), torch.ones(2, 1), None, activation)  # activation(x) x
-    found, want = packed(x[:, None])[:, 0], activated(x, activation) * x
-    torch.testing.assert_close(found, want, equal_nan=True)
+    want = torch.tensor([math.nan, math.nan, math.inf])
+    torch.testing.assert_close(packed(x[:, None])[:, 0], want, equal_nan=True)
+    torch.testing.assert_close(activate(_native.Backend(isa), x, activation), want, equal_nan=True)
+
+
+def test_gates_of_special_numbers(isa: str) -> None:
+    x, backend = torch.tensor([math.nan, -math.inf, math.inf]), _native.Backend(isa)
+    for activation, lowest in (("sigmoid", 0.0), ("tanh", -1.0)):
+        found = activate(backend, x, activation)
+        torch.testing.assert_close(found, torch.tensor([math.nan, lowest, 1.0]), equal_nan=True, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

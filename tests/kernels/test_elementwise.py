@@ -69,6 +69,15 @@ def test_a_gated_weight_gives_its_definition(activation: Activation) -> None:
     torch.testing.assert_close(packed(x), activated * up, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_activation_keeps_infinity_on_every_processor(activation: Activation, dtype: torch.dtype) -> None:
+    """Torch's GELU of infinity is NaN where oneDNN computes it with AVX-512."""
+    x = torch.tensor([math.inf, math.nan, -math.inf, 40.0, 0.0] * 8, dtype=dtype)
+    want = torch.tensor([math.inf, math.nan, math.nan, 40.0, 0.0] * 8, dtype=dtype)
+    torch.testing.assert_close(KERNELS.activation(x, activation), want, equal_nan=True)
+
+
 def test_a_product_norms_its_input_and_adds_to_the_stream() -> None:
     weight, x, stream = torch.randn(7, 5), torch.randn(6, 5), torch.randn(6, 7)
     norm = Norm(torch.randn(5), 1e-5)

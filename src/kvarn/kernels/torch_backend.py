@@ -13,6 +13,7 @@ from kvarn.kernels.errors import UnsupportedByBackendError
 from kvarn.kernels.linear import Norm
 from kvarn.kernels.memory import zeros_on_demand
 from kvarn.kernels.torch_attention import paged_attention, write_kv
+from kvarn.kernels.torch_bidirectional import EqualLengths, bidirectional_attention, equal_lengths
 from kvarn.kernels.torch_draw import draw_tokens, most_likely
 from kvarn.kernels.torch_linear import TorchLinear, pack_linear, rms_norm
 from kvarn.kernels.weights import Weight
@@ -57,12 +58,16 @@ class TorchKernels:
         return F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
 
     def activation(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """Torch's own."""
+        """See `kvarn.kernels.activation`."""
         return activate(x, activation)
 
-    def dense_attention(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Torch's fused attention."""
-        return F.scaled_dot_product_attention(queries, keys, values)
+    def plan_bidirectional(self, lengths: torch.Tensor, heads: HeadShape) -> list[EqualLengths]:
+        """Which neighbours have the same length."""
+        return equal_lengths(lengths)
+
+    def bidirectional_attention(self, qkv: torch.Tensor, heads: HeadShape, plan: list[EqualLengths]) -> torch.Tensor:
+        """Torch's fused attention, once for each run of texts of one length."""
+        return bidirectional_attention(qkv, heads, plan)
 
     def new_kv_cache(self, num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:
         """Tensors [num_blocks, kv_heads, block_size, head_dim]."""

@@ -79,7 +79,7 @@ class Decoder:
             hidden = layer.forward(hidden, cache.keys[index], cache.values[index], steps[layer.layer])
         logits = self._parallel.all_gather(self._head(hidden[logits_rows], norm=self._norm)).float()
         if self.spec.logits_softcap is not None:
-            logits = torch.tanh(logits / self.spec.logits_softcap) * self.spec.logits_softcap
+            logits = self.kernels.activation(logits / self.spec.logits_softcap, "tanh") * self.spec.logits_softcap
         return logits
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:

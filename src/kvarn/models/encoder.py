@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from kvarn.kernels.batch import HeadShape
+from kvarn.kernels.dispatch import AttentionPlan
 from kvarn.kernels.linear import Linear
 from kvarn.models.encoder_config import PREFIXES
 from kvarn.models.errors import MissingWeightError
@@ -37,15 +39,6 @@ class EncoderLayer:
     mlp_norm: LayerNorm
 
 
-@dataclass(frozen=True, slots=True)
-class EqualLengths:
-    """Neighbouring texts of one length: their attention is one dense product without padding."""
-
-    first_token: int
-    last_token: int
-    length: int
-
-
 class Encoder:
     """A bidirectional transformer with pooling."""
 
@@ -54,6 +47,7 @@ class Encoder:
         self.dtype = loader.dtype
         self.kernels = loader.kernels
         self.quantization = loader.quantization
+        self._heads = HeadShape(spec.num_heads, spec.num_heads, spec.hidden_size // spec.num_heads)
         prefix = _prefix(loader)
         embeddings = f"{prefix}embeddings."
         self._words = loader.embedding(f"{embeddings}word_embeddings", spec.vocab_size, spec.hidden_size)
@@ -89,21 +83,15 @@ class Encoder:
         positions = torch.arange(len(token_ids)) - (ends - lengths)[text] + self.spec.position_offset
         hidden = F.embedding(token_ids, self._words) + F.embedding(positions, self._positions) + self._first_type
         hidden = self._normed(hidden.to(self.kernels.activation_dtype(self.dtype)), self._norm)
-        runs = _equal_lengths(lengths)
+        plan = self.kernels.plan_bidirectional(lengths, self._heads)
         for layer in self._layers:
-            hidden = self._layer(hidden, layer, runs)
+            hidden = self._layer(hidden, layer, plan)
         return self._pool(hidden.float(), text, ends, lengths)
 
-    def _layer(self, hidden: torch.Tensor, layer: EncoderLayer, runs: list[EqualLengths]) -> torch.Tensor:
-        kernels, heads = self.kernels, self.spec.num_heads
-        qkv = layer.qkv(hidden).view(len(hidden), 3, heads, -1)
-        mixed = torch.empty_like(hidden)
-        for run in runs:
-            part = qkv[run.first_token : run.last_token].view(-1, run.length, *qkv.shape[1:]).permute(2, 0, 3, 1, 4)
-            attended = kernels.dense_attention(part[0], part[1], part[2])
-            mixed[run.first_token : run.last_token] = attended.transpose(1, 2).flatten(2).flatten(0, 1)
+    def _layer(self, hidden: torch.Tensor, layer: EncoderLayer, plan: AttentionPlan) -> torch.Tensor:
+        mixed = self.kernels.bidirectional_attention(layer.qkv(hidden), self._heads, plan)
         hidden = self._normed(hidden + layer.output(mixed), layer.attention_norm)
-        inner = kernels.activation(layer.up(hidden), self.spec.activation)
+        inner = self.kernels.activation(layer.up(hidden), self.spec.activation)
         return self._normed(hidden + layer.down(inner), layer.mlp_norm)
 
     def _pool(
@@ -165,13 +153,3 @@ def _groups(order: torch.Tensor, lengths: torch.Tensor) -> list[list[int]]:
         groups[-1].append(text)
         room -= length
     return groups
-
-
-def _equal_lengths(lengths: torch.Tensor) -> list[EqualLengths]:
-    values, counts = torch.unique_consecutive(lengths, return_counts=True)
-    runs: list[EqualLengths] = []
-    token = 0
-    for length, count in zip(values.tolist(), counts.tolist(), strict=True):
-        runs.append(EqualLengths(token, token + length * count, length))
-        token += length * count
-    return runs

@@ -123,6 +123,10 @@ class DecoderLayer:
         weight, eps = self.query_key_norm.weight, self.query_key_norm.eps
         split, end = len(self.heads.query) * self.heads.dim, len(weight)
         query, key = qkv[:, :split], qkv[:, split:end]
+        if self.parallel.world_size == 1:
+            query.copy_(self.kernels.rms_norm(query, Norm(weight[:split], eps)))
+            key.copy_(self.kernels.rms_norm(key, Norm(weight[split:], eps)))
+            return
         squares = torch.stack([query.float().square().sum(-1), key.float().square().sum(-1)])
         repeats = len(self.heads.kv) * self.parallel.world_size / self.spec.num_kv_heads
         totals = torch.tensor([self.spec.num_heads, self.spec.num_kv_heads * repeats], device=squares.device)

@@ -120,6 +120,6 @@ class MoeMlp:
         mixed = torch.cat(outputs).float().mul_(shares)
         out = mixed.new_zeros(x.shape).index_add_(0, tokens, mixed)
         if self.shared is not None and self.shared_gate is not None:
-            gate = torch.sigmoid(self.shared_gate(x).float())
+            gate = kernels.activation(self.shared_gate(x).float(), "sigmoid")
             out += gate * self.shared.forward(x, kernels).float()
         return out.to(x.dtype) if add_to is None else add_to.add_(out)

@@ -17,6 +17,7 @@ class Backend:
         out_stride: int,
         accumulate: bool,
     ) -> None: ...
+    def activate(self, x: int, count: int, activation: int, out: int) -> None: ...
     def linear(
         self,
         weight: PackedWeight,
@@ -99,6 +100,7 @@ class AttentionPlan:
         sequences: int,
         tokens: int,
         window: int,
+        causal: bool,
     ) -> None: ...
     @property
     def num_items(self) -> int: ...

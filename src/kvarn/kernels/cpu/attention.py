@@ -21,8 +21,10 @@ class CpuAttentionPlan:
     """Kept alive: the native plan refers to its tensors."""
 
 
-def plan_attention(batch: PagedBatch, window: int | None = None) -> CpuAttentionPlan:
+def plan_attention(batch: PagedBatch, window: int | None = None, *, causal: bool = True) -> CpuAttentionPlan:
     """The plan of one step. `window`: tokens a query sees, itself included; None sees all before it.
+
+    Where it is not causal, a query also sees the tokens after it, as far as its sequence's context goes.
 
     Raises KvShapeError where the batch does not fit together.
     """
@@ -44,6 +46,7 @@ def plan_attention(batch: PagedBatch, window: int | None = None) -> CpuAttention
             sequences,
             tokens,
             window or 0,
+            causal,
         )
     except ValueError as error:
         raise KvShapeError(str(error)) from error

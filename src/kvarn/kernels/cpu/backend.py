@@ -8,9 +8,8 @@ import torch
 
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.batch import HeadShape, KVCache, KvDtype, PagedBatch, Rotation
-from kvarn.kernels.cpu import attention, linear, sampling
+from kvarn.kernels.cpu import attention, bidirectional, elementwise, linear, sampling
 from kvarn.kernels.cpu._native import Backend
-from kvarn.kernels.cpu.elementwise import rms_norm
 from kvarn.kernels.cpu.isa import chosen_instruction_set
 from kvarn.kernels.cpu.kv_cache import new_kv_cache
 from kvarn.kernels.cpu.packed import PACKED_LAYOUT, linear_of, packed_bytes
@@ -24,7 +23,8 @@ from kvarn.kernels.weights import Weight
 class CpuKernels:
     """See `kvarn.kernels.dispatch.Kernels` for what each operation means.
 
-    Operations that only encoders use are torch's own. Calls from several threads take turns: they share scratch memory.
+    Layer norms, which only encoders use, are torch's own. Calls from several threads take turns: they share scratch
+    memory.
     """
 
     def __init__(self, isa: str | None = None) -> None:
@@ -79,19 +79,25 @@ class CpuKernels:
         """Compiled; torch's where the mean of squares comes from elsewhere."""
         if mean_square is not None:
             return self._torch.rms_norm(x, norm, mean_square=mean_square, add_to=add_to)
-        return rms_norm(self._backend, x, norm, add_to)
+        return elementwise.rms_norm(self._backend, x, norm, add_to)
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-        """Torch's own: only encoders use it."""
+        """Torch's own, which norms each row by itself."""
         return self._torch.layer_norm(x, weight, bias, eps)
 
     def activation(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """Torch's own: only encoders use it."""
-        return self._torch.activation(x, activation)
+        """Compiled. A number's result does not depend on its place, as that of torch's vectorised functions does."""
+        return elementwise.activate(self._backend, x, activation)
 
-    def dense_attention(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Torch's own: only encoders use it."""
-        return self._torch.dense_attention(queries, keys, values)
+    def plan_bidirectional(self, lengths: torch.Tensor, heads: HeadShape) -> bidirectional.BidirectionalPlan:
+        """A scratch cache, and which of its blocks each text reads."""
+        return bidirectional.plan_bidirectional(lengths, heads)
+
+    def bidirectional_attention(
+        self, qkv: torch.Tensor, heads: HeadShape, plan: bidirectional.BidirectionalPlan
+    ) -> torch.Tensor:
+        """One compiled call."""
+        return bidirectional.bidirectional_attention(self._backend, qkv, heads, plan)
 
     def new_kv_cache(self, num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:
         """Blocks of bytes; csrc/attention/attention.h describes them."""

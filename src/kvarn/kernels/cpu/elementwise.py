@@ -1,12 +1,25 @@
-"""Norms in the compiled kernels."""
+"""Norms and activations in the compiled kernels."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 
+from kvarn.kernels.activation import Activation
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.errors import KernelError
 from kvarn.kernels.linear import Norm
+
+ACTIVATION_NUMBERS: Mapping[Activation | None, int] = MappingProxyType(
+    {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "sigmoid": 4, "tanh": 5}
+)
+"""Those of csrc/core/activation.h."""
+
+
+class ElementwiseError(KernelError):
+    """Numbers that the compiled activations cannot take; the message says what they need."""
 
 
 class NormShapeError(KernelError):
@@ -35,4 +48,13 @@ def rms_norm(backend: _native.Backend, x: torch.Tensor, norm: Norm, add_to: torc
         out.stride(0),
         add_to is not None,
     )
+    return out
+
+
+def activate(backend: _native.Backend, x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """x float32 of any shape, contiguous: a new tensor."""
+    if x.dtype != torch.float32 or not x.is_contiguous():
+        raise ElementwiseError(f"activations need contiguous float32 numbers, not {x.dtype} with strides {x.stride()}")
+    out = torch.empty_like(x)
+    backend.activate(x.data_ptr(), x.numel(), ACTIVATION_NUMBERS[activation], out.data_ptr())
     return out

@@ -11,6 +11,7 @@ import torch
 
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.cpu import _native
+from kvarn.kernels.cpu.elementwise import ACTIVATION_NUMBERS
 from kvarn.kernels.errors import KernelError
 from kvarn.kernels.linear import Norm
 from kvarn.kernels.memory import zeros_on_demand
@@ -19,7 +20,6 @@ from kvarn.kernels.weights import Int4Weight, Int8Weight, Weight, weight_shape
 Format = Literal["f32", "bf16", "int8", "int4"]
 
 _FORMATS: Mapping[Format, int] = MappingProxyType({"f32": 0, "bf16": 1, "int8": 2, "int4": 3})
-_ACTIVATIONS: Mapping[Activation | None, int] = MappingProxyType({None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3})
 
 MAX_INT8_INPUTS = (2**31 - 1) // (128 * 127)
 """More products of int8 weights and inputs (which are never -128) might not add up in 32 bits."""
@@ -95,7 +95,7 @@ class CpuLinear:
         self.in_features = form.in_features
         self._native = native
         self._multiply = backend.linear
-        self._activation = _ACTIVATIONS[form.activation]
+        self._activation = ACTIVATION_NUMBERS[form.activation]
         self._bias = 0 if self.bias is None else self.bias.data_ptr()
 
     @property

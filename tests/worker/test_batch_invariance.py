@@ -1,0 +1,135 @@
+"""R16 to the last bit, for every family: an answer's log-probabilities, and a text's vector, in any company.
+
+With the compiled kernels, on every instruction set this machine has. Sizes are odd on purpose: torch's vectorised
+functions round the numbers past the last whole register otherwise than the rest, and with sizes like those of real
+models there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was installed without its compiled kernels")
+
+from kvarn.kernels.cpu.isa import usable_instruction_sets
+from kvarn.models import Decoder, Encoder, load_model
+from kvarn.models.families import FAMILIES
+from kvarn.wire.messages import Submit
+from kvarn.wire.sampling import SamplingParams
+from kvarn.worker import EncoderRunner
+from tiny_checkpoints import DECODERS, ENCODERS, make_decoder, make_encoder
+
+MAX_TOKENS = 10
+NEVER_CUT = 512
+"""A token budget in which all prompts here fit at once."""
+
+Checkpoints = Callable[[str], Path]
+Logprobs = dict[tuple[str, int], tuple[list[int], list[Any], list[Any] | None]]
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+USABLE = usable_instruction_sets()
+WEIGHTS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {"dtype": "bfloat16"}) for name in USABLE),
+    (USABLE[0], {"dtype": "float32"}),
+    (USABLE[0], {"quantization": "int8"}),
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    """The directory of a family's random checkpoint."""
+
+    @cache
+    def make(name: str) -> Path:
+        path = tmp_path_factory.mktemp(name)
+        (make_decoder if name in DECODERS else make_encoder)(name, path)
+        return path
+
+    return make
+
+
+def make_requests() -> list[Submit]:
+    """Greedy and sampled ones; every third with the log-probabilities of its prompt."""
+    generator = torch.Generator().manual_seed(11)
+    requests = []
+    for index, length in enumerate([3, 61, 18, 34, 7, 49]):
+        prompt = torch.randint(3, 199, (length,), generator=generator).tolist()
+        sampling = SamplingParams(
+            seed=index,
+            max_tokens=MAX_TOKENS,
+            temperature=float(index % 2),
+            logprobs=3,
+            prompt_logprobs=None if index % 3 else 1,
+        )
+        requests.append(Submit(request_id=f"r{index}", prompt_token_ids=prompt, sampling=sampling))
+    return requests
+
+
+def logprobs_of(answers: dict[tuple[str, int], Any]) -> Logprobs:
+    return {key: (answer.token_ids, answer.logprobs, answer.prompt_logprobs) for key, answer in answers.items()}
+
+
+@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize(("instruction_set", "weights"), WEIGHTS, ids=str)
+def test_log_probabilities_are_those_of_the_request_alone(
+    stack: Any,
+    family: str,
+    instruction_set: str,
+    weights: dict[str, Any],
+    checkpoints: Checkpoints,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KVARN_ISA", instruction_set)
+    model = load_model(checkpoints(family), kernels="cpu", **weights)
+    assert isinstance(model, Decoder)
+    requests = make_requests()
+    alone: Logprobs = {}
+    for request in requests:
+        alone |= logprobs_of(stack(model, token_budget=NEVER_CUT).generate([request]))
+    assert all(len(logprobs) == MAX_TOKENS for _, logprobs, _ in alone.values())
+
+    batch = stack(model, token_budget=NEVER_CUT)
+    assert logprobs_of(batch.generate(requests)) == alone, "in a batch"
+    assert logprobs_of(batch.generate(requests)) == alone, "after a prefix hit"
+    assert batch.engine.stats().cached_tokens_total > 0
+    assert logprobs_of(stack(model, token_budget=13).generate(requests)) == alone, "with prompts cut into chunks"
+    crowded = stack(model, num_blocks=16, token_budget=NEVER_CUT)  # one sequence of the full length, and no more
+    assert logprobs_of(crowded.generate(requests)) == alone, "after preemption"
+    assert crowded.engine.stats().preemptions_total > 0
+
+
+def test_every_decoder_architecture_is_among_them() -> None:
+    """Names as config.json has them; the text model of Gemma 3 is the only one whose class is named otherwise."""
+    assert {f"{prefix.removesuffix('Text')}ForCausalLM" for prefix, _ in DECODERS.values()} == set(FAMILIES)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize("instruction_set", USABLE)
+def test_vectors_are_those_of_the_text_alone(
+    family: str, instruction_set: str, checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some texts are equally long: torch's attention, computed for such together by two threads, has other bits."""
+    monkeypatch.setenv("KVARN_ISA", instruction_set)
+    model = load_model(checkpoints(family), dtype="float32", kernels="cpu")
+    assert isinstance(model, Encoder)
+    generator = torch.Generator().manual_seed(2)
+    lengths = torch.randint(20, 30, (16,), generator=generator).tolist()
+    texts = [torch.randint(5, 101, (length,), generator=generator).tolist() for length in lengths]
+    alone = [EncoderRunner(model, 4096).embed([text])[0] for text in texts]
+    assert EncoderRunner(model, 4096).embed(texts) == alone
+    assert EncoderRunner(model, 90).embed(texts[::-1]) == alone[::-1]
