@@ -64,3 +64,4 @@ def test_the_server_speaks_https_and_nothing_else(serve, kvarn, certificate):
     listed = kvarn("models", "--url", served.url, SSL_CERT_FILE=str(file))
     assert listed.returncode == 0 and "kvarn-demo" in listed.stdout
     assert served.stop() == 0
+    assert "level=error" not in "".join(served.log)
