@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,13 +18,11 @@ ASK = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 def serve_with(serve):
     """A gateway whose model `tiny` has these settings."""
 
-    def make(tokenizer_directory: Path | None = None, **settings: Any):
+    def make(**settings: Any):
         def prepare(house) -> None:
             old = house.served["tiny"]
             config = old.config.model_copy(update=settings)
-            house.served["tiny"] = ServedModel(
-                "tiny", config, old.replica, old.directory, tokenizer_directory=tokenizer_directory
-            )
+            house.served["tiny"] = ServedModel("tiny", config, old.replica, old.directory)
 
         return serve(prepare)
 
@@ -71,7 +68,7 @@ def test_a_tokenizer_of_its_own_brings_its_template_and_not_the_end_tokens(serve
     settings = json.loads((other / "tokenizer_config.json").read_text())
     del settings["eos_token"]
     (other / "tokenizer_config.json").write_text(json.dumps(settings))
-    with serve_with(tokenizer_directory=other) as house, house.client() as client:
+    with serve_with(tokenizer=str(other)) as house, house.client() as client:
         tokens = client.post("/tokenize", json=ASK).json()["tokens"]
         assert client.post("/detokenize", json={"model": "tiny", "tokens": tokens}).json()["prompt"] == "[hi]"
         answer = client.post("/v1/chat/completions", json=ASK).json()
