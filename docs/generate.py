@@ -23,7 +23,8 @@ Generated from `src/kvarn/config/` by `make docs`; do not edit by hand.
 
 Kvarn needs no configuration: `kvarn serve` starts with the defaults below. Sources, later over earlier: a YAML
 file (`kvarn serve --config kvarn.yaml`), environment variables (`KVARN_GATEWAY__PORT=9000` is `gateway.port`), flags.
-Unknown keys are errors. `kvarn config` prints the configuration in force.
+Unknown keys of the file are errors; an environment variable that names no setting is a warning. `kvarn config` prints
+the configuration in force. [The command line](cli.md) lists the flags and their settings.
 
 ```yaml
 models:
@@ -116,6 +117,7 @@ def configuration_page() -> str:
         ("metering.prices[]", platform.PriceConfig),
         ("admission", platform.AdmissionConfig),
         ("safety", platform.SafetyConfig),
+        ("responses", platform.ResponsesConfig),
         ("retention", platform.RetentionConfig),
         ("batches", platform.BatchesConfig),
     ]

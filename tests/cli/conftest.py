@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 ENTRY = "from kvarn.cli.main import main; main()"
-READY = re.compile(r"Kvarn serves (.+) at (http://\S+) ")
+READY = re.compile(r"Kvarn serves (.+) at (https?://\S+) ")
 
 
 @dataclass
@@ -36,10 +36,11 @@ class Served:
 
 @pytest.fixture
 def kvarn() -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-c", ENTRY, *arguments],
             capture_output=True,
+            input=stdin,
             text=True,
             timeout=120,
             check=False,
@@ -52,14 +53,25 @@ def kvarn() -> Callable[..., subprocess.CompletedProcess[str]]:
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Served]]:
     """Start `kvarn serve` on a free port and wait until it says that it is ready."""
+    yield from _servers()
+
+
+@pytest.fixture(scope="module")
+def serve_long() -> Iterator[Callable[..., Served]]:
+    """The same for a server that several tests share."""
+    yield from _servers()
+
+
+def _servers() -> Iterator[Callable[..., Served]]:
     started: list[subprocess.Popen[str]] = []
 
-    def start(*arguments: str) -> Served:
+    def start(*arguments: str, **environment: str) -> Served:
         process = subprocess.Popen(
             [sys.executable, "-c", ENTRY, "serve", "--port", "0", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env={**os.environ, **environment},
         )
         started.append(process)
         served = Served(process, "")

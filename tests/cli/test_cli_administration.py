@@ -278,3 +278,16 @@ def test_spans_of_time(span: str, seconds: int) -> None:
 def test_what_is_no_span_of_time(span: str) -> None:
     with pytest.raises(OptionError, match="30d"):
         seconds_of(span)
+
+
+def test_a_key_for_a_model_that_is_not_configured_is_made_with_a_warning_that_names_the_nearest(run, tmp_path) -> None:
+    assert run("store", "upgrade")[0] == 0
+    file = tmp_path / "kvarn.yaml"
+    file.write_text("models: [{name: kvarn-demo, path: kvarn-demo}, {name: large, path: x, aliases: [gpt-4o]}]\n")
+    for name, hint in (("kvarn-dmo", "kvarn-demo"), ("gpt-4o", "large"), ("qwen", "configured: kvarn-demo, large")):
+        status, out, errors = run("keys", "create", "app", "--model", name, "--config", str(file))
+        assert status == 0 and is_key(out.strip())
+        (warning,) = [line for line in errors.splitlines() if line.startswith("warning:")]
+        assert repr(name) in warning and hint in warning
+    status, _, errors = run("keys", "create", "app", "--model", "large", "--config", str(file))
+    assert status == 0 and "warning" not in errors

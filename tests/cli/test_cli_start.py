@@ -2,7 +2,70 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import time
+from pathlib import Path
+
 import httpx
+import pytest
+
+import kvarn as package
+
+DEMO = Path(package.__file__).parent / "assets" / "kvarn-demo"
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_why_a_model_cannot_be_served_is_said_once(kvarn, tmp_path, form):
+    broken = shutil.copytree(DEMO, tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"nonsense")
+    done = kvarn("serve", str(broken), "--port", "0", "--log-format", form)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert len([line for line in lines if "not a readable safetensors file" in line]) == 1
+    if form == "text":
+        assert lines[-1].startswith("error: broken cannot be served:")
+    else:
+        assert json.loads(lines[-1])["message"].startswith("broken cannot be served:")
+
+
+def test_a_model_without_a_tokenizer_is_named_once(kvarn, tmp_path):
+    broken = shutil.copytree(DEMO, tmp_path / "broken")
+    (broken / "tokenizer.json").unlink()
+    done = kvarn("serve", str(broken), "--port", "0")
+    assert done.returncode == 1
+    assert len([line for line in done.stderr.splitlines() if "has no tokenizer.json" in line]) == 1
+
+
+def test_a_model_that_cannot_start_does_not_fill_the_log_while_another_is_served(serve, tmp_path):
+    broken = shutil.copytree(DEMO, tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"nonsense")
+    served = serve(
+        "--model",
+        f"broken={broken}",
+        "--model",
+        "good=kvarn-demo",
+        "--kv-cache-gib",
+        "0.05",
+        KVARN_REPLICA__RESTART_BACKOFF_S="0.01",
+    )
+    engines = set(served.engines())
+    deadline = time.monotonic() + 60
+    while len(engines) < 4 and time.monotonic() < deadline:  # it is started again and again
+        engines |= set(served.engines())
+        time.sleep(0.02)
+    assert served.stop() == 0 and len(engines) >= 4
+    assert len([line for line in served.log if "not a readable safetensors file" in line]) == 1
+
+
+@pytest.mark.parametrize("content", [None, b"nonsense"])
+def test_a_certificate_that_cannot_be_used_is_named(kvarn, tmp_path, content):
+    file = tmp_path / "cert.pem"
+    if content is not None:
+        file.write_bytes(content)
+    done = kvarn("serve", "--port", "0", "--ssl-certfile", str(file))
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"error: the certificate cannot be used ({file})")
 
 
 def test_a_server_open_to_other_machines_does_not_start(kvarn):
@@ -16,6 +79,7 @@ def test_a_server_that_could_have_no_key_says_so_in_its_last_line(kvarn, tmp_pat
     done = kvarn("serve", "--port", "0", KVARN_AUTH__MODE="keys", KVARN_DATA_DIR=str(tmp_path))
     assert done.returncode == 2
     assert done.stderr.strip().splitlines()[-1].startswith("error: cannot write the administrator's key")
+    assert "startup failed" not in done.stderr, "said once"
     assert "Traceback" not in done.stderr
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kvarn.config.schema import ReplicaConfig
 from kvarn.replica.api import ReplicaLostError, ReplicaState, RequestRefusedError
 from kvarn.replica.local import LocalReplica
 from kvarn.wire.messages import FinishReason, RefusalReason, Submit
@@ -296,6 +297,18 @@ async def test_a_start_that_fails_shows_its_reason_and_is_tried_again(make_repli
     assert "no weights here" in replica.progress[0]
     await until(lambda: replica.state is ReplicaState.STARTING)
     await until(lambda: replica.state is ReplicaState.DOWN)
+
+
+async def test_why_a_start_failed_is_heard_by_a_gateway_that_listens_only_seconds_later(make_spec):
+    replica = LocalReplica(make_spec(fail_to_load="no weights here"), ReplicaConfig())
+    replica.spawn()
+    await asyncio.sleep(5)  # by now the engine has failed; where it has not the test is easier, not wrong
+    replica.start()
+    try:
+        with pytest.raises(ReplicaLostError, match="no weights here"):
+            await replica.wait_until_ready()
+    finally:
+        await replica.stop()
 
 
 async def test_a_start_that_takes_too_long_is_given_up(make_replica):

@@ -8,18 +8,17 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import typer
 
+from kvarn.observe.logging import logs_are_json
 from kvarn.replica.api import ReplicaState
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from kvarn.gateway.served import ServedModel
-
-LogFormat = Literal["text", "json"]
 
 _LOOK_EVERY_S = 0.02
 
@@ -41,22 +40,21 @@ class _Display(Protocol):
         ...
 
 
-def tell_error(message: str, log_format: LogFormat) -> None:
-    """Say on standard error, in its form, what ends the command or a model."""
-    if log_format == "json":
+def tell_error(message: str) -> None:
+    """Say on standard error, in the form of the logs, what ends the command or a model."""
+    if logs_are_json():
         log.error(message)
     else:
         typer.echo(f"error: {message}", err=True)
 
 
-async def announce(models: list[ServedModel], url: str, began: float, log_format: LogFormat) -> bool:
+async def announce(models: list[ServedModel], url: str, began: float) -> bool:
     """Show the start of all models, then how to reach them.
 
     Args:
         models: What is served.
         url: Of the gateway.
         began: `time.monotonic()` at the start of the command.
-        log_format: Of what goes to standard error.
 
     Returns:
         Whether any model came up. One that fails is named with its reason; its replica goes on trying.
@@ -64,7 +62,7 @@ async def announce(models: list[ServedModel], url: str, began: float, log_format
     waiting = {model.name: model for model in models}
     ready: list[ServedModel] = []
     failed = dict[str, str]()
-    with _display(log_format) as display:
+    with _display() as display:
         while waiting:
             for name, model in list(waiting.items()):
                 stage, fraction = model.replica.progress
@@ -77,7 +75,7 @@ async def announce(models: list[ServedModel], url: str, began: float, log_format
                 display.show(name, stage, fraction)
             await asyncio.sleep(_LOOK_EVERY_S)
     for name, reason in failed.items():
-        tell_error(f"{name} cannot be served: {reason}", log_format)
+        tell_error(f"{name} cannot be served: {reason}")
     if ready:
         typer.echo(_welcome(ready, url, time.monotonic() - began))
     return bool(ready)
@@ -92,9 +90,9 @@ def _welcome(ready: list[ServedModel], url: str, took_s: float) -> str:
 
 
 @contextlib.contextmanager
-def _display(log_format: LogFormat) -> Iterator[_Display]:
-    if log_format == "json" or not sys.stderr.isatty():
-        yield _Lines(log_format)
+def _display() -> Iterator[_Display]:
+    if logs_are_json() or not sys.stderr.isatty():
+        yield _Lines()
         return
     # Imported here: a tenth of a second that only a person at a terminal is to pay.
     from rich import progress as bars
@@ -113,15 +111,14 @@ def _display(log_format: LogFormat) -> Iterator[_Display]:
 class _Lines:
     """A line for each new stage."""
 
-    def __init__(self, log_format: LogFormat) -> None:
-        self._log_format = log_format
+    def __init__(self) -> None:
         self._shown: dict[str, str] = {}
 
     def show(self, model: str, stage: str, fraction: float) -> None:
         """Print the stage if it is new."""
         if self._shown.get(model) != stage:
             self._shown[model] = stage
-            if self._log_format == "json":
+            if logs_are_json():
                 log.info(stage, extra={"model": model})
             else:
                 typer.echo(f"{model}: {stage}", err=True)

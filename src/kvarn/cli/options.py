@@ -39,16 +39,25 @@ class Flag(OptionInfo):
         names: Of the option; none: the field's.
         panel: Under which heading `--help` shows it.
         default: The setting's default, as `--help` shows it.
+        join: Turns the texts of a repeatable option into the setting's value.
         more: Arguments of `typer.Option`.
     """
 
     def __init__(
-        self, setting: str, text: str, *names: str, panel: str, default: str | None = None, **more: Any
+        self,
+        setting: str,
+        text: str,
+        *names: str,
+        panel: str,
+        default: str | None = None,
+        join: Callable[[list[str]], Any] | None = None,
+        **more: Any,
     ) -> None:
         super().__init__(
             default=..., param_decls=names, help=text, show_default=default or False, rich_help_panel=panel, **more
         )
         self.setting = setting
+        self.join = join
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +196,7 @@ class ServeOptions:
             "Origins of web pages that may use the server from a browser (CORS), or *; repeatable, or a JSON list.",
             panel=SERVER,
             default="pages of this machine",
-            callback=origins,
+            join=origins,
             metavar="ORIGIN",
         ),
     ] = None
@@ -281,6 +290,7 @@ class ServeOptions:
         for name, flag in flags().items():
             value = getattr(self, name)
             if value is not None:
+                value = flag.join(value) if flag.join is not None else value
                 yield (flag.param_decls or (f"--{name.replace('_', '-')}",))[0], flag.setting, value
 
 

@@ -9,16 +9,15 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kvarn.cli.announce import LogFormat, announce, tell_error
+from kvarn.cli.announce import announce, tell_error
 from kvarn.cli.configure import configure
 from kvarn.cli.options import ServeOptions
 from kvarn.config.load import ConfigError
-from kvarn.config.schema import GatewayConfig, KvarnConfig, ModelConfig
+from kvarn.config.schema import GatewayConfig, KvarnConfig
 from kvarn.gateway.identity.mode import Mode, auth_mode
 from kvarn.observe.logging import configure_logging
 from kvarn.replica.cores import keep_to, share_cores
@@ -28,11 +27,13 @@ from kvarn.replica.spawn import SpawnedEngine
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.safety.errors import SafetyError
 from kvarn.store.errors import StoreError
-from kvarn.text.checkpoint import resolve_checkpoint, resolve_tokenizer
+from kvarn.text.checkpoint import resolve_checkpoint
 from kvarn.text.errors import TextError
 
 if TYPE_CHECKING:
     import uvicorn
+
+    from kvarn.gateway.served import ServedModel
 
 EXIT_OK = 0
 EXIT_NO_MODEL = 1
@@ -53,7 +54,6 @@ class _Launched:
 
     name: str
     directory: Path
-    tokenizer: Path | None
     replica: LocalReplica
 
 
@@ -65,11 +65,9 @@ def run_server(options: ServeOptions, engine: SpawnedEngine | None) -> int:
         engine: A process spawned ahead, for the first model.
     """
     began = time.monotonic() if engine is None else engine.spawned_at
-    log_format: LogFormat = "text"
     warnings: list[str] = []
     try:
         config = configure(options, warnings.append)
-        log_format = config.log_format
         auth_mode(config)  # refuses before an engine loads anything
         _configure_logging(config)
         for warning in warnings:
@@ -84,7 +82,7 @@ def run_server(options: ServeOptions, engine: SpawnedEngine | None) -> int:
             for entry in launched:
                 entry.replica.abandon()
     except (ConfigError, SafetyError, StoreError, TextError, _NotStartedError) as error:
-        tell_error(str(error), log_format)
+        tell_error(str(error))
         return EXIT_USAGE
 
 
@@ -98,23 +96,17 @@ def _configure_logging(config: KvarnConfig) -> None:
 
 def _launch(config: KvarnConfig, engine: SpawnedEngine | None, processors: tuple[int, ...]) -> list[_Launched]:
     """Find the checkpoints and start an engine for each on these processors; an engine dies with this process."""
-    found = [_find(model) for model in config.models]
+    directories = [resolve_checkpoint(model.path, progress=_log_progress) for model in config.models]
     launched: list[_Launched] = []
-    for model, (directory, tokenizer) in zip(config.models, found, strict=True):
+    for model, directory in zip(config.models, directories, strict=True):
         spec = ReplicaSpec.of(
             model, directory, config.replica, config.log_level, processors, log_format=config.log_format
         )
         process = EngineProcess(engine) if engine is not None and not launched else None
         replica = LocalReplica(spec, config.replica, process)
         replica.spawn()
-        launched.append(_Launched(model.name, directory, tokenizer, replica))
+        launched.append(_Launched(model.name, directory, replica))
     return launched
-
-
-def _find(model: ModelConfig) -> tuple[Path, Path | None]:
-    """The directories of a model's checkpoint and of its tokenizer, where that is another."""
-    directory = resolve_checkpoint(model.path, progress=_log_progress)
-    return directory, resolve_tokenizer(model.tokenizer, progress=_log_progress) if model.tokenizer else None
 
 
 def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -> int:
@@ -124,7 +116,7 @@ def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -
     from kvarn.gateway.server import bind, build_server
 
     models = {
-        entry.name: ServedModel(entry.name, model, entry.replica, entry.directory, tokenizer_directory=entry.tokenizer)
+        entry.name: ServedModel(entry.name, model, entry.replica, entry.directory)
         for entry, model in zip(launched, config.models, strict=True)
     }
     try:
@@ -138,8 +130,7 @@ def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -
     url = _url(config.gateway, listener)
     try:
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            start = announce(list(models.values()), url, began, config.log_format)
-            return runner.run(_serve(server, listener, launched, start))
+            return runner.run(_serve(server, listener, launched, list(models.values()), url, began))
     except _NotStartedError:
         if isinstance(app.state.start_error, StoreError):
             raise app.state.start_error from None
@@ -157,7 +148,9 @@ async def _serve(
     server: uvicorn.Server,
     listener: socket.socket,
     launched: list[_Launched],
-    announcement: Coroutine[Any, Any, bool],
+    models: list[ServedModel],
+    url: str,
+    began: float,
 ) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -165,7 +158,7 @@ async def _serve(
     for entry in launched:
         entry.replica.start()
     serving = asyncio.create_task(_serve_http(server, listener))
-    announcing = asyncio.create_task(announcement)
+    announcing = asyncio.create_task(announce(models, url, began))
     try:
         await asyncio.wait({serving, announcing}, return_when=asyncio.FIRST_COMPLETED)
         any_ready = not announcing.done() or announcing.result()

@@ -64,12 +64,12 @@ def dtype(text: str) -> str:
     return _DTYPES[text]
 
 
-def origins(texts: list[str] | None) -> list[str] | None:
+def origins(texts: list[str]) -> list[str]:
     """Origins, each a text of its own or several as a JSON list (vLLM's way)."""
     found: list[str] = []
-    for text in texts or ():
+    for text in texts:
         try:
             found += json.loads(text) if text.startswith("[") else [text]
         except ValueError:
-            raise typer.BadParameter(f"{text!r} is not a JSON list of origins") from None
-    return None if texts is None else found
+            raise typer.BadParameter(f"--allowed-origins {text!r} is not a JSON list") from None
+    return found

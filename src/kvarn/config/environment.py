@@ -39,7 +39,7 @@ def known_variables(
         elif not (_OF_KUBERNETES.fullmatch(name) or (name.endswith("_PORT") and _ADDRESS_OF_KUBERNETES.match(value))):
             last = name.removeprefix(PREFIX).rpartition("__")[2]
             near = sorted(each for each in settings if each.endswith(f"__{last}"))
-            near = near or get_close_matches(name, sorted(settings), n=2, cutoff=0.8)
+            near = near or get_close_matches(name, sorted({*settings, *elsewhere}), n=2, cutoff=0.8)
             hint = f": did you mean {' or '.join(near)}?" if near else " (docs/configuration.md lists them)"
             warn(f"the environment variable {name} names no setting and is ignored{hint}")
 

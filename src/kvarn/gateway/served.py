@@ -21,6 +21,7 @@ from kvarn.gateway.errors import unavailable
 from kvarn.gateway.logprobs import LogprobsEncoder
 from kvarn.replica.api import Replica, ReplicaState
 from kvarn.text.chat_template import ChatTemplate
+from kvarn.text.checkpoint import resolve_tokenizer
 from kvarn.text.fingerprint import checkpoint_fingerprint
 from kvarn.text.sampling import random_seed
 from kvarn.text.tokenizer import Tokenizer
@@ -98,8 +99,6 @@ class ServedModel:
     tool_format: ToolFormat = HERMES
     """How it writes tool calls; known once tokenizer and template are."""
     load_error: str | None = None
-    tokenizer_directory: Path | None = None
-    """Of the tokenizer and its chat template; None: the checkpoint's."""
     draw_seed: Callable[[], int] = random_seed
 
     def __post_init__(self) -> None:
@@ -163,7 +162,7 @@ class ServedModel:
     def load_text(self) -> None:
         """Read tokenizer and template from the checkpoint; a failure is kept for `/ready` and for requests."""
         try:
-            directory = self.tokenizer_directory or self.directory
+            directory = resolve_tokenizer(self.config.tokenizer) if self.config.tokenizer else self.directory
             template = ChatTemplate.load(directory, self.config.chat_template)
             tokenizer = Tokenizer.load(directory, self.directory)
             if template.exists:

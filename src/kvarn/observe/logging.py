@@ -103,6 +103,11 @@ def configure_logging(level: str, stream: TextIO | None = None, form: str = "tex
     logging.getLogger("kvarn").setLevel(_LEVELS[level])
 
 
+def logs_are_json() -> bool:
+    """Whether this process's logs are JSON objects."""
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
+
+
 def _is_plain(value: object) -> bool:
     """Whether JSON has the value, other than as a text."""
     return value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))

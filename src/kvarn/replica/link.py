@@ -15,9 +15,11 @@ from typing import Any
 import msgspec
 import zmq
 
-from kvarn.wire.messages import FromEngine, RefusalReason, Refused, ToEngine
+from kvarn.wire.messages import Failed, FromEngine, RefusalReason, Refused, ToEngine
 
 _LINGER_MS = 2000
+_FAILURE_LINGER_MS = 60_000
+"""Why a model cannot start may be known long before the gateway has got as far as to listen."""
 log = logging.getLogger(__name__)
 
 
@@ -33,6 +35,11 @@ class EngineLink:
 
     def send(self, message: FromEngine) -> None:
         """Queue a message for the gateway; never waits."""
+        self._outbox.send(message)
+
+    def send_failure(self, message: Failed) -> None:
+        """Say why this engine ends. It waits for the gateway to listen, which may only be starting."""
+        self._outbox.linger(_FAILURE_LINGER_MS)
         self._outbox.send(message)
 
     def receive(self, wait_s: float) -> Iterator[ToEngine]:
@@ -81,6 +88,10 @@ class OutLink:
     def send(self, message: FromEngine) -> None:
         """Queue a message for the gateway; never waits."""
         self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+
+    def linger(self, milliseconds: int) -> None:
+        """How long what is queued may still leave after `close`."""
+        self._socket.setsockopt(zmq.LINGER, milliseconds)
 
     def close(self) -> None:
         """Close; what is queued still gets a moment to leave."""

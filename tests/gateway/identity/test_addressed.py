@@ -6,7 +6,11 @@ import socket
 
 import pytest
 
+from kvarn.config.load import ConfigError
+from kvarn.config.platform import AuthConfig
+from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.identity.addressed import check_addressed_here
+from kvarn.gateway.identity.mode import auth_mode
 from kvarn.wire.openai.errors import ApiError
 
 
@@ -93,3 +97,37 @@ def first_line(url: str, host: str) -> str:
         request = f"GET /v1/organization/projects HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
         connection.sendall(request.encode())
         return connection.recv(400).decode().splitlines()[0]
+
+
+def test_an_open_server_lets_in_the_pages_of_an_origin_that_it_names(serve, tmp_path) -> None:
+    def prepare(house) -> None:
+        names = house.config.gateway.model_copy(update={"allowed_origins": ("https://chat.example",)})
+        house.config = house.config.model_copy(update={"gateway": names})
+        house.doorkeeper = None
+
+    with serve(prepare) as house, house.client() as page:
+        answer = page.get("/v1/models", headers={"origin": "https://chat.example"})
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == "https://chat.example"
+        for origin in ("https://evil.example", "http://chat.example", "https://chat.example:444"):
+            assert page.get("/v1/models", headers={"origin": origin}).status_code == 403, origin
+
+
+@pytest.mark.parametrize(("origins", "allowed"), [(None, False), (("*",), True)])
+def test_a_page_from_anywhere_needs_a_key_even_where_every_page_may_read(serve, origins, allowed: bool) -> None:
+    def prepare(house) -> None:
+        names = house.config.gateway.model_copy(update={"allowed_origins": origins})
+        house.config = house.config.model_copy(update={"gateway": names})
+        house.doorkeeper = None
+
+    with serve(prepare) as house, house.client() as page:
+        refused = page.get("/v1/models", headers={"origin": "https://evil.example"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "host_not_allowed")
+        assert ("access-control-allow-origin" in refused.headers) is allowed
+        own = page.get("/v1/models", headers={"origin": "http://localhost:3000"})
+        assert own.status_code == 200 and own.headers["access-control-allow-origin"] in ("http://localhost:3000", "*")
+
+
+def test_an_open_server_has_no_keys_of_the_configuration() -> None:
+    with pytest.raises(ConfigError, match="leave out one of them"):
+        auth_mode(KvarnConfig(auth=AuthConfig(mode="open", api_keys=("one",))))

@@ -1,0 +1,134 @@
+"""The flags of `kvarn serve`: each sets a setting, under vLLM's name where vLLM has one, and help shows its default."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import kvarn.cli.serve
+from kvarn.cli.configure import configure
+from kvarn.cli.main import app
+from kvarn.cli.options import ServeOptions, flags
+from kvarn.config.load import ConfigError
+from kvarn.config.schema import KvarnConfig
+
+SMALL = ("--max-model-len", "512", "--kv-cache-memory-bytes", "64M")
+
+
+@pytest.fixture
+def configured(monkeypatch: pytest.MonkeyPatch):
+    """The configuration that a command line leads to."""
+
+    def parse(*arguments: str) -> KvarnConfig:
+        seen: list[ServeOptions] = []
+        monkeypatch.setattr(kvarn.cli.serve, "run_server", lambda options, _: seen.append(options) or 0)
+        done = CliRunner().invoke(app, ["serve", *arguments])
+        assert done.exit_code == 0, done.output
+        return configure(seen[0], pytest.fail)
+
+    return parse
+
+
+def setting_of(config: KvarnConfig, path: str) -> Any:
+    value: Any = config.models[0] if path.startswith("models.") else config
+    for name in path.removeprefix("models.").split("."):
+        value = getattr(value, name)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path", "value"),
+    [
+        (["--max-model-len", "4K"], "models.max_context_length", 4096),
+        (["--max-context-length", "25.6k"], "models.max_context_length", 25600),
+        (["--max-num-seqs", "7"], "models.engine.max_num_seqs", 7),
+        (["--max-num-batched-tokens", "1k"], "models.engine.token_budget", 1000),
+        (["--enable-prefix-caching"], "models.engine.prefix_cache", True),
+        (["--no-enable-prefix-caching"], "models.engine.prefix_cache", False),
+        (["--kv-cache-memory-bytes", "4G"], "models.kv_cache_gib", 4.0),
+        (["--kv-cache-memory-bytes", "536870912"], "models.kv_cache_gib", 0.5),
+        (["--dtype", "half"], "models.dtype", "float16"),
+        (["--dtype", "float"], "models.dtype", "float32"),
+        (["--tokenizer", "/t"], "models.tokenizer", "/t"),
+        (["--chat-template", "{{ messages }}"], "models.chat_template", "{{ messages }}"),
+        (["--generation-config", "vllm"], "models.generation_config", "vllm"),
+        (["--seed", "0"], "models.seed", 0),
+        (["--tool-call-parser", "llama3_json"], "models.tool_format", "llama3"),
+        (["--tool-call-parser", "llama4_pythonic"], "models.tool_format", "pythonic"),
+        (["--tool-call-parser", "qwen"], "models.tool_format", "hermes"),
+        (["--served-model-name", "a", "--served-model-name", "b"], "models.name", "a"),
+        (["--served-model-name", "a", "--served-model-name", "b"], "models.aliases", ("b",)),
+        (["--api-key", "one", "--api-key", "two"], "auth.api_keys", ("one", "two")),
+        (["--allowed-origins", "https://a.example"], "gateway.allowed_origins", ("https://a.example",)),
+        (["--allowed-origins", '["*"]'], "gateway.allowed_origins", ("*",)),
+        (["--allowed-origins", "[]"], "gateway.allowed_origins", ()),
+        ([], "gateway.allowed_origins", None),
+        (["--root-path", "/llm"], "gateway.root_path", "/llm"),
+        (["--ssl-certfile", "/c", "--ssl-keyfile", "/k"], "gateway.ssl_keyfile", "/k"),
+        (["--log-format", "json"], "log_format", "json"),
+    ],
+)
+def test_a_flag_sets_its_setting(configured, arguments, path, value):
+    assert setting_of(configured("kvarn-demo", *arguments), path) == value
+
+
+def test_every_flag_sets_a_setting_that_exists_and_shows_its_default():
+    plain = KvarnConfig()
+    for name, flag in flags().items():
+        default = setting_of(plain, flag.setting)
+        if isinstance(default, bool):
+            assert flag.show_default == ("on" if default else "off"), name
+        elif default not in (None, "", ()):
+            shown = flag.show_default
+            assert shown in (str(default), False) or default == "auto", f"{name}: help says {shown}, it is {default}"
+
+
+def test_help_shows_the_defaults_under_headings(kvarn):
+    shown = kvarn("serve", "--help").stdout
+    assert all(f"─ {heading} ─" in shown for heading in ("Model", "Server", "Engine", "Logs"))
+    assert re.search(r"--port .*default: .?8000", shown) and re.search(r"--host .*default: .?127\.0\.0\.1", shown)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (ServeOptions(kv_cache_gib=1.0, kv_cache_memory_bytes=2.0), "--kv-cache-gib and --kv-cache-memory-bytes"),
+        (ServeOptions(named=["a=x", "b=y"], served_model_name=["c"]), "several are served"),
+        (ServeOptions(ssl_keyfile="/k"), "ssl_keyfile needs ssl_certfile"),
+        (ServeOptions(served_model_name=["a", "a"]), "share the name 'a'"),
+        (ServeOptions(root_path="llm/"), "gateway.root_path"),
+        (ServeOptions(allowed_origins=["example.org"]), "gateway.allowed_origins"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused_by_name(options, says):
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        configure(options, print)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--max-model-len", "4.5K3"],
+        ["--kv-cache-memory-bytes", "1.0001"],
+        ["--dtype", "evil"],
+        ["--tool-call-parser", "x"],
+    ],
+)
+def test_a_value_that_cannot_be_read_names_its_flag(kvarn, arguments):
+    done = kvarn("serve", *arguments)
+    assert done.returncode == 2 and arguments[0] in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_key_may_come_from_the_environment(configured, monkeypatch):
+    monkeypatch.setitem(os.environ, "KVARN_API_KEY", "secret")
+    assert configured("kvarn-demo").auth.api_keys == ("secret",)
+    assert configured("kvarn-demo", "--api-key", "other").auth.api_keys == ("other",)
+
+
+def test_the_effective_configuration_does_not_show_keys(kvarn):
+    shown = kvarn("config", KVARN_AUTH__API_KEYS='["top-secret"]').stdout
+    assert "top-secret" not in shown and "[key]" in shown
