@@ -93,10 +93,11 @@ def made_objects(house) -> dict[str, str]:
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["valid", "invalid"])
 def test_nothing_made_from_our_own_document_is_a_500_or_answered_otherwise_than_it_says(house, mode):
     document = house.client().get("/openapi.json").json()
+    ids = made_objects(house) if mode is GenerationMode.POSITIVE else {}
     tried = 0
     for operation in operations(document):
-        try:
-            run(operation, house.url, CONFORMS, mode)
+        try:  # objects that exist are read only: what changes or deletes them is tried on others
+            run(operation, house.url, CONFORMS, mode, ids if operation.method == "get" else None)
         except (Unsatisfiable, InvalidSchema):
             # What takes nothing, or any text, cannot be asked wrongly; and some bodies are wrong in ways that are too
             # long to be made up.

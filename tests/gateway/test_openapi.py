@@ -15,6 +15,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from kvarn.gateway import routes
+from kvarn.gateway.middleware import PUBLIC
 from kvarn.gateway.parameters import Parameter
 from kvarn.gateway.query import Query, check_query
 from published import plain_routes, published, served_part
@@ -54,7 +55,8 @@ def document(long_lived_house: Any) -> dict[str, Any]:
 
 def modules() -> Iterator[ModuleType]:
     for found in pkgutil.walk_packages(routes.__path__, f"{routes.__name__}."):
-        yield import_module(found.name)
+        if not found.ispkg:
+            yield import_module(found.name)
 
 
 def own_routes() -> Iterator[tuple[str, APIRoute, FunctionType]]:
@@ -149,6 +151,10 @@ def test_every_operation_has_its_errors(document: dict[str, Any], client: httpx.
     for path, operations in document["paths"].items():
         for operation in operations.values():
             assert {"200", "4XX", "5XX"} <= operation["responses"].keys(), path
+            content = operation["responses"]["200"]["content"]
+            assert content and all(kind["schema"] for kind in content.values()), path
+            assert operation["security"] == ([] if path in PUBLIC else [{"bearer": []}, {"x-api-key": []}]), path
+    assert document["components"]["securitySchemes"].keys() == {"bearer", "x-api-key"}
     schemas = document["components"]["schemas"]
     for path, shape in (("/v1/responses", "ErrorResponse"), ("/v1/messages", "AnthropicErrorResponse")):
         refused = document["paths"][path]["post"]["responses"]["4XX"]["content"]["application/json"]["schema"]

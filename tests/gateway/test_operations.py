@@ -60,6 +60,7 @@ def test_the_documentation_needs_nothing_from_elsewhere(client: httpx.Client) ->
     page = client.get("/docs")
     assert page.status_code == 200 and not re.search(r"(src|href)=\"(https?:)?//", page.text)
     assert client.get("/").json()["links"]["docs"] == "/docs"
+    assert '<input id="key" type="password"' in page.text and "headers.authorization" in page.text
 
 
 def test_the_openapi_document_describes_every_body_and_resolves(client: httpx.Client) -> None:

@@ -80,7 +80,7 @@ def list_tenants(as_json: JsonOption = False, config: ConfigOption = None) -> No
 
     async def read(store: Store) -> list[dict[str, Any]]:
         async with store.reading() as session:
-            return [tenant_object(each) for each in (await tenants.list_organizations(session, _ALL)).items]
+            return [{**tenant_object(each)} for each in (await tenants.list_organizations(session, _ALL)).items]
 
     show(with_store(config, read), _COLUMNS, as_json=as_json, nothing="no organisations")
 

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from fastapi import FastAPI
-from pydantic import BaseModel
 
 import kvarn
 from kvarn.config.schema import KvarnConfig
@@ -20,7 +19,7 @@ from kvarn.gateway.body import BodyReader
 from kvarn.gateway.context import Gateway
 from kvarn.gateway.cors import add_cors
 from kvarn.gateway.errors import add_error_handlers
-from kvarn.gateway.middleware import RequestMiddleware
+from kvarn.gateway.middleware import PUBLIC, RequestMiddleware
 from kvarn.gateway.moderation import Moderation
 from kvarn.gateway.open_requests import OpenRequests
 from kvarn.gateway.openapi import describe
@@ -54,17 +53,6 @@ from kvarn.gateway.storage_room import StorageRoom
 from kvarn.gateway.text_pool import TextPool
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.store.errors import StoreError
-from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesRequest
-from kvarn.wire.openai.batches import BatchRequest
-from kvarn.wire.openai.budgets import BudgetCreate, BudgetUpdate
-from kvarn.wire.openai.chat import ChatCompletionRequest, CompletionChange
-from kvarn.wire.openai.completions import CompletionRequest
-from kvarn.wire.openai.conversations import CreateConversationRequest, CreateItemsRequest, UpdateConversationRequest
-from kvarn.wire.openai.embeddings import EmbeddingRequest
-from kvarn.wire.openai.moderations import ModerationRequest
-from kvarn.wire.openai.rerank import RerankRequest, ScoreRequest
-from kvarn.wire.openai.responses import ResponseRequest, TokenCountRequest
-from kvarn.wire.openai.tokenize import DetokenizeRequest, TokenizeRequest
 
 _OBSERVE_EVERY_S = 1.0
 
@@ -88,35 +76,12 @@ _ROUTES = (
     metrics,
     models,
     moderations,
-    organization,
+    *organization.MODULES,
     rerank,
     responses,
     tokens,
     usage,
 )
-
-_BODIES: list[type[BaseModel]] = [
-    BatchRequest,
-    BudgetCreate,
-    BudgetUpdate,
-    ChatCompletionRequest,
-    CompletionChange,
-    CompletionRequest,
-    CreateConversationRequest,
-    CountTokensRequest,
-    CreateItemsRequest,
-    DetokenizeRequest,
-    EmbeddingRequest,
-    MessagesRequest,
-    ModerationRequest,
-    RerankRequest,
-    ResponseRequest,
-    ScoreRequest,
-    TokenCountRequest,
-    TokenizeRequest,
-    UpdateConversationRequest,
-    *organization.BODIES,
-]
 
 
 def create_app(
@@ -174,7 +139,7 @@ def create_app(
     add_error_handlers(app)
     for resource in _ROUTES:
         app.include_router(resource.router)
-    describe(app, _BODIES)
+    describe(app, [route for resource in _ROUTES for route in resource.router.routes], PUBLIC)
     return app
 
 

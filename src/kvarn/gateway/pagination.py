@@ -12,8 +12,10 @@ from kvarn.gateway.parameters import Number, Parameter, Text
 from kvarn.gateway.query import Query
 from kvarn.store.repositories.pages import Cursor, Page
 from kvarn.wire.openai.errors import invalid_request
+from kvarn.wire.openai.lists import ListObject
 
 ItemT = TypeVar("ItemT")
+DescribedT = TypeVar("DescribedT")
 
 _AFTER = Text("after", "Id of the object behind which the page begins.", default=None)
 _BEFORE = Text("before", "Id of the object before which the page ends; not together with `after`.", default=None)
@@ -59,7 +61,7 @@ class ListQuery(Query):
         return Cursor(self._limit.read(request), after, before, self._order.read(request) == "asc")
 
 
-def list_answer(page: Page[ItemT], describe: Callable[[ItemT], Any]) -> dict[str, Any]:
+def list_answer(page: Page[ItemT], describe: Callable[[ItemT], DescribedT]) -> ListObject[DescribedT]:
     """OpenAI's list object. `describe` makes an object of the answer: a mapping or a struct, with an `id`.
 
     The ids of an empty page are empty strings: OpenAI's document wants strings in most lists, and has no word for none.

@@ -53,7 +53,7 @@ class Query:
             name = key[:80]
             if key.partition("[")[0] in keys or request.url.path.startswith(_ADMINISTRATION):
                 raise invalid_request(f"Unrecognized query parameter supplied: {name}", name, "unknown_parameter")
-            record_of(request.scope).warnings.append(f"ignored unknown query parameter {name!a}")
+            record_of(request.scope).warnings.append(f"ignored unknown query parameter {name[:40]!a}")
         for parameter in self.parameters:
             parameter.read(request)
 

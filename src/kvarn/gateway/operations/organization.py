@@ -9,7 +9,18 @@ from kvarn.store.models import ApiKey, Organization, Project, User
 from kvarn.store.owner import LimitRule, Role, Scopes
 from kvarn.store.repositories.audit import AuditRecord
 from kvarn.store.repositories.users import Member
+from kvarn.wire.openai.lists import DeletedObject
 from kvarn.wire.openai.organization import UNLIMITED, OrganizationRole, RateLimitUpdate
+from kvarn.wire.openai.organization_objects import (
+    AdminKeyObject,
+    ProjectKeyObject,
+    ProjectObject,
+    ProjectUserObject,
+    ServiceAccountKeyObject,
+    ServiceAccountObject,
+    TenantObject,
+    UserObject,
+)
 
 RATE_LIMIT_PREFIX = "rl-"
 """A rate limit's id is this and the model's name: known before the limit is set."""
@@ -41,7 +52,7 @@ def scopes_of(texts: Sequence[str]) -> Scopes:
     return Scopes(**{kind: tuple(values) for kind, values in kinds.items()})
 
 
-def project_object(project: Project) -> dict[str, Any]:
+def project_object(project: Project) -> ProjectObject:
     """`organization.project`."""
     return {
         "object": "organization.project",
@@ -54,7 +65,7 @@ def project_object(project: Project) -> dict[str, Any]:
     }
 
 
-def project_key_object(key: ApiKey, user: User | None) -> dict[str, Any]:
+def project_key_object(key: ApiKey, user: User | None) -> ProjectKeyObject:
     """`organization.project.api_key`. `user` is its owner; one without is the project's own."""
     return {
         "object": "organization.project.api_key",
@@ -71,7 +82,7 @@ def project_key_object(key: ApiKey, user: User | None) -> dict[str, Any]:
     }
 
 
-def admin_key_object(key: ApiKey, user: User | None) -> dict[str, Any]:
+def admin_key_object(key: ApiKey, user: User | None) -> AdminKeyObject:
     """`organization.admin_api_key`. One without a user is the organisation's own."""
     if user is None:
         owner: dict[str, Any] = {
@@ -101,7 +112,7 @@ def admin_key_object(key: ApiKey, user: User | None) -> dict[str, Any]:
     }
 
 
-def service_account_key_object(key: ApiKey, value: str) -> dict[str, Any]:
+def service_account_key_object(key: ApiKey, value: str) -> ServiceAccountKeyObject:
     """`organization.project.service_account.api_key`: shown once, with its value."""
     return {
         "object": "organization.project.service_account.api_key",
@@ -112,7 +123,7 @@ def service_account_key_object(key: ApiKey, value: str) -> dict[str, Any]:
     }
 
 
-def service_account_object(member: Member) -> dict[str, Any]:
+def service_account_object(member: Member) -> ServiceAccountObject:
     """`organization.project.service_account`."""
     return {
         "object": "organization.project.service_account",
@@ -123,7 +134,7 @@ def service_account_object(member: Member) -> dict[str, Any]:
     }
 
 
-def project_user_object(member: Member) -> dict[str, Any]:
+def project_user_object(member: Member) -> ProjectUserObject:
     """`organization.project.user`."""
     return {
         "object": "organization.project.user",
@@ -135,7 +146,7 @@ def project_user_object(member: Member) -> dict[str, Any]:
     }
 
 
-def user_object(user: User) -> dict[str, Any]:
+def user_object(user: User) -> UserObject:
     """`organization.user`."""
     return {
         "object": "organization.user",
@@ -160,7 +171,7 @@ def limit_changes(asked: RateLimitUpdate) -> dict[str, int | None]:
     return {_WIRE_LIMITS[wire]: None if limit == UNLIMITED else limit for wire, limit in given.items()}
 
 
-def tenant_object(organization: Organization) -> dict[str, Any]:
+def tenant_object(organization: Organization) -> TenantObject:
     """`organization.tenant`: ours."""
     return {
         "object": "organization.tenant",
@@ -191,7 +202,7 @@ def audit_log_object(record: AuditRecord) -> dict[str, Any]:
     return told
 
 
-def deleted_object(kind: str, object_id: str) -> dict[str, Any]:
+def deleted_object(kind: str, object_id: str) -> DeletedObject:
     """What is left of a deleted object."""
     return {"object": f"{kind}.deleted", "id": object_id, "deleted": True}
 

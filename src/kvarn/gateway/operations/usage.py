@@ -14,7 +14,7 @@ from kvarn.wire.openai.organization_usage import (
     CompletionsUsage,
     Costs,
     InputUsage,
-    Result,
+    ResultT,
     UsageBucket,
     UsagePage,
 )
@@ -24,29 +24,31 @@ EMBEDDINGS = ("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/scor
 MODERATIONS = ("/v1/moderations",)
 
 
-async def completions_usage(reports: Reports, asked: UsageQuery) -> UsagePage:
+async def completions_usage(reports: Reports, asked: UsageQuery) -> UsagePage[CompletionsUsage]:
     """Of all that generates."""
     where = replace(asked.where, not_endpoints=EMBEDDINGS + MODERATIONS)
     return await _page(reports, asked, where, asked.group_by, _completions)
 
 
-async def embeddings_usage(reports: Reports, asked: UsageQuery) -> UsagePage:
+async def embeddings_usage(reports: Reports, asked: UsageQuery) -> UsagePage[InputUsage]:
     """Of embeddings, and of ranking by them."""
     return await _input_usage(reports, asked, EMBEDDINGS, "organization.usage.embeddings.result")
 
 
-async def moderations_usage(reports: Reports, asked: UsageQuery) -> UsagePage:
+async def moderations_usage(reports: Reports, asked: UsageQuery) -> UsagePage[InputUsage]:
     """Of moderations."""
     return await _input_usage(reports, asked, MODERATIONS, "organization.usage.moderations.result")
 
 
-async def costs(reports: Reports, asked: UsageQuery) -> UsagePage:
+async def costs(reports: Reports, asked: UsageQuery) -> UsagePage[Costs]:
     """Of everything; a line item is a model."""
     group_by = ["model" if group == "line_item" else group for group in asked.group_by]
     return await _page(reports, asked, asked.where, group_by, _costs)
 
 
-async def _input_usage(reports: Reports, asked: UsageQuery, endpoints: tuple[str, ...], kind: str) -> UsagePage:
+async def _input_usage(
+    reports: Reports, asked: UsageQuery, endpoints: tuple[str, ...], kind: str
+) -> UsagePage[InputUsage]:
     def describe(found: UsageSum) -> InputUsage:
         return InputUsage(
             object=kind, input_tokens=found.input_tokens, num_model_requests=found.requests, **found.group
@@ -60,13 +62,13 @@ async def _page(
     asked: UsageQuery,
     where: UsageFilter,
     group_by: Sequence[str],
-    describe: Callable[[UsageSum], Result],
-) -> UsagePage:
+    describe: Callable[[UsageSum], ResultT],
+) -> UsagePage[ResultT]:
     """All buckets of the page, those too in which nothing happened."""
     start, end = max(asked.first, asked.start), min(asked.last, asked.end)
     tenant = asked.where.organization_id or ""
     found = await reports.sums(tenant, where, start=start, end=end, width=asked.width, group_by=group_by)
-    results: dict[int, list[Result]] = {}
+    results: dict[int, list[ResultT]] = {}
     for each in found:
         results.setdefault(each.start, []).append(describe(each))
     data = []

@@ -7,20 +7,22 @@ from starlette.responses import Response
 
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.context import gateway_of
-from kvarn.gateway.openapi import json_body
+from kvarn.gateway.openapi import shapes
 from kvarn.gateway.operations.batches import describe_batch, start_batch
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.query import check_query
 from kvarn.gateway.record import record_of
 from kvarn.store.repositories.batches import cancel_batch, find_batch, list_batches
-from kvarn.wire.openai.batches import BatchRequest
+from kvarn.wire.openai.batches import BatchObject, BatchRequest
+from kvarn.wire.openai.lists import ListObject
 
 router = APIRouter(prefix="/v1/batches", tags=["batches"])
 
 _LIST = ListQuery(ordered=False)
 
 
-@router.post("", summary="Run a file of requests", openapi_extra=json_body(BatchRequest))
+@router.post("", summary="Run a file of requests")
+@shapes(BatchObject, BatchRequest)
 async def create_batch(request: Request) -> Response:
     """Take a batch; it is checked and run in the background."""
     check_query(request)
@@ -30,6 +32,7 @@ async def create_batch(request: Request) -> Response:
 
 
 @router.get("", summary="List batches", openapi_extra=_LIST.described)
+@shapes(ListObject[BatchObject])
 async def list_all_batches(request: Request) -> Response:
     """The project's batches, newest first."""
     cursor = _LIST.read(request)
@@ -39,6 +42,7 @@ async def list_all_batches(request: Request) -> Response:
 
 
 @router.get("/{batch_id}", summary="Describe a batch")
+@shapes(BatchObject)
 async def get_batch(request: Request, batch_id: str) -> Response:
     """One batch: its state, how many of its requests are answered, and its files."""
     check_query(request)
@@ -47,6 +51,7 @@ async def get_batch(request: Request, batch_id: str) -> Response:
 
 
 @router.post("/{batch_id}/cancel", summary="Cancel a batch")
+@shapes(BatchObject)
 async def cancel_one_batch(request: Request, batch_id: str) -> Response:
     """Run no more of a batch; what was answered comes in its output file."""
     check_query(request)

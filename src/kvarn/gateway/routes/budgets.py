@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.identity.desk import Desk, desk_of
-from kvarn.gateway.openapi import json_body
+from kvarn.gateway.openapi import shapes
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.query import check_query
 from kvarn.metering.prices import BILLIONTHS, billionths
@@ -15,6 +15,7 @@ from kvarn.store.models import Budget
 from kvarn.store.repositories import budgets
 from kvarn.wire.openai.budgets import BudgetCreate, BudgetDeleted, BudgetObject, BudgetUpdate
 from kvarn.wire.openai.errors import invalid_request
+from kvarn.wire.openai.lists import ListObject
 
 router = APIRouter(prefix="/v1/organization/budgets", tags=["organization"])
 
@@ -22,6 +23,7 @@ _LIST = ListQuery(ascending=True)
 
 
 @router.get("", summary="List budgets", openapi_extra=_LIST.described)
+@shapes(ListObject[BudgetObject])
 async def list_budgets(request: Request) -> Response:
     """The organisation's budgets and those of its projects, oldest first."""
     desk = desk_of(request)
@@ -32,7 +34,8 @@ async def list_budgets(request: Request) -> Response:
     return json_response(list_answer(page, lambda budget: _describe(budget, spent[budget.id])))
 
 
-@router.post("", summary="Create a budget", openapi_extra=json_body(BudgetCreate))
+@router.post("", summary="Create a budget")
+@shapes(BudgetObject, BudgetCreate)
 async def create_budget(request: Request) -> Response:
     """A budget of the organisation, or of one of its projects. It holds for requests from now on, at every gateway
     within `metering.budget_refresh_s`; what was spent before in the period counts."""
@@ -49,6 +52,7 @@ async def create_budget(request: Request) -> Response:
 
 
 @router.get("/{budget_id}", summary="Retrieve a budget")
+@shapes(BudgetObject)
 async def get_budget(request: Request, budget_id: str) -> Response:
     """One budget, with what has been spent of it."""
     desk = desk_of(request)
@@ -58,7 +62,8 @@ async def get_budget(request: Request, budget_id: str) -> Response:
     return json_response(await _with_spent(desk, budget))
 
 
-@router.post("/{budget_id}", summary="Modify a budget", openapi_extra=json_body(BudgetUpdate))
+@router.post("/{budget_id}", summary="Modify a budget")
+@shapes(BudgetObject, BudgetUpdate)
 async def modify_budget(request: Request, budget_id: str) -> Response:
     """Set or take away its limits."""
     desk = desk_of(request)
@@ -72,6 +77,7 @@ async def modify_budget(request: Request, budget_id: str) -> Response:
 
 
 @router.delete("/{budget_id}", summary="Delete a budget")
+@shapes(BudgetDeleted)
 async def delete_budget(request: Request, budget_id: str) -> Response:
     """Its limits hold no longer."""
     desk = desk_of(request)

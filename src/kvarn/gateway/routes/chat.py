@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from kvarn.gateway.answer import event_stream, json_response, json_when_done
 from kvarn.gateway.context import gateway_of
-from kvarn.gateway.openapi import EVENTS, json_body
+from kvarn.gateway.openapi import EVENTS, shapes
 from kvarn.gateway.operations.chat import start_chat
 from kvarn.gateway.operations.stored_chat import describe_completion, stored_messages
 from kvarn.gateway.pagination import ListQuery, list_answer
@@ -22,7 +24,8 @@ from kvarn.store.repositories.stored_completions import (
     list_completions,
 )
 from kvarn.wire.openai.chat import ChatCompletionRequest, CompletionChange
-from kvarn.wire.openai.chat_answer import ChatCompletionDeleted
+from kvarn.wire.openai.chat_answer import ChatCompletion, ChatCompletionDeleted
+from kvarn.wire.openai.lists import ListObject
 
 router = APIRouter(prefix="/v1/chat/completions", tags=["chat"])
 
@@ -32,7 +35,8 @@ _LIST = ListQuery(_MODEL, _METADATA, ascending=True)
 _MESSAGES = ListQuery(ascending=True)
 
 
-@router.post("", summary="Answer a conversation", openapi_extra=json_body(ChatCompletionRequest) | EVENTS)
+@router.post("", summary="Answer a conversation", openapi_extra=EVENTS)
+@shapes(ChatCompletion, ChatCompletionRequest)
 async def create_chat_completion(request: Request) -> Response:
     """Answer the messages of a chat, as one object or as a stream of events. With `store` the answer is kept."""
     gateway = gateway_of(request)
@@ -42,6 +46,7 @@ async def create_chat_completion(request: Request) -> Response:
 
 
 @router.get("", summary="List stored chat completions", openapi_extra=_LIST.described)
+@shapes(ListObject[ChatCompletion])
 async def list_chat_completions(request: Request) -> Response:
     """The project's stored completions by age, oldest first unless `order` is `desc`; of one `model`, or with entries
     of `metadata[key]`."""
@@ -53,6 +58,7 @@ async def list_chat_completions(request: Request) -> Response:
 
 
 @router.get("/{completion_id}", summary="Read a stored chat completion")
+@shapes(ChatCompletion)
 async def get_chat_completion(request: Request, completion_id: str) -> Response:
     """One stored completion."""
     check_query(request)
@@ -60,7 +66,8 @@ async def get_chat_completion(request: Request, completion_id: str) -> Response:
     return json_response(describe_completion(await find_completion(gateway_of(request).store, owner, completion_id)))
 
 
-@router.post("/{completion_id}", summary="Change a stored chat completion", openapi_extra=json_body(CompletionChange))
+@router.post("/{completion_id}", summary="Change a stored chat completion")
+@shapes(ChatCompletion, CompletionChange)
 async def change_chat_completion(request: Request, completion_id: str) -> Response:
     """Replace the metadata of a stored completion: nothing else of it can be changed."""
     check_query(request)
@@ -71,6 +78,7 @@ async def change_chat_completion(request: Request, completion_id: str) -> Respon
 
 
 @router.delete("/{completion_id}", summary="Delete a stored chat completion")
+@shapes(ChatCompletionDeleted)
 async def delete_chat_completion(request: Request, completion_id: str) -> Response:
     """Delete a stored completion and its messages."""
     check_query(request)
@@ -83,6 +91,7 @@ async def delete_chat_completion(request: Request, completion_id: str) -> Respon
     summary="Read the messages of a stored chat completion",
     openapi_extra=_MESSAGES.described,
 )
+@shapes(ListObject[dict[str, Any]])
 async def list_chat_messages(request: Request, completion_id: str) -> Response:
     """What a stored completion answers, first message first unless `order` is `desc`."""
     cursor = _MESSAGES.read(request)

@@ -7,15 +7,16 @@ from starlette.responses import Response
 
 from kvarn.gateway.answer import event_stream, json_when_done
 from kvarn.gateway.context import gateway_of
-from kvarn.gateway.openapi import EVENTS, json_body
+from kvarn.gateway.openapi import EVENTS, shapes
 from kvarn.gateway.operations.completions import start_completion
 from kvarn.gateway.record import record_of
-from kvarn.wire.openai.completions import CompletionRequest
+from kvarn.wire.openai.completions import Completion, CompletionRequest
 
 router = APIRouter(prefix="/v1", tags=["completions"])
 
 
-@router.post("/completions", summary="Continue a text", openapi_extra=json_body(CompletionRequest) | EVENTS)
+@router.post("/completions", summary="Continue a text", openapi_extra=EVENTS)
+@shapes(Completion, CompletionRequest)
 async def create_completion(request: Request) -> Response:
     """Continue one prompt or several, as one object or as a stream of events."""
     gateway = gateway_of(request)

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.context import gateway_of
-from kvarn.gateway.openapi import json_body
+from kvarn.gateway.openapi import shapes
 from kvarn.gateway.operations import conversations
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.query import Query, check_query
@@ -25,6 +25,8 @@ from kvarn.wire.openai.conversations import (
     DeletedConversation,
     UpdateConversationRequest,
 )
+from kvarn.wire.openai.lists import ListObject
+from kvarn.wire.openai.response_items import StoredItem
 
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
 
@@ -32,7 +34,8 @@ _LIST = ListQuery(INCLUDE)
 _ITEM = Query(INCLUDE)
 
 
-@router.post("", summary="Make a conversation", openapi_extra=json_body(CreateConversationRequest))
+@router.post("", summary="Make a conversation")
+@shapes(ConversationAnswer, CreateConversationRequest)
 async def create_conversation(request: Request) -> Response:
     """A new conversation, empty or begun with items."""
     check_query(request)
@@ -44,13 +47,15 @@ async def create_conversation(request: Request) -> Response:
 
 
 @router.get("/{conversation_id}", summary="Retrieve a conversation")
+@shapes(ConversationAnswer)
 async def get_conversation(request: Request, conversation_id: str) -> Response:
     """A conversation, without its items."""
     check_query(request)
     return _answer(await stored.find_conversation(*_whose(request), conversation_id))
 
 
-@router.post("/{conversation_id}", summary="Change a conversation", openapi_extra=json_body(UpdateConversationRequest))
+@router.post("/{conversation_id}", summary="Change a conversation")
+@shapes(ConversationAnswer, UpdateConversationRequest)
 async def update_conversation(request: Request, conversation_id: str) -> Response:
     """Give a conversation other metadata."""
     check_query(request)
@@ -61,6 +66,7 @@ async def update_conversation(request: Request, conversation_id: str) -> Respons
 
 
 @router.delete("/{conversation_id}", summary="Delete a conversation")
+@shapes(DeletedConversation)
 async def delete_conversation(request: Request, conversation_id: str) -> Response:
     """Delete a conversation with all its items."""
     check_query(request)
@@ -71,8 +77,9 @@ async def delete_conversation(request: Request, conversation_id: str) -> Respons
 @router.post(
     "/{conversation_id}/items",
     summary="Add items",
-    openapi_extra=_ITEM.described | json_body(CreateItemsRequest),
+    openapi_extra=_ITEM.described,
 )
+@shapes(ListObject[StoredItem], CreateItemsRequest)
 async def create_items(request: Request, conversation_id: str) -> Response:
     """Add items at the end of a conversation."""
     _ITEM.check(request)
@@ -83,6 +90,7 @@ async def create_items(request: Request, conversation_id: str) -> Response:
 
 
 @router.get("/{conversation_id}/items", summary="List a conversation's items", openapi_extra=_LIST.described)
+@shapes(ListObject[StoredItem])
 async def list_items(request: Request, conversation_id: str) -> Response:
     """The items of a conversation, newest first unless asked otherwise."""
     cursor = _LIST.read(request)
@@ -90,6 +98,7 @@ async def list_items(request: Request, conversation_id: str) -> Response:
 
 
 @router.get("/{conversation_id}/items/{item_id}", summary="Retrieve an item", openapi_extra=_ITEM.described)
+@shapes(StoredItem)
 async def get_item(request: Request, conversation_id: str, item_id: str) -> Response:
     """One item of a conversation."""
     _ITEM.check(request)
@@ -97,6 +106,7 @@ async def get_item(request: Request, conversation_id: str, item_id: str) -> Resp
 
 
 @router.delete("/{conversation_id}/items/{item_id}", summary="Delete an item")
+@shapes(ConversationAnswer)
 async def delete_item(request: Request, conversation_id: str, item_id: str) -> Response:
     """Delete one item of a conversation; the answer is the conversation."""
     check_query(request)

@@ -7,15 +7,16 @@ from starlette.responses import Response
 
 from kvarn.gateway.answer import json_when_done
 from kvarn.gateway.context import gateway_of
-from kvarn.gateway.openapi import json_body
+from kvarn.gateway.openapi import shapes
 from kvarn.gateway.operations.embeddings import start_embedding
 from kvarn.gateway.record import record_of
-from kvarn.wire.openai.embeddings import EmbeddingRequest
+from kvarn.wire.openai.embeddings import EmbeddingList, EmbeddingRequest
 
 router = APIRouter(prefix="/v1", tags=["embeddings"])
 
 
-@router.post("/embeddings", summary="Embed texts", openapi_extra=json_body(EmbeddingRequest))
+@router.post("/embeddings", summary="Embed texts")
+@shapes(EmbeddingList, EmbeddingRequest)
 async def create_embeddings(request: Request) -> Response:
     """Embed one input or a batch with an encoder model; `encoding_format` is `float` or `base64`."""
     gateway = gateway_of(request)

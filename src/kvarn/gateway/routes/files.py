@@ -11,13 +11,15 @@ from starlette.responses import Response, StreamingResponse
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.body import read_stream
 from kvarn.gateway.context import gateway_of
+from kvarn.gateway.openapi import shapes
 from kvarn.gateway.operations.files import PURPOSES, describe_file, take_file
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Text
 from kvarn.gateway.query import check_query
 from kvarn.gateway.record import record_of
 from kvarn.store.repositories.files import delete_file, find_file, list_files, read_content
-from kvarn.wire.openai.files import FileDeleted
+from kvarn.wire.openai.files import FileDeleted, FileObject
+from kvarn.wire.openai.lists import ListObject
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
 
@@ -57,6 +59,7 @@ class _Content(StreamingResponse):
 
 
 @router.post("", summary="Upload a file", openapi_extra=_FORM)
+@shapes(FileObject)
 async def create_file(request: Request) -> Response:
     """Keep a file; it is read and written piece by piece. One larger than `retention.max_file_bytes` gets a 413."""
     check_query(request)
@@ -71,6 +74,7 @@ async def create_file(request: Request) -> Response:
 
 
 @router.get("", summary="List files", openapi_extra=_LIST.described)
+@shapes(ListObject[FileObject])
 async def list_all_files(request: Request) -> Response:
     """The project's files by age, newest first unless `order` is `asc`; of one `purpose`, or all."""
     gateway, owner = gateway_of(request), record_of(request.scope).principal.owner
@@ -80,6 +84,7 @@ async def list_all_files(request: Request) -> Response:
 
 
 @router.get("/{file_id}", summary="Describe a file")
+@shapes(FileObject)
 async def get_file(request: Request, file_id: str) -> Response:
     """One file, without its content."""
     check_query(request)
@@ -102,6 +107,7 @@ async def get_file_content(request: Request, file_id: str) -> Response:
 
 
 @router.delete("/{file_id}", summary="Delete a file")
+@shapes(FileDeleted)
 async def delete_one_file(request: Request, file_id: str) -> Response:
     """Delete a file and its content."""
     check_query(request)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -11,6 +11,7 @@ from starlette.responses import Response
 import kvarn
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.context import gateway_of
+from kvarn.gateway.openapi import shapes
 from kvarn.gateway.served import ServedModel
 
 router = APIRouter(tags=["operation"])
@@ -20,8 +21,54 @@ _NOT_READY: dict[int | str, dict[str, Any]] = {
 }
 
 
+class Root(TypedDict):
+    """What answers here, and where to look next."""
+
+    name: str
+    version: str
+    models: list[str]
+    links: dict[str, str]
+
+
+class Version(TypedDict):
+    """The server's version."""
+
+    version: str
+
+
+class Load(TypedDict):
+    """Requests being answered."""
+
+    server_load: int
+
+
+class Health(TypedDict):
+    """Always `ok`."""
+
+    status: str
+
+
+class ModelState(TypedDict):
+    """How far a model is."""
+
+    ready: bool
+    state: str
+    stage: NotRequired[str]
+    progress: NotRequired[float]
+    error: NotRequired[str]
+
+
+class Readiness(TypedDict):
+    """How far each model is; `status` is `ready` or `not_ready`."""
+
+    status: str
+    models: dict[str, ModelState]
+    database: str
+
+
 @router.head("/", include_in_schema=False)
 @router.get("/", summary="Name, version and links")
+@shapes(Root)
 async def root(request: Request) -> Response:
     """Say what answers here and where to look next."""
     links = {
@@ -36,12 +83,14 @@ async def root(request: Request) -> Response:
 
 
 @router.get("/version", summary="The version of the server")
+@shapes(Version)
 async def version() -> Response:
     """Kvarn's version, in vLLM's form."""
     return json_response({"version": kvarn.__version__})
 
 
 @router.get("/load", summary="How many requests are being answered")
+@shapes(Load)
 async def load(request: Request) -> Response:
     """Requests that this process is answering, waiting ones among them and this one not, in vLLM's form."""
     return json_response({"server_load": gateway_of(request).metrics.requests_in_flight - 1})
@@ -52,6 +101,7 @@ async def load(request: Request) -> Response:
 @router.get("/ping", summary="`/health`, by the name that SageMaker asks for")
 @router.head("/health", include_in_schema=False)
 @router.get("/health", summary="Whether the gateway's process lives")
+@shapes(Health)
 async def health() -> Response:
     """Answer 200 as long as the event loop turns, whatever the models do: restart the process when this fails."""
     return json_response({"status": "ok"})
@@ -59,6 +109,7 @@ async def health() -> Response:
 
 @router.head("/ready", include_in_schema=False)
 @router.get("/ready", summary="Whether every model takes requests", responses=_NOT_READY)
+@shapes(Readiness)
 async def ready(request: Request) -> Response:
     """Answer 200 when all models are ready, else 503 with the progress of each: send traffic when this succeeds.
 
@@ -66,7 +117,7 @@ async def ready(request: Request) -> Response:
     """
     models = list(gateway_of(request).models)
     all_ready = all(model.ready for model in models)
-    answer = {
+    answer: Readiness = {
         "status": "ready" if all_ready else "not_ready",
         "models": {model.name: _state(model) for model in models},
         "database": str(gateway_of(request).store.health.state),
@@ -74,9 +125,9 @@ async def ready(request: Request) -> Response:
     return json_response(answer, 200 if all_ready else 503)
 
 
-def _state(model: ServedModel) -> dict[str, object]:
+def _state(model: ServedModel) -> ModelState:
     stage, fraction = model.replica.progress
-    state: dict[str, object] = {"ready": model.ready, "state": str(model.replica.state)}
+    state: ModelState = {"ready": model.ready, "state": str(model.replica.state)}
     if not model.ready:
         state |= {"stage": stage, "progress": round(fraction, 3)}
     if model.load_error is not None:

@@ -7,17 +7,17 @@ from starlette.responses import Response
 
 from kvarn.gateway.answer import event_stream, json_response, json_when_done
 from kvarn.gateway.context import gateway_of
-from kvarn.gateway.openapi import EVENTS, json_body
+from kvarn.gateway.openapi import EVENTS, shapes
 from kvarn.gateway.operations.messages import count_tokens, start_message
 from kvarn.gateway.record import record_of
+from kvarn.wire.anthropic.answer import Message, TokenCount
 from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesRequest
 
 router = APIRouter(prefix="/v1/messages", tags=["messages"])
 
 
-@router.post(
-    "", summary="Answer a conversation, in Anthropic's words", openapi_extra=json_body(MessagesRequest) | EVENTS
-)
+@router.post("", summary="Answer a conversation, in Anthropic's words", openapi_extra=EVENTS)
+@shapes(Message, MessagesRequest)
 async def create_message(request: Request) -> Response:
     """Answer messages, as one object or as a stream of Anthropic's events."""
     gateway, record = gateway_of(request), record_of(request.scope)
@@ -27,7 +27,8 @@ async def create_message(request: Request) -> Response:
     return event_stream(run.stream(), end=b"", tell=run.tell) if asked.stream else json_when_done(run.collect())
 
 
-@router.post("/count_tokens", summary="Count a prompt's tokens", openapi_extra=json_body(CountTokensRequest))
+@router.post("/count_tokens", summary="Count a prompt's tokens")
+@shapes(TokenCount, CountTokensRequest)
 async def count_message_tokens(request: Request) -> Response:
     """How many tokens the prompt of a message would have."""
     gateway = gateway_of(request)

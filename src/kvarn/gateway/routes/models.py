@@ -8,6 +8,7 @@ from starlette.responses import Response
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.context import gateway_of
 from kvarn.gateway.identity.scopes import may_use_model
+from kvarn.gateway.openapi import shapes
 from kvarn.gateway.record import record_of
 from kvarn.gateway.served import ServedModel
 from kvarn.wire.openai.errors import model_not_found
@@ -17,6 +18,7 @@ router = APIRouter(prefix="/v1/models", tags=["models"])
 
 
 @router.get("", summary="List the served models")
+@shapes(ModelList)
 async def list_models(request: Request) -> Response:
     """Every model in the key's scope, with readiness and capacity."""
     principal = record_of(request.scope).principal
@@ -25,6 +27,7 @@ async def list_models(request: Request) -> Response:
 
 
 @router.get("/{model:path}", summary="Describe one model")
+@shapes(Model)
 async def get_model(request: Request, model: str) -> Response:
     """One model, with readiness and capacity; 404 `model_not_found` for one that is not served or not in scope."""
     record, models = record_of(request.scope), gateway_of(request).models

@@ -7,15 +7,16 @@ from starlette.responses import Response
 
 from kvarn.gateway.answer import json_when_done
 from kvarn.gateway.context import gateway_of
-from kvarn.gateway.openapi import json_body
+from kvarn.gateway.openapi import shapes
 from kvarn.gateway.operations.moderations import start_moderation
 from kvarn.gateway.record import record_of
-from kvarn.wire.openai.moderations import ModerationRequest
+from kvarn.wire.openai.moderations import ModerationList, ModerationRequest
 
 router = APIRouter(prefix="/v1", tags=["moderations"])
 
 
-@router.post("/moderations", summary="Moderate texts", openapi_extra=json_body(ModerationRequest))
+@router.post("/moderations", summary="Moderate texts")
+@shapes(ModerationList, ModerationRequest)
 async def create_moderation(request: Request) -> Response:
     """Look at one text or several: a score from 0 to 1 for each of OpenAI's categories."""
     gateway = gateway_of(request)

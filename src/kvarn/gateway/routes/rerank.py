@@ -7,10 +7,10 @@ from starlette.responses import Response
 
 from kvarn.gateway.answer import json_when_done
 from kvarn.gateway.context import gateway_of
-from kvarn.gateway.openapi import json_body
+from kvarn.gateway.openapi import shapes
 from kvarn.gateway.operations.rerank import start_rerank, start_score
 from kvarn.gateway.record import record_of
-from kvarn.wire.openai.rerank import RerankRequest, ScoreRequest
+from kvarn.wire.openai.rerank import RerankAnswer, RerankRequest, ScoreAnswer, ScoreRequest
 
 router = APIRouter(tags=["rerank"])
 
@@ -18,9 +18,10 @@ _COHERE = "/v2/rerank"
 """Here texts are sent back only where asked for."""
 
 
-@router.post("/v1/rerank", summary="Rank texts by relevance", openapi_extra=json_body(RerankRequest))
+@router.post("/v1/rerank", summary="Rank texts by relevance")
 @router.post("/rerank", include_in_schema=False)
 @router.post(_COHERE, include_in_schema=False)
+@shapes(RerankAnswer, RerankRequest)
 async def rerank(request: Request) -> Response:
     """Rank documents by how near they are to a query, with an embedding model."""
     gateway, record = gateway_of(request), record_of(request.scope)
@@ -29,8 +30,9 @@ async def rerank(request: Request) -> Response:
     return json_when_done(await start_rerank(gateway, record, asked, show_documents=show))
 
 
-@router.post("/v1/score", summary="Compare texts in pairs", openapi_extra=json_body(ScoreRequest))
+@router.post("/v1/score", summary="Compare texts in pairs")
 @router.post("/score", include_in_schema=False)
+@shapes(ScoreAnswer, ScoreRequest)
 async def score(request: Request) -> Response:
     """How near two texts are, for one pair or many, with an embedding model."""
     gateway, record = gateway_of(request), record_of(request.scope)

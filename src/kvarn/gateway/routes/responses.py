@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from kvarn.gateway.answer import event_stream, json_response, json_when_done
 from kvarn.gateway.context import gateway_of
-from kvarn.gateway.openapi import EVENTS, json_body
+from kvarn.gateway.openapi import EVENTS, shapes
 from kvarn.gateway.operations import background_responses as background
 from kvarn.gateway.operations.responses import count_input_tokens, start_response
 from kvarn.gateway.pagination import ListQuery, list_answer
@@ -22,8 +22,11 @@ from kvarn.gateway.response_stream import ResponseStream
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.pages import cut_page
 from kvarn.store.repositories.responses import find_response
+from kvarn.wire.openai import response_answer
 from kvarn.wire.openai.errors import invalid_request
-from kvarn.wire.openai.response_answer import DeletedResponse, StreamEvent
+from kvarn.wire.openai.lists import ListObject
+from kvarn.wire.openai.response_answer import DeletedResponse, InputTokens, StreamEvent
+from kvarn.wire.openai.response_items import StoredItem
 from kvarn.wire.openai.responses import Include, ResponseRequest, TokenCountRequest
 
 router = APIRouter(prefix="/v1/responses", tags=["responses"])
@@ -40,7 +43,8 @@ _READ = Query(INCLUDE, _STREAM, _STARTING_AFTER, _OBFUSCATION)
 _LIST = ListQuery(INCLUDE)
 
 
-@router.post("", summary="Make a response", openapi_extra=json_body(ResponseRequest) | EVENTS)
+@router.post("", summary="Make a response", openapi_extra=EVENTS)
+@shapes(response_answer.Response, ResponseRequest)
 async def create_response(request: Request) -> Response:
     """Answer input items, going on from earlier turns where asked to: as one object, as a stream of events, or in the
     background."""
@@ -53,7 +57,8 @@ async def create_response(request: Request) -> Response:
     return _stream(run.stream(), run.ending) if asked.stream else json_when_done(run.collect(), run.chat.held)
 
 
-@router.post("/input_tokens", summary="Count a response's input tokens", openapi_extra=json_body(TokenCountRequest))
+@router.post("/input_tokens", summary="Count a response's input tokens")
+@shapes(InputTokens, TokenCountRequest)
 async def count_tokens(request: Request) -> Response:
     """How many tokens the prompt of a response would have."""
     gateway = gateway_of(request)
@@ -62,6 +67,7 @@ async def count_tokens(request: Request) -> Response:
 
 
 @router.get("/{response_id}", summary="Retrieve a response", openapi_extra=_READ.described | EVENTS)
+@shapes(response_answer.Response)
 async def get_response(request: Request, response_id: str) -> Response:
     """A stored response as it stands, or (`stream=true`) its events above number `starting_after`, up to its end."""
     _READ.check(request)
@@ -75,6 +81,7 @@ async def get_response(request: Request, response_id: str) -> Response:
 
 
 @router.delete("/{response_id}", summary="Delete a response")
+@shapes(DeletedResponse)
 async def delete_response(request: Request, response_id: str) -> Response:
     """Delete a stored response; one that runs in the background is stopped."""
     check_query(request)
@@ -83,6 +90,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
 
 
 @router.post("/{response_id}/cancel", summary="Cancel a background response")
+@shapes(response_answer.Response)
 async def cancel_response(request: Request, response_id: str) -> Response:
     """Stop a background response; what has been written is kept. One that has ended stays as it is."""
     check_query(request)
@@ -90,6 +98,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
 
 
 @router.get("/{response_id}/input_items", summary="List a response's input items", openapi_extra=_LIST.described)
+@shapes(ListObject[StoredItem])
 async def list_input_items(request: Request, response_id: str) -> Response:
     """The items that the request for a response brought."""
     cursor = _LIST.read(request)

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.context import Gateway, gateway_of
-from kvarn.gateway.openapi import json_body
+from kvarn.gateway.openapi import shapes
 from kvarn.gateway.record import record_of
 from kvarn.gateway.served import ReadyModel
 from kvarn.text.prompt import chat_token_ids
@@ -21,7 +21,8 @@ from kvarn.wire.openai.tokenize import (
 router = APIRouter(tags=["tokens"])
 
 
-@router.post("/tokenize", summary="Text or messages to token ids", openapi_extra=json_body(TokenizeRequest))
+@router.post("/tokenize", summary="Text or messages to token ids")
+@shapes(TokenizeResponse, TokenizeRequest)
 async def tokenize(request: Request) -> Response:
     """Tokenize a prompt, or the messages of a chat as the model would see them."""
     gateway, record = gateway_of(request), record_of(request.scope)
@@ -30,7 +31,8 @@ async def tokenize(request: Request) -> Response:
     return json_response(await gateway.run(record, lambda: _tokenized(asked, model)))
 
 
-@router.post("/detokenize", summary="Token ids to text", openapi_extra=json_body(DetokenizeRequest))
+@router.post("/detokenize", summary="Token ids to text")
+@shapes(DetokenizeResponse, DetokenizeRequest)
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens included."""
     gateway, record = gateway_of(request), record_of(request.scope)

@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.context import gateway_of
+from kvarn.gateway.openapi import shapes
 from kvarn.gateway.operations import usage
 from kvarn.gateway.record import record_of
 from kvarn.gateway.usage_query import (
@@ -20,6 +21,7 @@ from kvarn.gateway.usage_query import (
     UsageParameters,
 )
 from kvarn.store.owner import Principal
+from kvarn.wire.openai.organization_usage import CompletionsUsage, Costs, InputUsage, UsagePage
 
 router = APIRouter(prefix="/v1/organization", tags=["organization"])
 
@@ -35,6 +37,7 @@ _COSTS = UsageParameters(PROJECT_IDS, API_KEY_IDS, widths=COST_WIDTHS, groups=("
     summary="Usage of chats, completions, responses and messages",
     openapi_extra=_COMPLETIONS.described,
 )
+@shapes(UsagePage[CompletionsUsage])
 async def completions(request: Request) -> Response:
     """Requests and tokens in buckets of a minute, an hour or a day."""
     asked = _COMPLETIONS.read(request, _principal(request))
@@ -42,6 +45,7 @@ async def completions(request: Request) -> Response:
 
 
 @router.get("/usage/embeddings", summary="Usage of embeddings", openapi_extra=_INPUT.described)
+@shapes(UsagePage[InputUsage])
 async def embeddings(request: Request) -> Response:
     """Requests and tokens; reranking and scores, which are made of embeddings, among them."""
     asked = _INPUT.read(request, _principal(request))
@@ -49,6 +53,7 @@ async def embeddings(request: Request) -> Response:
 
 
 @router.get("/usage/moderations", summary="Usage of moderations", openapi_extra=_INPUT.described)
+@shapes(UsagePage[InputUsage])
 async def moderations(request: Request) -> Response:
     """Requests and tokens."""
     asked = _INPUT.read(request, _principal(request))
@@ -56,6 +61,7 @@ async def moderations(request: Request) -> Response:
 
 
 @router.get("/costs", summary="Costs by day", openapi_extra=_COSTS.described)
+@shapes(UsagePage[Costs])
 async def costs(request: Request) -> Response:
     """Money by day, at the prices of each day (`metering.prices`); a line item is a model."""
     asked = _COSTS.read(request, _principal(request))

@@ -20,20 +20,18 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     service_tier: str = "standard"
 
 
-class AnswerText(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="text"):
     """Text."""
 
     text: str
-    type: str = "text"
 
 
-class AnswerToolUse(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerToolUse(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="tool_use"):
     """A call the model makes."""
 
     id: str
     name: str
     input: dict[str, Any]
-    type: str = "tool_use"
 
 
 AnswerBlock = AnswerText | AnswerToolUse

@@ -81,7 +81,7 @@ class MessagesPrompt(LenientModel):
     """What becomes the prompt: all there is to count."""
 
     unsupported_fields = frozenset(
-        {"compaction", "context_management", "fallbacks", "mcp_servers", "output_format", "prefill", "thread"}
+        {"compaction", "context_management", "fallbacks", "mcp_servers", "output_format", "thread"}
     )
 
     model: str

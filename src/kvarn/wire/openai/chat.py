@@ -33,7 +33,7 @@ class ResponseFormat(RequestModel):
 
 def _check_response_format(value: object) -> object:
     if isinstance(value, dict) and value.get("type") in ("json_object", "json_schema"):
-        why = f"'response_format' of type {value['type']!r} is not supported yet: use 'text'."
+        why = f"'response_format' of type {value['type']!r} is not supported with this model: use 'text'."
         raise PydanticCustomError("unsupported_value", "{why}", {"why": why})
     return value
 

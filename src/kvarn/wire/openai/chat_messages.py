@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from kvarn.wire.openai.common import LenientModel, RequestModel, disagreement, only, refused
+from kvarn.wire.openai.common import RequestModel, disagreement, only, refused
 
 
 class TextPart(RequestModel):
@@ -43,8 +43,15 @@ class FunctionCallArguments(RequestModel):
     arguments: str
 
 
-class EarlierToolCall(LenientModel):
+_ECHO = ConfigDict(extra="ignore")
+"""Clients send back what they have added to an answer (LiteLLM `provider_specific_fields`): no model is shown it. There
+is no warning, since a look at each of 20,000 messages takes longer than to validate them."""
+
+
+class EarlierToolCall(RequestModel):
     """A call the model made in an earlier turn."""
+
+    model_config = _ECHO
 
     id: str
     type: Annotated[Literal["function"], only("function", why="Only tool calls of type 'function' are supported.")] = (
@@ -53,8 +60,10 @@ class EarlierToolCall(LenientModel):
     function: FunctionCallArguments
 
 
-class AssistantMessage(LenientModel):
-    """What the model said in an earlier turn. Clients send back what they add to answers of their own."""
+class AssistantMessage(RequestModel):
+    """What the model said in an earlier turn."""
+
+    model_config = _ECHO
 
     role: Literal["assistant"]
     content: str | Parts | None = None

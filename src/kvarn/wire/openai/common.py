@@ -21,8 +21,11 @@ from pydantic_core import PydanticCustomError
 
 _MAX_METADATA = 16
 
-_MAX_UNKNOWN = 8
-"""Unknown fields of one object that a warning names."""
+_MAX_WARNINGS = 8
+"""About one request: they go into a header, and each takes a look at all known names."""
+_MAX_NAME = 40
+"""Characters of an unknown field that are shown."""
+_MORE = "ignored more"
 
 FIELDS_OF_OTHER_SERVERS = frozenset(
     {
@@ -73,18 +76,19 @@ class LenientModel(RequestModel):
         for name in sorted(name for name in unknown & cls.unsupported_fields if data[name] is not None):
             why = f"{name!r} is not supported."
             raise PydanticCustomError("unsupported_parameter", "{why}", {"why": why, "param": name})
-        for name in nsmallest(_MAX_UNKNOWN, unknown):
-            near = get_close_matches(name[:80], cls.model_fields, 1, 0.8)
+        for name in nsmallest(_MAX_WARNINGS + 1, unknown):
+            near = get_close_matches(name[:_MAX_NAME], cls.model_fields, 1, 0.8)
             hint = f", did you mean {near[0]!r}?" if near else ""
-            _warn(info, f"ignored unknown field {name[:80]!a}{hint}")
-        if len(unknown) > _MAX_UNKNOWN:
-            _warn(info, f"ignored {len(unknown) - _MAX_UNKNOWN} more unknown fields")
+            _warn(info, f"ignored unknown field {name[:_MAX_NAME]!a}{hint}")
         return data
 
 
 def _warn(info: ValidationInfo, warning: str) -> None:
-    if info.context is not None and warning not in info.context:
-        info.context.append(warning)
+    warnings: list[str] = [] if info.context is None else info.context
+    if len(warnings) < _MAX_WARNINGS and warning not in warnings:
+        warnings.append(warning)
+    elif warning not in warnings and warnings[-1] != _MORE:
+        warnings.append(_MORE)
 
 
 def ignored(why: str, *without_warning: object) -> BeforeValidator:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
 import msgspec
 
 
@@ -56,22 +58,22 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     quantity_unit: str | None = None
 
 
-Result = CompletionsUsage | InputUsage | Costs
+ResultT = TypeVar("ResultT", CompletionsUsage, InputUsage, Costs)
 
 
-class UsageBucket(msgspec.Struct, frozen=True, kw_only=True):
+class UsageBucket(msgspec.Struct, Generic[ResultT], frozen=True, kw_only=True):
     """A stretch of time and what happened in it, one result for each group."""
 
     object: str = "bucket"
     start_time: int
     end_time: int
-    results: list[Result]
+    results: list[ResultT]
 
 
-class UsagePage(msgspec.Struct, frozen=True, kw_only=True):
+class UsagePage(msgspec.Struct, Generic[ResultT], frozen=True, kw_only=True):
     """Some buckets in order; `next_page` leads to those behind them."""
 
     object: str = "page"
-    data: list[UsageBucket]
+    data: list[UsageBucket[ResultT]]
     has_more: bool
     next_page: str | None

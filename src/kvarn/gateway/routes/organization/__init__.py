@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-from pydantic import BaseModel
-
 from kvarn.gateway.routes.organization import (
     admin_keys,
     audit_logs,
@@ -16,25 +13,8 @@ from kvarn.gateway.routes.organization import (
     tenants,
     users,
 )
-from kvarn.wire.openai.organization import (
-    AdminKeyCreate,
-    ProjectCreate,
-    ProjectKeyCreate,
-    ProjectUpdate,
-    ProjectUserCreate,
-    ProjectUserUpdate,
-    RateLimitUpdate,
-    ServiceAccountCreate,
-    ServiceAccountKeyCreate,
-    ServiceAccountUpdate,
-    TenantCreate,
-    TenantUpdate,
-    UserCreate,
-    UserUpdate,
-)
 
-router = APIRouter(tags=["administration"])
-for _resource in (
+MODULES = (
     admin_keys,
     audit_logs,
     project_keys,
@@ -44,23 +24,5 @@ for _resource in (
     service_accounts,
     tenants,
     users,
-):
-    router.include_router(_resource.router)
-
-BODIES: list[type[BaseModel]] = [
-    AdminKeyCreate,
-    ProjectCreate,
-    ProjectKeyCreate,
-    ProjectUpdate,
-    ProjectUserCreate,
-    ProjectUserUpdate,
-    RateLimitUpdate,
-    ServiceAccountCreate,
-    ServiceAccountKeyCreate,
-    ServiceAccountUpdate,
-    TenantCreate,
-    TenantUpdate,
-    UserCreate,
-    UserUpdate,
-]
-"""Of the requests, for the OpenAPI document."""
+)
+"""Each with a `router`."""

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.identity.desk import desk_of
-from kvarn.gateway.openapi import json_body
+from kvarn.gateway.openapi import shapes
 from kvarn.gateway.operations.organization import admin_key_object, deleted_object
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.query import check_query
@@ -15,14 +15,17 @@ from kvarn.store.owner import Role
 from kvarn.store.repositories import keys
 from kvarn.store.repositories.tenants import default_project_id
 from kvarn.store.repositories.users import users_by_id
+from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization import AdminKeyCreate
+from kvarn.wire.openai.organization_objects import AdminKeyObject
 
-router = APIRouter(prefix="/v1/organization/admin_api_keys")
+router = APIRouter(prefix="/v1/organization/admin_api_keys", tags=["administration"])
 
 _LIST = ListQuery(ascending=True)
 
 
 @router.get("", summary="List administrators' keys", openapi_extra=_LIST.described)
+@shapes(ListObject[AdminKeyObject])
 async def list_keys(request: Request) -> Response:
     """Keys with which the organisation can be administered, oldest first unless `order` is `desc`."""
     desk = desk_of(request)
@@ -33,7 +36,8 @@ async def list_keys(request: Request) -> Response:
     return json_response(list_answer(page, lambda key: admin_key_object(key, owners.get(key.user_id))))
 
 
-@router.post("", summary="Create an administrator's key", openapi_extra=json_body(AdminKeyCreate))
+@router.post("", summary="Create an administrator's key")
+@shapes(AdminKeyObject, AdminKeyCreate)
 async def create_key(request: Request) -> Response:
     """A new key, which belongs to the user whose key asks for it; `value` is shown in this answer only."""
     desk = desk_of(request)
@@ -50,6 +54,7 @@ async def create_key(request: Request) -> Response:
 
 
 @router.get("/{key_id}", summary="Retrieve an administrator's key")
+@shapes(AdminKeyObject)
 async def get_key(request: Request, key_id: str) -> Response:
     """One key, without its value."""
     desk = desk_of(request)
@@ -61,6 +66,7 @@ async def get_key(request: Request, key_id: str) -> Response:
 
 
 @router.delete("/{key_id}", summary="Delete an administrator's key")
+@shapes(DeletedObject)
 async def delete_key(request: Request, key_id: str) -> Response:
     """Revoke a key; not the last with which the organisation can be administered."""
     desk = desk_of(request)

@@ -7,12 +7,15 @@ from starlette.responses import Response
 
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.identity.desk import Desk, desk_of, platform_desk_of
+from kvarn.gateway.openapi import shapes
 from kvarn.gateway.operations.organization import audit_log_object
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Flag, Texts, TimeRange
 from kvarn.store.repositories.audit import AuditFilter, list_audit_log
+from kvarn.wire.openai.lists import ListObject
+from kvarn.wire.openai.organization_objects import AuditLogObject
 
-router = APIRouter(prefix="/v1/organization")
+router = APIRouter(prefix="/v1/organization", tags=["administration"])
 
 _TIMES = TimeRange("effective_at", "Within these bounds only, in seconds since 1970.")
 _PROJECTS = Texts("project_ids[]", "In these projects only.")
@@ -27,6 +30,7 @@ _LIST = ListQuery(_TIMES, _PROJECTS, _TYPES, _ACTORS, _EMAILS, _OBJECTS, _TENANT
 
 
 @router.get("/audit_logs", summary="List the audit log", openapi_extra=_LIST.described)
+@shapes(ListObject[AuditLogObject])
 async def list_audit_logs(request: Request) -> Response:
     """Every administrative act in the organisation, newest first."""
     desk = desk_of(request)
@@ -36,6 +40,7 @@ async def list_audit_logs(request: Request) -> Response:
 @router.get(
     "/tenants/{tenant_id}/audit_logs", summary="List an organisation's audit log", openapi_extra=_LIST.described
 )
+@shapes(ListObject[AuditLogObject])
 async def list_of_tenant(request: Request, tenant_id: str) -> Response:
     """Ours: the log of any organisation. It outlives its organisation."""
     return await _list(request, platform_desk_of(request), tenant_id)

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.identity.desk import desk_of
-from kvarn.gateway.openapi import json_body
+from kvarn.gateway.openapi import shapes
 from kvarn.gateway.operations.organization import deleted_object, project_key_object, scopes_of
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Text
@@ -18,9 +18,11 @@ from kvarn.store.repositories import keys
 from kvarn.store.repositories.pages import Page
 from kvarn.store.repositories.projects import get_project
 from kvarn.store.repositories.users import get_member, users_by_id
+from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization import ProjectKeyCreate
+from kvarn.wire.openai.organization_objects import ProjectKeyObject
 
-router = APIRouter(prefix="/v1/organization/projects/{project_id}/api_keys")
+router = APIRouter(prefix="/v1/organization/projects/{project_id}/api_keys", tags=["administration"])
 
 _ACCESS = Text(
     "owner_project_access",
@@ -32,6 +34,7 @@ _LIST = ListQuery(_ACCESS, ascending=True, ordered=False)
 
 
 @router.get("", summary="List a project's API keys", openapi_extra=_LIST.described)
+@shapes(ListObject[ProjectKeyObject])
 async def list_keys(request: Request, project_id: str) -> Response:
     """Keys that are not revoked, oldest first. A member who leaves a project loses their keys in it, so that none is
     ever `inactive`."""
@@ -46,7 +49,8 @@ async def list_keys(request: Request, project_id: str) -> Response:
     return json_response(list_answer(page, lambda key: project_key_object(key, owners.get(key.user_id))))
 
 
-@router.post("", summary="Create an API key", openapi_extra=json_body(ProjectKeyCreate))
+@router.post("", summary="Create an API key")
+@shapes(ProjectKeyObject, ProjectKeyCreate)
 async def create_key(request: Request, project_id: str) -> Response:
     """A new key; `value` is shown in this answer only. An operation of ours: OpenAI makes keys on its pages."""
     desk = desk_of(request)
@@ -68,6 +72,7 @@ async def create_key(request: Request, project_id: str) -> Response:
 
 
 @router.get("/{key_id}", summary="Retrieve an API key")
+@shapes(ProjectKeyObject)
 async def get_key(request: Request, project_id: str, key_id: str) -> Response:
     """One key, without its value."""
     desk = desk_of(request)
@@ -79,6 +84,7 @@ async def get_key(request: Request, project_id: str, key_id: str) -> Response:
 
 
 @router.delete("/{key_id}", summary="Delete an API key")
+@shapes(DeletedObject)
 async def delete_key(request: Request, project_id: str, key_id: str) -> Response:
     """Revoke a key: at this gateway at once, at the others within `auth.refresh_s`."""
     desk = desk_of(request)

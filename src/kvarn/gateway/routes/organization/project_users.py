@@ -7,19 +7,22 @@ from starlette.responses import Response
 
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.identity.desk import desk_of
-from kvarn.gateway.openapi import json_body
+from kvarn.gateway.openapi import shapes
 from kvarn.gateway.operations.organization import deleted_object, project_user_object
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.query import check_query
 from kvarn.store.repositories import users
+from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization import ProjectUserCreate, ProjectUserUpdate
+from kvarn.wire.openai.organization_objects import ProjectUserObject
 
-router = APIRouter(prefix="/v1/organization/projects/{project_id}/users")
+router = APIRouter(prefix="/v1/organization/projects/{project_id}/users", tags=["administration"])
 
 _LIST = ListQuery(ascending=True, ordered=False)
 
 
 @router.get("", summary="List a project's users", openapi_extra=_LIST.described)
+@shapes(ListObject[ProjectUserObject])
 async def list_users(request: Request, project_id: str) -> Response:
     """People in the project."""
     desk = desk_of(request)
@@ -29,7 +32,8 @@ async def list_users(request: Request, project_id: str) -> Response:
     return json_response(list_answer(page, project_user_object))
 
 
-@router.post("", summary="Add a user to a project", openapi_extra=json_body(ProjectUserCreate))
+@router.post("", summary="Add a user to a project")
+@shapes(ProjectUserObject, ProjectUserCreate)
 async def create_user(request: Request, project_id: str) -> Response:
     """Give a person of the organisation a place in the project."""
     desk = desk_of(request)
@@ -45,6 +49,7 @@ async def create_user(request: Request, project_id: str) -> Response:
 
 
 @router.get("/{user_id}", summary="Retrieve a project's user")
+@shapes(ProjectUserObject)
 async def get_user(request: Request, project_id: str, user_id: str) -> Response:
     """One person in the project."""
     desk = desk_of(request)
@@ -54,7 +59,8 @@ async def get_user(request: Request, project_id: str, user_id: str) -> Response:
     return json_response(project_user_object(member))
 
 
-@router.post("/{user_id}", summary="Modify a project's user", openapi_extra=json_body(ProjectUserUpdate))
+@router.post("/{user_id}", summary="Modify a project's user")
+@shapes(ProjectUserObject, ProjectUserUpdate)
 async def modify_user(request: Request, project_id: str, user_id: str) -> Response:
     """Set a person's role in the project."""
     desk = desk_of(request)
@@ -66,6 +72,7 @@ async def modify_user(request: Request, project_id: str, user_id: str) -> Respon
 
 
 @router.delete("/{user_id}", summary="Remove a user from a project")
+@shapes(DeletedObject)
 async def delete_user(request: Request, project_id: str, user_id: str) -> Response:
     """Take a person out of the project; the keys they have in it are revoked."""
     desk = desk_of(request)

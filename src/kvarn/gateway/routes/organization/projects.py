@@ -7,21 +7,24 @@ from starlette.responses import Response
 
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.identity.desk import desk_of
-from kvarn.gateway.openapi import json_body
+from kvarn.gateway.openapi import shapes
 from kvarn.gateway.operations.organization import project_object
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Flag
 from kvarn.gateway.query import check_query
 from kvarn.store.repositories import projects
+from kvarn.wire.openai.lists import ListObject
 from kvarn.wire.openai.organization import ProjectCreate, ProjectUpdate
+from kvarn.wire.openai.organization_objects import ProjectObject
 
-router = APIRouter(prefix="/v1/organization/projects")
+router = APIRouter(prefix="/v1/organization/projects", tags=["administration"])
 
 _ARCHIVED = Flag("include_archived", "Archived projects too.", default=False)
 _LIST = ListQuery(_ARCHIVED, ascending=True, ordered=False)
 
 
 @router.get("", summary="List projects", openapi_extra=_LIST.described)
+@shapes(ListObject[ProjectObject])
 async def list_projects(request: Request) -> Response:
     """The organisation's projects, oldest first; archived ones with `include_archived=true`."""
     desk = desk_of(request)
@@ -32,7 +35,8 @@ async def list_projects(request: Request) -> Response:
     return json_response(list_answer(page, project_object))
 
 
-@router.post("", summary="Create a project", openapi_extra=json_body(ProjectCreate))
+@router.post("", summary="Create a project")
+@shapes(ProjectObject, ProjectCreate)
 async def create_project(request: Request) -> Response:
     """A new project."""
     desk = desk_of(request)
@@ -44,6 +48,7 @@ async def create_project(request: Request) -> Response:
 
 
 @router.get("/{project_id}", summary="Retrieve a project")
+@shapes(ProjectObject)
 async def get_project(request: Request, project_id: str) -> Response:
     """One project, archived or not."""
     desk = desk_of(request)
@@ -53,7 +58,8 @@ async def get_project(request: Request, project_id: str) -> Response:
     return json_response(project_object(project))
 
 
-@router.post("/{project_id}", summary="Modify a project", openapi_extra=json_body(ProjectUpdate))
+@router.post("/{project_id}", summary="Modify a project")
+@shapes(ProjectObject, ProjectUpdate)
 async def modify_project(request: Request, project_id: str) -> Response:
     """Set its name, or whether its prompts may be sampled."""
     desk = desk_of(request)
@@ -66,6 +72,7 @@ async def modify_project(request: Request, project_id: str) -> Response:
 
 
 @router.post("/{project_id}/archive", summary="Archive a project")
+@shapes(ProjectObject)
 async def archive_project(request: Request, project_id: str) -> Response:
     """Its keys stop working; what it stores stays."""
     desk = desk_of(request)

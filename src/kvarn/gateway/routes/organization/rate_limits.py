@@ -13,7 +13,7 @@ from starlette.responses import Response
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.context import Gateway
 from kvarn.gateway.identity.desk import Desk, desk_of, platform_desk_of
-from kvarn.gateway.openapi import json_body
+from kvarn.gateway.openapi import shapes
 from kvarn.gateway.operations.organization import (
     RATE_LIMIT_PREFIX,
     deleted_object,
@@ -29,18 +29,20 @@ from kvarn.store.repositories.keys import get_key
 from kvarn.store.repositories.pages import cut_page
 from kvarn.store.repositories.projects import get_project
 from kvarn.store.repositories.tenants import get_organization
+from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization import RateLimitUpdate
+from kvarn.wire.openai.organization_objects import RateLimitObject
 
-router = APIRouter(prefix="/v1/organization")
+router = APIRouter(prefix="/v1/organization", tags=["administration"])
 
 _PROJECT = "/projects/{project_id}/rate_limits"
 _KEY = "/projects/{project_id}/api_keys/{key_id}/rate_limits"
 _TENANT = "/tenants/{tenant_id}/rate_limits"
-_BODY = json_body(RateLimitUpdate)
 _LIST = ListQuery(default_limit=100, ascending=True, ordered=False, before=True)
 
 
 @router.get(_PROJECT, summary="List a project's rate limits", openapi_extra=_LIST.described)
+@shapes(ListObject[RateLimitObject])
 async def list_of_project(request: Request, project_id: str) -> Response:
     """Limits of all the project's requests together."""
     desk = desk_of(request)
@@ -49,7 +51,8 @@ async def list_of_project(request: Request, project_id: str) -> Response:
         return await _list(request, desk, session, project_id)
 
 
-@router.post(_PROJECT + "/{rate_limit_id:path}", summary="Modify a project's rate limit", openapi_extra=_BODY)
+@router.post(_PROJECT + "/{rate_limit_id:path}", summary="Modify a project's rate limit")
+@shapes(RateLimitObject, RateLimitUpdate)
 async def set_of_project(request: Request, project_id: str, rate_limit_id: str) -> Response:
     """Set limits; what is left out stays, null takes a limit away."""
     desk = desk_of(request)
@@ -60,6 +63,7 @@ async def set_of_project(request: Request, project_id: str, rate_limit_id: str) 
 
 
 @router.delete(_PROJECT + "/{rate_limit_id:path}", summary="Take a project's rate limit away")
+@shapes(DeletedObject)
 async def drop_of_project(request: Request, project_id: str, rate_limit_id: str) -> Response:
     """Ours: no limit any more."""
     desk = desk_of(request)
@@ -70,6 +74,7 @@ async def drop_of_project(request: Request, project_id: str, rate_limit_id: str)
 
 
 @router.get(_KEY, summary="List a key's rate limits", openapi_extra=_LIST.described)
+@shapes(ListObject[RateLimitObject])
 async def list_of_key(request: Request, project_id: str, key_id: str) -> Response:
     """Ours: limits of one key's requests."""
     desk = desk_of(request)
@@ -78,7 +83,8 @@ async def list_of_key(request: Request, project_id: str, key_id: str) -> Respons
         return await _list(request, desk, session, key_id)
 
 
-@router.post(_KEY + "/{rate_limit_id:path}", summary="Modify a key's rate limit", openapi_extra=_BODY)
+@router.post(_KEY + "/{rate_limit_id:path}", summary="Modify a key's rate limit")
+@shapes(RateLimitObject, RateLimitUpdate)
 async def set_of_key(request: Request, project_id: str, key_id: str, rate_limit_id: str) -> Response:
     """Ours: as for a project."""
     desk = desk_of(request)
@@ -89,6 +95,7 @@ async def set_of_key(request: Request, project_id: str, key_id: str, rate_limit_
 
 
 @router.delete(_KEY + "/{rate_limit_id:path}", summary="Take a key's rate limit away")
+@shapes(DeletedObject)
 async def drop_of_key(request: Request, project_id: str, key_id: str, rate_limit_id: str) -> Response:
     """Ours: no limit any more."""
     desk = desk_of(request)
@@ -99,6 +106,7 @@ async def drop_of_key(request: Request, project_id: str, key_id: str, rate_limit
 
 
 @router.get(_TENANT, summary="List an organisation's rate limits", openapi_extra=_LIST.described)
+@shapes(ListObject[RateLimitObject])
 async def list_of_tenant(request: Request, tenant_id: str) -> Response:
     """Ours, for platform administrators: limits of all the organisation's requests together."""
     desk = platform_desk_of(request)
@@ -107,7 +115,8 @@ async def list_of_tenant(request: Request, tenant_id: str) -> Response:
         return await _list(request, desk, session, tenant_id)
 
 
-@router.post(_TENANT + "/{rate_limit_id:path}", summary="Modify an organisation's rate limit", openapi_extra=_BODY)
+@router.post(_TENANT + "/{rate_limit_id:path}", summary="Modify an organisation's rate limit")
+@shapes(RateLimitObject, RateLimitUpdate)
 async def set_of_tenant(request: Request, tenant_id: str, rate_limit_id: str) -> Response:
     """Ours, for platform administrators: as for a project."""
     desk = platform_desk_of(request)
@@ -118,6 +127,7 @@ async def set_of_tenant(request: Request, tenant_id: str, rate_limit_id: str) ->
 
 
 @router.delete(_TENANT + "/{rate_limit_id:path}", summary="Take an organisation's rate limit away")
+@shapes(DeletedObject)
 async def drop_of_tenant(request: Request, tenant_id: str, rate_limit_id: str) -> Response:
     """Ours, for platform administrators: the server's own limit holds again, if it has one."""
     desk = platform_desk_of(request)

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.identity.desk import desk_of
-from kvarn.gateway.openapi import json_body
+from kvarn.gateway.openapi import shapes
 from kvarn.gateway.operations.organization import (
     deleted_object,
     scopes_of,
@@ -18,9 +18,11 @@ from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.query import check_query
 from kvarn.store.repositories import users
 from kvarn.store.repositories.keys import KeyRequest, add_key
+from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization import ServiceAccountCreate, ServiceAccountKeyCreate, ServiceAccountUpdate
+from kvarn.wire.openai.organization_objects import ServiceAccountKeyObject, ServiceAccountObject
 
-router = APIRouter(prefix="/v1/organization/projects/{project_id}/service_accounts")
+router = APIRouter(prefix="/v1/organization/projects/{project_id}/service_accounts", tags=["administration"])
 
 _LIST = ListQuery(ascending=True, ordered=False)
 
@@ -29,6 +31,7 @@ _SECRET_KEY = "Secret Key"
 
 
 @router.get("", summary="List service accounts", openapi_extra=_LIST.described)
+@shapes(ListObject[ServiceAccountObject])
 async def list_accounts(request: Request, project_id: str) -> Response:
     """The project's service accounts, oldest first."""
     desk = desk_of(request)
@@ -38,7 +41,8 @@ async def list_accounts(request: Request, project_id: str) -> Response:
     return json_response(list_answer(page, service_account_object))
 
 
-@router.post("", summary="Create a service account", openapi_extra=json_body(ServiceAccountCreate))
+@router.post("", summary="Create a service account")
+@shapes(ServiceAccountObject, ServiceAccountCreate)
 async def create_account(request: Request, project_id: str) -> Response:
     """A new service account, with a key whose `value` is shown in this answer only, unless
     `create_service_account_only` is true."""
@@ -55,6 +59,7 @@ async def create_account(request: Request, project_id: str) -> Response:
 
 
 @router.get("/{user_id}", summary="Retrieve a service account")
+@shapes(ServiceAccountObject)
 async def get_account(request: Request, project_id: str, user_id: str) -> Response:
     """One service account."""
     desk = desk_of(request)
@@ -64,7 +69,8 @@ async def get_account(request: Request, project_id: str, user_id: str) -> Respon
     return json_response(service_account_object(member))
 
 
-@router.post("/{user_id}", summary="Modify a service account", openapi_extra=json_body(ServiceAccountUpdate))
+@router.post("/{user_id}", summary="Modify a service account")
+@shapes(ServiceAccountObject, ServiceAccountUpdate)
 async def modify_account(request: Request, project_id: str, user_id: str) -> Response:
     """Set its name or its role in the project."""
     desk = desk_of(request)
@@ -78,6 +84,7 @@ async def modify_account(request: Request, project_id: str, user_id: str) -> Res
 
 
 @router.delete("/{user_id}", summary="Delete a service account")
+@shapes(DeletedObject)
 async def delete_account(request: Request, project_id: str, user_id: str) -> Response:
     """Delete it with all its keys."""
     desk = desk_of(request)
@@ -87,9 +94,8 @@ async def delete_account(request: Request, project_id: str, user_id: str) -> Res
     return json_response(deleted_object("organization.project.service_account", user_id))
 
 
-@router.post(
-    "/{user_id}/api_keys", summary="Create a service account's key", openapi_extra=json_body(ServiceAccountKeyCreate)
-)
+@router.post("/{user_id}/api_keys", summary="Create a service account's key")
+@shapes(ServiceAccountKeyObject, ServiceAccountKeyCreate)
 async def create_key(request: Request, project_id: str, user_id: str) -> Response:
     """One more key; `value` is shown in this answer only."""
     desk = desk_of(request)

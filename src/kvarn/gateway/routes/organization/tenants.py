@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.identity.desk import platform_desk_of
-from kvarn.gateway.openapi import json_body
+from kvarn.gateway.openapi import shapes
 from kvarn.gateway.operations.organization import (
     admin_key_object,
     deleted_object,
@@ -23,9 +23,11 @@ from kvarn.store.repositories import tenants
 from kvarn.store.repositories.keys import KeyRequest, add_key
 from kvarn.store.repositories.stored_bytes import sum_of
 from kvarn.store.repositories.tenant_deletion import delete_organization
+from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization import TenantCreate, TenantUpdate
+from kvarn.wire.openai.organization_objects import TenantObject
 
-router = APIRouter(prefix="/v1/organization/tenants")
+router = APIRouter(prefix="/v1/organization/tenants", tags=["administration"])
 
 _LIST = ListQuery(ascending=True, ordered=False)
 _ERASE = Flag("erase_usage", "Delete its usage in the ledger too.", default=False)
@@ -33,6 +35,7 @@ _DELETE = Query(_ERASE)
 
 
 @router.get("", summary="List organisations", openapi_extra=_LIST.described)
+@shapes(ListObject[TenantObject])
 async def list_tenants(request: Request) -> Response:
     """All organisations of the server, oldest first."""
     desk = platform_desk_of(request)
@@ -42,7 +45,8 @@ async def list_tenants(request: Request) -> Response:
     return json_response(list_answer(page, tenant_object))
 
 
-@router.post("", summary="Create an organisation", openapi_extra=json_body(TenantCreate))
+@router.post("", summary="Create an organisation")
+@shapes(TenantObject, TenantCreate)
 async def create_tenant(request: Request) -> Response:
     """A new organisation with a project and its first administrator's key, whose `value` is shown in this answer
     only: whoever has it does the rest."""
@@ -63,6 +67,7 @@ async def create_tenant(request: Request) -> Response:
 
 
 @router.get("/{tenant_id}", summary="Retrieve an organisation")
+@shapes(TenantObject)
 async def get_tenant(request: Request, tenant_id: str) -> Response:
     """One organisation, with what it has stored and may store."""
     desk = platform_desk_of(request)
@@ -73,7 +78,8 @@ async def get_tenant(request: Request, tenant_id: str) -> Response:
     return json_response(tenant_object(organization) | storage_fields(stored, desk.gateway.room.most))
 
 
-@router.post("/{tenant_id}", summary="Modify an organisation", openapi_extra=json_body(TenantUpdate))
+@router.post("/{tenant_id}", summary="Modify an organisation")
+@shapes(TenantObject, TenantUpdate)
 async def modify_tenant(request: Request, tenant_id: str) -> Response:
     """Set name, weight, priority or retention; archive it, or take it back."""
     desk = platform_desk_of(request)
@@ -88,6 +94,7 @@ async def modify_tenant(request: Request, tenant_id: str) -> Response:
 
 
 @router.delete("/{tenant_id}", summary="Delete an organisation", openapi_extra=_DELETE.described)
+@shapes(DeletedObject)
 async def delete_tenant(request: Request, tenant_id: str) -> Response:
     """Delete an organisation and all it owns; its usage stays in the ledger unless `erase_usage=true`, now or later.
     A large one takes a while; interrupted, the request may be made again."""

@@ -7,21 +7,24 @@ from starlette.responses import Response
 
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.identity.desk import desk_of
-from kvarn.gateway.openapi import json_body
+from kvarn.gateway.openapi import shapes
 from kvarn.gateway.operations.organization import deleted_object, role_of, user_object
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Texts
 from kvarn.gateway.query import check_query
 from kvarn.store.repositories import users
+from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization import UserCreate, UserUpdate
+from kvarn.wire.openai.organization_objects import UserObject
 
-router = APIRouter(prefix="/v1/organization/users")
+router = APIRouter(prefix="/v1/organization/users", tags=["administration"])
 
 _EMAILS = Texts("emails", "With these addresses only.")
 _LIST = ListQuery(_EMAILS, ascending=True, ordered=False)
 
 
 @router.get("", summary="List users", openapi_extra=_LIST.described)
+@shapes(ListObject[UserObject])
 async def list_users(request: Request) -> Response:
     """People of the organisation, oldest first; with these `emails`, or all."""
     desk = desk_of(request)
@@ -32,7 +35,8 @@ async def list_users(request: Request) -> Response:
     return json_response(list_answer(page, user_object))
 
 
-@router.post("", summary="Add a user", openapi_extra=json_body(UserCreate))
+@router.post("", summary="Add a user")
+@shapes(UserObject, UserCreate)
 async def create_user(request: Request) -> Response:
     """A new person. An operation of ours: OpenAI sends invitations by mail."""
     desk = desk_of(request)
@@ -45,6 +49,7 @@ async def create_user(request: Request) -> Response:
 
 
 @router.get("/{user_id}", summary="Retrieve a user")
+@shapes(UserObject)
 async def get_user(request: Request, user_id: str) -> Response:
     """One person."""
     desk = desk_of(request)
@@ -54,7 +59,8 @@ async def get_user(request: Request, user_id: str) -> Response:
     return json_response(user_object(user))
 
 
-@router.post("/{user_id}", summary="Modify a user's role", openapi_extra=json_body(UserUpdate))
+@router.post("/{user_id}", summary="Modify a user's role")
+@shapes(UserObject, UserUpdate)
 async def modify_user(request: Request, user_id: str) -> Response:
     """Make a person an administrator (`owner`) or not (`reader`): their administrator's keys follow."""
     desk = desk_of(request)
@@ -66,6 +72,7 @@ async def modify_user(request: Request, user_id: str) -> Response:
 
 
 @router.delete("/{user_id}", summary="Delete a user")
+@shapes(DeletedObject)
 async def delete_user(request: Request, user_id: str) -> Response:
     """Delete a person with all their keys."""
     desk = desk_of(request)
