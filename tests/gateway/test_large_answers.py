@@ -147,7 +147,7 @@ def test_slow_readers_hold_up_nobody_before_or_after_they_are_cut(
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
 def test_a_large_plain_answer_holds_up_nobody_and_is_counted_until_it_is_read(
-    probed: Any, wait_for: WaitFor, path: str
+    probed: Any, converted: list[int], path: str
 ) -> None:
     positions = POSITIONS if path != RESPONSES else POSITIONS // 4
     body = body_of(path, **({"store": False} if path == RESPONSES else {}))
@@ -164,6 +164,7 @@ def test_a_large_plain_answer_holds_up_nobody_and_is_counted_until_it_is_read(
         msgspec.json.decode(whole, type=Head)
     assert probe.longest_turn_s < 1, "it was two seconds"
     assert probe.most_held > size
+    assert sum(converted) == positions and max(converted) <= 64
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
