@@ -168,7 +168,7 @@ async def test_a_slow_consumer_gets_every_token_merged_into_parts_of_a_bounded_s
     await until(lambda: replica.stats.finished_total == 1)
     deltas += [delta async for delta in stream]
     assert [token for delta in deltas for token in delta.token_ids] == list(range(2, 502))
-    assert [len(delta.token_ids) for delta in deltas[2:-1]] == [64] * (len(deltas) - 3) and len(deltas) <= 10
+    assert max(len(delta.token_ids) for delta in deltas) == 64 and len(deltas) <= 10
 
 
 async def test_what_there_is_no_memory_for_is_aborted_though_its_consumer_is_away(make_replica, submit):

@@ -75,7 +75,7 @@ class BodyReader:
         Raises:
             BodyRefusedError: There is none left for it; see `ByteBudget.take`.
         """
-        held = HeldBytes(self.budget, record.principal.organization_id)
+        held = HeldBytes(self.budget, record.principal.organization_id, record.held)
         record.held.append(held)
         held.take(size)
         return held

@@ -10,6 +10,7 @@ others hold. Nothing is reserved, and nobody has to be known in advance.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from sys import getsizeof
 from typing import Any
 
@@ -83,16 +84,18 @@ class ByteBudget:
 
 
 class HeldBytes:
-    """What one request has taken of the budget so far.
+    """What one request has taken of the budget so far, for one purpose.
 
     Args:
         budget: Where it takes from.
         organization_id: Whose request it is.
+        request: All that the request has taken, this included.
     """
 
-    def __init__(self, budget: ByteBudget, organization_id: str) -> None:
+    def __init__(self, budget: ByteBudget, organization_id: str, request: Sequence[object] = ()) -> None:
         self._budget = budget
         self._organization_id = organization_id
+        self._request = request
         self._size = 0
 
     @property
@@ -101,13 +104,17 @@ class HeldBytes:
         return self._size
 
     def take(self, size: int) -> None:
-        """Take more. Raises as `ByteBudget.take` does; a request that is refused holds nothing any more."""
+        """Take more. Raises as `ByteBudget.take` does; what is refused holds nothing any more."""
         try:
-            self._budget.take(self._organization_id, size, self._size)
+            self._budget.take(self._organization_id, size, self._of_request())
         except BodyRefusedError:
             self.give_back()
             raise
         self._size += size
+
+    def _of_request(self) -> int:
+        others = sum(each.size for each in self._request if isinstance(each, HeldBytes) and each is not self)
+        return self._size + others
 
     def become(self, size: int) -> None:
         """Hold this much from now on. Raises as `take` does."""

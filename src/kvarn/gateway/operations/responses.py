@@ -60,6 +60,7 @@ class ResponseRun:
                     pass
         finally:
             await self.ending.leave()
+        self.chat.held.become(self.chat.held.size // 2)  # the events are gone
         response = self.writer.response
         if response.error is not None:
             raise unavailable(response.error.message, "conversation_not_kept")
