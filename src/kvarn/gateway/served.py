@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Protocol
 
 import kvarn
-from kvarn.config.schema import ModelConfig
+from kvarn.config.schema import GatewayConfig, ModelConfig
 from kvarn.gateway.errors import unavailable
+from kvarn.gateway.turns import Turns
 from kvarn.replica.api import Replica, ReplicaState
 from kvarn.text.chat_template import ChatTemplate
 from kvarn.text.fingerprint import checkpoint_fingerprint
+from kvarn.text.template_process import TemplateLimits
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.text.tool_calls import HERMES, ToolFormat, find_format
 from kvarn.wire.messages import EngineStats, ModelCard
@@ -59,6 +61,8 @@ class ReadyModel:
     tool_format: ToolFormat = HERMES
     version: str = ""
     """Fingerprint of the checkpoint."""
+    template_turns: Turns = field(default_factory=lambda: Turns(1))
+    """Tenants take turns at the template's process."""
 
     @property
     def fingerprint(self) -> str:
@@ -90,6 +94,8 @@ class ServedModel:
     tool_format: ToolFormat = HERMES
     """How it writes tool calls; known once tokenizer and template are."""
     load_error: str | None = None
+    template_turns: Turns = field(default_factory=lambda: Turns(1))
+    """See `ReadyModel`."""
 
     @property
     def up(self) -> bool:
@@ -124,7 +130,15 @@ class ServedModel:
         if not self.up or self.tokenizer is None or template is None or card is None:
             raise unavailable(f"The model {self.name!r} is not ready: {self.state_text}.", "model_not_ready")
         return ReadyModel(
-            self.name, self.replica, card, self.tokenizer, template, self.config, self.tool_format, self.version
+            self.name,
+            self.replica,
+            card,
+            self.tokenizer,
+            template,
+            self.config,
+            self.tool_format,
+            self.version,
+            self.template_turns,
         )
 
     @property
@@ -136,20 +150,34 @@ class ServedModel:
             return f"starting ({stage}, {fraction:.0%})"
         return "loading its tokenizer" if state is ReplicaState.READY and self.tokenizer is None else str(state)
 
-    def load_text(self) -> None:
+    async def load_text(self, threads: Executor, limits: TemplateLimits) -> None:
         """Read tokenizer and template from the checkpoint; a failure is kept for `/ready` and for requests."""
+        loop = asyncio.get_running_loop()
         try:
-            template, tokenizer = ChatTemplate.load(self.directory), Tokenizer.load(self.directory)
-            if template.exists:
-                tokenizer.prepare_words()
-            self.version = checkpoint_fingerprint(self.directory)
-            self.tool_format = find_format(
-                self.config.tool_format, template.source, lambda token: bool(tokenizer.ids_of((token,)))
+            template = await loop.run_in_executor(threads, ChatTemplate.load, self.directory, None, limits)
+            self.chat_template = template
+            tokenizer, _ = await asyncio.gather(
+                loop.run_in_executor(threads, self._load_tokenizer, template), template.start()
             )
-            self.chat_template, self.tokenizer = template, tokenizer
+            self.tokenizer = tokenizer
         except Exception as error:
             self.load_error = f"cannot load the tokenizer of {self.name!r}: {error}"
             raise
+
+    def _load_tokenizer(self, template: ChatTemplate) -> Tokenizer:
+        tokenizer = Tokenizer.load(self.directory)
+        if template.exists:
+            tokenizer.prepare_words()
+        self.version = checkpoint_fingerprint(self.directory)
+        self.tool_format = find_format(
+            self.config.tool_format, template.source, lambda token: bool(tokenizer.ids_of((token,)))
+        )
+        return tokenizer
+
+    async def close(self) -> None:
+        """End what runs for its text."""
+        if self.chat_template is not None:
+            await self.chat_template.close()
 
 
 class ModelTable:
@@ -172,10 +200,14 @@ class ModelTable:
             raise model_not_found(name[:200], [served for served in self._models if visible(served)])
         return model
 
-    async def load_text(self, threads: Executor) -> None:
+    async def load_text(self, threads: Executor, config: GatewayConfig) -> None:
         """Load every model's tokenizer and template; one that fails leaves the others ready."""
-        loop = asyncio.get_running_loop()
-        loads = [loop.run_in_executor(threads, model.load_text) for model in self]
+        limits = TemplateLimits(config.template_timeout_s, config.template_memory_bytes)
+        loads = [model.load_text(threads, limits) for model in self]
         for model, result in zip(self, await asyncio.gather(*loads, return_exceptions=True), strict=True):
             if isinstance(result, BaseException):
                 _log.error("model %s cannot serve text: %s", model.name, result)
+
+    async def close(self) -> None:
+        """End what runs for the models' text."""
+        await asyncio.gather(*[model.close() for model in self])
