@@ -51,7 +51,9 @@ def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-async def test_what_holds_no_special_token_is_encoded_as_a_whole(template: ChatTemplate, load: Callable[..., Any]) -> None:
+async def test_what_holds_no_special_token_is_encoded_as_a_whole(
+    template: ChatTemplate, load: Callable[..., Any]
+) -> None:
     tokenizer = load("byte_level")
     messages = [user("Hello  world! räksmörgås 😀 <tool_call>two words")]
     whole = tokenizer.encode(await template.render(template.request(messages)), add_special_tokens=False)

@@ -81,7 +81,7 @@ class ChatTemplate:
             await self.process.start()
 
     async def close(self) -> None:
-        """End its process; `start` or `render` would start it again."""
+        """End its process; nothing is rendered from here on."""
         await self.process.close()
 
     def request(

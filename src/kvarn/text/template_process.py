@@ -47,6 +47,7 @@ class TemplateProcess:
         self._sources = dict(sources)
         self._limits = limits
         self._process: asyncio.subprocess.Process | None = None
+        self._closed = False
 
     @property
     def pid(self) -> int | None:
@@ -61,6 +62,8 @@ class TemplateProcess:
         """
         if self._process is not None and self._process.returncode is None:
             return
+        if self._closed:
+            raise ChatTemplateError("The server is shutting down: no more chats are rendered.")
         command = [sys.executable, "-P", str(_WORKER), str(self._limits.memory_bytes), str(self._limits.timeout_s)]
         # A session of its own: Ctrl-C in the terminal reaches the gateway only, which then lets requests finish.
         self._process = await asyncio.create_subprocess_exec(
@@ -76,7 +79,7 @@ class TemplateProcess:
         except _EndedError as error:
             raise ChatTemplateError(f"The process that renders the chat template {error}.") from None
         except BaseException:
-            await self.close()
+            await self._kill()
             raise
 
     async def render(self, request: bytes) -> str:
@@ -96,7 +99,11 @@ class TemplateProcess:
             raise ChatTemplateError(f"The process that renders the chat template {error}, twice.") from None
 
     async def close(self) -> None:
-        """Kill the process. Idempotent."""
+        """Kill the process; nothing is rendered from here on. Idempotent."""
+        self._closed = True
+        await self._kill()
+
+    async def _kill(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             with suppress(ProcessLookupError):  # it has ended
@@ -120,16 +127,18 @@ class TemplateProcess:
                 size = int.from_bytes(await process.stdout.readexactly(8), "big")
                 reply = await process.stdout.readexactly(size)
         except TimeoutError:
-            await self.close()
-            raise self._limit_error(what, f"within {timeout_s:g} s", "gateway.template_timeout_s") from None
+            await self._kill()
+            setting = " (gateway.template_timeout_s)" if request else ""
+            raise _limit_error(what, f"within {timeout_s:g} s{setting}") from None
         except (OSError, asyncio.IncompleteReadError):
-            await self.close()
-            if process.returncode == _OUT_OF_MEMORY:
+            self._process = None
+            status = await process.wait()  # not killed first: that may take the status from asyncio
+            if status == _OUT_OF_MEMORY:
                 mib = self._limits.memory_bytes // 2**20
-                raise self._limit_error(what, f"in {mib} MiB of memory", "gateway.template_memory_bytes") from None
-            raise _EndedError(process.returncode) from None
+                raise _limit_error(what, f"in {mib} MiB of memory (gateway.template_memory_bytes)") from None
+            raise _EndedError(status) from None
         except asyncio.CancelledError:
-            await self.close()  # its reply would be taken for that to the next request
+            await self._kill()  # its reply would be taken for that to the next request
             raise
         kind, text = reply[:1], reply[1:].decode("utf-8", "surrogatepass")
         if kind == b"-":
@@ -138,16 +147,16 @@ class TemplateProcess:
             raise PromptTooLongError(text)
         return text
 
-    def _limit_error(self, what: str, limit: str, setting: str) -> TemplateLimitError:
-        error = TemplateLimitError(f"The chat template cannot {what} {limit} ({setting}).")
-        _log.warning("%s", error)
-        return error
+
+def _limit_error(what: str, limit: str) -> TemplateLimitError:
+    error = TemplateLimitError(f"The chat template cannot {what} {limit}.")
+    _log.warning("%s", error)
+    return error
 
 
 class _EndedError(Exception):
     """The process ended by itself, or somebody else killed it."""
 
-    def __init__(self, status: int | None) -> None:
-        by_signal = status is not None and status < 0
-        name = signal.Signals(-status).name if by_signal and status is not None else f"status {status}"
-        super().__init__(f"was ended by {name}" if by_signal else f"ended with {name}")
+    def __init__(self, status: int) -> None:
+        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        super().__init__(how)
