@@ -113,12 +113,16 @@ async def test_a_message_is_gone_on_with_whatever_it_says(template: ChatTemplate
 
 
 async def test_a_prompt_that_no_context_of_this_length_holds_is_refused_before_it_is_encoded(
-    template: ChatTemplate, load: Callable[..., Any]
+    tmp_path: Path, load: Callable[..., Any]
 ) -> None:
     tokenizer = load("byte_level")
-    assert await chat_token_ids(template, tokenizer, [user("<|end|>" * 50)], context_length=400)
+    growing = ChatTemplate.load(tmp_path, "{% for i in range(n) %}{{ messages[0].content }}{% endfor %}")
+    messages = [user("<|end|>" * 1000)]
+    ids = await chat_token_ids(growing, tokenizer, messages, context_length=20_000, variables={"n": 20})
+    assert len(ids) >= 20_000
     with pytest.raises(PromptTooLongError, match="maximum context length is exceeded"):
-        await chat_token_ids(template, tokenizer, [user("word " * 400)], context_length=10)
+        await chat_token_ids(growing, tokenizer, messages, context_length=1000, variables={"n": 20})
+    await growing.close()
 
 
 PIECES = ["<|end|>", "<|start|>", "<|", "|>", "end", " ", "é", "the mill", "<tool_call>", "\n", "<|st"]

@@ -102,11 +102,13 @@ def test_a_source_of_any_length_is_not_even_read(tmp_path: Path) -> None:
 
 
 async def test_a_prompt_may_have_so_many_characters(make: Make) -> None:
-    chat = make("{{ messages[0].content }}")
-    messages = [{"role": "user", "content": "x" * 1000}]
-    assert len(await chat.render(chat.request(messages, max_characters=1000))) == 1000
-    with pytest.raises(PromptTooLongError, match="more than 999 characters"):
-        await chat.render(chat.request(messages, max_characters=999))
+    chat = make("{{ 'x' * 10000 }}{{ messages[0].content }}")
+    messages = [{"role": "user", "content": ""}]
+    assert len(await chat.render(chat.request(messages, max_characters=10_000))) == 10_000
+    with pytest.raises(PromptTooLongError, match="more than 9999 characters"):
+        await chat.render(chat.request(messages, max_characters=9999))
+    messages = [{"role": "user", "content": "y" * 10_000}]
+    assert len(await chat.render(chat.request(messages, max_characters=1))) == 20_000
 
 
 async def test_the_text_of_an_error_is_bounded(make: Make) -> None:

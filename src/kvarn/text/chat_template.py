@@ -99,7 +99,7 @@ class ChatTemplate:
 
         `add_generation_prompt` ends it where the model's answer begins; `continue_final_message` instead leaves the
         last message open, for the model to go on with. `variables` are more variables of the template. The prompt may
-        have `max_characters`. Safe to use from several threads.
+        have `max_characters`, or four times what is in the messages. Safe to use from several threads.
 
         Raises:
             ChatTemplateError: No template, or it cannot be given these messages.

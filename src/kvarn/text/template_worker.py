@@ -27,6 +27,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 _OUT_OF_MEMORY = 3
 """Exit status; `TemplateProcess` knows it."""
 
+_GROWTH = 4
+"""Characters of a prompt for each byte of the messages: what is around a short message is longer than the message."""
+
 _ERROR_CHARACTERS = 2000
 """Longest text of an error: a template can raise one of any length."""
 
@@ -66,7 +69,9 @@ def _answer(templates: dict[str, Template], payload: bytes) -> bytes:
     if "sources" in request:
         kind, text = _compile(templates, request["sources"])
     else:
-        kind, text = _render(templates[request["template"]], request["variables"], request["max_characters"])
+        # What somebody sent may be counted, too, where it is longer than the model's context.
+        most = max(request["max_characters"], _GROWTH * len(payload))
+        kind, text = _render(templates[request["template"]], request["variables"], most)
     return kind + text.encode("utf-8", "surrogatepass")
 
 
