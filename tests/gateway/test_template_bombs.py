@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from fake_replica import GENERATE_CARD, TEMPLATE, FakeReplica, write_checkpoint
+from kvarn.config.platform import SafetyConfig
 from kvarn.config.schema import ModelConfig
+from kvarn.gateway.moderation import Moderation
 from kvarn.gateway.served import ServedModel
+from kvarn.safety.moderator import Claim, ModerationAwayError
 from template_bombs import BOMBS
 
 MIB = 1024 * 1024
@@ -109,6 +114,29 @@ def test_a_template_that_cannot_be_compiled_takes_only_its_own_model(bombed: Any
         assert answer.status_code == 500 and answer.json()["error"]["code"] == "model_broken"
         assert "cannot be compiled within 2 s" in answer.json()["error"]["message"]
         assert client.post("/v1/chat/completions", json=chat("tiny")).status_code == 200
+
+
+def test_a_model_that_moderates_is_bounded_too(bombed: Any) -> None:
+    moderation = Moderation(
+        SafetyConfig(model="always", moderate_input=True), bombed.gateway.models, bombed.gateway.text
+    )
+    with pytest.raises(ModerationAwayError, match="within 2 s"):
+        bombed.do(moderation.moderator.judge("hi", Claim(tenant="anybody")))
+
+
+def test_a_tenants_bombs_do_not_hold_up_other_tenants_at_the_same_template(bombed: Any) -> None:
+    ended: list[str] = []
+
+    def ask(client: httpx.Client, name: str, bomb: str | None) -> None:
+        client.post("/v1/chat/completions", json=chat("bomb", bomb))
+        ended.append(name)
+
+    with bombed.add_tenant("red") as red, bombed.add_tenant("blue") as blue, ThreadPoolExecutor(5) as threads:
+        bombs = [threads.submit(ask, red, "red", "loops") for _ in range(4)]
+        time.sleep(0.5)
+        ask(blue, "blue", None)
+    assert [bomb.exception() for bomb in bombs] == [None] * 4
+    assert "red" in ended[ended.index("blue") :], ended
 
 
 def test_chats_of_one_model_wait_for_their_turn_at_its_template(bombed: Any) -> None:
