@@ -10,6 +10,7 @@ held out.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import math
 import time
@@ -70,13 +71,21 @@ class Question:
     held_out: bool
 
 
+async def rendered(entries: Sequence[dict[str, Any]]) -> list[str]:
+    """The prompts of chats."""
+    template = ChatTemplate.load(MODEL)
+    try:
+        return [await template.render(template.request(e["messages"], tools=e.get("tools"))) for e in entries]
+    finally:
+        await template.close()
+
+
 def questions(tokenizer: Tokenizer, every: int) -> list[Question]:
     """The golden set, or each `every`-th entry of it."""
-    template = ChatTemplate.load(MODEL)
     lines = (ASSETS / "golden.jsonl").read_text(encoding="utf-8").splitlines()[::every]
+    entries = [json.loads(line) for line in lines]
     found = []
-    for entry in map(json.loads, lines):
-        text = template.render(entry["messages"], tools=entry.get("tools"), add_generation_prompt=True)
+    for entry, text in zip(entries, asyncio.run(rendered(entries)), strict=True):
         prompt = tokenizer.encode(text, add_special_tokens=False)
         answer_ids = tokenizer.encode(entry["answer"], add_special_tokens=False)
         found.append(Question(prompt, entry["answer"].strip(), answer_ids, entry["held_out"]))

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 import kvarn
+from chat_prompts import render_chats
 from kvarn.config import EngineConfig
 from kvarn.engine import EngineCore
 from kvarn.models import Decoder, load_model
-from kvarn.text import ChatTemplate, Tokenizer
+from kvarn.text import Tokenizer
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import InProcessExecutor
@@ -38,11 +39,10 @@ def model() -> Iterator[Decoder]:
 @pytest.fixture(scope="module")
 def requests() -> list[Submit]:
     """Thirty-two questions of the golden set, every second one sampled."""
-    tokenizer, template = Tokenizer.load(MODEL), ChatTemplate.load(MODEL)
+    tokenizer = Tokenizer.load(MODEL)
     entries = [json.loads(line) for line in (ASSETS / "golden.jsonl").read_text(encoding="utf-8").splitlines()]
     found = []
-    for number, entry in enumerate(entries[:: len(entries) // 32][:32]):
-        prompt = template.render(entry["messages"], tools=entry.get("tools"), add_generation_prompt=True)
+    for number, prompt in enumerate(render_chats(MODEL, entries[:: len(entries) // 32][:32])):
         token_ids = tokenizer.encode(prompt, add_special_tokens=False)
         temperature = 0.7 if number % 2 else 0.0
         sampling = SamplingParams(

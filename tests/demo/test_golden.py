@@ -12,10 +12,11 @@ import pytest
 import torch
 
 import kvarn
+from chat_prompts import render_chats
 from kvarn.config import EngineConfig
 from kvarn.engine import EngineCore
 from kvarn.models import Decoder, load_model
-from kvarn.text import ChatTemplate, Tokenizer
+from kvarn.text import Tokenizer
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import InProcessExecutor
@@ -45,13 +46,11 @@ def answer_all(requests: list[Submit], model: Decoder) -> dict[str, list[int]]:
 def wrong_answers() -> list[tuple[dict[str, Any], str]]:
     """Entries of the golden set that are not answered word for word, with what came instead."""
     tokenizer = Tokenizer.load(MODEL)
-    template = ChatTemplate.load(MODEL)
     model = load_model(MODEL, dtype="float32")
     assert isinstance(model, Decoder)
     sampling = SamplingParams(seed=0, temperature=0.0, max_tokens=300, stop_token_ids=list(tokenizer.eos_token_ids))
     requests = []
-    for entry in GOLDEN:
-        prompt = template.render(entry["messages"], tools=entry.get("tools"), add_generation_prompt=True)
+    for entry, prompt in zip(GOLDEN, render_chats(MODEL, GOLDEN), strict=True):
         token_ids = tokenizer.encode(prompt, add_special_tokens=False)
         requests.append(Submit(request_id=entry["id"], prompt_token_ids=token_ids, sampling=sampling))
     threads = torch.get_num_threads()

@@ -190,12 +190,12 @@ def answering(house: House) -> Callable[..., None]:
     return set_answers
 
 
-@pytest.fixture(name="wait_for")
+@pytest.fixture(name="wait_for", scope="session")
 def wait_for_fixture() -> Callable[..., None]:
     return wait_for
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def serve(checkpoint: Path) -> Callable[..., AbstractContextManager[House]]:
     """Serve a house of one's own: `with serve(lambda house: ..., max_prompts=2) as house`."""
 

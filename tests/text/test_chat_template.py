@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,36 +58,67 @@ CONVERSATION: list[dict[str, Any]] = [
 CONFIG = {"bos_token": "<s>", "eos_token": {"content": "</s>"}}
 
 
-def template(tmp_path: Path, source: str, **config: object) -> ChatTemplate:
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**CONFIG, **config}), encoding="utf-8")
-    (tmp_path / "chat_template.jinja").write_text(source, encoding="utf-8")
-    return ChatTemplate.load(tmp_path)
+async def render(chat: ChatTemplate, messages: list[dict[str, Any]], **options: Any) -> str:
+    return await chat.render(chat.request(messages, **options))
+
+
+Loader = Callable[..., ChatTemplate]
+
+
+@pytest.fixture
+async def load_template(tmp_path: Path) -> AsyncGenerator[Loader, None]:
+    """Loads a template from its source, or that of a directory; ends their processes."""
+    loaded: list[ChatTemplate] = []
+
+    def load(source: str | None = None, directory: Path = tmp_path, **options: Any) -> ChatTemplate:
+        if source is not None:
+            (directory / "tokenizer_config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+            (directory / "chat_template.jinja").write_text(source, encoding="utf-8")
+        loaded.append(ChatTemplate.load(directory, **options))
+        return loaded[-1]
+
+    yield load
+    for each in loaded:
+        await each.close()
 
 
 @pytest.mark.parametrize("tools", [None, TOOLS])
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
-def test_rendering_agrees_with_transformers(
-    tmp_path: Path, checkpoint: Callable[..., Path], tools: list[dict[str, Any]] | None, add_generation_prompt: bool
+async def test_rendering_agrees_with_transformers(
+    load_template: Loader,
+    checkpoint: Callable[..., Path],
+    tools: list[dict[str, Any]] | None,
+    add_generation_prompt: bool,
 ) -> None:
     from transformers import PreTrainedTokenizerFast
 
     file = str(checkpoint("byte_level") / "tokenizer.json")
     oracle = PreTrainedTokenizerFast(tokenizer_file=file, bos_token="<s>", eos_token="</s>", chat_template=TEMPLATE)
-    options: dict[str, Any] = {"tools": tools, "add_generation_prompt": add_generation_prompt, "style": "!"}
-    expected = oracle.apply_chat_template(CONVERSATION, tokenize=False, **options)
-    assert template(tmp_path, TEMPLATE).render(CONVERSATION, **options) == expected
+    options: dict[str, Any] = {"tools": tools, "add_generation_prompt": add_generation_prompt}
+    expected = oracle.apply_chat_template(CONVERSATION, tokenize=False, style="!", **options)
+    assert await render(load_template(TEMPLATE), CONVERSATION, variables={"style": "!"}, **options) == expected
 
 
-def test_the_demo_models_template_agrees_with_transformers() -> None:
+async def test_the_demo_models_template_agrees_with_transformers(load_template: Loader) -> None:
     directory = Path(kvarn.__file__).parent / "assets" / "kvarn-demo"
     if not directory.is_dir():
         pytest.skip("the package carries no demo model")
     from transformers import AutoTokenizer
 
     oracle = AutoTokenizer.from_pretrained(directory)
+    chat = load_template(directory=directory)
     for tools in (None, TOOLS):
         expected = oracle.apply_chat_template(CONVERSATION, tokenize=False, tools=tools, add_generation_prompt=True)
-        assert ChatTemplate.load(directory).render(CONVERSATION, tools=tools) == expected
+        assert await render(chat, CONVERSATION, tools=tools) == expected
+
+
+@pytest.mark.parametrize("text", ["\ud83d", "räksmörgås 漢字 😀", "a\x00b", "{{ 7 * 7 }}{% raw %}"])
+async def test_what_messages_say_comes_through_as_it_is(load_template: Loader, text: str) -> None:
+    arguments = {"text": text, "numbers": [10**30, 1.5, float("inf"), -0.0], "flags": [True, False, None]}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    chat = load_template("{{ messages[0].content }}|{{ messages[0].tool_calls[0].function.arguments | tojson }}")
+    shown = await render(chat, [{"role": "assistant", "content": text, "tool_calls": [call]}])
+    assert shown == f"{text}|{json.dumps(arguments, ensure_ascii=False)}"
 
 
 ECHO = (
@@ -96,7 +127,7 @@ ECHO = (
 )
 
 
-def test_messages_are_put_in_the_form_templates_know(tmp_path: Path) -> None:
+async def test_messages_are_put_in_the_form_templates_know(load_template: Loader) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": "å"}'}}
     broken = {"id": "d", "type": "function", "function": {"name": "f", "arguments": "{oops"}}
     bare = {"id": "e", "type": "function", "function": {"name": "f", "arguments": ""}}
@@ -106,7 +137,7 @@ def test_messages_are_put_in_the_form_templates_know(tmp_path: Path) -> None:
         {"role": "assistant", "content": "x", "tool_calls": []},
     ]
     before = json.dumps(messages)
-    text = template(tmp_path, ECHO).render(messages)
+    text = await render(load_template(ECHO), messages)
     assert text.startswith("[system:a\nb][assistant:[{")
     assert '"arguments": {"a": "å"}' in text
     assert '"arguments": "{oops"' in text
@@ -115,65 +146,56 @@ def test_messages_are_put_in_the_form_templates_know(tmp_path: Path) -> None:
     assert json.dumps(messages) == before
 
 
-def test_parts_that_are_not_text_are_refused(tmp_path: Path) -> None:
+async def test_parts_that_are_not_text_are_refused(load_template: Loader) -> None:
     with pytest.raises(ChatTemplateError, match="text"):
-        template(tmp_path, ECHO).render([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}])
+        await render(load_template(ECHO), [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}])
 
 
-def test_the_final_message_is_left_open_to_be_continued(tmp_path: Path) -> None:
+async def test_the_final_message_is_left_open_to_be_continued(load_template: Loader) -> None:
     messages = [{"role": "user", "content": "Sing"}, {"role": "assistant", "content": "La la "}]
-    chat = template(tmp_path, "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</end>{% endfor %}")
-    assert chat.render(messages, continue_final_message=True) == "<user>Sing</end><assistant>La la "
+    chat = load_template("{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</end>{% endfor %}")
+    assert await render(chat, messages, continue_final_message=True) == "<user>Sing</end><assistant>La la "
     with pytest.raises(ChatTemplateError, match="no final message"):
-        chat.render([], continue_final_message=True)
+        await render(chat, [], continue_final_message=True)
     with pytest.raises(ChatTemplateError, match="cannot be continued"):
-        template(tmp_path, "nothing of it").render(messages, continue_final_message=True)
+        await render(load_template("nothing of it"), messages, continue_final_message=True)
 
 
-def test_named_templates_are_chosen_by_whether_there_are_tools(tmp_path: Path) -> None:
+async def test_named_templates_are_chosen_by_whether_there_are_tools(load_template: Loader, tmp_path: Path) -> None:
     named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    chat = ChatTemplate.load(tmp_path)
-    assert (chat.render([]), chat.render([], tools=TOOLS)) == ("plain", "tools")
+    chat = load_template()
+    assert (await render(chat, []), await render(chat, [], tools=TOOLS)) == ("plain", "tools")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": [*named, {"name": "third"}]}))
+    with pytest.raises(ChatTemplateError, match="name and a template"):
+        load_template()
 
 
-def test_the_jinja_file_wins_over_the_configuration_and_an_override_over_both(tmp_path: Path) -> None:
-    assert template(tmp_path, "file", chat_template="configuration").render([]) == "file"
-    assert ChatTemplate.load(tmp_path, override="{{ 'override' }}").render([]) == "override"
+async def test_the_jinja_file_wins_over_the_configuration_and_an_override_over_both(
+    load_template: Loader, tmp_path: Path
+) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "configuration"}))
+    assert await render(load_template(), []) == "configuration"
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert await render(load_template(), []) == "file"
+    assert await render(load_template(override="{{ 'override' }}"), []) == "override"
     other = tmp_path / "other.jinja"
     other.write_text("from a file")
-    assert ChatTemplate.load(tmp_path, override=str(other)).render([]) == "from a file"
+    assert await render(load_template(override=str(other)), []) == "from a file"
     with pytest.raises(ChatTemplateError, match="Cannot read"):
-        ChatTemplate.load(tmp_path, override=str(tmp_path / "absent.jinja"))
+        load_template(override=str(tmp_path / "absent.jinja"))
 
 
-def test_a_model_without_a_template_says_what_to_do(tmp_path: Path) -> None:
-    chat = ChatTemplate.load(tmp_path)
+async def test_a_model_without_a_template_says_what_to_do(load_template: Loader) -> None:
+    chat = load_template()
     assert not chat.exists
     with pytest.raises(ChatTemplateError, match="/v1/completions"):
-        chat.render([{"role": "user", "content": "hi"}])
+        await render(chat, [{"role": "user", "content": "hi"}])
 
 
-def test_the_templates_own_refusal_reaches_the_caller_word_for_word(tmp_path: Path) -> None:
+async def test_the_templates_own_refusal_reaches_the_caller_word_for_word(load_template: Loader) -> None:
     with pytest.raises(ChatTemplateError, match=r"^Roles must alternate$"):
-        template(tmp_path, "{{ raise_exception('Roles must alternate') }}").render([])
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for a in range(99999) %}{% for b in messages %}{{ 'x' * 1000 }}{% endfor %}{% endfor %}",
-        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-        "{{ 'x' * 10 ** 12 }}",
-        "{{ 10 ** (10 ** 10) }}",
-        "{{ messages * 10 ** 9 }}",
-        "{{ range(10 ** 9) | list }}",
-    ],
-)
-def test_a_runaway_template_is_stopped(tmp_path: Path, source: str) -> None:
-    with pytest.raises(ChatTemplateError, match="cannot render"):
-        template(tmp_path, source).render([{"role": "user", "content": "x"}] * 3)
+        await render(load_template("{{ raise_exception('Roles must alternate') }}"), [])
 
 
 @pytest.mark.parametrize(
@@ -185,24 +207,24 @@ def test_a_runaway_template_is_stopped(tmp_path: Path, source: str) -> None:
         "{{ messages[0].content + 1 }}",
     ],
 )
-def test_forbidden_and_failing_expressions_become_typed_errors(tmp_path: Path, source: str) -> None:
+async def test_forbidden_and_failing_expressions_become_typed_errors(load_template: Loader, source: str) -> None:
     with pytest.raises(ChatTemplateError, match="cannot render"):
-        template(tmp_path, source).render([{"role": "user", "content": "x"}])
+        await render(load_template(source), [{"role": "user", "content": "x"}])
 
 
-def test_a_template_that_does_not_parse_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
+async def test_a_template_that_does_not_parse_is_refused_when_it_is_loaded(load_template: Loader) -> None:
     with pytest.raises(ChatTemplateError, match="not valid"):
-        template(tmp_path, "{% for %}")
+        await load_template("{% for %}").start()
 
 
-def test_variables_of_the_server_cannot_be_replaced(tmp_path: Path) -> None:
-    chat = template(tmp_path, "{{ enable_thinking }}{{ bos_token }}")
-    assert chat.render([], enable_thinking=True) == "True<s>"
+async def test_variables_of_the_server_cannot_be_replaced(load_template: Loader) -> None:
+    chat = load_template("{{ enable_thinking }}{{ bos_token }}")
+    assert await render(chat, [], variables={"enable_thinking": True}) == "True<s>"
     with pytest.raises(ChatTemplateError, match="'bos_token'"):
-        chat.render([], bos_token="x")
+        await render(chat, [], variables={"bos_token": "x"})
     with pytest.raises(ChatTemplateError, match="'messages'"):
-        chat.render([], **{"messages": [], "self": 1})
+        await render(chat, [], variables={"messages": [], "self": 1})
 
 
-def test_the_date_can_be_asked_for(tmp_path: Path) -> None:
-    assert template(tmp_path, "{{ strftime_now('%Y') }}").render([]).isdigit()
+async def test_the_date_can_be_asked_for(load_template: Loader) -> None:
+    assert (await render(load_template("{{ strftime_now('%Y') }}"), [])).isdigit()

@@ -224,8 +224,16 @@ class GatewayConfig(Section):
     """Alternatives per token that `logprobs` may ask for at most."""
 
     tokenize_threads: int = Field(2, ge=1)
-    """Threads that render templates and tokenize, so that a long prompt never blocks the event loop. Organisations take
-    turns at them."""
+    """Threads that tokenize, so that a long prompt never blocks the event loop. Organisations take turns at them."""
+
+    template_timeout_s: float = Field(5.0, gt=0)
+    """Seconds that rendering one chat, or compiling the chat templates of a checkpoint, may take. Templates are
+    programs that come with a checkpoint: each checkpoint's run in a process of their own, which is killed when it
+    passes a limit, and the chat gets 400."""
+
+    template_memory_bytes: int = Field(512 * 1024 * 1024, ge=64 * 1024 * 1024)
+    """Memory of a process that renders chats (its address space). macOS has no such limit: there only time is
+    bounded."""
 
     drain_timeout_s: float = Field(30.0, ge=0)
     """Seconds that running requests get to finish when the server is told to stop."""

@@ -159,7 +159,7 @@ async def _lifespan(
         raise
     runs.start(partial(run_background, gateway))
     work = [
-        gateway.models.load_text(pool),
+        gateway.models.load_text(pool, config.gateway),
         _watch_engines(gateway.metrics),
         sweep_forever(gateway.store, config.retention),
         gateway.room.watch(platform.store_metrics.nearly_full.set),
@@ -177,6 +177,7 @@ async def _lifespan(
             _log.error("%d requests were not settled before the end", left)
         await runs.stop()
         await gateway.room.close()
+        await gateway.models.close()
         await platform.stop()
         pool.shutdown(wait=False, cancel_futures=True)
 

@@ -24,7 +24,7 @@ from kvarn.store.errors import (
     StoreBusyError,
     StoreReadOnlyError,
 )
-from kvarn.text.errors import ChatTemplateError, TokenizerError
+from kvarn.text.errors import ChatTemplateError, PromptTooLongError, TemplateLimitError, TokenizerError
 from kvarn.wire.anthropic.errors import error_body, speaks_anthropic
 from kvarn.wire.messages import RefusalReason
 from kvarn.wire.openai.errors import ApiError, invalid_request
@@ -88,6 +88,10 @@ def to_api_error(error: Exception) -> ApiError:
         status, kind, code = _REFUSALS[error.reason]
         headers = _retry_after(error.retry_after_s) if status in (429, 503) else {}
         return ApiError(status, str(error), type=kind, code=code, headers=headers)
+    if isinstance(error, PromptTooLongError):
+        return invalid_request(str(error), "messages", "context_length_exceeded")
+    if isinstance(error, TemplateLimitError):
+        return invalid_request(str(error), code="template_limit_exceeded")  # no 5xx: clients would try it again
     if isinstance(error, TokenizerError | ChatTemplateError):
         return invalid_request(str(error))
     if isinstance(error, ReplicaLostError):

@@ -7,6 +7,7 @@ import uuid
 from contextlib import aclosing
 
 from kvarn.config.platform import SafetyConfig
+from kvarn.gateway.rendering import render_token_ids
 from kvarn.gateway.served import ModelTable, ReadyModel
 from kvarn.gateway.text_pool import TextPool
 from kvarn.replica.api import ReplicaLostError, RequestRefusedError
@@ -14,7 +15,7 @@ from kvarn.safety.guard_model import MOST_TOKENS, PROMPT, read_verdict
 from kvarn.safety.moderator import Claim, ModerationAwayError
 from kvarn.safety.verdict import Verdict, clean
 from kvarn.text.errors import ChatTemplateError, TokenizerError
-from kvarn.text.prompt import chat_token_ids
+from kvarn.text.prompt import PromptBuilder
 from kvarn.wire.messages import Submit
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.sampling import SamplingParams
@@ -44,7 +45,7 @@ class GuardModel:
         try:
             async with asyncio.timeout(self._config.model_timeout_s):
                 model = self._models.find(self.name).when_ready()
-                for prompt in await self._text.run(claim.tenant, len(text), lambda: self._prompts(text, model)):
+                for prompt in await self._prompts(text, model, claim):
                     verdict = await self._ask(prompt, model, claim)
                     scores = {name: max(score, worst.scores.get(name, 0.0)) for name, score in verdict.scores.items()}
                     worst = Verdict({**worst.scores, **scores}, verdict.threshold)
@@ -56,22 +57,26 @@ class GuardModel:
             raise ModerationAwayError(f"{self.name!r} gives no verdicts: {error}") from error
         return worst
 
-    def _prompts(self, text: str, model: ReadyModel) -> list[list[int]]:
-        room = model.card.max_context_length - MOST_TOKENS - len(self._render("", model))
-        tokens = model.tokenizer.encode_words(text)
+    async def _prompts(self, text: str, model: ReadyModel, claim: Claim) -> list[list[int]]:
+        room = model.card.max_context_length - MOST_TOKENS - len(await self._render("", model, claim))
         if room < 16:
             raise ModerationAwayError(f"the context of {self.name!r} is too short to moderate with")
-        if len(tokens) <= room:
-            return [self._render(text, model)]
-        step = room // 2  # a part that is cut anew may take more tokens than before
-        parts = [model.tokenizer.decode(tokens[at : at + step]) for at in range(0, len(tokens), step)]
-        return [self._render(part, model) for part in parts]
+        parts = await self._text.run(claim.tenant, len(text), lambda: _parts(text, room, model))
+        return [await self._render(part, model, claim) for part in parts]
 
-    def _render(self, text: str, model: ReadyModel) -> list[int]:
+    async def _render(self, text: str, model: ReadyModel, claim: Claim) -> list[int]:
         told = PROMPT if self._config.model_prompt is None else self._config.model_prompt
         messages = [{"role": "system", "content": told}] if told else []
         messages.append({"role": "user", "content": text})
-        return chat_token_ids(model.chat_template, model.tokenizer, messages)
+        return await render_token_ids(
+            self._text,
+            claim.tenant,
+            len(text),
+            model,
+            lambda: PromptBuilder(
+                model.chat_template, model.tokenizer, messages, context_length=model.card.max_context_length
+            ),
+        )
 
     async def _ask(self, prompt: list[int], model: ReadyModel, claim: Claim) -> Verdict:
         ends = model.tokenizer.eos_token_ids
@@ -94,3 +99,12 @@ class GuardModel:
         if verdict is None:
             raise ModerationAwayError(f"{self.name!r} answered neither 'safe' nor 'unsafe'")
         return verdict
+
+
+def _parts(text: str, room: int, model: ReadyModel) -> list[str]:
+    """The text in parts of at most so many tokens."""
+    tokens = model.tokenizer.encode_words(text)
+    if len(tokens) <= room:
+        return [text]
+    step = room // 2  # a part that is cut anew may take more tokens than before
+    return [model.tokenizer.decode(tokens[at : at + step]) for at in range(0, len(tokens), step)]

@@ -16,14 +16,16 @@ from pathlib import Path
 from typing import Protocol
 
 import kvarn
-from kvarn.config.schema import ModelConfig
+from kvarn.config.schema import GatewayConfig, ModelConfig
 from kvarn.gateway.errors import unavailable
 from kvarn.gateway.logprobs import LogprobsEncoder
+from kvarn.gateway.turns import Turns
 from kvarn.replica.api import Replica, ReplicaState
 from kvarn.text.chat_template import ChatTemplate
 from kvarn.text.checkpoint import resolve_tokenizer
 from kvarn.text.fingerprint import checkpoint_fingerprint
 from kvarn.text.sampling import random_seed
+from kvarn.text.template_process import TemplateLimits
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.text.tool_calls import HERMES, ToolFormat, find_format
 from kvarn.wire.messages import EngineStats, ModelCard
@@ -67,6 +69,8 @@ class ReadyModel:
     """Fingerprint of the checkpoint."""
     draw_seed: Callable[[], int] = random_seed
     """Gives a seed to requests that have none."""
+    template_turns: Turns = field(default_factory=lambda: Turns(1))
+    """Tenants take turns at the template's process."""
 
     @property
     def fingerprint(self) -> str:
@@ -99,6 +103,8 @@ class ServedModel:
     tool_format: ToolFormat = HERMES
     """How it writes tool calls; known once tokenizer and template are."""
     load_error: str | None = None
+    template_turns: Turns = field(default_factory=lambda: Turns(1))
+    """See `ReadyModel`."""
     draw_seed: Callable[[], int] = random_seed
 
     def __post_init__(self) -> None:
@@ -148,6 +154,7 @@ class ServedModel:
             self.tool_format,
             self.version,
             self.draw_seed,
+            self.template_turns,
         )
 
     @property
@@ -159,23 +166,39 @@ class ServedModel:
             return f"starting ({stage}, {fraction:.0%})"
         return "loading its tokenizer" if state is ReplicaState.READY and self.tokenizer is None else str(state)
 
-    def load_text(self) -> None:
+    async def load_text(self, threads: Executor, limits: TemplateLimits) -> None:
         """Read tokenizer and template from the checkpoint; a failure is kept for `/ready` and for requests."""
+        loop = asyncio.get_running_loop()
         try:
-            directory = resolve_tokenizer(self.config.tokenizer) if self.config.tokenizer else self.directory
-            template = ChatTemplate.load(directory, self.config.chat_template)
-            tokenizer = Tokenizer.load(directory, self.directory)
-            if template.exists:
-                tokenizer.prepare_words()
-            self.version = checkpoint_fingerprint(self.directory)
-            self.tool_format = find_format(
-                self.config.tool_format, template.source, lambda token: bool(tokenizer.ids_of((token,)))
+            directory = self.directory
+            if self.config.tokenizer:
+                directory = await loop.run_in_executor(threads, resolve_tokenizer, self.config.tokenizer)
+            load = partial(ChatTemplate.load, directory, self.config.chat_template, limits)
+            template = await loop.run_in_executor(threads, load)
+            self.chat_template = template
+            tokenizer, _ = await asyncio.gather(
+                loop.run_in_executor(threads, self._load_tokenizer, directory, template), template.start()
             )
-            self.logprobs = LogprobsEncoder(tokenizer)
-            self.chat_template, self.tokenizer = template, tokenizer
+            self.tokenizer = tokenizer
         except Exception as error:
             self.load_error = f"cannot load the tokenizer of {self.name!r}: {error}"
             raise
+
+    def _load_tokenizer(self, directory: Path, template: ChatTemplate) -> Tokenizer:
+        tokenizer = Tokenizer.load(directory, self.directory)
+        if template.exists:
+            tokenizer.prepare_words()
+        self.version = checkpoint_fingerprint(self.directory)
+        self.tool_format = find_format(
+            self.config.tool_format, template.source, lambda token: bool(tokenizer.ids_of((token,)))
+        )
+        self.logprobs = LogprobsEncoder(tokenizer)
+        return tokenizer
+
+    async def close(self) -> None:
+        """End what runs for its text."""
+        if self.chat_template is not None:
+            await self.chat_template.close()
 
 
 class ModelTable:
@@ -199,10 +222,14 @@ class ModelTable:
             raise model_not_found(name[:200], [served for served in self._models if visible(served)])
         return model
 
-    async def load_text(self, threads: Executor) -> None:
+    async def load_text(self, threads: Executor, config: GatewayConfig) -> None:
         """Load every model's tokenizer and template; one that fails leaves the others ready, and keeps the reason."""
-        loop = asyncio.get_running_loop()
-        loads = [loop.run_in_executor(threads, model.load_text) for model in self]
+        limits = TemplateLimits(config.template_timeout_s, config.template_memory_bytes)
+        loads = [model.load_text(threads, limits) for model in self]
         for model, result in zip(self, await asyncio.gather(*loads, return_exceptions=True), strict=True):
             if isinstance(result, BaseException):
                 _log.debug("model %s cannot serve text", model.name, exc_info=result)
+
+    async def close(self) -> None:
+        """End what runs for the models' text."""
+        await asyncio.gather(*[model.close() for model in self])

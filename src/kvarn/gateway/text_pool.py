@@ -35,12 +35,5 @@ class TextPool:
         """Do work on `size` bytes for a tenant; raises what the work raises."""
         if size <= INLINE_BYTES:
             return work()
-        await self._turns.take(tenant)
-        job = asyncio.get_running_loop().run_in_executor(self._executor, work)
-        job.add_done_callback(self._done)
-        return await asyncio.shield(job)  # whoever leaves meanwhile: the thread works on, and is not free
-
-    def _done(self, job: asyncio.Future[ResultT]) -> None:
-        if not job.cancelled():
-            job.exception()  # told to whoever waits, if anybody still does
-        self._turns.give_back()
+        loop = asyncio.get_running_loop()
+        return await self._turns.run(tenant, lambda: loop.run_in_executor(self._executor, work))

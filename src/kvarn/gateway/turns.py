@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
+
+ResultT = TypeVar("ResultT")
 
 
 class Turns:
@@ -45,6 +48,18 @@ class Turns:
             yield
         finally:
             self.give_back()
+
+    async def run(self, tenant: str, start: Callable[[], asyncio.Future[ResultT]]) -> ResultT:
+        """Wait for a place and start a job that keeps it to its end: whoever leaves meanwhile does not stop the job."""
+        await self.take(tenant)
+        job = start()
+        job.add_done_callback(self._done)
+        return await asyncio.shield(job)
+
+    def _done(self, job: asyncio.Future[ResultT]) -> None:
+        if not job.cancelled():
+            job.exception()  # told to whoever waits, if anybody still does
+        self.give_back()
 
     def _hand_out(self) -> None:
         while self._free and self._waiting:

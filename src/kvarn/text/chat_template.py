@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvarn.text.errors import ChatTemplateError
 from kvarn.text.json_file import read_json, token_text
 from kvarn.text.messages import normalize_messages
+from kvarn.text.template_process import TemplateLimits, TemplateProcess
 
-if TYPE_CHECKING:
-    from jinja2 import Template
+MAX_CHARACTERS = 32 * 1024 * 1024
+"""Longest prompt where the model's context sets no other bound."""
+
+_MAX_SOURCE_BYTES = 1024 * 1024
+"""Longest template; those that are published have some ten thousand."""
 
 _END_OF_FINAL_MESSAGE = "\u2060\u2060kvarn: the answer goes on here\u2060\u2060"
 """Put after the message to continue, so that the rendering can be cut there whatever the template writes after it."""
@@ -19,39 +25,66 @@ _END_OF_FINAL_MESSAGE = "\u2060\u2060kvarn: the answer goes on here\u2060\u2060"
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
 
 
-class ChatTemplate:
-    """The chat template of one checkpoint, perhaps with a variant for tools. Safe to use from several threads."""
+@dataclass(frozen=True, slots=True)
+class RenderRequest:
+    """A conversation ready for `ChatTemplate.render`."""
 
-    def __init__(self, templates: Mapping[str, Template], special_tokens: Mapping[str, str], source: str = "") -> None:
-        """Hold compiled templates by name (`default`, `tool_use`) and the special tokens they may write."""
-        self.source = source
+    payload: bytes
+    continues: bool
+    """Whether the last message is left open."""
+
+
+class ChatTemplate:
+    """The chat template of one checkpoint, perhaps with a variant for tools. It runs in a process of its own."""
+
+    def __init__(
+        self, sources: Mapping[str, str], special_tokens: Mapping[str, str], limits: TemplateLimits | None = None
+    ) -> None:
+        """Hold the sources by name (`default`, `tool_use`) and the special tokens they may write."""
+        self.source = "\n".join(sources.values())
         """The text of all its variants: tells what the model was trained to write."""
-        self._templates = dict(templates)
+        self.process = TemplateProcess(sources, limits or TemplateLimits())
+        self._names = frozenset(sources)
         self._special_tokens = dict(special_tokens)
 
     @classmethod
-    def load(cls, directory: Path, override: str | None = None) -> ChatTemplate:
+    def load(cls, directory: Path, override: str | None = None, limits: TemplateLimits | None = None) -> ChatTemplate:
         """Read the template of a checkpoint.
 
         It stands in `chat_template.jinja` (variants in `additional_chat_templates/`) or in tokenizer_config.json, as
         text or as a list of named ones. `override` replaces it: the text of a template, or the path of a file.
-        A checkpoint without any loads too (`exists` is False); `render` then says what to do.
+        A checkpoint without any loads too (`exists` is False); `request` then says what to do.
 
         Raises:
-            ChatTemplateError: A template is not valid.
+            ChatTemplateError: A template cannot be read or is too long.
             CheckpointError: A configuration file is broken.
         """
         config = read_json(directory / "tokenizer_config.json")
         sources = {"default": _read_override(override)} if override else _find_sources(directory, config)
+        for name, source in sources.items():
+            _check_size(len(source), f"{name!r} of {directory}")
         special = {name: text for name in config if name.endswith("_token") and (text := token_text(config[name]))}
-        return cls(_compile(sources), special, "\n".join(sources.values()))
+        return cls(sources, special, limits)
 
     @property
     def exists(self) -> bool:
         """Whether the checkpoint has a template: base and embedding models have none."""
-        return bool(self._templates)
+        return bool(self._names)
 
-    def render(
+    async def start(self) -> None:
+        """Compile it, if there is one.
+
+        Raises:
+            ChatTemplateError: It is not valid, or passes a limit while it is compiled.
+        """
+        if self.exists:
+            await self.process.start()
+
+    async def close(self) -> None:
+        """End its process; nothing is rendered from here on."""
+        await self.process.close()
+
+    def request(
         self,
         messages: Sequence[Mapping[str, Any]],
         /,
@@ -59,43 +92,61 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        **kwargs: Any,
-    ) -> str:
-        """The prompt of a conversation (messages and tools as OpenAI writes them).
+        variables: Mapping[str, Any] | None = None,
+        max_characters: int = MAX_CHARACTERS,
+    ) -> RenderRequest:
+        """What `render` makes the prompt of a conversation from (messages and tools as OpenAI writes them).
 
         `add_generation_prompt` ends it where the model's answer begins; `continue_final_message` instead leaves the
-        last message open, for the model to go on with. Other arguments are variables of the template.
+        last message open, for the model to go on with. `variables` are more variables of the template. The prompt may
+        have `max_characters`, or four times what is in the messages. Safe to use from several threads.
 
         Raises:
-            ChatTemplateError: No template, or it refuses or cannot render these messages.
+            ChatTemplateError: No template, or it cannot be given these messages.
         """
-        from kvarn.text.template_environment import render  # brings jinja2; `load` has imported it already
-
-        reserved = _RESERVED & kwargs.keys()
+        reserved = _RESERVED & (variables or {}).keys()
         if reserved:
             raise ChatTemplateError(f"The template variable {min(reserved)!r} is set by the server: leave it out.")
         plain = normalize_messages(messages)
         if continue_final_message:
             _mark_end(plain)
-        variables = {
+        names = {
             **self._special_tokens,
-            **kwargs,
+            **(variables or {}),
             "messages": plain,
             "tools": list(tools) if tools else None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
-        text = render(self._pick(with_tools=bool(tools)), variables)
-        return _cut_at_mark(text) if continue_final_message else text
+        request = {
+            "template": self._pick(with_tools=bool(tools)),
+            "variables": names,
+            "max_characters": max_characters,
+        }
+        try:
+            payload = json.dumps(request)
+        except RecursionError:
+            raise ChatTemplateError("The messages nest too deeply for a chat template.") from None
+        return RenderRequest(payload.encode(), continue_final_message)
 
-    def _pick(self, *, with_tools: bool) -> Template:
-        template = self._templates.get("tool_use") if with_tools else None
-        template = template or self._templates.get("default")
-        if template is None:
-            raise ChatTemplateError(
-                "This model has no chat template: use /v1/completions, or give the checkpoint a chat_template.jinja."
-            )
-        return template
+    async def render(self, request: RenderRequest) -> str:
+        """The prompt of a conversation. One at a time: see `TemplateProcess`.
+
+        Raises:
+            ChatTemplateError: The template refuses the messages, cannot render them, or passes a limit.
+            PromptTooLongError: The prompt is longer than the request allows.
+        """
+        text = await self.process.render(request.payload)
+        return _cut_at_mark(text) if request.continues else text
+
+    def _pick(self, *, with_tools: bool) -> str:
+        if with_tools and "tool_use" in self._names:
+            return "tool_use"
+        if "default" in self._names:
+            return "default"
+        raise ChatTemplateError(
+            "This model has no chat template: use /v1/completions, or give the checkpoint a chat_template.jinja."
+        )
 
 
 def _find_sources(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
@@ -104,7 +155,7 @@ def _find_sources(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(in_config, str):
         sources["default"] = in_config
     elif isinstance(in_config, list):
-        sources |= {entry["name"]: entry["template"] for entry in in_config if {"name", "template"} <= entry.keys()}
+        sources |= dict(map(_named, in_config))
     for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
         sources[path.stem] = _read(path)
     path = directory / "chat_template.jinja"
@@ -113,32 +164,28 @@ def _find_sources(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
     return sources
 
 
+def _named(entry: object) -> tuple[str, str]:
+    match entry:
+        case {"name": str(name), "template": str(source)}:
+            return name, source
+    raise ChatTemplateError("Each entry of `chat_template` in tokenizer_config.json should have a name and a template.")
+
+
 def _read_override(override: str) -> str:
     return override if "{" in override else _read(Path(override).expanduser())
 
 
 def _read(path: Path) -> str:
     try:
+        _check_size(path.stat().st_size, str(path))
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ChatTemplateError(f"Cannot read the chat template {path}: {error}") from error
 
 
-def _compile(sources: Mapping[str, str]) -> dict[str, Template]:
-    if not sources:
-        return {}
-    from jinja2 import TemplateError  # a tenth of a second that models without a template do not pay
-
-    from kvarn.text.template_environment import TemplateEnvironment
-
-    environment = TemplateEnvironment()
-    templates = {}
-    for name, source in sources.items():
-        try:
-            templates[name] = environment.from_string(source)
-        except TemplateError as error:
-            raise ChatTemplateError(f"The chat template {name!r} is not valid: {error}") from error
-    return templates
+def _check_size(size: int, where: str) -> None:
+    if size > _MAX_SOURCE_BYTES:
+        raise ChatTemplateError(f"The chat template {where} is longer than {_MAX_SOURCE_BYTES} bytes.")
 
 
 def _mark_end(messages: list[dict[str, Any]]) -> None:

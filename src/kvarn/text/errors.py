@@ -17,3 +17,11 @@ class TokenizerError(TextError):
 
 class ChatTemplateError(TextError):
     """A chat template is missing, broken, or refuses the messages."""
+
+
+class TemplateLimitError(ChatTemplateError):
+    """A chat template takes more time or memory than it may."""
+
+
+class PromptTooLongError(ChatTemplateError):
+    """A chat template writes more than the model's context can hold."""

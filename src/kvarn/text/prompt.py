@@ -12,53 +12,75 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvarn.text.chat_template import ChatTemplate
+from kvarn.text.chat_template import MAX_CHARACTERS, ChatTemplate, RenderRequest
 from kvarn.text.messages import normalize_messages
 from kvarn.text.tokenizer import Tokenizer
 
+_LONGEST_MARK = 32
+"""Characters of a mark at most; what it stands for takes at least one token."""
 
-def chat_token_ids(
-    template: ChatTemplate,
-    tokenizer: Tokenizer,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    opening: str = "",
-    add_special_tokens: bool = False,
-    add_generation_prompt: bool = True,
-    continue_final_message: bool = False,
-    variables: Mapping[str, Any] | None = None,
-) -> list[int]:
-    """The prompt of a conversation.
+
+class PromptBuilder:
+    """A conversation on its way to tokens: the template renders `request`, and `token_ids` encodes the text it wrote.
+
+    Making one and encoding take their time where the messages are long, so neither is for an event loop then.
 
     Args:
         template: The model's.
         tokenizer: The model's.
         messages: As OpenAI writes them.
+        context_length: Tokens that the model holds.
         tools: As OpenAI writes them.
         opening: The server's own beginning of the answer.
         add_special_tokens: Put around the whole what the tokenizer puts around a text.
-        add_generation_prompt: See `ChatTemplate.render`.
+        add_generation_prompt: See `ChatTemplate.request`.
         continue_final_message: See there.
         variables: More variables of the template.
 
     Raises:
-        ChatTemplateError: The template refuses or cannot render these messages.
-        TokenizerError: The text cannot be encoded.
+        ChatTemplateError: The template cannot be given these messages.
     """
-    hidden = _Hidden(tokenizer.special_pattern)
-    text = template.render(
-        hidden.hide(normalize_messages(messages)),  # arguments unfolded: their JSON has other ways to write the same
-        tools=hidden.hide(tools),
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
-        **hidden.hide(variables or {}),
-    )
-    pieces = hidden.split(text + opening)
-    token_ids = tokenizer.encode(pieces[0], add_special_tokens=add_special_tokens)
-    for words, between in zip(pieces[1::2], pieces[2::2], strict=True):
-        token_ids += tokenizer.encode_words(words) + tokenizer.encode(between, add_special_tokens=False)
-    return token_ids
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        tokenizer: Tokenizer,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        context_length: int,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        opening: str = "",
+        add_special_tokens: bool = False,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._opening = opening
+        self._add_special_tokens = add_special_tokens
+        self._hidden = hidden = _Hidden(tokenizer.special_pattern)
+        self.request: RenderRequest = template.request(
+            # arguments unfolded: their JSON has other ways to write the same
+            hidden.hide(normalize_messages(messages)),
+            tools=hidden.hide(tools),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=hidden.hide(variables or {}),
+            max_characters=min(MAX_CHARACTERS, context_length * max(tokenizer.longest_token, _LONGEST_MARK)),
+        )
+
+    def token_ids(self, text: str) -> list[int]:
+        """The prompt, from what the template wrote.
+
+        Raises:
+            TokenizerError: The text cannot be encoded.
+        """
+        encode = self._tokenizer.encode
+        pieces = self._hidden.split(text + self._opening)
+        token_ids = encode(pieces[0], add_special_tokens=self._add_special_tokens)
+        for words, between in zip(pieces[1::2], pieces[2::2], strict=True):
+            token_ids += self._tokenizer.encode_words(words) + encode(between, add_special_tokens=False)
+        return token_ids
 
 
 class _Hidden:

@@ -59,6 +59,8 @@ class Tokenizer:
         """Tokens of input that the tokenizer's author foresaw; None where the files do not say."""
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
         """One more than the highest token id."""
+        self.longest_token: int = max(map(len, vocabulary), default=1)
+        """Characters of text that a token stands for at most."""
 
     @classmethod
     def load(cls, directory: Path, checkpoint: Path | None = None) -> Tokenizer:

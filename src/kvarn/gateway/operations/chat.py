@@ -136,7 +136,7 @@ async def start_chat(gateway: Gateway, record: RequestRecord, asked: ChatComplet
 
 async def _start(gateway: Gateway, record: RequestRecord, asked: ChatCompletionRequest, model: ReadyModel) -> ChatRun:
     checked = await gateway.run(record, lambda: check_sampling(asked, model.tokenizer, gateway.limits))
-    prompt = await gateway.run(record, lambda: render_chat(asked, model))
+    prompt = await render_chat(gateway, record, asked, model)
     sampling = chat_sampling(
         asked,
         checked,

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kvarn.gateway.context import Gateway
+from kvarn.gateway.record import RequestRecord
+from kvarn.gateway.rendering import render_token_ids
 from kvarn.gateway.served import ReadyModel
-from kvarn.text.prompt import chat_token_ids
+from kvarn.text.prompt import PromptBuilder
 from kvarn.text.tool_calls import ToolFormat
 from kvarn.wire.openai.chat import ChatCompletionRequest
 
@@ -20,25 +23,34 @@ class ChatPrompt:
     """The beginning of a forced call, with which it ends; empty where none is forced."""
 
 
-def render_chat(asked: ChatCompletionRequest, model: ReadyModel) -> ChatPrompt:
+async def render_chat(
+    gateway: Gateway, record: RequestRecord, asked: ChatCompletionRequest, model: ReadyModel
+) -> ChatPrompt:
     """Render and tokenize a chat. A forced call is begun in the prompt, for the model to go on with.
 
     Raises:
-        ChatTemplateError: The model's template refuses the messages.
+        ChatTemplateError: The model's template refuses the messages, or passes a limit.
         TokenizerError: The text cannot be encoded.
     """
     use = asked.tool_use
     opening = model.tool_format.opening(use.certain_name) if use is not None and use.forced else ""
-    token_ids = chat_token_ids(
-        model.chat_template,
-        model.tokenizer,
-        _with_shown_ids(asked.plain_messages, model.tool_format),
-        tools=asked.active_tools,
-        opening=opening,
-        add_special_tokens=bool(asked.add_special_tokens),
-        add_generation_prompt=asked.add_generation_prompt,
-        continue_final_message=asked.continue_final_message,
-        variables=asked.chat_template_kwargs,
+    token_ids = await render_token_ids(
+        gateway.text,
+        record.principal.organization_id,
+        record.body_bytes,
+        model,
+        lambda: PromptBuilder(
+            model.chat_template,
+            model.tokenizer,
+            _with_shown_ids(asked.plain_messages, model.tool_format),
+            context_length=model.card.max_context_length,
+            tools=asked.active_tools,
+            opening=opening,
+            add_special_tokens=bool(asked.add_special_tokens),
+            add_generation_prompt=asked.add_generation_prompt,
+            continue_final_message=asked.continue_final_message,
+            variables=asked.chat_template_kwargs,
+        ),
     )
     return ChatPrompt(token_ids, opening)
 

@@ -87,7 +87,7 @@ async def count_tokens(gateway: Gateway, record: RequestRecord, asked: CountToke
     """How many tokens the prompt of a request would have. Raises as `start_message` does."""
     model = gateway.ready_model(record, asked.model, "generate")
     chat = chat_request(asked)
-    prompt = await gateway.run(record, lambda: render_chat(chat, model))
+    prompt = await render_chat(gateway, record, chat, model)
     return TokenCount(input_tokens=len(prompt.token_ids))
 
 

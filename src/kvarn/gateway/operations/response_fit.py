@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from kvarn.gateway.context import Gateway
 from kvarn.gateway.operations.chat_prompt import render_chat
 from kvarn.gateway.operations.response_context import Turn
 from kvarn.gateway.operations.response_request import chat_request
+from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.served import ReadyModel
+from kvarn.text.errors import PromptTooLongError
 from kvarn.wire.openai.chat import ChatCompletionRequest
 from kvarn.wire.openai.responses import ContextFields, ResponseRequest
 
@@ -13,7 +16,14 @@ _ROOM_FOR_AN_ANSWER = 256
 """Tokens left for the answer where `max_output_tokens` does not say; at most a quarter of the context."""
 
 
-def fitting_chat(asked: ContextFields, turn: Turn, model: ReadyModel, seed: int | None = None) -> ChatCompletionRequest:
+async def fitting_chat(
+    gateway: Gateway,
+    record: RequestRecord,
+    asked: ContextFields,
+    turn: Turn,
+    model: ReadyModel,
+    seed: int | None = None,
+) -> ChatCompletionRequest:
     """The chat that answers a turn. With `truncation: auto` it lacks the oldest items, as few as must be left out for
     the prompt to fit, never the instructions; a result is not left without its call.
 
@@ -22,23 +32,29 @@ def fitting_chat(asked: ContextFields, turn: Turn, model: ReadyModel, seed: int 
         ChatTemplateError: The model's template refuses the messages.
     """
     items = turn.context
-    whole = chat_request(asked, model.name, items, seed)
+
+    async def chat_from(start: int) -> ChatCompletionRequest:
+        return await gateway.run(record, lambda: chat_request(asked, model.name, items[start:], seed))
+
+    async def fits(chat: ChatCompletionRequest) -> bool:
+        try:
+            return len((await render_chat(gateway, record, chat, model)).token_ids) <= room
+        except PromptTooLongError:
+            return False
+
+    whole = await chat_from(0)
     starts = [index for index, item in enumerate(items) if item["type"] != "function_call_output"]
     room = _room(asked, model.card.max_context_length)
-    if asked.truncation != "auto" or not starts or _fits(whole, model, room):
+    if asked.truncation != "auto" or not starts or await fits(whole):
         return whole
     too_early, late_enough = 0, len(starts) - 1  # where even the last item is too long, nothing helps
     while late_enough - too_early > 1:
         middle = (too_early + late_enough) // 2
-        if _fits(chat_request(asked, model.name, items[starts[middle] :], seed), model, room):
+        if await fits(await chat_from(starts[middle])):
             late_enough = middle
         else:
             too_early = middle
-    return chat_request(asked, model.name, items[starts[late_enough] :], seed)
-
-
-def _fits(chat: ChatCompletionRequest, model: ReadyModel, room: int) -> bool:
-    return len(render_chat(chat, model).token_ids) <= room
+    return await chat_from(starts[late_enough])
 
 
 def _room(asked: ContextFields, context: int) -> int:

@@ -157,8 +157,8 @@ async def count_input_tokens(gateway: Gateway, record: RequestRecord, asked: Tok
     name = asked.model or next(iter(gateway.models)).name
     model = gateway.ready_model(record, name, "generate")
     turn = await look_at_turn(gateway, record, asked)
-    chat = await gateway.run(record, lambda: fitting_chat(asked, turn, model))
-    return InputTokens(input_tokens=len((await gateway.run(record, lambda: render_chat(chat, model))).token_ids))
+    chat = await fitting_chat(gateway, record, asked, turn, model)
+    return InputTokens(input_tokens=len((await render_chat(gateway, record, chat, model)).token_ids))
 
 
 async def _start_chat(
@@ -167,7 +167,7 @@ async def _start_chat(
     try:
         if asked.truncation == "auto":
             model = gateway.ready_model(record, asked.model, "generate")
-            chat = await gateway.run(record, lambda: fitting_chat(asked, turn, model, seed))
+            chat = await fitting_chat(gateway, record, asked, turn, model, seed)
         else:
             chat = await gateway.run(record, lambda: chat_request(asked, asked.model, turn.context, seed))
         return await start_chat(gateway, record, chat)

@@ -8,9 +8,10 @@ from starlette.responses import Response
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.context import Gateway, gateway_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.record import record_of
+from kvarn.gateway.record import RequestRecord, record_of
+from kvarn.gateway.rendering import render_token_ids
 from kvarn.gateway.served import ReadyModel
-from kvarn.text.prompt import chat_token_ids
+from kvarn.text.prompt import PromptBuilder
 from kvarn.wire.openai.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -28,7 +29,9 @@ async def tokenize(request: Request) -> Response:
     gateway, record = gateway_of(request), record_of(request.scope)
     asked = await gateway.read(request, TokenizeRequest)
     model = gateway.ready_model(record, asked.model or _default(gateway))
-    return json_response(await gateway.run(record, lambda: _tokenized(asked, model)))
+    tokens = await _tokenize(gateway, record, asked, model)
+    tenant = record.principal.organization_id
+    return json_response(await gateway.text.run(tenant, len(tokens), lambda: _answer(asked, model, tokens)))
 
 
 @router.post("/detokenize", summary="Token ids to text")
@@ -48,8 +51,7 @@ def _default(gateway: Gateway) -> str:
     return next(iter(gateway.models)).name
 
 
-def _tokenized(asked: TokenizeRequest, model: ReadyModel) -> TokenizeResponse:
-    tokens = _tokenize(asked, model)
+def _answer(asked: TokenizeRequest, model: ReadyModel, tokens: list[int]) -> TokenizeResponse:
     return TokenizeResponse(
         count=len(tokens),
         max_model_len=model.card.max_context_length,
@@ -58,16 +60,25 @@ def _tokenized(asked: TokenizeRequest, model: ReadyModel) -> TokenizeResponse:
     )
 
 
-def _tokenize(asked: TokenizeRequest, model: ReadyModel) -> list[int]:
-    if asked.prompt is not None:
-        return model.tokenizer.encode(asked.prompt, add_special_tokens=asked.add_special_tokens is not False)
-    return chat_token_ids(
-        model.chat_template,
-        model.tokenizer,
-        asked.plain_messages,
-        tools=asked.active_tools,
-        add_special_tokens=asked.add_special_tokens is True,
-        add_generation_prompt=asked.add_generation_prompt,
-        continue_final_message=asked.continue_final_message,
-        variables=asked.chat_template_kwargs,
+async def _tokenize(gateway: Gateway, record: RequestRecord, asked: TokenizeRequest, model: ReadyModel) -> list[int]:
+    prompt = asked.prompt
+    if prompt is not None:
+        around = asked.add_special_tokens is not False
+        return await gateway.run(record, lambda: model.tokenizer.encode(prompt, add_special_tokens=around))
+    return await render_token_ids(
+        gateway.text,
+        record.principal.organization_id,
+        record.body_bytes,
+        model,
+        lambda: PromptBuilder(
+            model.chat_template,
+            model.tokenizer,
+            asked.plain_messages,
+            context_length=model.card.max_context_length,
+            tools=asked.active_tools,
+            add_special_tokens=asked.add_special_tokens is True,
+            add_generation_prompt=asked.add_generation_prompt,
+            continue_final_message=asked.continue_final_message,
+            variables=asked.chat_template_kwargs,
+        ),
     )
