@@ -81,9 +81,15 @@ class ModelConfig(Section):
     kind: Literal["auto", "generate", "embed"] = "auto"
     """What the model does. `auto` reads it from the checkpoint's architecture."""
 
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    generation_config: str = Field("auto", min_length=1)
+    """Where sampling parameters that a request leaves out come from. `auto`: the checkpoint's generation_config.json
+    (temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens; `do_sample: false` is greedy), `none`:
+    OpenAI's defaults, anything else: a folder with another generation_config.json."""
+
+    dtype: Literal["auto", "bfloat16", "float32", "float16", "half"] = "auto"
     """Type of the weights. `auto`: bfloat16 with the compiled kernels, and with torch's where the processor multiplies
-    it natively, else float32."""
+    it natively, else float32. `float16` (or `half`): float16 checkpoints keep their exact values, held and computed as
+    float32; `auto` rounds them to bfloat16, with a warning."""
 
     quantization: Literal["int8", "int4"] | None = None
     """Quantise plain weights when the model is loaded: int8 with a scale for each output, or int4 with a scale for each

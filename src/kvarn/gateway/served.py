@@ -8,7 +8,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +19,8 @@ from kvarn.gateway.errors import unavailable
 from kvarn.replica.api import Replica, ReplicaState
 from kvarn.text.chat_template import ChatTemplate
 from kvarn.text.fingerprint import checkpoint_fingerprint
+from kvarn.text.generation_config import read_generation_config
+from kvarn.text.sampling_defaults import SamplingDefaults
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.text.tool_calls import HERMES, ToolFormat, find_format
 from kvarn.wire.messages import EngineStats, ModelCard
@@ -59,6 +61,8 @@ class ReadyModel:
     tool_format: ToolFormat = HERMES
     version: str = ""
     """Fingerprint of the checkpoint."""
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    """Sampling parameters of requests that leave them out."""
 
     @property
     def fingerprint(self) -> str:
@@ -89,6 +93,8 @@ class ServedModel:
     """Fingerprint of the checkpoint."""
     tool_format: ToolFormat = HERMES
     """How it writes tool calls; known once tokenizer and template are."""
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    """Those of the checkpoint's generation_config.json; known once the tokenizer is."""
     load_error: str | None = None
 
     @property
@@ -124,7 +130,15 @@ class ServedModel:
         if not self.up or self.tokenizer is None or template is None or card is None:
             raise unavailable(f"The model {self.name!r} is not ready: {self.state_text}.", "model_not_ready")
         return ReadyModel(
-            self.name, self.replica, card, self.tokenizer, template, self.config, self.tool_format, self.version
+            self.name,
+            self.replica,
+            card,
+            self.tokenizer,
+            template,
+            self.config,
+            self.tool_format,
+            self.version,
+            self.sampling_defaults,
         )
 
     @property
@@ -139,7 +153,10 @@ class ServedModel:
     def load_text(self) -> None:
         """Read tokenizer and template from the checkpoint; a failure is kept for `/ready` and for requests."""
         try:
-            template, tokenizer = ChatTemplate.load(self.directory), Tokenizer.load(self.directory)
+            template = ChatTemplate.load(self.directory)
+            tokenizer = Tokenizer.load(self.directory, self.config.generation_config)
+            self.sampling_defaults = read_generation_config(self.directory, self.config.generation_config).defaults
+            _log.info("sampling parameters by default", extra={"model": self.name, **asdict(self.sampling_defaults)})
             if template.exists:
                 tokenizer.prepare_words()
             self.version = checkpoint_fingerprint(self.directory)

@@ -41,7 +41,9 @@ class ChatTemplate:
             ChatTemplateError: A template is not valid.
             CheckpointError: A configuration file is broken.
         """
-        config = read_json(directory / "tokenizer_config.json")
+        from kvarn.text.tokenizer_config import read_tokenizer_config  # brings pydantic
+
+        config = read_tokenizer_config(directory)
         sources = {"default": _read_override(override)} if override else _find_sources(directory, config)
         special = {name: text for name in config if name.endswith("_token") and (text := token_text(config[name]))}
         return cls(_compile(sources), special, "\n".join(sources.values()))
@@ -104,7 +106,7 @@ def _find_sources(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(in_config, str):
         sources["default"] = in_config
     elif isinstance(in_config, list):
-        sources |= {entry["name"]: entry["template"] for entry in in_config if {"name", "template"} <= entry.keys()}
+        sources |= {entry["name"]: entry["template"] for entry in in_config}
     for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
         sources[path.stem] = _read(path)
     path = directory / "chat_template.jinja"

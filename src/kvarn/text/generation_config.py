@@ -36,7 +36,7 @@ class CheckpointFile(BaseModel):
 class GenerationConfig(CheckpointFile):
     """The fields of generation_config.json that Kvarn uses."""
 
-    eos_token_id: EndTokens = []
+    eos_token_id: EndTokens = Field([])
     do_sample: bool | None = None
     temperature: float | None = Field(None, ge=0, le=100)
     top_k: int | None = Field(None, ge=-1, le=_MAX_ID)
@@ -81,3 +81,17 @@ def read_generation_config(directory: Path, setting: str = "auto") -> Generation
         )
     found = validate(GenerationConfig, read_json(path), path)
     return GenerationConfig(eos_token_id=found.eos_token_id) if setting == "none" else found
+
+
+class _EndTokensOfModel(CheckpointFile):
+    eos_token_id: EndTokens = Field([])
+
+
+def read_end_tokens(directory: Path, setting: str = "auto") -> list[int]:
+    """The end tokens that the generation configuration names; where it names none, those of config.json.
+
+    Raises as `read_generation_config`.
+    """
+    path = directory / "config.json"
+    found = read_generation_config(directory, setting).eos_token_id
+    return found or validate(_EndTokensOfModel, read_json(path), path).eos_token_id
