@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from kvarn.models import load_model
-from kvarn.models.hf_config import HfConfig
+from kvarn.models.hf_config import DecoderConfig
 
+FAMILIES = (
+    "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "olmo2", "mixtral", "qwen2-moe", "qwen3-moe",
+)  # fmt: skip
 Factory = Callable[..., tuple[Any, Path]]
 LONG = [1.0 + 0.7 * i for i in range(4)]
 SHORT = [1.0 + 0.1 * i for i in range(4)]
@@ -60,6 +64,56 @@ def test_longrope_takes_short_or_long_factors_by_the_models_context(oracle_facto
     check(oracle, path, run_paged, 50, max_context_length=64)
 
 
+def test_longrope_says_that_short_prompts_get_the_long_factors_too(
+    oracle_factory: Factory, caplog: pytest.LogCaptureFixture
+) -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 300.0, "short_factor": SHORT, "long_factor": LONG}
+    rope["partial_rotary_factor"] = 1.0
+    changes = {"head_dim": 8, "partial_rotary_factor": 1.0, "original_max_position_embeddings": 64}
+    _, path = oracle_factory("phi3", rope_parameters=rope, **changes)
+    load_model(path, max_context_length=64)
+    assert not caplog.records
+    load_model(path)
+    assert "set max_context_length to 64 or less" in caplog.text
+
+
+def test_dynamic_rope_has_the_frequencies_of_the_longest_context(oracle_factory: Factory, run_paged: Any) -> None:
+    """transformers changes them with the length: at the longest context both have the same."""
+    rope = {"rope_type": "dynamic", "rope_theta": 300.0, "factor": 3.0}
+    oracle, path = oracle_factory("llama-tied-mha", rope_parameters=rope, max_position_embeddings=40)
+    assert load_model(path).spec.max_context_length == 120
+    check(oracle, path, run_paged, 120)
+
+
+def test_an_mlp_with_biases_gives_the_oracles_logits(oracle_factory: Factory, run_paged: Any) -> None:
+    check(*oracle_factory("llama", mlp_bias=True), run_paged, 40)
+
+
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_a_configuration_without_architectures_is_known_by_its_model_type(
+    name: str, oracle_factory: Factory, tmp_path: Path, run_paged: Any
+) -> None:
+    oracle, path = oracle_factory(name)
+    shutil.copytree(path, tmp_path, dirs_exist_ok=True)
+    config = json.loads((path / "config.json").read_text())
+    del config["architectures"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    check(oracle, tmp_path, run_paged, 30)
+
+
+@pytest.mark.parametrize("name", ["llama-tied-mha", "mixtral", "gemma3"])
+def test_a_rope_theta_that_is_left_out_is_the_one_transformers_takes(
+    name: str, oracle_factory: Factory, tmp_path: Path, run_paged: Any
+) -> None:
+    _, path = oracle_factory(name)
+    shutil.copytree(path, tmp_path, dirs_exist_ok=True)
+    config = json.loads((path / "config.json").read_text())
+    for rope in ({"rope_type": "default"}, None):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "rope_parameters": rope}))
+        oracle = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="float32").eval()
+        check(oracle, tmp_path, run_paged, 40)
+
+
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "gemma2", "gemma3"])
 def test_configurations_as_the_hub_has_them_give_the_oracles_logits(
     name: str, oracle_factory: Factory, tmp_path: Path, run_paged: Any
@@ -85,9 +139,13 @@ def test_configurations_as_the_hub_has_them_give_the_oracles_logits(
 
 
 def test_windows_follow_each_familys_rule() -> None:
-    assert HfConfig({"sliding_window": 8}).windows("all", 2) == [8, 8]
-    assert HfConfig({"sliding_window": None}).windows("all", 2) == [None, None]
-    assert HfConfig({"sliding_window": 8}).windows("qwen", 2) == [None, None]
-    assert HfConfig({"sliding_window": 8}).windows("alternating", 3) == [8, None, 8]
-    pattern = HfConfig({"sliding_window": 8, "sliding_window_pattern": 3})
-    assert pattern.windows("pattern", 4) == [8, 8, None, 8]
+    def windows(rule: str, count: int, **fields: Any) -> list[int | None]:
+        sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2}
+        config = DecoderConfig(**sizes, num_hidden_layers=count, max_position_embeddings=64, **fields)
+        return config.windows(rule)
+
+    assert windows("all", 2, sliding_window=8) == [8, 8]
+    assert windows("all", 2) == [None, None]
+    assert windows("qwen", 2, sliding_window=8) == [None, None]
+    assert windows("alternating", 3, sliding_window=8) == [8, None, 8]
+    assert windows("pattern", 4, sliding_window=8, sliding_window_pattern=3) == [8, 8, None, 8]

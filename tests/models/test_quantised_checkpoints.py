@@ -24,10 +24,11 @@ from kvarn.kernels.torch_linear import TorchLinear
 from kvarn.kernels.weights import Int4Weight, Int8Weight, Weight, dequantise
 from kvarn.models import Decoder, load_model
 from kvarn.models.checkpoint import Checkpoint
-from kvarn.models.errors import ModelError, WeightShapeError
+from kvarn.models.errors import CheckpointError, WeightShapeError
 from kvarn.models.families import decoder_spec
 from kvarn.models.formats import UnsupportedQuantizationError
 from kvarn.models.formats.codes import int8_weight
+from kvarn.models.hf_config import DecoderConfig
 from kvarn.models.parallel import Parallel, ParallelError
 from kvarn.models.weights import WeightLoader
 
@@ -222,9 +223,8 @@ class Written:
     def load(self, parallel: Parallel | None = None) -> tuple[Decoder, ExactKernels]:
         kernels, checkpoint = ExactKernels(), Checkpoint(self.path)
         loader = WeightLoader(checkpoint, kernels, torch.float32, parallel or Parallel())
-        spec = decoder_spec(
-            "Qwen3ForCausalLM", checkpoint.config, max_context_length=None, num_parameters=loader.num_parameters
-        )
+        config = checkpoint.validated(DecoderConfig)
+        spec = decoder_spec("Qwen3ForCausalLM", config, num_parameters=loader.num_parameters)
         return Decoder(spec, loader, "float32"), kernels
 
     def change_config(self, change: Callable[[dict[str, Any]], None]) -> None:
@@ -319,7 +319,7 @@ def test_layers_left_plain_among_quantised_ones_are_read(
 def test_a_weight_without_a_form_in_the_kernels_can_become_int8(tmp_path: Path) -> None:
     write(CASES["pack-quantized-w8a16-groups"], tmp_path)
     loader = WeightLoader(Checkpoint(tmp_path), kernels := ExactKernels(), torch.float32, Parallel(), "int8")
-    spec = decoder_spec("Qwen3ForCausalLM", Checkpoint(tmp_path).config, max_context_length=None, num_parameters=0)
+    spec = decoder_spec("Qwen3ForCausalLM", Checkpoint(tmp_path).validated(DecoderConfig))
     Decoder(spec, loader, "float32")
     assert {type(weight) for weight in kernels.packed} == {Int8Weight}
 
@@ -391,5 +391,5 @@ def test_tensors_of_other_shapes_than_the_configuration_says_are_named(tmp_path:
     other.change_config(
         lambda config: config["config_groups"]["group_0"].update(targets=["model.layers.0.mlp.up_proj"])
     )
-    with pytest.raises(ModelError, match=r"no quantisation scheme for model\.layers\.0\."):
+    with pytest.raises(CheckpointError, match=r"no quantisation scheme for model\.layers\.0\."):
         other.load()

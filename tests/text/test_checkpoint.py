@@ -11,7 +11,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from kvarn.text import CheckpointError, read_architecture, resolve_checkpoint
+from kvarn.text import CheckpointError, resolve_checkpoint
 
 
 def checkpoint_at(directory: Path, **config: Any) -> Path:
@@ -40,7 +40,6 @@ def test_the_packaged_model_is_found_by_its_name_from_anywhere(tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     directory = resolve_checkpoint("kvarn-demo")
     assert (directory.parent.name, directory.name) == ("assets", "kvarn-demo")
-    assert read_architecture(directory) == "generate"
 
 
 def test_a_hub_id_is_downloaded_without_pickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,25 +75,6 @@ def test_a_download_that_breaks_off_says_so(monkeypatch: pytest.MonkeyPatch, fai
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(CheckpointError, match="Cannot download 'owner/name'"):
         resolve_checkpoint("owner/name")
-
-
-@pytest.mark.parametrize(
-    ("architecture", "kind"),
-    [
-        ("LlamaForCausalLM", "generate"),
-        ("Gemma3ForConditionalGeneration", "generate"),
-        ("BertModel", "embed"),
-        ("BertForMaskedLM", "embed"),
-    ],
-)
-def test_the_architecture_tells_what_a_model_does(tmp_path: Path, architecture: str, kind: str) -> None:
-    assert read_architecture(checkpoint_at(tmp_path / "m", architectures=[architecture])) == kind
-
-
-@pytest.mark.parametrize("config", [{}, {"architectures": []}, {"architectures": "x"}, {"architectures": ["Mystery"]}])
-def test_an_architecture_that_does_not_say_asks_for_the_setting(tmp_path: Path, config: dict[str, Any]) -> None:
-    with pytest.raises(CheckpointError, match="set `kind`"):
-        read_architecture(checkpoint_at(tmp_path / "m", **config))
 
 
 def test_importing_the_room_brings_no_heavy_library() -> None:

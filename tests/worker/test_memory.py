@@ -6,8 +6,9 @@ import pytest
 
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.kernels.batch import HeadShape, KvDtype
+from kvarn.kernels.memory import usable_memory
 from kvarn.models import Decoder, DecoderSpec, kv_bytes_per_token
-from kvarn.worker import CacheTooSmallError, plan_kv_blocks, usable_memory
+from kvarn.worker import CacheTooSmallError, plan_kv_blocks
 
 GIB = 1024**3
 

@@ -157,7 +157,9 @@ def roofline(
     context: Annotated[int, Option(min=8, help="Tokens each sequence has in the middle of its run.")] = 192,
     prompt: Annotated[list[int] | None, Option(min=2, help="Prompt length; repeatable.", show_default="512")] = None,
     steps: Annotated[int, Option(min=1, help="Steps measured for each batch.")] = 16,
-    dtype: Annotated[Literal["auto", "bfloat16", "float32"], Option(help="Type of plain weights.")] = "auto",
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float32", "float16", "half"], Option(help="Type of plain weights.")
+    ] = "auto",
     quantization: Annotated[Literal["int8", "int4"] | None, Option(help="Quantise plain weights.")] = None,
     kv_cache_dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "int8"], Option(help="Type of cached keys and values.")

@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -24,7 +24,9 @@ from kvarn.replica.api import Replica, ReplicaState
 from kvarn.text.chat_template import ChatTemplate
 from kvarn.text.checkpoint import resolve_tokenizer
 from kvarn.text.fingerprint import checkpoint_fingerprint
+from kvarn.text.generation_config import read_generation_config
 from kvarn.text.sampling import random_seed
+from kvarn.text.sampling_defaults import SamplingDefaults
 from kvarn.text.template_process import TemplateLimits
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.text.tool_calls import HERMES, ToolFormat, find_format
@@ -67,6 +69,8 @@ class ReadyModel:
     tool_format: ToolFormat = HERMES
     version: str = ""
     """Fingerprint of the checkpoint."""
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    """Sampling parameters of requests that leave them out."""
     draw_seed: Callable[[], int] = random_seed
     """Gives a seed to requests that have none."""
     template_turns: Turns = field(default_factory=lambda: Turns(1))
@@ -102,6 +106,8 @@ class ServedModel:
     """Fingerprint of the checkpoint."""
     tool_format: ToolFormat = HERMES
     """How it writes tool calls; known once tokenizer and template are."""
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    """Those of the checkpoint's generation_config.json; known once the tokenizer is."""
     load_error: str | None = None
     template_turns: Turns = field(default_factory=lambda: Turns(1))
     """See `ReadyModel`."""
@@ -153,6 +159,7 @@ class ServedModel:
             self.config,
             self.tool_format,
             self.version,
+            self.sampling_defaults,
             self.draw_seed,
             self.template_turns,
         )
@@ -185,7 +192,9 @@ class ServedModel:
             raise
 
     def _load_tokenizer(self, directory: Path, template: ChatTemplate) -> Tokenizer:
-        tokenizer = Tokenizer.load(directory, self.directory)
+        tokenizer = Tokenizer.load(directory, self.directory, self.config.generation_config)
+        self.sampling_defaults = read_generation_config(self.directory, self.config.generation_config).defaults
+        _log.info("sampling parameters by default", extra={"model": self.name, **asdict(self.sampling_defaults)})
         if template.exists:
             tokenizer.prepare_words()
         self.version = checkpoint_fingerprint(self.directory)

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from kvarn.models.errors import CheckpointError, MissingWeightError, WeightShapeError
+from kvarn.kernels.memory import GIB, usable_memory
+from kvarn.models.errors import CheckpointError, MissingWeightError, NotEnoughMemoryError, WeightShapeError
+from kvarn.models.hf_config import CheckpointKind
+from kvarn.text.json_file import read_json, validate
 
 Progress = Callable[[str, float], None]
+Config = TypeVar("Config", bound=CheckpointKind)
 
 
 class Checkpoint:
     """Tensors by name, read when asked for."""
 
     def __init__(self, path: Path, progress: Progress | None = None, stage: str = "load weights") -> None:
-        self.config = read_json(path / "config.json")
+        self.path = path
+        self.config = read_json(path / "config.json", required=True)
         self._files: dict[str, Any] = {}
         self.files = (path / "config.json", *_weight_files(path))
         for file in self.files[1:]:
@@ -27,6 +31,11 @@ class Checkpoint:
                 handle: Any = safe_open(file, framework="pt")
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
+            except RuntimeError as error:
+                size, memory = file.stat().st_size / GIB, usable_memory() / GIB
+                raise NotEnoughMemoryError(
+                    f"{file} of {size:.1f} GiB cannot be mapped: this machine has {memory:.1f} GiB of memory"
+                ) from error
             self._files.update(dict.fromkeys(handle.keys(), handle))
         self._progress = progress
         self._stage = stage
@@ -34,6 +43,10 @@ class Checkpoint:
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
+
+    def validated(self, model: type[Config]) -> Config:
+        """config.json as `model` declares it. Raises CheckpointError, which names the wrong field."""
+        return validate(model, self.config, self.path / "config.json")
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -67,17 +80,6 @@ class Checkpoint:
             self._progress(self._stage, 1.0)
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises CheckpointError where there is none."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot read {file}: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{file} does not hold a JSON object")
-    return content
-
-
 def _weight_files(path: Path) -> list[Path]:
     single, index = path / "model.safetensors", path / "model.safetensors.index.json"
     if single.is_file():
@@ -88,8 +90,8 @@ def _weight_files(path: Path) -> list[Path]:
             "Kvarn reads safetensors only; convert other formats first"
         )
     shards = read_json(index).get("weight_map")
-    if not isinstance(shards, dict):
-        raise CheckpointError(f"{index} has no weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(name, str) and Path(name).name for name in shards.values()):
+        raise CheckpointError(f"{index} needs a weight_map: an object from tensors' names to files' names")
     files = [path / Path(name).name for name in sorted(set(shards.values()))]
     for file in files:
         if not file.is_file():

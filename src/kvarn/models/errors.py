@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+from kvarn.text.errors import CheckpointError
+
+__all__ = [
+    "CheckpointError",
+    "MissingWeightError",
+    "ModelError",
+    "NotEnoughMemoryError",
+    "UnsupportedModelError",
+    "WeightShapeError",
+]
+
 
 class ModelError(Exception):
     """A model cannot be loaded."""
@@ -11,8 +22,8 @@ class UnsupportedModelError(ModelError):
     """The checkpoint's architecture, or a feature its configuration asks for, is not one Kvarn knows."""
 
 
-class CheckpointError(ModelError):
-    """The directory is not a readable safetensors checkpoint."""
+class NotEnoughMemoryError(ModelError):
+    """The model does not fit into this machine's memory."""
 
 
 class MissingWeightError(CheckpointError):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
-from kvarn.models.errors import UnsupportedModelError
-from kvarn.models.hf_config import HfConfig
+from kvarn.models.errors import CheckpointError
+from kvarn.models.hf_config import DecoderConfig, RopeParameters
+from kvarn.models.rope import LONGROPE, rope_spec
 from kvarn.models.spec import DecoderSpec, LayerSpec, MoeSpec
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,30 +68,42 @@ class Family:
     gemma: bool = False
     """Norm weights are stored minus one, embeddings are scaled by the root of their size, heads by a given scalar."""
     windows: Windows = "all"
-    """Which layers slide where config.json has no `layer_types`: see `HfConfig.windows`."""
-    moe: Callable[[HfConfig, int], MoeSpec | None] = field(default=lambda config, layer: None)
+    """Which layers slide where config.json has no `layer_types`: see `DecoderConfig.windows`."""
+    rope_theta: float = 10_000.0
+    """Where config.json has none."""
+    local_rope_theta: float | None = None
+    """The same, of layers that slide; None: as the others."""
+    moe: Callable[[DecoderConfig, int], MoeSpec | None] = field(default=lambda config, layer: None)
     """The mixture in a layer, None for a dense MLP."""
 
 
-def _mixtral_moe(config: HfConfig, layer: int) -> MoeSpec:
+def _mixtral_moe(config: DecoderConfig, layer: int) -> MoeSpec:
     return MoeSpec(
-        num_experts=config.integer("num_local_experts"),
-        experts_per_token=config.integer("num_experts_per_tok"),
-        intermediate_size=config.integer("intermediate_size"),
+        num_experts=_given(config.num_experts, "num_local_experts"),
+        experts_per_token=_given(config.num_experts_per_tok, "num_experts_per_tok"),
+        intermediate_size=config.intermediate_size,
     )
 
 
-def _qwen_moe(config: HfConfig, layer: int) -> MoeSpec | None:
-    sparse_step = config.integer("decoder_sparse_step", 1)
-    if layer in (config.get("mlp_only_layers") or ()) or (layer + 1) % sparse_step:
+def _qwen_moe(config: DecoderConfig, layer: int) -> MoeSpec | None:
+    if layer in config.mlp_only_layers or (layer + 1) % config.decoder_sparse_step:
         return None
     return MoeSpec(
-        num_experts=config.integer("num_experts" if config.get("num_experts") else "num_local_experts"),
-        experts_per_token=config.integer("num_experts_per_tok"),
-        intermediate_size=config.integer("moe_intermediate_size"),
-        shared_intermediate_size=config.integer("shared_expert_intermediate_size", 0),
-        renormalize=bool(config.get("norm_topk_prob", False)),
+        num_experts=_given(config.num_experts, "num_experts"),
+        experts_per_token=_given(config.num_experts_per_tok, "num_experts_per_tok"),
+        intermediate_size=_given(config.moe_intermediate_size, "moe_intermediate_size"),
+        shared_intermediate_size=config.shared_expert_intermediate_size,
+        renormalize=config.norm_topk_prob,
     )
+
+
+T = TypeVar("T")
+
+
+def _given(value: T | None, name: str) -> T:
+    if value is None:
+        raise CheckpointError(f"config.json: {name} is missing")
+    return value
 
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -98,13 +114,21 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "Qwen3ForCausalLM": Family(qk_norm="head", windows="qwen"),
         "Phi3ForCausalLM": Family(names=LayerNames(qkv=("self_attn.qkv_proj",), gate_up=("gate_up_proj",))),
         "Gemma2ForCausalLM": Family(names=SANDWICH_NORMS, gemma=True, windows="alternating"),
-        "Gemma3ForCausalLM": Family(names=SANDWICH_NORMS, gemma=True, windows="pattern", qk_norm="head"),
+        "Gemma3ForCausalLM": Family(
+            names=SANDWICH_NORMS,
+            gemma=True,
+            windows="pattern",
+            qk_norm="head",
+            rope_theta=1_000_000.0,
+            local_rope_theta=10_000.0,
+        ),
         "Olmo2ForCausalLM": Family(names=OUTPUT_NORMS, qk_norm="full"),
         "MixtralForCausalLM": Family(
             names=LayerNames(
                 gate_up=("w1", "w3"), down="w2", experts="block_sparse_moe.experts", router="block_sparse_moe.gate"
             ),
             moe=_mixtral_moe,
+            rope_theta=1_000_000.0,
         ),
         "Qwen2MoeForCausalLM": Family(qkv_bias=True, windows="qwen", moe=_qwen_moe),
         "Qwen3MoeForCausalLM": Family(qk_norm="head", windows="qwen", moe=_qwen_moe),
@@ -113,48 +137,78 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 """Decoders by the name in config.json's `architectures`."""
 
 
+MODEL_TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "llama": "LlamaForCausalLM",
+        "mistral": "MistralForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+        "phi3": "Phi3ForCausalLM",
+        "gemma2": "Gemma2ForCausalLM",
+        "gemma3_text": "Gemma3ForCausalLM",
+        "olmo2": "Olmo2ForCausalLM",
+        "mixtral": "MixtralForCausalLM",
+        "qwen2_moe": "Qwen2MoeForCausalLM",
+        "qwen3_moe": "Qwen3MoeForCausalLM",
+    }
+)
+"""The decoder of each `model_type`, for a config.json without `architectures`."""
+
+
 def decoder_spec(
-    architecture: str, raw: Mapping[str, Any], *, max_context_length: int | None = None, num_parameters: int = 0
+    architecture: str, config: DecoderConfig, *, max_context_length: int | None = None, num_parameters: int = 0
 ) -> DecoderSpec:
-    """Read config.json. `max_context_length` lowers the one the checkpoint was trained for."""
+    """Of a validated config.json. `max_context_length` lowers the one the checkpoint was trained for."""
     family = FAMILIES[architecture]
-    config = HfConfig(raw)
-    if config.get("mlp_bias"):
-        raise UnsupportedModelError("`mlp_bias` is not supported: biases of attention are, those of the MLP are not")
-    trained = config.integer("max_position_embeddings")
+    ropes = config.ropes(family.rope_theta, family.local_rope_theta)
+    trained = config.max_position_embeddings
+    if ropes["full_attention"].rope_type == "dynamic":
+        trained = int(trained * (ropes["full_attention"].factor or 1.0))
     context = min(trained, max_context_length or trained)
-    num_heads = config.integer("num_attention_heads")
-    head_dim = config.integer("head_dim", config.integer("hidden_size") // num_heads)
-    num_layers = config.integer("num_hidden_layers")
-    windows = config.windows(family.windows, num_layers)
-    ropes = config.ropes(head_dim, context)
+    _note_longrope(ropes["full_attention"], context)
+    head_dim = config.resolved_head_dim
+    specs = {kind: rope_spec(rope, head_dim, config.max_position_embeddings, context) for kind, rope in ropes.items()}
+    tied = config.tie_word_embeddings
+    attention_bias = config.attention_bias
+    qkv_bias = next(bias for bias in (attention_bias, config.qkv_bias, family.qkv_bias) if bias is not None)
     return DecoderSpec(
         architecture=architecture,
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=config.integer("hidden_size"),
-        intermediate_size=config.integer("intermediate_size"),
-        num_heads=num_heads,
-        num_kv_heads=config.integer("num_key_value_heads", num_heads),
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_kv_heads,
         head_dim=head_dim,
         max_context_length=context,
         layers=tuple(
             LayerSpec(
-                rope=ropes["full_attention" if window is None else "sliding_attention"],
+                rope=specs["full_attention" if window is None else "sliding_attention"],
                 window=window,
                 moe=family.moe(config, layer),
             )
-            for layer, window in enumerate(windows)
+            for layer, window in enumerate(config.windows(family.windows))
         ),
-        norm_eps=config.number("rms_norm_eps", 1e-6),
-        attention_scale=(config.number("query_pre_attn_scalar", head_dim) if family.gemma else head_dim) ** -0.5,
+        norm_eps=config.rms_norm_eps,
+        attention_scale=((config.query_pre_attn_scalar or head_dim) if family.gemma else head_dim) ** -0.5,
         activation=config.activation(),
-        tied_embeddings=bool(config.get("tie_word_embeddings", family.gemma)),
+        tied_embeddings=family.gemma if tied is None else tied,
         norm_offset=1.0 if family.gemma else 0.0,
-        qkv_bias=bool(config.get("attention_bias", config.get("qkv_bias", family.qkv_bias))),
-        output_bias=bool(config.get("attention_bias", False)),
+        qkv_bias=qkv_bias,
+        output_bias=bool(attention_bias),
+        mlp_bias=config.mlp_bias,
         qk_norm=family.qk_norm,
-        embedding_scale=config.integer("hidden_size") ** 0.5 if family.gemma else 1.0,
-        attention_softcap=config.optional_number("attn_logit_softcapping"),
-        logits_softcap=config.optional_number("final_logit_softcapping"),
+        embedding_scale=config.hidden_size**0.5 if family.gemma else 1.0,
+        attention_softcap=config.attn_logit_softcapping,
+        logits_softcap=config.final_logit_softcapping,
         num_parameters=num_parameters,
     )
+
+
+def _note_longrope(rope: RopeParameters, context: int) -> None:
+    """Below the original length transformers takes the short factors: answers to short prompts differ from its."""
+    original = rope.original_max_position_embeddings or 0
+    if rope.rope_type in LONGROPE and context > original:
+        _log.warning(
+            f"longrope: a context of {context} tokens uses the long factors for prompts of every length, as vLLM does; "
+            f"set max_context_length to {original} or less for the short ones"
+        )

@@ -1,19 +1,38 @@
-"""Hugging Face's config.json, in its old and new spellings.
+"""Hugging Face's config.json, validated: every field that Kvarn reads, its type and its bounds.
 
-transformers 5 writes `rope_parameters`, `layer_types` and `dtype`; checkpoints on the hub mostly have `rope_theta`,
-`rope_scaling`, family-specific window fields and `torch_dtype`.
+Both spellings are read: transformers 5 writes `rope_parameters`, `layer_types` and `dtype`; checkpoints on the hub
+mostly have `rope_theta`, `rope_scaling`, family-specific window fields and `torch_dtype`. Bounds are several times what
+published models have; they catch damage before something is computed or allocated by it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from kvarn.kernels.activation import Activation
-from kvarn.models.errors import CheckpointError, UnsupportedModelError
-from kvarn.models.rope import rope_spec
-from kvarn.models.spec import RopeSpec
+from kvarn.models.errors import UnsupportedModelError
+from kvarn.text.generation_config import CheckpointFile, EndTokens
 
+Layers = Annotated[int, Field(ge=1, le=1024)]
+Heads = Annotated[int, Field(ge=1, le=1024)]
+HeadDim = Annotated[int, Field(ge=2, le=1024, multiple_of=2)]
+Width = Annotated[int, Field(ge=1, le=2**20)]
+"""Features of a hidden state or of an MLP."""
+Vocabulary = Annotated[int, Field(ge=1, le=2**24)]
+Experts = Annotated[int, Field(ge=1, le=4096)]
+Length = Annotated[int, Field(ge=1, le=2**31 - 1)]
+"""Tokens."""
+Epsilon = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0, le=1e12)]
+
+_DTYPES = frozenset(
+    {"float64", "double", "float32", "float", "float16", "half", "bfloat16"}
+    | {"float8_e4m3fn", "float8_e5m2", "int8", "uint8"}
+)
 _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -23,92 +42,256 @@ _ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 
-class HfConfig:
-    """Typed access to one config.json."""
+def _dtype(value: object) -> object:
+    name = value.removeprefix("torch.") if isinstance(value, str) else None
+    if name not in _DTYPES:
+        raise PydanticCustomError("dtype", "expected a type of torch, such as bfloat16, float16 or float32")
+    return name
 
-    def __init__(self, raw: Mapping[str, Any]) -> None:
-        self._raw = raw
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """The value as it stands; `default` where it is absent or null."""
-        value = self._raw.get(key)
-        return default if value is None else value
+class RopeParameters(CheckpointFile):
+    """`rope_parameters` of transformers 5, or `rope_scaling` of earlier ones."""
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number. Raises CheckpointError where there is none and no default."""
-        return int(self.number(key, default))
+    rope_type: str = Field("default", validation_alias=AliasChoices("rope_type", "type"))
+    rope_theta: float | None = Field(None, gt=1, le=1e15)
+    partial_rotary_factor: float | None = Field(None, gt=0, le=1)
+    factor: float | None = Field(None, gt=0, le=1e6)
+    low_freq_factor: Positive | None = None
+    high_freq_factor: Positive | None = None
+    original_max_position_embeddings: Length | None = None
+    attention_factor: Positive | None = None
+    beta_fast: Positive | None = None
+    beta_slow: Positive | None = None
+    mscale: Positive | None = None
+    mscale_all_dim: Positive | None = None
+    truncate: bool | None = None
+    short_factor: list[Positive] | None = Field(None, max_length=512)
+    long_factor: list[Positive] | None = Field(None, max_length=512)
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A number. Raises CheckpointError where there is none and no default."""
-        value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise CheckpointError(f"config.json needs a number in `{key}`, it has {value!r}")
-        return value
+    full_attention: RopeParameters | None = None
+    """Where layer types differ (Gemma 3), each has its own."""
+    sliding_attention: RopeParameters | None = None
 
-    def optional_number(self, key: str) -> float | None:
-        """A number, or None where it is absent or null."""
-        return None if self.get(key) is None else self.number(key)
+    @model_validator(mode="after")
+    def _frequencies_are_apart(self) -> RopeParameters:
+        if self.low_freq_factor is not None and self.low_freq_factor == self.high_freq_factor:
+            raise PydanticCustomError("equal_factors", "low_freq_factor and high_freq_factor must differ")
+        return self
+
+
+GroupSize = Annotated[int, Field(ge=-1, le=2**20)]
+"""Inputs that share a scale; -1: all of them."""
+Bits = Annotated[int, Field(ge=1, le=16)]
+
+
+class QuantisedWeights(CheckpointFile):
+    """How compressed-tensors quantised the weights of a group of layers."""
+
+    num_bits: Bits = 8
+    type: str = "int"
+    symmetric: bool = True
+    strategy: str | None = None
+    group_size: GroupSize | None = None
+
+
+class QuantisedLayers(CheckpointFile):
+    """One of the `config_groups` of compressed-tensors."""
+
+    targets: list[str] | None = None
+    format: str | None = None
+    weights: QuantisedWeights | None = None
+    input_activations: dict[str, Any] | None = None
+
+
+class QuantizationConfig(CheckpointFile):
+    """Fields of `quantization_config` that the formats read (GPTQ, AWQ, compressed-tensors)."""
+
+    quant_method: str = ""
+    bits: Bits | None = None
+    w_bit: Bits | None = None
+    group_size: GroupSize | None = None
+    q_group_size: GroupSize | None = None
+    sym: bool | None = None
+    version: str | None = None
+    checkpoint_format: str | None = None
+    is_marlin_format: bool | None = None
+    format: str | None = None
+    config_groups: dict[str, QuantisedLayers] | None = None
+
+
+class CheckpointKind(CheckpointFile):
+    """The fields by which the architecture is known; the others are validated as that architecture's."""
+
+    architectures: list[str] = Field([], max_length=64)
+    model_type: str = ""
+    dtype: Annotated[str, BeforeValidator(_dtype)] = Field(
+        "float32", validation_alias=AliasChoices("dtype", "torch_dtype")
+    )
+    """Of the stored weights. What they are served in is a setting."""
+    quantization_config: QuantizationConfig | None = Field(
+        None, validation_alias=AliasChoices("quantization_config", "compression_config")
+    )
+
+
+class HfConfig(CheckpointKind):
+    """What config.json says of any model."""
+
+    eos_token_id: EndTokens = Field([])
+    vocab_size: Vocabulary
+    hidden_size: Width
+    intermediate_size: Width
+    num_hidden_layers: Layers
+    num_attention_heads: Heads
+    max_position_embeddings: Length
+    hidden_act: str | None = None
+    hidden_activation: str | None = None
+    """Gemma's; overrides its historical `hidden_act`."""
 
     def activation(self) -> Activation:
-        """The MLP's activation (Gemma's `hidden_activation` overrides its historical `hidden_act`)."""
-        name = self.get("hidden_activation") or self.get("hidden_act", "silu")
+        """The MLP's activation."""
+        name = self.hidden_activation or self.hidden_act or "silu"
         if name not in _ACTIVATIONS:
             raise UnsupportedModelError(
                 f"activation {name!r} is not supported; there are: {', '.join(sorted(_ACTIVATIONS))}"
             )
         return _ACTIVATIONS[name]
 
-    def windows(self, rule: str, num_layers: int) -> list[int | None]:
+
+class EncoderConfig(HfConfig):
+    """config.json of an encoder."""
+
+    layer_norm_eps: Epsilon = 1e-12
+    type_vocab_size: Annotated[int, Field(ge=1, le=4096)] = 2
+    pad_token_id: Annotated[int, Field(ge=0, le=2**24)] = 1
+    position_embedding_type: str = "absolute"
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> EncoderConfig:
+        _check_division(self.hidden_size, "hidden_size", self.num_attention_heads, "num_attention_heads")
+        return self
+
+
+class DecoderConfig(HfConfig):
+    """config.json of a decoder."""
+
+    num_key_value_heads: Heads | None = None
+    head_dim: HeadDim | None = None
+    rms_norm_eps: Epsilon = 1e-6
+    attention_bias: bool | None = None
+    qkv_bias: bool | None = None
+    mlp_bias: bool = False
+    tie_word_embeddings: bool | None = None
+    query_pre_attn_scalar: Positive | None = None
+    attn_logit_softcapping: Positive | None = None
+    final_logit_softcapping: Positive | None = None
+
+    sliding_window: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    """0: there is none."""
+    use_sliding_window: bool = False
+    sliding_window_pattern: Annotated[int, Field(ge=1, le=1024)] = Field(
+        6, validation_alias=AliasChoices("sliding_window_pattern", "_sliding_window_pattern")
+    )
+    max_window_layers: Annotated[int, Field(ge=0, le=1024)] | None = None
+    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = Field(None, max_length=1024)
+
+    rope_theta: float | None = Field(None, gt=1, le=1e15)
+    rope_local_base_freq: float | None = Field(None, gt=1, le=1e15)
+    partial_rotary_factor: float | None = Field(None, gt=0, le=1)
+    original_max_position_embeddings: Length | None = None
+    rope_parameters: RopeParameters = Field(
+        RopeParameters(), validation_alias=AliasChoices("rope_parameters", "rope_scaling")
+    )
+
+    num_experts: Experts | None = Field(None, validation_alias=AliasChoices("num_experts", "num_local_experts"))
+    num_experts_per_tok: Experts | None = None
+    moe_intermediate_size: Width | None = None
+    shared_expert_intermediate_size: Annotated[int, Field(ge=0, le=2**20)] = 0
+    norm_topk_prob: bool = False
+    decoder_sparse_step: Annotated[int, Field(ge=1, le=1024)] = 1
+    mlp_only_layers: list[int] = Field([], max_length=1024)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prefer_new_spelling(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """An empty `rope_scaling`, or an empty `rope_parameters` beside it, says nothing."""
+        return {name: value for name, value in data.items() if not (name.startswith("rope_") and value == {})}
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> DecoderConfig:
+        heads, kv_heads = self.num_attention_heads, self.num_kv_heads
+        if self.head_dim is None:
+            _check_division(self.hidden_size, "hidden_size", heads, "num_attention_heads")
+            if self.resolved_head_dim % 2:
+                raise PydanticCustomError("odd_heads", "hidden_size / num_attention_heads must be even")
+        _check_division(heads, "num_attention_heads", kv_heads, "num_key_value_heads")
+        if self.layer_types is not None and len(self.layer_types) != self.num_hidden_layers:
+            raise PydanticCustomError("layer_types", "layer_types must have an entry for each of num_hidden_layers")
+        if (self.num_experts_per_tok or 0) > (self.num_experts or 4096):
+            raise PydanticCustomError("experts", "num_experts_per_tok must not be more than num_experts")
+        return self
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def resolved_head_dim(self) -> int:
+        """Numbers in a head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    def windows(self, rule: str) -> list[int | None]:
         """The sliding window of each layer, None where a layer sees everything.
 
         Without `layer_types`, `rule` says which layers slide: `all` of them; `qwen`: those from `max_window_layers`
         on, and only if `use_sliding_window`; `alternating`: the even ones (Gemma 2); `pattern`: all but each
         `sliding_window_pattern`-th (Gemma 3).
         """
-        size = self.get("sliding_window")
-        if not size or (rule == "qwen" and not self.get("use_sliding_window", False)):
-            return [None] * num_layers
-        if (types := self.get("layer_types")) is not None:
-            return [int(size) if kind == "sliding_attention" else None for kind in types]
-        pattern = self.integer("sliding_window_pattern", self.integer("_sliding_window_pattern", 6))
-        first_sliding = self.integer("max_window_layers", num_layers) if rule == "qwen" else 0
+        count, size = self.num_hidden_layers, self.sliding_window
+        if not size or (rule == "qwen" and not self.use_sliding_window):
+            return [None] * count
+        if self.layer_types is not None:
+            return [size if kind == "sliding_attention" else None for kind in self.layer_types]
+        first_sliding = 0
+        if rule == "qwen":
+            first_sliding = count if self.max_window_layers is None else self.max_window_layers
 
         def slides(layer: int) -> bool:
             match rule:
                 case "alternating":
                     return layer % 2 == 0
                 case "pattern":
-                    return (layer + 1) % pattern != 0
+                    return (layer + 1) % self.sliding_window_pattern != 0
                 case _:
                     return layer >= first_sliding
 
-        return [int(size) if slides(layer) else None for layer in range(num_layers)]
+        return [size if slides(layer) else None for layer in range(count)]
 
-    def ropes(self, head_dim: int, max_context_length: int) -> dict[str, RopeSpec]:
-        """The rotary embedding of each layer type: `full_attention` and `sliding_attention`."""
-        common = {
-            "partial_rotary_factor": self.get("partial_rotary_factor"),
-            "original_max_position_embeddings": self.get(
-                "original_max_position_embeddings", self.get("max_position_embeddings")
-            ),
-            "trained_context_length": self.get("max_position_embeddings"),
-        }
+    def ropes(self, default_theta: float, default_local_theta: float | None) -> dict[str, RopeParameters]:
+        """The rotary embedding of each layer type, with what the whole model says filled in.
 
-        def spec(parameters: Mapping[str, Any]) -> RopeSpec:
-            given = {key: value for key, value in parameters.items() if value is not None}
-            return rope_spec({**common, **given}, head_dim, max_context_length)
+        Layers that slide have their own, plain one where config.json or the family (`default_local_theta`) says so.
+        """
+        full = self.rope_parameters.full_attention or self.rope_parameters
+        local_theta = self.rope_local_base_freq or default_local_theta
+        plain = full if local_theta is None else RopeParameters(rope_theta=local_theta)
+        sliding = self.rope_parameters.sliding_attention or plain
+        theta = self.rope_theta or default_theta
+        return {"full_attention": self._filled(full, theta), "sliding_attention": self._filled(sliding, theta)}
 
-        return {kind: spec(parameters) for kind, parameters in self._rope_parameters().items()}
+    def _filled(self, rope: RopeParameters, theta: float) -> RopeParameters:
+        original = self.original_max_position_embeddings or self.max_position_embeddings
+        return rope.model_copy(
+            update={
+                "rope_theta": rope.rope_theta or theta,
+                "partial_rotary_factor": rope.partial_rotary_factor or self.partial_rotary_factor or 1.0,
+                "original_max_position_embeddings": rope.original_max_position_embeddings or original,
+            }
+        )
 
-    def _rope_parameters(self) -> dict[str, Mapping[str, Any]]:
-        parameters = self.get("rope_parameters")
-        if parameters is not None and "full_attention" in parameters:
-            full = parameters["full_attention"]
-            return {"full_attention": full, "sliding_attention": parameters.get("sliding_attention", full)}
-        if parameters is None:
-            scaling = dict(self.get("rope_scaling", {}))
-            scaling.setdefault("rope_type", scaling.pop("type", "default"))
-            parameters = {**scaling, "rope_theta": self.get("rope_theta", 10_000.0)}
-        local_theta = self.get("rope_local_base_freq")
-        sliding = parameters if local_theta is None else {"rope_type": "default", "rope_theta": local_theta}
-        return {"full_attention": parameters, "sliding_attention": sliding}
+
+def _check_division(whole: int, name: str, parts: int, parts_name: str) -> None:
+    if whole % parts:
+        message = "{name} ({whole}) must be a multiple of {parts_name} ({parts})"
+        values = {"name": name, "whole": whole, "parts_name": parts_name, "parts": parts}
+        raise PydanticCustomError("division", message, values)

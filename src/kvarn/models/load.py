@@ -12,20 +12,24 @@ from kvarn import __version__
 from kvarn.kernels.batch import KvDtype
 from kvarn.kernels.dispatch import Kernels, kernels_for
 from kvarn.kernels.errors import MissingKernelsError
-from kvarn.kernels.memory import give_back_freed
+from kvarn.kernels.memory import GIB, give_back_freed, usable_memory
 from kvarn.kernels.packed import KeepsPackedWeights
 from kvarn.models.checkpoint import Checkpoint, Progress
 from kvarn.models.decoder import Decoder
 from kvarn.models.encoder import Encoder
-from kvarn.models.encoder_config import ENCODERS, encoder_spec
-from kvarn.models.errors import UnsupportedModelError
-from kvarn.models.families import FAMILIES, decoder_spec
+from kvarn.models.encoder_config import ENCODER_MODEL_TYPES, ENCODERS, encoder_spec
+from kvarn.models.errors import NotEnoughMemoryError, UnsupportedModelError
+from kvarn.models.families import FAMILIES, MODEL_TYPES, decoder_spec
+from kvarn.models.hf_config import CheckpointKind, DecoderConfig, EncoderConfig
 from kvarn.models.packed_cache import PackedCache, origin_of
 from kvarn.models.parallel import Parallel
 from kvarn.models.quantise import Quantization
+from kvarn.models.spec import kv_bytes_per_token
 from kvarn.models.weights import WeightLoader
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_DTYPES = dict.fromkeys(("float32", "float16", "half"), torch.float32) | {"bfloat16": torch.bfloat16}
+"""No processor here multiplies float16: float32 holds its values exactly, bfloat16 does not."""
+_FLOAT16 = ("float16", "half")
 _log = logging.getLogger(__name__)
 
 
@@ -45,7 +49,8 @@ def load_model(
 
     Args:
         path: Where config.json and the safetensors are.
-        dtype: Of plain weights: `float32`, `bfloat16`, or `auto` for what the kernels are fastest with.
+        dtype: Of plain weights: `float32`, `bfloat16`, `float16` or `half` (held as float32), or `auto` for what the
+            kernels are fastest with.
         progress: Called with (stage, fraction).
         max_context_length: Lowers the checkpoint's own.
         parallel: This rank's place where several hold the model together.
@@ -59,14 +64,10 @@ def load_model(
         KernelError: The backend is not there.
     """
     checkpoint = Checkpoint(path, progress, "load weights" if quantization is None else f"quantise to {quantization}")
-    architecture = str((checkpoint.config.get("architectures") or ["missing"])[0])
-    if architecture not in FAMILIES and architecture not in ENCODERS:
-        known = ", ".join([*FAMILIES, *ENCODERS])
-        raise UnsupportedModelError(
-            f"architecture {architecture!r} in {path / 'config.json'} is not supported; known ones: {known}"
-        )
+    architecture = _architecture(checkpoint)
     backend = choose_kernels(kernels)
     torch_dtype = backend.preferred_dtype() if dtype == "auto" else _DTYPES[dtype]
+    _note_float16(dtype, torch_dtype, checkpoint)
     place = parallel or Parallel()
     packed = None
     if packed_cache is not None:
@@ -76,17 +77,59 @@ def load_model(
     model: Decoder | Encoder
     if architecture in ENCODERS:
         encoder = encoder_spec(
-            architecture, path, checkpoint.config, max_context_length=max_context_length, num_parameters=size
+            architecture,
+            path,
+            checkpoint.validated(EncoderConfig),
+            max_context_length=max_context_length,
+            num_parameters=size,
         )
+        check_memory(loader.least_bytes)
         model = Encoder(encoder, loader)
     else:
         decoder = decoder_spec(
-            architecture, checkpoint.config, max_context_length=max_context_length, num_parameters=size
+            architecture,
+            checkpoint.validated(DecoderConfig),
+            max_context_length=max_context_length,
+            num_parameters=size,
         )
-        model = Decoder(decoder, loader, _kv_dtype(kv_cache_dtype, loader))
+        kv_dtype = _kv_dtype(kv_cache_dtype, loader)
+        check_memory(loader.least_bytes, decoder.max_context_length * kv_bytes_per_token(decoder, kv_dtype))
+        model = Decoder(decoder, loader, kv_dtype)
     loader.finish()
     give_back_freed()
     return model
+
+
+def _architecture(checkpoint: Checkpoint) -> str:
+    """The first known one that config.json names, or where it names none, that of its `model_type`."""
+    config = checkpoint.validated(CheckpointKind)
+    of_type = MODEL_TYPES.get(config.model_type) or ENCODER_MODEL_TYPES.get(config.model_type)
+    for name in config.architectures or filter(None, [of_type]):
+        if name in FAMILIES or name in ENCODERS:
+            return name
+    named = config.architectures
+    what = f"architecture {named[0][:80]!r}" if named else f"model_type {config.model_type[:80]!r}"
+    known = ", ".join([*FAMILIES, *ENCODERS])
+    raise UnsupportedModelError(f"{what} in {checkpoint.path / 'config.json'} is not supported; known ones: {known}")
+
+
+def _note_float16(asked: str, held: torch.dtype, checkpoint: Checkpoint) -> None:
+    """Say what becomes of float16, which is not computed in."""
+    if asked in _FLOAT16:
+        _log.warning(f"dtype {asked}: weights are held as float32, which keeps their values and takes twice the memory")
+    elif asked == "auto" and held == torch.bfloat16 and checkpoint.validated(CheckpointKind).dtype in _FLOAT16:
+        _log.warning("the checkpoint's float16 weights are rounded to bfloat16; dtype float16 keeps their values")
+
+
+def check_memory(weight_bytes: float, kv_bytes: int = 0) -> None:
+    """Raise NotEnoughMemoryError where weights and the KV cache of one context need more than this machine has."""
+    memory = usable_memory()
+    if weight_bytes + kv_bytes > memory:
+        cache = f" and the KV cache of one context {kv_bytes / GIB:.1f} GiB" if kv_bytes else ""
+        raise NotEnoughMemoryError(
+            f"the weights take {weight_bytes / GIB:.1f} GiB{cache}, but this machine has {memory / GIB:.1f} GiB of "
+            "memory: lower max_context_length, set quantization, or take a smaller model"
+        )
 
 
 def _open_cache(

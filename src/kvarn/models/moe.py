@@ -41,6 +41,7 @@ class DenseMlp:
             names=tuple(f"{prefix}.{name}" for name in names.gate_up),
             outputs=(inner, inner),
             inputs=spec.hidden_size,
+            bias=spec.mlp_bias,
             activation=spec.activation,
         )
         down = Projection(
@@ -48,6 +49,7 @@ class DenseMlp:
             outputs=(Output(spec.hidden_size, range(spec.hidden_size)),),
             inputs=intermediate_size,
             held_inputs=inner.held,
+            bias=spec.mlp_bias,
         )
         return DenseMlp(loader.linear(gate_up), loader.linear(down))
 

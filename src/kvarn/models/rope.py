@@ -3,61 +3,96 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from typing import TypeVar
 
-from kvarn.models.errors import UnsupportedModelError
+from kvarn.models.errors import CheckpointError, UnsupportedModelError
+from kvarn.models.hf_config import RopeParameters
 from kvarn.models.spec import RopeSpec
 
+LONGROPE = ("longrope", "su")
+"""Names of LongRoPE."""
 
-def rope_spec(parameters: Mapping[str, Any], head_dim: int, max_context_length: int) -> RopeSpec:
-    """The embedding that `parameters` (Hugging Face's `rope_parameters` of one layer type) describe.
+T = TypeVar("T")
 
-    LongRoPE has two sets of factors; one of them is chosen for the model's whole life, by whether its context passes
-    the one it was first trained with. A cached key is then always of the set its readers expect.
+
+def rope_spec(
+    parameters: RopeParameters, head_dim: int, trained_context_length: int, max_context_length: int
+) -> RopeSpec:
+    """The embedding that `parameters` describe, theta, rotated share and original length filled in.
+
+    Frequencies are fixed for the model's whole life, so that a cached key is always of the set its readers expect.
+    LongRoPE has two sets of factors: which one is used follows from whether the model's context passes the original
+    one. Dynamic NTK scaling uses the frequencies of the longest context it stretches to, `factor` times
+    `trained_context_length`. vLLM does the same; transformers changes frequencies with the sequence's length.
     """
-    dim = int(head_dim * float(parameters.get("partial_rotary_factor") or 1.0))
-    base = float(parameters["rope_theta"])
-    plain = [base ** (-2 * i / dim) for i in range(dim // 2)]
-    kind = parameters.get("rope_type", "default")
-    match kind:
+    dim = int(head_dim * _given(parameters.partial_rotary_factor, "partial_rotary_factor"))
+    if dim < 2 or dim % 2:
+        raise CheckpointError(f"config.json: partial_rotary_factor rotates {dim} of {head_dim} numbers: an even count")
+    base = _given(parameters.rope_theta, "rope_theta")
+    plain = _frequencies(base, dim)
+    match parameters.rope_type:
         case "default":
             return RopeSpec(inverse_frequencies=tuple(plain))
         case "linear":
-            factor = float(parameters["factor"])
+            factor = _given(parameters.factor, "factor")
             return RopeSpec(inverse_frequencies=tuple(f / factor for f in plain))
+        case "dynamic":
+            return RopeSpec(inverse_frequencies=tuple(_dynamic(base, dim, parameters)))
         case "llama3":
             return RopeSpec(inverse_frequencies=tuple(_llama3(f, parameters) for f in plain))
         case "yarn":
             return _yarn(plain, base, parameters)
-        case "longrope" | "su":
-            return _longrope(plain, parameters, max_context_length)
-        case _:
+        case kind if kind in LONGROPE:
+            return _longrope(plain, parameters, trained_context_length, max_context_length)
+        case kind:
             raise UnsupportedModelError(
-                f"rope type {kind!r} is not supported; there are: default, linear, llama3, yarn, longrope"
+                f"rope type {kind!r} is not supported; there are: default, linear, dynamic, llama3, yarn, longrope"
             )
 
 
-def _llama3(frequency: float, parameters: Mapping[str, Any]) -> float:
+def _frequencies(base: float, dim: int) -> list[float]:
+    return [base ** (-2 * i / dim) for i in range(dim // 2)]
+
+
+def _given(value: T | None, name: str) -> T:
+    if value is None:
+        raise CheckpointError(f"config.json: rope_parameters.{name} is missing")
+    return value
+
+
+def _dynamic(base: float, dim: int, parameters: RopeParameters) -> list[float]:
+    """NTK-aware scaling (bloc97 2023) of the base, for a context stretched by `factor`."""
+    factor = _given(parameters.factor, "factor")
+    if dim < 4 or factor < 1:
+        raise CheckpointError(
+            f"config.json: dynamic rope of factor {factor:g} and {dim} rotated numbers is not defined"
+        )
+    return _frequencies(base * (factor * factor - (factor - 1)) ** (dim / (dim - 2)), dim)
+
+
+def _llama3(frequency: float, parameters: RopeParameters) -> float:
     """Llama 3.1: long wavelengths are stretched, short ones kept, those between blended."""
-    factor = float(parameters["factor"])
-    low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
-    turns = float(parameters["original_max_position_embeddings"]) * frequency / (2 * math.pi)
+    factor = _given(parameters.factor, "factor")
+    low = _given(parameters.low_freq_factor, "low_freq_factor")
+    high = _given(parameters.high_freq_factor, "high_freq_factor")
+    original = _given(parameters.original_max_position_embeddings, "original_max_position_embeddings")
+    turns = original * frequency / (2 * math.pi)
     blend = min(max((turns - low) / (high - low), 0.0), 1.0)
     return (1 - blend) * frequency / factor + blend * frequency
 
 
-def _yarn(plain: list[float], base: float, parameters: Mapping[str, Any]) -> RopeSpec:
+def _yarn(plain: list[float], base: float, parameters: RopeParameters) -> RopeSpec:
     """YaRN (Peng et al. 2023): interpolate slow dimensions, keep fast ones, a linear ramp between."""
-    factor, original = float(parameters["factor"]), float(parameters["original_max_position_embeddings"])
+    factor = _given(parameters.factor, "factor")
+    original = _given(parameters.original_max_position_embeddings, "original_max_position_embeddings")
     dim = 2 * len(plain)
 
     def dimension_of(turns: float) -> float:
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-    low = dimension_of(float(parameters.get("beta_fast") or 32))
-    high = dimension_of(float(parameters.get("beta_slow") or 1))
-    if parameters.get("truncate", True):
+    low = dimension_of(parameters.beta_fast or 32)
+    high = dimension_of(parameters.beta_slow or 1)
+    if parameters.truncate is not False:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     ramp = [min(max((i - low) / max(high - low, 1e-3), 0.0), 1.0) for i in range(len(plain))]
@@ -67,25 +102,30 @@ def _yarn(plain: list[float], base: float, parameters: Mapping[str, Any]) -> Rop
     )
 
 
-def _yarn_attention_factor(factor: float, parameters: Mapping[str, Any]) -> float:
+def _yarn_attention_factor(factor: float, parameters: RopeParameters) -> float:
     def scale(mscale: float) -> float:
         return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    if (given := parameters.get("attention_factor")) is not None:
-        return float(given)
-    mscale, mscale_all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    if parameters.attention_factor is not None:
+        return parameters.attention_factor
+    mscale, mscale_all_dim = parameters.mscale, parameters.mscale_all_dim
     return scale(mscale) / scale(mscale_all_dim) if mscale and mscale_all_dim else scale(1.0)
 
 
-def _longrope(plain: list[float], parameters: Mapping[str, Any], max_context_length: int) -> RopeSpec:
+def _longrope(
+    plain: list[float], parameters: RopeParameters, trained_context_length: int, max_context_length: int
+) -> RopeSpec:
     """LongRoPE (Ding et al. 2024), as Phi-3 uses it: a factor for each dimension."""
-    original = int(parameters["original_max_position_embeddings"])
-    factors = parameters["long_factor" if max_context_length > original else "short_factor"]
-    stretch = float(parameters.get("factor") or parameters["trained_context_length"] / original)
-    attention_factor = parameters.get("attention_factor")
+    original = _given(parameters.original_max_position_embeddings, "original_max_position_embeddings")
+    name = "long_factor" if max_context_length > original else "short_factor"
+    factors = _given(getattr(parameters, name), name)
+    if len(factors) != len(plain):
+        raise CheckpointError(f"config.json: rope_parameters.{name} has {len(factors)} numbers, expected {len(plain)}")
+    stretch = parameters.factor or trained_context_length / original
+    attention_factor = parameters.attention_factor
     if attention_factor is None:
         attention_factor = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
     return RopeSpec(
-        inverse_frequencies=tuple(f / float(s) for f, s in zip(plain, factors, strict=True)),
-        attention_factor=float(attention_factor),
+        inverse_frequencies=tuple(f / s for f, s in zip(plain, factors, strict=True)),
+        attention_factor=attention_factor,
     )

@@ -67,6 +67,7 @@ class DecoderSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     """Of the attention's output projection."""
+    mlp_bias: bool = False
     qk_norm: Literal["none", "head", "full"] = "none"
     """Norm of queries and keys: over each head, or over all heads of a token together (OLMo 2)."""
     embedding_scale: float = 1.0

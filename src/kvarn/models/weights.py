@@ -89,6 +89,15 @@ class WeightLoader:
         """Numbers the checkpoint's tensors stand for."""
         return self._format.num_parameters(self._checkpoint.shapes)
 
+    @property
+    def least_bytes(self) -> float:
+        """Bytes that this rank's weights take at least: packing and what is kept plain come on top."""
+        if self._format.name:
+            total: float = sum(file.stat().st_size for file in self._checkpoint.files)
+        else:
+            total = self.num_parameters * {None: self.dtype.itemsize, "int8": 1.0, "int4": 0.5}[self._quantization]
+        return total / self.parallel.world_size
+
     def linear(self, projection: Projection) -> Linear:
         """All outputs of a projection as one product. A bias after a sum over ranks is added by rank 0 alone."""
         name = "+".join(projection.names)

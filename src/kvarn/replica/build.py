@@ -89,6 +89,7 @@ def _build_decoder(model: Decoder, config: ModelConfig, stopwatch: Stopwatch, re
             kv_cache_gib=config.kv_cache_gib,
             max_num_seqs=config.engine.max_num_seqs,
             max_context_length=max_context_length,
+            weight_bytes=model.layer_bytes + model.head_bytes,
         )
         executor = InProcessExecutor(
             model,

@@ -4,7 +4,7 @@ Light to import: the tokenizer and template libraries come when a model's files 
 """
 
 from kvarn.text.chat_template import ChatTemplate
-from kvarn.text.checkpoint import read_architecture, resolve_checkpoint
+from kvarn.text.checkpoint import resolve_checkpoint
 from kvarn.text.detokenizer import IncrementalDetokenizer
 from kvarn.text.errors import ChatTemplateError, CheckpointError, TextError, TokenizerError
 from kvarn.text.sampling import chat_sampling, check_sampling, completion_sampling
@@ -41,6 +41,5 @@ __all__ = [
     "check_sampling",
     "completion_sampling",
     "find_format",
-    "read_architecture",
     "resolve_checkpoint",
 ]

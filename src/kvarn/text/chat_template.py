@@ -59,7 +59,9 @@ class ChatTemplate:
             ChatTemplateError: A template cannot be read or is too long.
             CheckpointError: A configuration file is broken.
         """
-        config = read_json(directory / "tokenizer_config.json")
+        from kvarn.text.tokenizer_config import read_tokenizer_config  # brings pydantic
+
+        config = read_tokenizer_config(directory)
         sources = {"default": _read_override(override)} if override else _find_sources(directory, config)
         for name, source in sources.items():
             _check_size(len(source), f"{name!r} of {directory}")
@@ -155,20 +157,13 @@ def _find_sources(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(in_config, str):
         sources["default"] = in_config
     elif isinstance(in_config, list):
-        sources |= dict(map(_named, in_config))
+        sources |= {entry["name"]: entry["template"] for entry in in_config}
     for path in sorted((directory / "additional_chat_templates").glob("*.jinja")):
         sources[path.stem] = _read(path)
     path = directory / "chat_template.jinja"
     if path.is_file():
         sources["default"] = _read(path)
     return sources
-
-
-def _named(entry: object) -> tuple[str, str]:
-    match entry:
-        case {"name": str(name), "template": str(source)}:
-            return name, source
-    raise ChatTemplateError("Each entry of `chat_template` in tokenizer_config.json should have a name and a template.")
 
 
 def _read_override(override: str) -> str:

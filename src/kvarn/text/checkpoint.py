@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import kvarn
 from kvarn.text.errors import CheckpointError
-from kvarn.text.json_file import read_json
 
 Progress = Callable[[str, float], None]
 """Told a stage and the fraction of it that is done."""
@@ -18,8 +17,6 @@ PACKAGED = ("kvarn-demo",)
 
 _FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 """What is downloaded: weights without pickle, and the text files around them."""
-
-_EMBEDDING_ARCHITECTURES = ("BertModel", "RobertaModel", "XLMRobertaModel", "DistilBertModel", "MPNetModel")
 
 
 def resolve_checkpoint(path: str, *, progress: Progress | None = None) -> Path:
@@ -53,28 +50,6 @@ def resolve_tokenizer(path: str, *, progress: Progress | None = None) -> Path:
     if (directory / "tokenizer.json").is_file():
         return directory
     return resolve_checkpoint(path, progress=progress)
-
-
-def read_architecture(path: Path) -> Literal["generate", "embed"]:
-    """What the checkpoint in a directory does, by the `architectures` of its config.json.
-
-    Raises:
-        CheckpointError: No config.json, or it does not say.
-    """
-    config = read_json(_complete(path) / "config.json")
-    names = config.get("architectures") or []
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        raise CheckpointError(
-            f"{path / 'config.json'} names no architecture: set `kind` of this model to generate or embed."
-        )
-    name = names[0]
-    if name.endswith(("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")):
-        return "generate"
-    if name.endswith("ForMaskedLM") or name in _EMBEDDING_ARCHITECTURES or (path / "modules.json").exists():
-        return "embed"
-    raise CheckpointError(
-        f"Cannot tell what the architecture {name!r} does: set `kind` of this model to generate or embed."
-    )
 
 
 def _packaged(name: str) -> Path:

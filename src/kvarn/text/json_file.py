@@ -1,29 +1,73 @@
-"""The small JSON files of a checkpoint."""
+"""The small JSON files of a checkpoint: read within bounds, and refused in one line that names file and field."""
 
 from __future__ import annotations
 
 import json
+import reprlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvarn.text.errors import CheckpointError
 
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is no such file.
+M = TypeVar("M", bound="BaseModel")
+
+MAX_JSON_BYTES = 64 * 1024 * 1024
+"""The index of the largest published checkpoints is about 10 MB."""
+
+
+def read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is no such file and none is `required`.
 
     Raises:
         CheckpointError: The file is not a JSON object in UTF-8.
     """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not required and not path.exists():
         return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"Cannot read {path}: {error}. Is the checkpoint complete?") from error
+    data = read_json_value(path)
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} should hold a JSON object. Is the checkpoint complete?")
     return data
+
+
+def read_json_value(path: Path) -> Any:
+    """The value in a JSON file. Raises as `read_json`."""
+    try:
+        check_size(path, MAX_JSON_BYTES)
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise CheckpointError(f"Cannot read {path}: its JSON is nested too deeply.") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"Cannot read {path}: {error}. Is the checkpoint complete?") from error
+
+
+def validate(model: type[M], data: dict[str, Any], path: Path) -> M:
+    """The fields of a JSON file as `model` declares them. null stands for an absent field, as transformers reads it.
+
+    Raises:
+        CheckpointError: One line: the file, the first wrong field, its value and what is expected there.
+    """
+    from pydantic import ValidationError  # only a process with a model pays for it
+
+    try:
+        return model.model_validate({name: value for name, value in data.items() if value is not None})
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "missing":
+            raise CheckpointError(f"{path}: {field} is missing.") from None
+        if not field:
+            raise CheckpointError(f"{path}: {problem['msg']}.") from None
+        raise CheckpointError(f"{path}: {field} is {reprlib.repr(problem['input'])}: {problem['msg']}.") from None
+
+
+def check_size(path: Path, limit: int) -> None:
+    """Raise CheckpointError for a file of more than `limit` bytes, OSError where there is none."""
+    size = path.stat().st_size
+    if size > limit:
+        raise CheckpointError(f"Cannot read {path}: it has {size} bytes, at most {limit} are expected.")
 
 
 def token_text(value: object) -> str | None:

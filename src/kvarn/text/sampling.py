@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kvarn.text.errors import TokenizerError
+from kvarn.text.sampling_defaults import SamplingDefaults
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.wire.openai.errors import ContextLengthError, invalid_request
 from kvarn.wire.sampling import SamplingParams
@@ -31,8 +32,15 @@ MAX_PRIORITY = 1000
 """Priorities lie between minus and plus this."""
 
 
-def check_sampling(request: SamplingFields, tokenizer: Tokenizer, limits: GatewayConfig) -> SamplingParams:
+def check_sampling(
+    request: SamplingFields,
+    tokenizer: Tokenizer,
+    limits: GatewayConfig,
+    defaults: SamplingDefaults = SamplingDefaults(),  # noqa: B008 - it is frozen
+) -> SamplingParams:
     """All that needs no prompt, done once however many prompts the request has, and before any is tokenized.
+
+    What the client leaves out is taken from `defaults`, those of the model.
 
     `bad_words` are tokenized and lists of token ids may be long: run it off the event loop where the body is large.
 
@@ -48,11 +56,13 @@ def check_sampling(request: SamplingFields, tokenizer: Tokenizer, limits: Gatewa
     asked_ends = _token_ids("stop_token_ids", request.stop_token_ids or [], tokenizer)
     return SamplingParams(
         seed=0 if request.seed is None else _seed(request.seed),
-        temperature=_number("temperature", request.temperature, 1.0, 0, 2),
-        top_k=max(0, _whole("top_k", request.top_k or 0, -1, 2**31 - 1)),
-        top_p=_number("top_p", request.top_p, 1.0, 0, 1, open_below=True),
-        min_p=_number("min_p", request.min_p, 0.0, 0, 1),
-        repetition_penalty=_number("repetition_penalty", request.repetition_penalty, 1.0, 0, 100, open_below=True),
+        temperature=_number("temperature", request.temperature, defaults.temperature, 0, 2),
+        top_k=defaults.top_k if request.top_k is None else max(0, _whole("top_k", request.top_k, -1, 2**31 - 1)),
+        top_p=_number("top_p", request.top_p, defaults.top_p, 0, 1, open_below=True),
+        min_p=_number("min_p", request.min_p, defaults.min_p, 0, 1),
+        repetition_penalty=_number(
+            "repetition_penalty", request.repetition_penalty, defaults.repetition_penalty, 0, 100, open_below=True
+        ),
         presence_penalty=_number("presence_penalty", request.presence_penalty, 0.0, -2, 2),
         frequency_penalty=_number("frequency_penalty", request.frequency_penalty, 0.0, -2, 2),
         logit_bias=_logit_bias(request.logit_bias or {}, tokenizer),
@@ -60,7 +70,7 @@ def check_sampling(request: SamplingFields, tokenizer: Tokenizer, limits: Gatewa
         bad_words=_bad_words(request.bad_words or [], tokenizer, limits),
         stop_token_ids=sorted({*own_ends, *asked_ends}),
         min_tokens=_min_tokens(request.min_tokens, _MOST_TOKENS),
-        max_tokens=_MOST_TOKENS,
+        max_tokens=defaults.max_tokens or _MOST_TOKENS,
         prompt_logprobs=None
         if request.prompt_logprobs is None
         else _whole("prompt_logprobs", request.prompt_logprobs, 0, limits.max_logprobs),
@@ -84,8 +94,8 @@ def chat_sampling(
 ) -> SamplingParams:
     """Sampling of a chat request whose prompt has `prompt_tokens`, on a model that holds `context_length` tokens.
 
-    `checked` is what `check_sampling` made of it. Without `max_tokens` the answer may fill the context, without `seed`
-    it takes one from `draw_seed`.
+    `checked` is what `check_sampling` made of it. Without `max_tokens` the answer may have as many tokens as the
+    model's defaults say, else fill the context; without `seed` it takes one from `draw_seed`.
 
     Raises:
         ApiError: 400 that names the field.
@@ -93,7 +103,8 @@ def chat_sampling(
     name = "max_completion_tokens" if request.max_completion_tokens is not None else "max_tokens"
     asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     room = _room(prompt_tokens, context_length, "messages")
-    max_tokens = room if asked is None else _max_tokens(asked, name, prompt_tokens, context_length, lowest=1)
+    by_default = min(room, max(checked.max_tokens, checked.min_tokens))
+    max_tokens = by_default if asked is None else _max_tokens(asked, name, prompt_tokens, context_length, lowest=1)
     top = _whole("top_logprobs", request.top_logprobs or 0, 0, limits.max_logprobs)
     return _fit(request, checked, max_tokens, top if request.logprobs else None, draw_seed)
 

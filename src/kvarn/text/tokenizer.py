@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvarn.text.errors import TokenizerError
-from kvarn.text.json_file import read_json, token_text
+from kvarn.text.json_file import check_size, token_text
 from kvarn.text.token_bytes import byte_fallback_token, has_byte_fallback, is_pure_byte_level, token_bytes_reader
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
+
+_MAX_FILE_BYTES = 512 * 1024 * 1024
+"""Of tokenizer.json: the largest published ones have about 40 MB."""
 
 _NO_LIMIT = 10**9
 """A `model_max_length` from here on is a way of saying "unknown" (transformers writes 10**30)."""
@@ -63,27 +66,37 @@ class Tokenizer:
         """Characters of text that a token stands for at most."""
 
     @classmethod
-    def load(cls, directory: Path, checkpoint: Path | None = None) -> Tokenizer:
+    def load(cls, directory: Path, checkpoint: Path | None = None, generation_config: str = "auto") -> Tokenizer:
         """Read tokenizer.json and the configuration files beside it. `checkpoint` is the directory that names the
         model's end tokens, where it is another.
+
+        `generation_config` says where end tokens are read: see `read_generation_config`.
 
         Raises:
             TokenizerError: tokenizer.json is missing or broken.
             CheckpointError: A configuration file is broken.
         """
-        from tokenizers import Tokenizer as Library  # 50 ms that only a process with a model pays
+        # 50 ms and more that only a process with a model pays
+        from tokenizers import Tokenizer as Library
+
+        from kvarn.text.generation_config import read_end_tokens
+        from kvarn.text.tokenizer_config import read_tokenizer_config
 
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise TokenizerError(_missing(directory))
+        check_size(path, _MAX_FILE_BYTES)
         try:
             library = Library.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
             raise TokenizerError(f"Cannot read {path}: {error}. Is the checkpoint complete?") from error
         library.no_truncation()
         library.no_padding()
-        config = read_json(directory / "tokenizer_config.json")
-        return cls(library, config, _eos_token_ids(checkpoint or directory, library, config))
+        config = read_tokenizer_config(directory)
+        ends = read_end_tokens(checkpoint or directory, generation_config)
+        text = token_text(config.get("eos_token"))
+        token_id = None if text is None else library.token_to_id(text)
+        return cls(library, config, ends if token_id is None else [*ends, token_id])
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text; with `add_special_tokens` those that the tokenizer puts around it.
@@ -176,17 +189,3 @@ def _missing(directory: Path) -> str:
             "transformers: AutoTokenizer.from_pretrained(directory).save_pretrained(directory)."
         )
     return f"{directory} has no tokenizer.json: the checkpoint is incomplete."
-
-
-def _eos_token_ids(directory: Path, library: Library, config: dict[str, Any]) -> list[int]:
-    """All end tokens that the checkpoint's files name: generation_config.json knows of more than one."""
-    found: list[int] = []
-    for name in ("generation_config.json", "config.json"):
-        value = read_json(directory / name).get("eos_token_id")
-        ids = value if isinstance(value, list) else [value]
-        found += [token_id for token_id in ids if type(token_id) is int and token_id >= 0]
-        if found:
-            break
-    text = token_text(config.get("eos_token"))
-    token_id = None if text is None else library.token_to_id(text)
-    return found if token_id is None else [*found, token_id]

@@ -10,7 +10,7 @@ from kvarn.worker.errors import (
     WorkerError,
 )
 from kvarn.worker.executor import InProcessExecutor
-from kvarn.worker.memory import plan_kv_blocks, usable_memory
+from kvarn.worker.memory import plan_kv_blocks
 from kvarn.worker.runner import ModelRunner
 
 __all__ = [
@@ -24,5 +24,4 @@ __all__ = [
     "PlanError",
     "WorkerError",
     "plan_kv_blocks",
-    "usable_memory",
 ]

@@ -11,6 +11,10 @@ class CacheTooSmallError(WorkerError):
     """The KV cache does not hold even one sequence of the longest length."""
 
 
+class CacheTooLargeError(WorkerError):
+    """The KV cache asked for does not fit into the machine's memory."""
+
+
 class PlanError(WorkerError):
     """A plan contradicts the executor's state: a fault of the scheduler, never of a request."""
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.kernels.batch import KvDtype
+from kvarn.kernels.memory import GIB, usable_memory
 from kvarn.models import DecoderSpec, kv_bytes_per_token
-from kvarn.worker.errors import CacheTooSmallError
+from kvarn.worker.errors import CacheTooLargeError, CacheTooSmallError
 
-GIB = 1024**3
 _DEFAULT_SHARE = 10
 """By default the cache takes one part in this many of the machine's memory."""
 _LARGEST_DEFAULT_SHARE = 3
@@ -24,6 +21,7 @@ def plan_kv_blocks(
     kv_cache_gib: float | None,
     max_num_seqs: int,
     max_context_length: int,
+    weight_bytes: int = 0,
     memory_bytes: int | None = None,
 ) -> int:
     """Blocks of the KV cache.
@@ -35,21 +33,28 @@ def plan_kv_blocks(
             needs, up to a third of the machine's; but no more than `max_num_seqs` full contexts need.
         max_num_seqs: Sequences that may run at once.
         max_context_length: Tokens of the longest sequence.
+        weight_bytes: What the loaded weights take.
         memory_bytes: The machine's memory, where it is known already; default: `usable_memory()`.
 
     Raises:
         CacheTooSmallError: Not even one sequence of the longest length fits.
+        CacheTooLargeError: `kv_cache_gib` is more than the memory that the weights leave.
     """
     block_bytes = kv_bytes_per_token(spec, dtype) * BLOCK_SIZE
     blocks_of_context = -(-max_context_length // BLOCK_SIZE)
+    memory = usable_memory() if memory_bytes is None else memory_bytes
     if kv_cache_gib is None:
-        memory = usable_memory() if memory_bytes is None else memory_bytes
         one_context = min(blocks_of_context * block_bytes, memory // _LARGEST_DEFAULT_SHARE)
         budget = max(memory // _DEFAULT_SHARE, one_context)
         num_blocks = min(budget // block_bytes, max_num_seqs * blocks_of_context)
     else:
         budget = int(kv_cache_gib * GIB)
         num_blocks = budget // block_bytes
+        if budget > memory - weight_bytes:
+            raise CacheTooLargeError(
+                f"A KV cache of {kv_cache_gib:g} GiB does not fit into this machine's memory: it has "
+                f"{memory / GIB:.1f} GiB, of which the weights take {weight_bytes / GIB:.1f}. Lower kv_cache_gib."
+            )
     if num_blocks < blocks_of_context:
         needed_gib = blocks_of_context * block_bytes / GIB
         raise CacheTooSmallError(
@@ -63,24 +68,3 @@ def plan_kv_blocks(
 def _round_up(gib: float) -> str:
     """Three decimals, never less than the amount itself."""
     return f"{-(-gib * 1000 // 1) / 1000:.3f}"
-
-
-def usable_memory(cgroup_root: Path = Path("/sys/fs/cgroup"), process: Path = Path("/proc/self/cgroup")) -> int:
-    """Bytes of memory this process may use: the machine's, or the tightest limit of the cgroups around it."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([physical, *_cgroup_limits(cgroup_root, process)])
-
-
-def _cgroup_limits(root: Path, process: Path) -> list[int]:
-    """Limits set on the process's cgroups and all above them; version 2 and version 1 layouts."""
-    places = [("", root / "memory.max"), ("", root / "memory" / "memory.limit_in_bytes")]
-    if process.exists():
-        for line in process.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            inner = [Path(path.strip("/")), *Path(path.strip("/")).parents]
-            if controllers == "":
-                places += [("", root / part / "memory.max") for part in inner]
-            elif "memory" in controllers.split(","):
-                places += [("", root / "memory" / part / "memory.limit_in_bytes") for part in inner]
-    texts = [place.read_text().strip() for _, place in places if place.is_file()]
-    return [int(text) for text in texts if text.isdigit()]

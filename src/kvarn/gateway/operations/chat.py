@@ -135,7 +135,9 @@ async def start_chat(gateway: Gateway, record: RequestRecord, asked: ChatComplet
 
 
 async def _start(gateway: Gateway, record: RequestRecord, asked: ChatCompletionRequest, model: ReadyModel) -> ChatRun:
-    checked = await gateway.run(record, lambda: check_sampling(asked, model.tokenizer, gateway.limits))
+    checked = await gateway.run(
+        record, lambda: check_sampling(asked, model.tokenizer, gateway.limits, model.sampling_defaults)
+    )
     prompt = await render_chat(gateway, record, asked, model)
     sampling = chat_sampling(
         asked,

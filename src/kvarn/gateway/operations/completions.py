@@ -106,7 +106,9 @@ async def start_completion(gateway: Gateway, record: RequestRecord, asked: Compl
 
 
 async def _start(gateway: Gateway, record: RequestRecord, asked: CompletionRequest, model: ReadyModel) -> CompletionRun:
-    checked = await gateway.run(record, lambda: check_sampling(asked, model.tokenizer, gateway.limits))
+    checked = await gateway.run(
+        record, lambda: check_sampling(asked, model.tokenizer, gateway.limits, model.sampling_defaults)
+    )
     given = as_list(asked.prompt)
     most = gateway.limits.max_prompts
     if len(given) > most:

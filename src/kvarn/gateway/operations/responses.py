@@ -146,8 +146,14 @@ async def run_turn(
         raise
     work = record.work[-1]
     work.tickets.append(hold)
-    # Another model, or another tier, may have been found for it.
-    writer.response = replace(writer.response, model=chat.head.model, service_tier=tier_of(work.priority))
+    defaults = chat.model.sampling_defaults
+    writer.response = replace(
+        writer.response,
+        model=chat.head.model,  # another one, or another tier, may have been found for it
+        service_tier=tier_of(work.priority),
+        temperature=defaults.temperature if asked.temperature is None else asked.temperature,
+        top_p=defaults.top_p if asked.top_p is None else asked.top_p,
+    )
     ending.usage = lambda: response_usage(chat.tally.usage())
     return ResponseRun(chat, writer, ending, record, gateway.store.now)
 

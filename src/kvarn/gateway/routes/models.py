@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -54,6 +56,7 @@ def _describe(model: ServedModel) -> Model:
         state=str(model.replica.state),
         ready=model.ready,
         max_model_len=card.max_context_length if card else None,
+        default_sampling_params=asdict(model.sampling_defaults) if card and card.kind == "generate" else None,
         capacity=Capacity(
             kv_blocks_total=total,
             kv_blocks_free=stats.kv_blocks_free if stats.kv_blocks_total else total,

@@ -38,14 +38,14 @@ class AwqFormat:
         version = str(config.get("version") or config.get("checkpoint_format") or "gemm").lower()
         if bits != 4 or version != "gemm":
             raise UnsupportedQuantizationError(f"AWQ in {bits} bits, version {version!r}")
-        self._group_size = int(config.get("group_size", config.get("q_group_size", 128)))
+        self._group_size = config.get("group_size") or config.get("q_group_size") or 128
 
     def read(self, name: str, shape: tuple[int, int]) -> WeightPart:
         """Layers in `modules_to_not_convert` have a plain tensor."""
         if f"{name}.qweight" not in self._checkpoint:
             return WeightPart(self._checkpoint.tensor(f"{name}.weight", shape))
         out_features, in_features = shape
-        group = in_features if self._group_size < 0 else self._group_size
+        group = in_features if self._group_size <= 0 else self._group_size
         groups = -(-in_features // group)
         codes = Codes(
             bits=4,

@@ -55,8 +55,10 @@ class Scheme:
         strategy = weights.get("strategy") or ("group" if group_size and group_size > 0 else "channel")
         if weights.get("type", "int") != "int" or weights.get("num_bits", 8) not in (4, 8):
             raise UnsupportedQuantizationError(f"compressed-tensors with weights {dict(weights)}")
-        if strategy not in ("tensor", "channel", "group"):
-            raise UnsupportedQuantizationError(f"compressed-tensors with the strategy {strategy!r}")
+        if strategy not in ("tensor", "channel", "group") or (strategy == "group" and (group_size or 0) < 1):
+            raise UnsupportedQuantizationError(
+                f"compressed-tensors with the strategy {strategy!r}, group_size {group_size}"
+            )
         if activations is not None and not _dynamic_int8(activations):
             raise UnsupportedQuantizationError(f"compressed-tensors with activations {dict(activations)}")
         if scheme.get("output_activations") is not None:
@@ -70,7 +72,10 @@ class Scheme:
 
     def names(self, layer: str) -> bool:
         """Whether a target is the layer's name or, after `re:`, an expression that its name begins with."""
-        return any(re.match(t[3:], layer) if t.startswith("re:") else t == layer for t in self.targets)
+        try:
+            return any(re.match(t[3:], layer) if t.startswith("re:") else t == layer for t in self.targets)
+        except re.error as error:
+            raise CheckpointError(f"config.json: {error.pattern!r} in the targets is no expression: {error}") from None
 
 
 class CompressedTensorsFormat:

@@ -40,7 +40,7 @@ class GptqFormat:
     def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any], note: Note) -> None:
         self._checkpoint = checkpoint
         self._note = note
-        self._bits = int(config.get("bits", 4))
+        self._bits = config.get("bits") or 4
         if self._bits not in (4, 8):
             raise UnsupportedQuantizationError(f"GPTQ in {self._bits} bits")
         version = "marlin" if config.get("is_marlin_format") else config.get("checkpoint_format") or "gptq"
@@ -48,7 +48,7 @@ class GptqFormat:
             raise UnsupportedQuantizationError(f"GPTQ in the format {version!r}")
         self._symmetric = config.get("sym") is True
         self._zeros_are_whole = version == "gptq_v2"
-        self._group_size = int(config.get("group_size", -1))
+        self._group_size = config.get("group_size") or -1
 
     def read(self, name: str, shape: tuple[int, int]) -> WeightPart:
         """Bits and groups may differ from layer to layer: they follow from the tensors' shapes."""

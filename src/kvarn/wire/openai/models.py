@@ -29,6 +29,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     ready: bool = False
     max_model_len: int | None = None
     """Prompt and answer together, in tokens (vLLM's name)."""
+    default_sampling_params: dict[str, float | int | None] | None = None
+    """What a request that leaves sampling parameters out gets; None for models that do not generate."""
     capacity: Capacity | None = None
 
 
