@@ -36,13 +36,14 @@ class _Display(Protocol):
         ...
 
 
-async def announce(models: list[ServedModel], url: str, began: float) -> bool:
+async def announce(models: list[ServedModel], url: str, began: float, joining: asyncio.Future[None]) -> bool:
     """Show the start of all models, then how to reach them.
 
     Args:
         models: What is served.
         url: Of the gateway.
         began: `time.monotonic()` at the start of the command.
+        joining: Done once the other gateway processes serve, where there are any.
 
     Returns:
         Whether any model came up. One that fails is named with its reason; its replica goes on trying.
@@ -64,6 +65,7 @@ async def announce(models: list[ServedModel], url: str, began: float) -> bool:
     for name, reason in failed.items():
         typer.echo(f"error: {name} cannot be served: {reason}", err=True)
     if ready:
+        await asyncio.wait({joining})
         typer.echo(_welcome(ready, url, time.monotonic() - began))
     return bool(ready)
 

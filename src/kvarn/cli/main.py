@@ -64,6 +64,9 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one. [default: 8000]")] = None,
+    api_server_count: Annotated[
+        int | None, typer.Option(help="Gateway processes that serve the port. [default: 1]")
+    ] = None,
     dtype: Annotated[
         Literal["auto", "bfloat16", "float32"] | None, typer.Option(help="Type of the weights. [default: auto]")
     ] = None,
@@ -100,6 +103,7 @@ def serve(
         config=config,
         host=host,
         port=port,
+        api_server_count=api_server_count,
         dtype=dtype,
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,

@@ -19,6 +19,7 @@ class ServeOptions:
     config: Path | None = None
     host: str | None = None
     port: int | None = None
+    api_server_count: int | None = None
     dtype: str | None = None
     quantization: str | None = None
     kv_cache_dtype: str | None = None
@@ -37,7 +38,7 @@ def configure(options: ServeOptions) -> KvarnConfig:
         ConfigError: Something cannot be used; the message says what to change.
     """
     flags: dict[str, Any] = {
-        "gateway": {"host": options.host, "port": options.port},
+        "gateway": {"host": options.host, "port": options.port, "api_server_count": options.api_server_count},
         "log_level": options.log_level,
     }
     models = _models_of(options)

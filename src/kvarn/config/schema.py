@@ -139,8 +139,12 @@ class GatewayConfig(Section):
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one and prints it."""
 
+    api_server_count: int = Field(1, ge=1, le=64)
+    """Gateway processes that serve the port. More than one pays where short requests or many streams keep one process
+    busy and there are cores to spare; see docs/architecture.md. Limits and budgets stay exact over all of them."""
+
     max_connections: int = Field(16384, ge=1)
-    """Connections open at once at most; more are closed before they are read."""
+    """Connections open at once at most, in each gateway process; more are closed before they are read."""
 
     idle_timeout_s: float = Field(75.0, gt=0)
     """Seconds an idle connection is kept. Longer than the usual 60 s of load balancers, so that it is they who
@@ -163,7 +167,8 @@ class GatewayConfig(Section):
     max_held_bytes: int = Field(512 * 1024 * 1024, ge=1024 * 1024)
     """Memory for the bodies of all running requests together. One organisation may hold three times what is left free,
     which is three quarters where no other holds any. A request that would pass its organisation's share gets 429, one
-    for which others leave too little 503, both with Retry-After; one that would not even fit by itself 413."""
+    for which others leave too little 503, both with Retry-After; one that would not even fit by itself 413. Each
+    gateway process has its own."""
 
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
     """Largest request body. A longer one gets 413 before it is read to its end."""
@@ -213,9 +218,9 @@ class ReplicaConfig(Section):
     """Seconds a model may take to load."""
 
     separate_cores: bool = True
-    """On a machine with four or more physical cores, leave one of them (and the second hyper-threads of the others) to
-    the gateway and keep the engines' threads on the rest. Off: everything runs wherever the system puts it, and kernels
-    use all cores. Without effect under a CPU quota smaller than the machine."""
+    """On a machine with four or more physical cores for each gateway process, leave one of them to each (and the second
+    hyper-threads of the others to all) and keep the engines' threads on the rest. Off: everything runs wherever the
+    system puts it, and kernels use all cores. Without effect under a CPU quota smaller than the machine."""
 
     restart_backoff_s: float = Field(0.5, gt=0)
     """Pause before the first restart; doubles with each crash in a row up to 30 s."""

@@ -137,7 +137,9 @@ class ServedModel:
         return "loading its tokenizer" if state is ReplicaState.READY and self.tokenizer is None else str(state)
 
     def load_text(self) -> None:
-        """Read tokenizer and template from the checkpoint; a failure is kept for `/ready` and for requests."""
+        """Read tokenizer and template from the checkpoint, once; a failure is kept for `/ready` and for requests."""
+        if self.tokenizer is not None:
+            return
         try:
             template, tokenizer = ChatTemplate.load(self.directory), Tokenizer.load(self.directory)
             if template.exists:

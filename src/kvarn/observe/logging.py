@@ -71,6 +71,27 @@ def configure_logging(level: str, stream: TextIO | None = None) -> None:
     logging.getLogger("kvarn").setLevel(_LEVELS[level])
 
 
+def configure_gateway_logging(level: str, process: int | None = None) -> None:
+    """Send the logs of a gateway process to standard error.
+
+    Args:
+        level: As for `configure_logging`.
+        process: Number of the process, shown in each line; None where it is the only one.
+    """
+    configure_logging(level)
+    for told_better_here in ("uvicorn", "alembic"):
+        logging.getLogger(told_better_here).setLevel(logging.WARNING)
+    if process is None:
+        return
+
+    def mark(record: logging.LogRecord) -> bool:
+        record.gateway_process = process
+        return True
+
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(mark)
+
+
 def _text(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value).replace(_SEPARATOR, " ")
 

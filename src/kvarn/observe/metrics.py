@@ -10,6 +10,7 @@ from prometheus_client.exposition import generate_latest
 
 from kvarn.observe.engines import EngineCollector, EngineSource
 from kvarn.observe.latency import GenerationTimer, SlidingRatio, SloTargets
+from kvarn.observe.merge import MetricFamily, read_families
 
 UNKNOWN = "unknown"
 """Label for a model or endpoint that is not configured: what clients invent never becomes a label."""
@@ -66,6 +67,11 @@ class _ModelMetrics:
         self._recent = SlidingRatio(metrics.clock)
         metrics.goodput.labels(model).set_function(self._recent.value)
 
+    @property
+    def recent_requests(self) -> int:
+        """Requests behind the goodput ratio."""
+        return self._recent.events()
+
     def count_slo(self, met: bool) -> None:
         (self._met if met else self._missed).inc()
         self._recent.add(met)
@@ -78,6 +84,7 @@ class GatewayMetrics:
         engines: What each model's replica reports, read when `/metrics` is.
         targets: The latencies goodput counts against.
         clock: Monotonic seconds.
+        show_engines: Whether this is the process that shows them; of several gateway processes one does.
     """
 
     def __init__(
@@ -85,6 +92,8 @@ class GatewayMetrics:
         engines: Iterable[EngineSource],
         targets: SloTargets | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        show_engines: bool = True,
     ) -> None:
         engines = list(engines)
         self.clock = clock
@@ -93,11 +102,19 @@ class GatewayMetrics:
         self._define(self.registry)
         self._models = {engine.name: _ModelMetrics(self, engine.name) for engine in engines}
         self._engines = EngineCollector(engines)
-        self.registry.register(self._engines)
+        if show_engines:
+            self.registry.register(self._engines)
         ProcessCollector(registry=self.registry)
 
     def _define(self, registry: CollectorRegistry) -> None:
         by_model = ("model",)
+        self.processes = Gauge("kvarn_gateway_processes", "Gateway processes that serve.", registry=registry)
+        self.processes.set(1)
+        self.process_restarts = Counter(
+            "kvarn_gateway_process_restarts_total",
+            "Gateway processes started in the place of one that ended.",
+            registry=registry,
+        )
         self.requests = Counter(
             "kvarn_requests_total",
             "HTTP requests answered.",
@@ -162,6 +179,11 @@ class GatewayMetrics:
         """Read what the engines report; called every second, so that little is lost when one dies between scrapes."""
         self._engines.observe()
 
+    def snapshot(self) -> list[MetricFamily]:
+        """What this process has counted, to be merged with that of others."""
+        weights = {("kvarn_goodput_ratio", name): float(model.recent_requests) for name, model in self._models.items()}
+        return read_families(self.registry, weights)
+
     def render(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """All metrics of this process in Prometheus' text format."""
         return generate_latest(self.registry)

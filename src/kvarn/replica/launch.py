@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import subprocess
 import threading
 from pathlib import Path
 
@@ -68,20 +69,7 @@ class EngineProcess:
 
     def ended(self) -> asyncio.Future[int]:
         """Resolves to the exit status as soon as the process ends (negative: the signal that killed it)."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[int] = loop.create_future()
-
-        def set_status(status: int) -> None:
-            if not future.done():
-                future.set_result(status)
-
-        def wait() -> None:
-            status = self._process.wait()
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(set_status, status)
-
-        threading.Thread(target=wait, name=f"kvarn-wait-{self.pid}", daemon=True).start()
-        return future
+        return exit_of(self._process)
 
     def kill(self) -> None:
         """End the process now, whatever it is doing."""
@@ -96,13 +84,31 @@ class EngineProcess:
         self._spawned.abandon()
 
 
-def describe_exit(status: int) -> str:
+def exit_of(process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
+    """Resolves to a process's exit status as soon as it ends (negative: the signal that killed it)."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[int] = loop.create_future()
+
+    def set_status(status: int) -> None:
+        if not future.done():
+            future.set_result(status)
+
+    def wait() -> None:
+        status = process.wait()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(set_status, status)
+
+    threading.Thread(target=wait, name=f"kvarn-wait-{process.pid}", daemon=True).start()
+    return future
+
+
+def describe_exit(status: int, what: str = "the engine process") -> str:
     """An exit status in words."""
     if status >= 0:
-        return f"the engine process ended with status {status}"
+        return f"{what} ended with status {status}"
     try:
         name = signal.Signals(-status).name
     except ValueError:
         name = f"signal {-status}"
     hint = " (out of memory?)" if name == "SIGKILL" else ""
-    return f"the engine process was ended by {name}{hint}"
+    return f"{what} was ended by {name}{hint}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import PlainTextResponse, Response
 
 from kvarn.gateway.context import gateway_of
@@ -13,5 +13,7 @@ router = APIRouter(tags=["operation"])
 
 @router.get("/metrics", summary="Metrics in Prometheus' text format", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
-    """Render the gateway's own metrics and those its engines report."""
-    return Response(gateway_of(request).metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
+    """Render the metrics of all gateway processes and those the engines report."""
+    gateway = gateway_of(request)
+    registry = gateway.metrics.registry if gateway.shared is None else await gateway.shared.metrics()
+    return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
