@@ -123,7 +123,7 @@ class GatewayProcesses:
         """Run one process after another until told to stop."""
         loop, first_s = asyncio.get_running_loop(), self._config.replica.restart_backoff_s
         backoff_s = first_s
-        while True:
+        while not self._stopping:
             began = loop.time()
             try:
                 failure = describe_exit(await self._run(next(self._numbers)), "the gateway process")
@@ -140,9 +140,7 @@ class GatewayProcesses:
             )
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
-            if self._stopping:
-                return
-            if self._metrics is not None:
+            if self._metrics is not None and not self._stopping:
                 self._metrics.process_restarts.inc()
 
     async def _run(self, number: int) -> int:
