@@ -85,6 +85,15 @@ def test_with_four_cores_the_gateway_gets_one_and_the_other_hyper_threads(machin
     assert share_cores(files=machine(FOUR_CORES_OF_TWO)) == CoreShares(engines=(0, 1, 2), gateway=(3, 7, 4, 5, 6))
 
 
+def test_several_gateway_processes_get_a_core_each_or_none_is_kept_apart(machine):
+    assert share_cores(files=machine(FOUR_CORES_OF_TWO), gateways=2) is None
+
+
+def test_each_of_two_gateway_processes_gets_a_core(machine):
+    shares = share_cores(files=machine([str(cpu) for cpu in range(8)]), gateways=2)
+    assert shares == CoreShares(engines=(0, 1, 2, 3, 4, 5), gateway=(6, 7))
+
+
 def test_with_fewer_cores_nothing_is_kept_apart(machine):
     assert share_cores(files=machine(["0-1", "0-1", "2-3", "2-3"])) is None
 

@@ -222,7 +222,7 @@ async def test_impossible_numbers_are_refused_and_harm_no_other_request(make_rep
 async def test_messages_that_cannot_be_read_are_refused_or_skipped(make_replica, submit):
     replica = make_replica()
     await replica.wait_until_ready()
-    to_engine = replica._process._to_engine
+    to_engine = replica._process._sockets._to_engine
     to_engine.send(b"\xff\x00 no msgpack")
     to_engine.send(msgspec.msgpack.encode({"type": "Submit", "request_id": 7}))
     to_engine.send(msgspec.msgpack.encode({"type": "Unknown"}))

@@ -48,13 +48,14 @@ def tell_error(message: str) -> None:
         typer.echo(f"error: {message}", err=True)
 
 
-async def announce(models: list[ServedModel], url: str, began: float) -> bool:
+async def announce(models: list[ServedModel], url: str, began: float, joining: asyncio.Future[None]) -> bool:
     """Show the start of all models, then how to reach them.
 
     Args:
         models: What is served.
         url: Of the gateway.
         began: `time.monotonic()` at the start of the command.
+        joining: Done once the other gateway processes serve, where there are any.
 
     Returns:
         Whether any model came up. One that fails is named with its reason; its replica goes on trying.
@@ -77,6 +78,7 @@ async def announce(models: list[ServedModel], url: str, began: float) -> bool:
     for name, reason in failed.items():
         tell_error(f"{name} cannot be served: {reason}")
     if ready:
+        await asyncio.wait({joining})
         typer.echo(_welcome(ready, url, time.monotonic() - began))
     return bool(ready)
 

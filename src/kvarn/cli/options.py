@@ -178,6 +178,10 @@ class ServeOptions:
     port: Annotated[
         int | None, Flag("gateway.port", "Port to listen on; 0 takes a free one.", panel=SERVER, default="8000")
     ] = None
+    api_server_count: Annotated[
+        int | None,
+        Flag("gateway.api_server_count", "Gateway processes that serve the port.", panel=SERVER, default="1"),
+    ] = None
     api_key: Annotated[
         list[str] | None,
         Flag(

@@ -19,7 +19,7 @@ from kvarn.cli.options import ServeOptions
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import GatewayConfig, KvarnConfig
 from kvarn.gateway.identity.mode import Mode, auth_mode
-from kvarn.observe.logging import configure_logging
+from kvarn.observe.logging import configure_gateway_logging
 from kvarn.replica.cores import keep_to, share_cores
 from kvarn.replica.launch import EngineProcess
 from kvarn.replica.local import LocalReplica
@@ -33,13 +33,17 @@ from kvarn.text.errors import TextError
 if TYPE_CHECKING:
     import uvicorn
 
+    from kvarn.gateway.processes.supervisor import GatewayProcesses
     from kvarn.gateway.served import ServedModel
+    from kvarn.observe.metrics import GatewayMetrics
 
 EXIT_OK = 0
 EXIT_NO_MODEL = 1
 """No model could be started."""
 EXIT_USAGE = 2
 """The command line, the configuration or what it names cannot be used."""
+
+_LOOK_EVERY_S = 0.02
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +61,25 @@ class _Launched:
     replica: LocalReplica
 
 
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """What `kvarn serve` has made by the time its event loop runs."""
+
+    server: uvicorn.Server
+    listener: socket.socket
+    launched: list[_Launched]
+    models: list[ServedModel]
+    processes: GatewayProcesses | None
+    url: str
+    began: float
+
+    def end(self, number: int) -> None:
+        """Let running requests finish, here and in the other gateway processes; then stop."""
+        self.server.handle_exit(number, None)
+        if self.processes is not None:
+            self.processes.signal(number)
+
+
 def run_server(options: ServeOptions, engine: SpawnedEngine | None) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit status.
 
@@ -69,11 +92,12 @@ def run_server(options: ServeOptions, engine: SpawnedEngine | None) -> int:
     try:
         config = configure(options, warnings.append)
         auth_mode(config)  # refuses before an engine loads anything
-        _configure_logging(config)
+        gateways = config.gateway.api_server_count
+        configure_gateway_logging(config.log_level, config.log_format, 0 if gateways > 1 else None)
         for warning in warnings:
             log.warning(warning)
         threads = max(model.threads or 0 for model in config.models)
-        shares = share_cores(threads) if config.replica.separate_cores else None
+        shares = share_cores(threads, gateways=gateways) if config.replica.separate_cores else None
         launched = _launch(config, engine, shares.engines if shares else ())
         keep_to(shares.gateway if shares else ())
         try:
@@ -84,14 +108,6 @@ def run_server(options: ServeOptions, engine: SpawnedEngine | None) -> int:
     except (ConfigError, SafetyError, StoreError, TextError, _NotStartedError) as error:
         tell_error(str(error))
         return EXIT_USAGE
-
-
-def _configure_logging(config: KvarnConfig) -> None:
-    configure_logging(config.log_level, form=config.log_format)
-    for told_better_here in ("uvicorn", "alembic"):
-        logging.getLogger(told_better_here).setLevel(logging.WARNING)
-    # What failed has been said, or is the command's last line.
-    logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != "Application startup failed. Exiting.")
 
 
 def _launch(config: KvarnConfig, engine: SpawnedEngine | None, processors: tuple[int, ...]) -> list[_Launched]:
@@ -112,6 +128,7 @@ def _launch(config: KvarnConfig, engine: SpawnedEngine | None, processors: tuple
 def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -> int:
     # Imported here: they take their time, and by now the engines use it.
     from kvarn.gateway.app import create_app
+    from kvarn.gateway.processes.supervisor import GatewayProcesses
     from kvarn.gateway.served import ServedModel
     from kvarn.gateway.server import bind, build_server
 
@@ -124,13 +141,18 @@ def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -
     except OSError as error:
         raise ConfigError(_explain_bind(config.gateway, error)) from None
     _say_who_may(auth_mode(config))
-    app = create_app(config, models)
+    processes = None
+    if config.gateway.api_server_count > 1:
+        replicas = {entry.name: entry.replica for entry in launched}
+        processes = GatewayProcesses(config, listener, list(models.values()), replicas)
+    app = create_app(config, models, shared=processes.shared if processes else None)
     server = build_server(app, config.gateway)
     gc.freeze()  # what has been imported stays: looking through it again would stop all streams for a tenth of a second
     url = _url(config.gateway, listener)
     try:
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            return runner.run(_serve(server, listener, launched, list(models.values()), url, began))
+            started = _Started(server, listener, launched, list(models.values()), processes, url, began)
+            return runner.run(_serve(started, app.state.gateway.metrics))
     except _NotStartedError:
         if isinstance(app.state.start_error, StoreError):
             raise app.state.start_error from None
@@ -144,32 +166,41 @@ async def _serve_http(server: uvicorn.Server, listener: socket.socket) -> None:
         raise _NotStartedError(f"the gateway did not start (status {end.code}): the log says why") from None
 
 
-async def _serve(
-    server: uvicorn.Server,
-    listener: socket.socket,
-    launched: list[_Launched],
-    models: list[ServedModel],
-    url: str,
-    began: float,
-) -> int:
+async def _serve(started: _Started, metrics: GatewayMetrics) -> int:
+
+    server, processes = started.server, started.processes
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, server.handle_exit, number, None)
-    for entry in launched:
+        loop.add_signal_handler(number, started.end, number)
+    for entry in started.launched:
         entry.replica.start()
-    serving = asyncio.create_task(_serve_http(server, listener))
-    announcing = asyncio.create_task(announce(models, url, began))
+    serving = asyncio.create_task(_serve_http(server, started.listener))
+    joining = asyncio.create_task(_start_processes(server, processes, metrics))
+    announcing = asyncio.create_task(announce(started.models, started.url, started.began, joining))
     try:
         await asyncio.wait({serving, announcing}, return_when=asyncio.FIRST_COMPLETED)
         any_ready = not announcing.done() or announcing.result()
         if not any_ready:
-            server.should_exit = True
+            started.end(signal.SIGTERM)
         await serving
     finally:
+        joining.cancel()
         announcing.cancel()
-        await asyncio.gather(announcing, return_exceptions=True)
-        await asyncio.gather(*[entry.replica.stop() for entry in launched])
+        await asyncio.gather(joining, announcing, return_exceptions=True)
+        if processes is not None:
+            await processes.stop()
+        await asyncio.gather(*[entry.replica.stop() for entry in started.launched])
     return EXIT_OK if any_ready else EXIT_NO_MODEL
+
+
+async def _start_processes(server: uvicorn.Server, processes: GatewayProcesses | None, metrics: GatewayMetrics) -> None:
+    """Start the other gateway processes once this one serves: it has brought the database up to date by then."""
+    if processes is None:
+        return
+    while not server.started:  # noqa: ASYNC110  the server tells nobody
+        await asyncio.sleep(_LOOK_EVERY_S)
+    processes.start(metrics)
+    await processes.wait_until_serving()
 
 
 def _log_progress(stage: str, fraction: float) -> None:

@@ -158,6 +158,10 @@ class GatewayConfig(Section):
     port: int = Field(8000, ge=0, le=65535)
     """Port to listen on; 0 takes a free one and prints it."""
 
+    api_server_count: int = Field(1, ge=1, le=64)
+    """Gateway processes that serve the port. More than one pays where short requests or many streams keep one process
+    busy and there are cores to spare; see docs/architecture.md. Limits and budgets stay exact over all of them."""
+
     root_path: str = Field("", pattern=r"^(/[^/?#\s]+)*$")
     """Path prefix under which a proxy publishes the server, such as `/llm`. Requests are answered with it and
     without."""
@@ -174,7 +178,7 @@ class GatewayConfig(Section):
     """PEM file of the certificate's private key. Default: in `ssl_certfile`."""
 
     max_connections: int = Field(16384, ge=1)
-    """Connections open at once at most; more are closed before they are read."""
+    """Connections open at once at most, in each gateway process; more are closed before they are read."""
 
     idle_timeout_s: float = Field(75.0, gt=0)
     """Seconds an idle connection is kept. Longer than the usual 60 s of load balancers, so that it is they who
@@ -199,7 +203,7 @@ class GatewayConfig(Section):
     log-probabilities of an answer that is sent as a whole. One organisation may hold three times what is left free,
     which is three quarters where no other holds any. A request that would pass its organisation's share gets 429, one
     for which others leave too little 503, both with Retry-After; one that would not even fit by itself 413. In the
-    middle of an answer the request is ended with that error."""
+    middle of an answer the request is ended with that error. Each gateway process has its own."""
 
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
     """Largest request body. A longer one gets 413 before it is read to its end."""
@@ -263,9 +267,9 @@ class ReplicaConfig(Section):
     """Seconds a model may take to load."""
 
     separate_cores: bool = True
-    """On a machine with four or more physical cores, leave one of them (and the second hyper-threads of the others) to
-    the gateway and keep the engines' threads on the rest. Off: everything runs wherever the system puts it, and kernels
-    use all cores. Without effect under a CPU quota smaller than the machine."""
+    """On a machine with four or more physical cores for each gateway process, leave one of them to each (and the second
+    hyper-threads of the others to all) and keep the engines' threads on the rest. Off: everything runs wherever the
+    system puts it, and kernels use all cores. Without effect under a CPU quota smaller than the machine."""
 
     restart_backoff_s: float = Field(0.5, gt=0)
     """Pause before the first restart; doubles with each crash in a row up to 30 s."""

@@ -25,6 +25,7 @@ from kvarn.gateway.open_requests import OpenRequests
 from kvarn.gateway.openapi import describe
 from kvarn.gateway.operations.background_responses import run_background
 from kvarn.gateway.platform import Platform
+from kvarn.gateway.processes.shared import SharedState
 from kvarn.gateway.reports import Reports
 from kvarn.gateway.response_runs import ResponseRuns
 from kvarn.gateway.retention import sweep_forever
@@ -85,7 +86,10 @@ _ROUTES = (
 
 
 def create_app(
-    config: KvarnConfig, models_by_name: Mapping[str, ServedModel], authenticator: Authenticator | None = None
+    config: KvarnConfig,
+    models_by_name: Mapping[str, ServedModel],
+    authenticator: Authenticator | None = None,
+    shared: SharedState | None = None,
 ) -> FastAPI:
     """Build the gateway's application. It answers at once; models become ready as their replicas and tokenizers do.
 
@@ -93,12 +97,13 @@ def create_app(
         config: The whole configuration; the gateway reads its own section.
         models_by_name: What is served. The replicas are started and stopped by the caller.
         authenticator: Who finds out whom a request acts for. Default: what the configuration says.
+        shared: What this process counts together with the server's others. Default: there are none.
     """
     pool = ThreadPoolExecutor(config.gateway.tokenize_threads, thread_name_prefix="tokenize")
     text = TextPool(pool, config.gateway.tokenize_threads)
     table = ModelTable(models_by_name)
-    metrics = GatewayMetrics(table)
-    platform = Platform(config, metrics.registry, models_by_name)
+    metrics = GatewayMetrics(table, show_engines=shared is None or shared.is_main)
+    platform = Platform(config, metrics.registry, models_by_name, shared)
     runs = ResponseRuns(platform.store, config.responses)
     open_requests = OpenRequests()
     gateway = Gateway(
@@ -115,6 +120,7 @@ def create_app(
         text,
         Reports(platform.store),
         StorageRoom(platform.store, config.retention.max_stored_bytes),
+        shared,
     )
 
     app = FastAPI(

@@ -14,6 +14,7 @@ from kvarn.gateway.body import BodyReader
 from kvarn.gateway.identity.directory import Directory
 from kvarn.gateway.identity.scopes import check_model, may_use_model
 from kvarn.gateway.moderation import Moderation
+from kvarn.gateway.processes.shared import SharedState
 from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.reports import Reports
 from kvarn.gateway.response_runs import ResponseRuns
@@ -51,6 +52,8 @@ class Gateway:
     text: TextPool
     reports: Reports
     room: StorageRoom
+    shared: SharedState | None
+    """What is counted together with other gateway processes of this server; None: there are none."""
 
     @property
     def limits(self) -> GatewayConfig:

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.identity.service import Identity
+from kvarn.gateway.processes.shared import SharedState
 from kvarn.gateway.served import ServedModel
 from kvarn.gateway.stages.admission import AdmissionStage
 from kvarn.gateway.stages.budgets import BudgetStage
@@ -41,6 +42,7 @@ class Platform:
         config: The whole configuration.
         registry: Where their metrics are shown.
         models: What is served, by name.
+        shared: What this process counts together with the server's others; None: there are none.
 
     Raises:
         ConfigError: It would be open to other machines, or the URL of Redis cannot be used.
@@ -52,6 +54,7 @@ class Platform:
         config: KvarnConfig,
         registry: CollectorRegistry | None = None,
         models: Mapping[str, ServedModel] | None = None,
+        shared: SharedState | None = None,
     ) -> None:
         self.config = config
         self._admission = AdmissionStage(config, models or {}, AdmissionMetrics(registry))
@@ -61,8 +64,9 @@ class Platform:
             registry, lambda: health.state is StoreState.AWAY, lambda: health.state is StoreState.READ_ONLY
         )
         limit_metrics = LimitMetrics(registry)
-        self.limiter = Limiter(config.limits, limit_metrics)
-        self.metering = Metering(config, self.store, registry, self.limiter.redis)
+        self.limiter = Limiter(config.limits, limit_metrics, counts=shared.counts if shared else None)
+        reservations = self.limiter.redis or (shared.budgets if shared else None)
+        self.metering = Metering(config, self.store, registry, reservations)
         self.identity = Identity(config, self.store)
         self._limits = LimitsStage(self.limiter, config.limits, limit_metrics)
         self.prompts = PromptLog(config, self.store)

@@ -174,8 +174,10 @@ class ServedModel:
         return "loading its tokenizer" if state is ReplicaState.READY and self.tokenizer is None else str(state)
 
     async def load_text(self, threads: Executor, limits: TemplateLimits) -> None:
-        """Read tokenizer and template from the checkpoint; a failure is kept for `/ready` and for requests."""
+        """Read tokenizer and template from the checkpoint, once; a failure is kept for `/ready` and for requests."""
         loop = asyncio.get_running_loop()
+        if self.tokenizer is not None:
+            return
         try:
             directory = self.directory
             if self.config.tokenizer:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from kvarn.config.platform import LimitsConfig
 from kvarn.limits.counts import Timing
 from kvarn.limits.local import LocalCounts
-from kvarn.limits.orders import Keeper, LimitsAwayError, Order, Verdict
+from kvarn.limits.orders import Keeper, LimitsAwayError, Order, ServerCounts, Verdict
 from kvarn.limits.redis_scripts import RedisScripts
 from kvarn.limits.shared import SharedCounts
 from kvarn.observe.limits import LimitMetrics
@@ -52,6 +52,7 @@ class Limiter:
         metrics: Where Redis' state is shown.
         timing: How long things count.
         clock: Monotonic seconds.
+        counts: Where this server counts without Redis. Default: in the process.
 
     Raises:
         ConfigError: The URL of Redis cannot be used.
@@ -63,10 +64,11 @@ class Limiter:
         metrics: LimitMetrics,
         timing: Timing | None = None,
         clock: Callable[[], float] = time.monotonic,
+        counts: ServerCounts | None = None,
     ) -> None:
         self._timing = timing or Timing()
         self._when_away = config.when_away
-        self._local = LocalCounts(self._timing, clock)
+        self._local = counts or LocalCounts(self._timing, clock)
         self.redis: RedisScripts | None = None
         """Where counts are shared; None: they are not."""
         self._shared: SharedCounts | None = None

@@ -1,4 +1,4 @@
-"""Counts of this process: exact for one gateway, and what several fall back to while Redis is away."""
+"""Counts of this process: exact for one server, and what several fall back to while Redis is away."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ class LocalCounts:
 
     async def take(self, order: Order) -> Verdict:
         """Take an order in, if every bound has room for it; otherwise count nothing."""
+        return self.take_now(order)
+
+    def take_now(self, order: Order) -> Verdict:
+        """As `take`."""
         return self._counts.take(order, self._now_ms())
 
     def renew(self, order: Order, used: int) -> None:

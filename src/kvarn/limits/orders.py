@@ -103,5 +103,13 @@ class Keeper(Protocol):
         ...
 
 
+class ServerCounts(Keeper, Protocol):
+    """Counts of one server: of its process, or of all its gateway processes."""
+
+    def sweep(self) -> None:
+        """Drop what no longer counts."""
+        ...
+
+
 class LimitsAwayError(Exception):
     """Redis does not answer: nobody knows what other gateways have counted."""

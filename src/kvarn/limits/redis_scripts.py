@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from redis.asyncio import ConnectionPool
 from redis.asyncio.retry import Retry
@@ -55,6 +55,37 @@ class Call:
     reply: asyncio.Future[bytes] | None = None
     """None: nobody waits for it."""
     asked: float = field(default_factory=time.monotonic)
+
+
+class ScriptRunner(Protocol):
+    """Runs scripts where several gateways, or gateway processes, share what they count."""
+
+    probes: list[Call]
+    """What is tried to know whether it works."""
+    when_back: list[Callable[[], None]]
+    """Called when it works again after an outage."""
+
+    @property
+    def away(self) -> bool:
+        """Whether it does not answer."""
+        ...
+
+    @property
+    def longest_unnoticed_s(self) -> float:
+        """Seconds that may pass from its being back to its being noticed."""
+        ...
+
+    async def ask(self, call: Call) -> bytes:
+        """What a script answers.
+
+        Raises:
+            LimitsAwayError: It does not answer. The script may have run all the same.
+        """
+        ...
+
+    def send(self, call: Call) -> None:
+        """Run a script for whose answer nobody waits."""
+        ...
 
 
 class RedisScripts:

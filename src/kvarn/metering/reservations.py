@@ -25,7 +25,7 @@ import msgspec
 
 from kvarn.limits.counts import Timing
 from kvarn.limits.orders import LimitsAwayError
-from kvarn.limits.redis_scripts import Call, RedisScripts, Script
+from kvarn.limits.redis_scripts import Call, Script, ScriptRunner
 from kvarn.metering.budgets import BudgetBook, BudgetSpentError, Reservation, Standing
 from kvarn.store.ids import new_id
 
@@ -61,7 +61,7 @@ class Reservations:
 
     Args:
         book: What the gateway knows itself.
-        redis: Where gateways share what they reserve; None: they do not.
+        redis: Where gateways, or the processes of one, share what they reserve; None: they do not.
         when_away: While Redis is away, `open` decides by the book alone, `closed` refuses.
         lease_ms: How long what is held lasts unless it is renewed.
         grace_ms: How long a Redis that has started lets nobody in. Default: until every gateway will have noticed.
@@ -70,7 +70,7 @@ class Reservations:
     def __init__(
         self,
         book: BudgetBook,
-        redis: RedisScripts | None = None,
+        redis: ScriptRunner | None = None,
         when_away: Literal["open", "closed"] = "open",
         lease_ms: int = Timing().lease_ms,
         grace_ms: int | None = None,

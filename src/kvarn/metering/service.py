@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.limits.redis_scripts import RedisScripts
+from kvarn.limits.redis_scripts import ScriptRunner
 from kvarn.metering.budgets import BudgetBook
 from kvarn.metering.event import InFlight, Measured, settle
 from kvarn.metering.journal import Journal
@@ -42,7 +42,7 @@ class Metering:
         config: The whole configuration.
         store: The database.
         registry: Where its metrics are shown.
-        redis: Where gateways share what they reserve of budgets; None: they do not.
+        redis: Where gateways, or the processes of one, share what they reserve of budgets; None: they do not.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Metering:
         config: KvarnConfig,
         store: Store,
         registry: CollectorRegistry | None = None,
-        redis: RedisScripts | None = None,
+        redis: ScriptRunner | None = None,
     ) -> None:
         self._config = config
         self._settings = config.metering

@@ -89,7 +89,13 @@ class SlidingRatio:
 
     def value(self) -> float:
         """The ratio in [0, 1]; NaN when the window holds no event, so that no alert fires on silence."""
+        total = self.events()
+        return sum(slot[1] for slot in self._live()) / total if total else float("nan")
+
+    def events(self) -> int:
+        """Events in the window."""
+        return sum(slot[2] for slot in self._live())
+
+    def _live(self) -> list[list[int]]:
         oldest = int(self._clock() / self._slot_s) - len(self._counts)
-        live = [slot for slot in self._counts if slot[0] > oldest]
-        total = sum(slot[2] for slot in live)
-        return sum(slot[1] for slot in live) / total if total else float("nan")
+        return [slot for slot in self._counts if slot[0] > oldest]

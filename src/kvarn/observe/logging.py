@@ -103,6 +103,30 @@ def configure_logging(level: str, stream: TextIO | None = None, form: str = "tex
     logging.getLogger("kvarn").setLevel(_LEVELS[level])
 
 
+def configure_gateway_logging(level: str, form: str = "text", process: int | None = None) -> None:
+    """Send the logs of a gateway process to standard error.
+
+    Args:
+        level: As for `configure_logging`.
+        form: As for `configure_logging`.
+        process: Number of the process, shown in each line; None where it is the only one.
+    """
+    configure_logging(level, form=form)
+    for told_better_here in ("uvicorn", "alembic"):
+        logging.getLogger(told_better_here).setLevel(logging.WARNING)
+    # What failed has been said, or is the command's last line.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != "Application startup failed. Exiting.")
+    if process is None:
+        return
+
+    def mark(record: logging.LogRecord) -> bool:
+        record.gateway_process = process
+        return True
+
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(mark)
+
+
 def logs_are_json() -> bool:
     """Whether this process's logs are JSON objects."""
     return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)

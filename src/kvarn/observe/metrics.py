@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.exposition import choose_encoder
 
 from kvarn.observe.engines import EngineCollector, EngineSource
 from kvarn.observe.latency import GenerationTimer, SlidingRatio, SloTargets
+from kvarn.observe.merge import MetricFamily, read_families
 
 UNKNOWN = "unknown"
 """Label for a model or endpoint that is not configured: what clients invent never becomes a label."""
@@ -66,6 +66,11 @@ class _ModelMetrics:
         self._recent = SlidingRatio(metrics.clock)
         metrics.goodput.labels(model).set_function(self._recent.value)
 
+    @property
+    def recent_requests(self) -> int:
+        """Requests behind the goodput ratio."""
+        return self._recent.events()
+
     def count_slo(self, met: bool) -> None:
         (self._met if met else self._missed).inc()
         self._recent.add(met)
@@ -78,6 +83,7 @@ class GatewayMetrics:
         engines: What each model's replica reports, read when `/metrics` is.
         targets: The latencies goodput counts against.
         clock: Monotonic seconds.
+        show_engines: Whether this is the process that shows them; of several gateway processes one does.
     """
 
     def __init__(
@@ -85,6 +91,8 @@ class GatewayMetrics:
         engines: Iterable[EngineSource],
         targets: SloTargets | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        show_engines: bool = True,
     ) -> None:
         engines = list(engines)
         self.clock = clock
@@ -93,11 +101,19 @@ class GatewayMetrics:
         self._define(self.registry)
         self._models = {engine.name: _ModelMetrics(self, engine.name) for engine in engines}
         self._engines = EngineCollector(engines)
-        self.registry.register(self._engines)
+        if show_engines:
+            self.registry.register(self._engines)
         ProcessCollector(registry=self.registry)
 
     def _define(self, registry: CollectorRegistry) -> None:
         by_model = ("model",)
+        self.processes = Gauge("kvarn_gateway_processes", "Gateway processes that serve.", registry=registry)
+        self.processes.set(1)
+        self.process_restarts = Counter(
+            "kvarn_gateway_process_restarts_total",
+            "Gateway processes started in the place of one that ended.",
+            registry=registry,
+        )
         self.requests = Counter(
             "kvarn_requests_total",
             "HTTP requests answered.",
@@ -168,8 +184,7 @@ class GatewayMetrics:
         (family,) = self.in_flight.collect()
         return int(family.samples[0].value)
 
-    def render(self, accept: str = "") -> tuple[bytes, str]:
-        """All metrics and their content type: OpenMetrics where an `Accept` header wants it, else Prometheus' text
-        format."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+    def snapshot(self) -> list[MetricFamily]:
+        """What this process has counted, to be merged with that of others."""
+        weights = {("kvarn_goodput_ratio", name): float(model.recent_requests) for name, model in self._models.items()}
+        return read_families(self.registry, weights)

@@ -17,8 +17,8 @@ _WORTH_SHARING_BYTES = 64 * 1024**2
 with the demo model, docs/benchmarks.md)."""
 
 _CORES_TO_SPARE = 4
-"""From this many physical cores on, one is left to the gateway. With fewer it would cost the engine more than it is
-worth: the gateway needs a few per cent of a core, and one of two cores is half of them."""
+"""From this many physical cores for each gateway process on, one is left to it. With fewer it would cost the engine
+more than it is worth: the gateway needs a few per cent of a core, and one of two cores is half of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +69,25 @@ def physical_cores(allowed: Collection[int], files: MachineFiles = LINUX) -> lis
     return sorted(cores)
 
 
-def share_cores(threads: int = 0, files: MachineFiles = LINUX) -> CoreShares | None:
-    """Leave a physical core to the gateway, or None where there is none to spare.
+def share_cores(threads: int = 0, files: MachineFiles = LINUX, gateways: int = 1) -> CoreShares | None:
+    """Leave a physical core to each gateway process, or None where there are none to spare.
 
     `threads` is the largest number of threads that the configuration gives to an engine: all of them get a core.
     Under a quota below the number of cores nothing is tied to any: the system then moves the process to whichever are
     idle, and cores of its choice would be those of other containers too.
     """
     cores = physical_cores(allowed_processors(), files)
-    if len(cores) < _CORES_TO_SPARE or usable_cores(files) < len(cores) or not hasattr(os, "sched_setaffinity"):
+    if (
+        len(cores) < _CORES_TO_SPARE * gateways
+        or usable_cores(files) < len(cores)
+        or not hasattr(os, "sched_setaffinity")
+    ):
         return None
-    *engines, gateway = cores
+    engines, own = cores[:-gateways], cores[-gateways:]
     if threads > len(engines):
         return None
-    return CoreShares(tuple(core[0] for core in engines), (*gateway, *(cpu for core in engines for cpu in core[1:])))
+    second_threads = [cpu for core in engines for cpu in core[1:]]
+    return CoreShares(tuple(core[0] for core in engines), (*(cpu for core in own for cpu in core), *second_threads))
 
 
 def keep_to(processors: Collection[int]) -> None:

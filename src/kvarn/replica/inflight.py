@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from kvarn.replica.api import ReplicaLostError, RequestRefusedError
 from kvarn.replica.stream import Hold, RequestStream
-from kvarn.wire.messages import Embedded, RefusalReason, Refused, TokenDelta
+from kvarn.wire.messages import Embedded, RefusalReason, Refused, StepOutput
 
 
 class InFlight:
@@ -49,21 +49,21 @@ class InFlight:
             stream.close()
         self._answers.pop(request_id, None)
 
-    def deliver(self, delta: TokenDelta) -> None:
-        """Hand over what a step brought."""
-        stream = self._streams.get(delta.request_id)
-        if stream is not None and not stream.put(delta):
-            self._abort(delta.request_id)
-
-    def answer(self, embedded: Embedded) -> None:
-        """Hand over the vectors of an embedding request."""
-        answer = self._answers.get(embedded.request_id)
-        if answer is not None and not answer.done():
-            answer.set_result(embedded.vectors)
-
-    def refuse(self, refused: Refused) -> None:
-        """Fail the request that the engine did not take or gave up."""
-        self._fail(refused.request_id, RequestRefusedError(refused.reason, refused.message, refused.retry_after_s))
+    def handle(self, message: StepOutput | Embedded | Refused) -> None:
+        """Hand over what the engine answered."""
+        match message:
+            case StepOutput():
+                for delta in message.deltas:
+                    stream = self._streams.get(delta.request_id)
+                    if stream is not None and not stream.put(delta):
+                        self._abort(delta.request_id)
+            case Embedded():
+                answer = self._answers.get(message.request_id)
+                if answer is not None and not answer.done():
+                    answer.set_result(message.vectors)
+            case Refused():
+                error = RequestRefusedError(message.reason, message.message, message.retry_after_s)
+                self._fail(message.request_id, error)
 
     def fail_all(self, reason: str) -> None:
         """Fail every request: the engine is gone."""

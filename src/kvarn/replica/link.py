@@ -1,4 +1,5 @@
-"""The engine's end of the two message queues that join it to the gateway.
+"""The engine's end of the message queues that join it to the gateway: one that all its processes send to, and one to
+each of them.
 
 Each direction is a PUSH socket at the sender and a PULL socket at the receiver. The receiver binds and the sender
 connects: a connected PUSH socket always has a queue to write to, so a sender never waits for its peer. High-water marks
@@ -9,7 +10,7 @@ stays bounded because each message belongs to an accepted request with a token l
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import msgspec
@@ -27,20 +28,38 @@ class EngineLink:
     """Receives what the gateway asks and sends what the engine answers. For one thread."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], inbox: str, outbox: str) -> None:
+        self._context = context
         self._inbox = context.socket(zmq.PULL)
         self._inbox.set_hwm(0)
         self._inbox.bind(inbox)
-        self._outbox = OutLink(context, outbox)
+        self._outboxes = {0: OutLink(context, outbox)}
+        """By the number of the gateway process; 0 started this engine."""
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
-    def send(self, message: FromEngine) -> None:
-        """Queue a message for the gateway; never waits."""
-        self._outbox.send(message)
+    @property
+    def gateways(self) -> Collection[int]:
+        """Numbers of the gateway processes that can be sent to."""
+        return self._outboxes.keys()
+
+    def connect(self, gateway: int, address: str) -> None:
+        """Open a queue to another gateway process."""
+        self.disconnect(gateway)
+        self._outboxes[gateway] = OutLink(self._context, address)
+
+    def disconnect(self, gateway: int) -> None:
+        """Close the queue to a gateway process that is gone; nobody reads what is in it. Idempotent."""
+        outbox = self._outboxes.pop(gateway, None)
+        if outbox is not None:
+            outbox.close(linger_ms=0)
+
+    def send(self, message: FromEngine, gateway: int = 0) -> None:
+        """Queue a message for a gateway process; never waits."""
+        self._outboxes[gateway].send(message)
 
     def send_failure(self, message: Failed) -> None:
         """Say why this engine ends. It waits for the gateway to listen, which may only be starting."""
-        self._outbox.linger(_FAILURE_LINGER_MS)
-        self._outbox.send(message)
+        self._outboxes[0].linger(_FAILURE_LINGER_MS)
+        self._outboxes[0].send(message)
 
     def receive(self, wait_s: float) -> Iterator[ToEngine]:
         """All messages that have come; waits up to `wait_s` seconds for the first one.
@@ -62,17 +81,19 @@ class EngineLink:
     def close(self) -> None:
         """Close both ends; what is queued for the gateway still gets a moment to leave."""
         self._inbox.close(linger=0)
-        self._outbox.close()
+        for outbox in self._outboxes.values():
+            outbox.close()
 
     def _refuse_unreadable(self, payload: bytes, error: msgspec.DecodeError) -> None:
-        request_id = _request_id_in(payload)
+        request_id, gateway = _sender_of(payload)
         log.warning(
             "a message from the gateway cannot be read",
             extra={"error": str(error), "bytes": len(payload), "request_id": request_id},
         )
         if request_id is not None:
             message = f"the engine cannot read this request: {error}"
-            self.send(Refused(request_id=request_id, reason=RefusalReason.INVALID, message=message))
+            refused = Refused(request_id=request_id, reason=RefusalReason.INVALID, message=message)
+            self.send(refused, gateway if gateway in self._outboxes else 0)
 
 
 class OutLink:
@@ -93,15 +114,18 @@ class OutLink:
         """How long what is queued may still leave after `close`."""
         self._socket.setsockopt(zmq.LINGER, milliseconds)
 
-    def close(self) -> None:
-        """Close; what is queued still gets a moment to leave."""
-        self._socket.close()
+    def close(self, linger_ms: int | None = None) -> None:
+        """Close; what is queued still gets a moment to leave, or `linger_ms`."""
+        self._socket.close(linger=linger_ms)
 
 
-def _request_id_in(payload: bytes) -> str | None:
+def _sender_of(payload: bytes) -> tuple[str | None, int]:
+    """Request id and number of the gateway process, as far as they can be made out."""
     try:
         fields: Any = msgspec.msgpack.decode(payload)
     except msgspec.DecodeError:
-        return None
-    request_id = fields.get("request_id") if isinstance(fields, dict) else None
-    return request_id if isinstance(request_id, str) else None
+        return None, 0
+    if not isinstance(fields, dict):
+        return None, 0
+    request_id, gateway = fields.get("request_id"), fields.get("gateway", 0)
+    return request_id if isinstance(request_id, str) else None, gateway if isinstance(gateway, int) else 0

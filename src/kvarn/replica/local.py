@@ -1,32 +1,20 @@
-"""A replica in a process of this machine: the requests in flight on it, and its supervision."""
+"""A replica in a process of this machine, supervised by this process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
 
 from kvarn.config.schema import ReplicaConfig
-from kvarn.replica.api import ReplicaLostError, ReplicaState, RequestRefusedError
-from kvarn.replica.inflight import InFlight
+from kvarn.replica.api import ReplicaLostError, ReplicaState
+from kvarn.replica.attached import ReplicaStatus
+from kvarn.replica.client import EngineClient
 from kvarn.replica.launch import EngineProcess
 from kvarn.replica.spawn import spawn_engine
 from kvarn.replica.spec import ReplicaSpec
-from kvarn.replica.stream import Hold
 from kvarn.replica.watch import Watch
-from kvarn.wire.messages import (
-    Abort,
-    Drain,
-    Embed,
-    EngineStats,
-    ModelCard,
-    RefusalReason,
-    Stop,
-    Submit,
-    ToEngine,
-    TokenDelta,
-)
+from kvarn.wire.messages import Drain, EngineStats, Leave, ModelCard, Stop, ToEngine
 
 _MAX_BACKOFF_S = 30.0
 _STOP_GRACE_S = 2.0
@@ -35,7 +23,7 @@ _STOP_GRACE_S = 2.0
 log = logging.getLogger(__name__)
 
 
-class LocalReplica:
+class LocalReplica(EngineClient):
     """Starts an engine process, speaks to it, and starts it again when it dies. Implements `Replica`.
 
     `spawn` needs no event loop, so a command can start the engine before its own slow imports; `start` then takes
@@ -44,22 +32,15 @@ class LocalReplica:
 
     def __init__(self, spec: ReplicaSpec, config: ReplicaConfig, process: EngineProcess | None = None) -> None:
         """Give `process` to use one that was spawned before its model was known."""
+        super().__init__(spec.model_config.name)
         self._spec = spec
         self._config = config
-        self._name = spec.model_config.name
         self._process = process
         self._handed_over = False
         self._watch = Watch()
-        self._inflight = InFlight(self._abort)
-        self._state = ReplicaState.STARTING
         self._failure: str | None = None
         self._leaving = False
         self._supervisor: asyncio.Task[None] | None = None
-
-    @property
-    def state(self) -> ReplicaState:
-        """The present state; `READY` takes requests."""
-        return self._state
 
     @property
     def progress(self) -> tuple[str, float]:
@@ -87,6 +68,24 @@ class LocalReplica:
     def pid(self) -> int | None:
         """The engine process's id while there is one."""
         return self._process.pid if self._process is not None else None
+
+    @property
+    def status(self) -> ReplicaStatus:
+        """What other processes that use this engine have to know."""
+        stage, fraction = self.progress
+        directory = "" if self._process is None else str(self._process.directory)
+        return ReplicaStatus(
+            model=self._name, state=self._state, stage=stage, fraction=fraction, card=self.card, directory=directory
+        )
+
+    async def changed(self) -> None:
+        """Wait for the next change of `status`."""
+        await self._watch.changed()
+
+    def forget_gateway(self, gateway: int) -> None:
+        """A gateway process that used this engine is gone: what it had in flight is aborted."""
+        if self._state in (ReplicaState.READY, ReplicaState.DRAINING):
+            self._send(Leave(gateway=gateway))
 
     def spawn(self) -> None:
         """Start the engine process, or tell the one given at construction what to become. Idempotent."""
@@ -116,28 +115,6 @@ class LocalReplica:
         card = self._watch.card
         assert card is not None
         return card
-
-    async def generate(self, request: Submit, hold: Hold | None = None) -> AsyncGenerator[TokenDelta, None]:
-        """Run a request; see `Replica.generate`. Nothing is sent before the first delta is asked for."""
-        self._check_open()
-        stream = self._inflight.open_stream(request.request_id, request.sampling.n, hold)
-        try:
-            self._send(request)
-            while deltas := await stream.take():
-                for delta in deltas:
-                    yield delta
-        finally:
-            self._forget(request.request_id, abort=not stream.finished)
-
-    async def embed(self, request_id: str, inputs: list[list[int]]) -> list[bytes]:
-        """Embed token-id inputs; see `Replica.embed`. Cancelling it aborts the request in the engine."""
-        self._check_open()
-        answer = self._inflight.open_answer(request_id)
-        try:
-            self._send(Embed(request_id=request_id, inputs=inputs))
-            return await answer
-        finally:
-            self._forget(request_id, abort=answer.cancelled() or not answer.done())
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests, let running ones finish for `timeout_s` seconds, then end the engine.
@@ -175,25 +152,9 @@ class LocalReplica:
         if process is not None:
             process.close()
 
-    def _check_open(self) -> None:
-        if self._state is ReplicaState.DRAINING:
-            raise RequestRefusedError(RefusalReason.DRAINING, f"{self._name} is shutting down")
-        if self._state is not ReplicaState.READY:
-            stage, fraction = self.progress
-            raise ReplicaLostError(f"{self._name} is not ready: {self._state} ({stage}, {fraction:.0%})")
-
     def _send(self, message: ToEngine) -> None:
         assert self._process is not None
         self._process.send(message)
-
-    def _forget(self, request_id: str, *, abort: bool) -> None:
-        self._inflight.close(request_id)
-        if abort:
-            self._abort(request_id)
-
-    def _abort(self, request_id: str) -> None:
-        if self._state in (ReplicaState.READY, ReplicaState.DRAINING):
-            self._send(Abort(request_id=request_id))
 
     def _set_state(self, state: ReplicaState) -> None:
         self._state = state

@@ -6,8 +6,9 @@ import logging
 from typing import Protocol
 
 from kvarn.replica.link import EngineLink
+from kvarn.replica.router import AnswerRouter
 from kvarn.replica.service import Service
-from kvarn.wire.messages import Abort, Drain, Embed, StepOutput, Stop, Submit, ToEngine
+from kvarn.wire.messages import Abort, Drain, Embed, Join, Leave, StepOutput, Stop, Submit, ToEngine
 
 _IDLE_WAIT_S = 0.5
 """Longest wait for a message when idle: how late a signal to drain may be seen."""
@@ -35,6 +36,7 @@ class EngineLoop:
     def __init__(self, service: Service, link: EngineLink, marks: StepMarks) -> None:
         self._service = service
         self._link = link
+        self._router = AnswerRouter(link)
         self._marks = marks
         self._stopped = False
         self._draining = False
@@ -56,7 +58,7 @@ class EngineLoop:
                 self._send_gauges()
 
     def _send_gauges(self) -> None:
-        self._link.send(StepOutput(deltas=[], stats=self._service.stats()))
+        self._router.send(StepOutput(deltas=[], stats=self._service.stats()))
 
     def _finished(self) -> bool:
         if self._drain_asked:
@@ -76,15 +78,28 @@ class EngineLoop:
     def _handle(self, message: ToEngine) -> None:
         match message:
             case Submit() | Embed():
-                refused = self._service.accept(message)
-                if refused is not None:
-                    self._link.send(refused)
+                self._accept(message)
             case Abort():
-                self._service.abort(message.request_id)
+                if self._router.aborted(message.request_id, message.gateway):
+                    self._service.abort(message.request_id)
+            case Join():
+                self._router.join(message)
+            case Leave():
+                for request_id in self._router.leave(message.gateway):
+                    self._service.abort(request_id)
             case Drain():
                 self._drain()
             case Stop():
                 self._stopped = True
+
+    def _accept(self, request: Submit | Embed) -> None:
+        if not self._router.knows(request.gateway):
+            return  # its process is gone: it was still under way
+        refused = self._service.accept(request)
+        if refused is None:
+            self._router.accepted(request)
+        else:
+            self._router.send(refused, request.gateway)
 
     def _step(self) -> None:
         self._marks.step_began()
@@ -93,7 +108,7 @@ class EngineLoop:
         finally:
             self._marks.step_ended()
         for output in outputs:
-            self._link.send(output)
+            self._router.send(output)
         self._stalled = not outputs
 
     def _drain(self) -> None:

@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     """Become the engine that the parent asks for; returns the exit status."""
     began = time.monotonic()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent()
+    die_with_parent()
     # Imports allocate a few hundred thousand objects and free almost none: collecting while they run is a fifth of
     # their time spent for nothing. Frozen afterwards, they are never looked at again.
     gc.disable()
@@ -51,14 +51,14 @@ def main(arguments: list[str]) -> int:
     return run_engine(handover, phases)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Ask Linux to kill this process when its parent ends, however it ends, and even if this one is stopped."""
     if sys.platform != "linux":
         return
     import ctypes
 
     if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        logging.getLogger(__name__).warning("prctl failed; only the life-line tells when the parent ends")
+        logging.getLogger(__name__).warning("prctl failed; only a closed pipe tells when the parent ends")
 
 
 def _exit_when_parent_closes_stdin() -> None:

@@ -14,13 +14,11 @@ from pathlib import Path
 DEFAULT_FACTORY = "kvarn.replica.build:build_service"
 """Builds a service from a spec: the real engine."""
 
-INBOX = "in"
-"""Name of the socket that the engine reads."""
-OUTBOX = "out"
-"""Name of the socket that the engine writes to."""
+_INBOX, _OUTBOX = "in", "out"
+"""Names of the sockets that the engine reads and writes to."""
 
 _LONGEST_SOCKET_PATH = 100
-"""Bytes that every Unix takes as the path of a socket, with a little to spare."""
+"""Bytes that every Unix takes as the address of a socket, with a little to spare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +70,28 @@ def _environment() -> dict[str, str]:
     return dict(os.environ) if chosen else {"GOMP_SPINCOUNT": "20000", **os.environ}
 
 
+def inbox_address(directory: Path) -> str:
+    """ZMQ address that the engine reads."""
+    return f"ipc://{directory / _INBOX}"
+
+
+def outbox_address(directory: Path, gateway: int = 0) -> str:
+    """ZMQ address at which a gateway process, by its number, hears the engine."""
+    return f"ipc://{directory / _OUTBOX}-{gateway}"
+
+
 def remove_sockets(directory: Path) -> None:
     """Remove a directory of sockets. Idempotent."""
-    for name in (INBOX, OUTBOX):
-        (directory / name).unlink(missing_ok=True)
     with contextlib.suppress(FileNotFoundError):
+        for socket in directory.iterdir():
+            socket.unlink(missing_ok=True)
         directory.rmdir()
 
 
 def _private_directory() -> Path:
     """A new directory of this user alone; under /tmp where the usual place is too deep for a socket's path."""
     directory = Path(tempfile.mkdtemp(prefix="kvarn-"))
-    if len(str(directory / OUTBOX).encode()) > _LONGEST_SOCKET_PATH:
+    if len(outbox_address(directory).encode()) > _LONGEST_SOCKET_PATH:
         directory.rmdir()
         directory = Path(tempfile.mkdtemp(prefix="kvarn-", dir="/tmp"))
     return directory

@@ -13,6 +13,7 @@ import msgspec
 from kvarn.config.schema import ReplicaConfig
 from kvarn.replica.inflight import InFlight
 from kvarn.replica.launch import EngineProcess, describe_exit
+from kvarn.replica.sockets import EngineSockets
 from kvarn.wire.messages import (
     Embedded,
     EngineStats,
@@ -73,9 +74,9 @@ class Watch:
         A process that breaks its promises (silence, a step without end, no start in time, messages that cannot be read)
         is killed.
         """
-        process.connect()
+        sockets = process.connect()
         ended = process.ended()
-        listening = asyncio.create_task(self._listen(process, inflight, on_ready))
+        listening = asyncio.create_task(self._listen(sockets, inflight, on_ready))
         guarding = asyncio.create_task(self._guard(config))
         try:
             events: set[asyncio.Future[Any]] = {ended, listening, guarding}
@@ -90,13 +91,13 @@ class Watch:
             self._handle(message, inflight, on_ready)
         return broken or self._last_words or (None if status == 0 else describe_exit(status))
 
-    async def _listen(self, process: EngineProcess, inflight: InFlight, on_ready: Callable[[ModelCard], None]) -> str:
+    async def _listen(self, sockets: EngineSockets, inflight: InFlight, on_ready: Callable[[ModelCard], None]) -> str:
         def hear(message: FromEngine) -> None:
             self._heard = True
             self._handle(message, inflight, on_ready)
 
         try:
-            await process.listen(hear)
+            await sockets.listen(hear)
         except msgspec.DecodeError as error:
             return f"the engine sent a message that cannot be read: {error}"
         return "the engine's messages ended"
@@ -105,14 +106,11 @@ class Watch:
         match message:
             case StepOutput():
                 self.stats = message.stats or self.stats
-                for delta in message.deltas:
-                    inflight.deliver(delta)
+                inflight.handle(message)
+            case Refused() | Embedded():
+                inflight.handle(message)
             case Heartbeat():
                 self._busy_s = message.busy_s
-            case Refused():
-                inflight.refuse(message)
-            case Embedded():
-                inflight.answer(message)
             case Progress():
                 self.progress = (message.stage, message.fraction)
                 self.notify()

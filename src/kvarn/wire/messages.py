@@ -1,4 +1,4 @@
-"""Messages between the gateway and an engine process: token ids in, token ids out.
+"""Messages between gateway processes and an engine process: token ids in, token ids out.
 
 Each direction is one tagged union, encoded with msgpack. Frozen, typed, no pickle.
 """
@@ -56,6 +56,8 @@ class Submit(Message, frozen=True, kw_only=True):
     cache_salt: str = ""
     """Prompts share cached blocks only with prompts of the same tenant and salt."""
     adapter: str = ""
+    gateway: int = 0
+    """Number of the gateway process that asks, and is answered."""
 
 
 class Embed(Message, frozen=True, kw_only=True):
@@ -63,12 +65,32 @@ class Embed(Message, frozen=True, kw_only=True):
 
     request_id: str
     inputs: list[list[int]]
+    gateway: int = 0
+    """As in `Submit`."""
 
 
 class Abort(Message, frozen=True, kw_only=True):
-    """Forget a request and free its blocks before the next step. Unknown ids are ignored."""
+    """Forget a request of this gateway process and free its blocks before the next step. Unknown ids are ignored."""
 
     request_id: str
+    gateway: int = 0
+
+
+class Join(Message, frozen=True, kw_only=True):
+    """Another gateway process will send requests: answer them there, and send it statistics.
+
+    The process that started the engine has the number 0 and need not join. Numbers are never used again.
+    """
+
+    gateway: int
+    address: str
+    """ZMQ address that it reads."""
+
+
+class Leave(Message, frozen=True, kw_only=True):
+    """A gateway process is gone: abort its requests."""
+
+    gateway: int
 
 
 class Drain(Message, frozen=True, kw_only=True):
@@ -79,7 +101,7 @@ class Stop(Message, frozen=True, kw_only=True):
     """Exit now."""
 
 
-ToEngine = Submit | Embed | Abort | Drain | Stop
+ToEngine = Submit | Embed | Abort | Join | Leave | Drain | Stop
 
 
 # From the engine -------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 
 from fastapi import APIRouter, Request
+from prometheus_client.exposition import choose_encoder
 from starlette.responses import PlainTextResponse, Response
 
 from kvarn.gateway.context import gateway_of
@@ -14,9 +15,12 @@ router = APIRouter(tags=["operation"])
 
 @router.get("/metrics", summary="Metrics for Prometheus", response_class=PlainTextResponse)
 async def metrics(request: Request) -> Response:
-    """The gateway's own metrics and those its engines report: as OpenMetrics where `Accept` asks for it, else in
+    """The metrics of all gateway processes and of the engines: as OpenMetrics where `Accept` asks for it, else in
     Prometheus' text format; compressed where `Accept-Encoding` has gzip."""
-    body, content_type = gateway_of(request).metrics.render(request.headers.get("accept", ""))
+    gateway = gateway_of(request)
+    registry = gateway.metrics.registry if gateway.shared is None else await gateway.shared.metrics()
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    body = encode(registry)
     headers = {"content-type": content_type, "vary": "Accept, Accept-Encoding"}
     if "gzip" in request.headers.get("accept-encoding", ""):
         body = gzip.compress(body, compresslevel=1)

@@ -1,0 +1,238 @@
+"""The main gateway process's side: starts the other processes, serves their calls, and replaces those that end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Mapping, Sequence
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from kvarn.config.schema import KvarnConfig
+from kvarn.gateway.processes.channel import Channel, ChannelClosedError, Handler
+from kvarn.gateway.processes.shared import LocalBudgets, MainCounts, SharedState
+from kvarn.gateway.processes.start import METRICS, REPLICA, SERVING, SNAPSHOT, START, Start
+from kvarn.gateway.served import ServedModel
+from kvarn.observe.merge import MetricFamily, as_registry, merge_families, totals_of
+from kvarn.observe.metrics import GatewayMetrics
+from kvarn.replica.launch import describe_exit, exit_of
+from kvarn.replica.local import LocalReplica
+
+_OBSERVE_EVERY_S = 1.0
+_SNAPSHOT_S = 2.0
+"""In which a process tells what it has counted; of one that is slower what it told last is shown."""
+_MAX_BACKOFF_S = 30.0
+_STOP_GRACE_S = 20.0
+"""Beyond `drain_timeout_s`, for what a process writes at its end; then it is killed."""
+
+_log = logging.getLogger("kvarn.gateway")
+
+
+class _Process:
+    """A gateway process that runs."""
+
+    def __init__(self, number: int, process: subprocess.Popen[bytes]) -> None:
+        self.number = number
+        self.process = process
+        self.channel: Channel | None = None
+        self.serving = False
+        self.counted: list[MetricFamily] = []
+        """As it last told."""
+
+
+class GatewayProcesses:
+    """The gateway processes beside this one.
+
+    Args:
+        config: The whole configuration.
+        listener: The socket that all accept connections from: whichever process is idle takes the next, and what waits
+            in it outlives each of them.
+        models: What is served.
+        replicas: The engines, by the model's name, as this process supervises them.
+    """
+
+    def __init__(
+        self,
+        config: KvarnConfig,
+        listener: socket.socket,
+        models: Sequence[ServedModel],
+        replicas: Mapping[str, LocalReplica],
+    ) -> None:
+        self._config = config
+        self._listener = listener
+        self._models = models
+        self._replicas = replicas
+        self._counts = MainCounts()
+        self._metrics: GatewayMetrics | None = None
+        self._numbers = itertools.count(1)
+        self._running: dict[int, _Process] = {}
+        self._ended: list[MetricFamily] = []
+        """Totals of the processes that have ended."""
+        self._any_ended = False
+        self._stopping = False
+        self._keepers: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._changed = asyncio.Event()
+        self.shared = SharedState(
+            self._counts.limits, LocalBudgets(self._counts.budgets), self._all_metrics, is_main=True
+        )
+        """For the application of this process."""
+
+    def start(self, metrics: GatewayMetrics) -> None:
+        """Start the processes; `metrics` are this one's."""
+        self._metrics = metrics
+        self._tasks = [asyncio.create_task(self._tell(replica)) for replica in self._replicas.values()]
+        self._tasks.append(asyncio.create_task(self._observe()))
+        self._keepers = [asyncio.create_task(self._keep()) for _ in range(self._config.gateway.api_server_count - 1)]
+
+    async def wait_until_serving(self) -> None:
+        """Wait until every process takes requests, or one has ended instead."""
+        wanted = self._config.gateway.api_server_count - 1
+        while sum(each.serving for each in self._running.values()) < wanted and not (self._any_ended or self._stopping):
+            self._changed.clear()
+            await self._changed.wait()
+
+    def signal(self, number: int) -> None:
+        """Pass a signal to stop on."""
+        self._stopping = True
+        self._changed.set()
+        for each in self._running.values():
+            each.process.send_signal(number)
+
+    async def stop(self) -> None:
+        """Let every process finish its requests, as this one does, and end."""
+        if self._keepers:
+            if not self._stopping:
+                self.signal(signal.SIGTERM)
+            await asyncio.wait(self._keepers, timeout=self._config.gateway.drain_timeout_s + _STOP_GRACE_S)
+            for each in self._running.values():
+                _log.error("a gateway process did not end and is killed", extra={"number": each.number})
+                each.process.kill()
+            await asyncio.wait(self._keepers)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _keep(self) -> None:
+        """Run one process after another until told to stop."""
+        loop, first_s = asyncio.get_running_loop(), self._config.replica.restart_backoff_s
+        backoff_s = first_s
+        while not self._stopping:
+            began = loop.time()
+            try:
+                failure = describe_exit(await self._run(next(self._numbers)), "the gateway process")
+            except OSError as error:
+                failure = f"a gateway process cannot be started: {error}"
+            except Exception as error:
+                _log.exception("the supervision of a gateway process failed")
+                failure = repr(error)
+            if self._stopping:
+                return
+            backoff_s = first_s if loop.time() - began > _MAX_BACKOFF_S else backoff_s
+            _log.error(
+                "a gateway process is gone and will be replaced", extra={"reason": failure, "restart_in_s": backoff_s}
+            )
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+            if self._metrics is not None and not self._stopping:
+                self._metrics.process_restarts.inc()
+
+    async def _run(self, number: int) -> int:
+        """One process from its start to its end; returns its exit status."""
+        own_end, other_end = socket.socketpair()
+        descriptors = (other_end.fileno(), self._listener.fileno())
+        command = [sys.executable, "-P", "-m", "kvarn.gateway.processes.worker", *map(str, descriptors)]
+        with other_end:
+            process = _spawn(command, descriptors)
+        running = self._running[number] = _Process(number, process)
+        ended = exit_of(process)
+        try:
+            channel = running.channel = await Channel.open(own_end, self._handlers(running))
+            channel.send(START, msgspec.msgpack.encode(self._start_message(number)))
+            status = await ended
+            await channel.closed.wait()  # what it sent before its end has been read
+            return status
+        finally:
+            process.kill()
+            if running.channel is not None:
+                running.channel.close()
+            self._forget(running)
+
+    def _start_message(self, number: int) -> Start:
+        return Start(
+            number=number,
+            config=self._config.model_dump_json(),
+            directories={model.name: str(model.directory) for model in self._models},
+            created={model.name: model.created for model in self._models},
+            replicas=[replica.status for replica in self._replicas.values()],
+        )
+
+    def _forget(self, gone: _Process) -> None:
+        """A process has ended: its requests are aborted; what it counted stays."""
+        del self._running[gone.number]
+        self._any_ended = True
+        self._ended = merge_families([self._ended, totals_of(gone.counted)])
+        for replica in self._replicas.values():
+            replica.forget_gateway(gone.number)
+        self._changed.set()
+
+    def _handlers(self, running: _Process) -> dict[str, Handler]:
+        def serving(_: bytes) -> None:
+            running.serving = True
+            self._changed.set()
+            _log.info("a gateway process serves", extra={"number": running.number, "pid": running.process.pid})
+
+        return {**self._counts.handlers(), SERVING: serving, METRICS: self._answer_metrics}
+
+    def _answer_metrics(self, _: bytes) -> Awaitable[bytes]:
+        async def answer() -> bytes:
+            return msgspec.msgpack.encode(await self._all_families())
+
+        return answer()
+
+    async def _all_metrics(self) -> CollectorRegistry:
+        return as_registry(await self._all_families())
+
+    async def _all_families(self) -> list[MetricFamily]:
+        await self._ask_all()
+        own = [] if self._metrics is None else self._metrics.snapshot()
+        return merge_families([own, self._ended, *(each.counted for each in self._running.values())])
+
+    async def _ask_all(self) -> None:
+        await asyncio.gather(*(self._ask(each) for each in list(self._running.values()) if each.serving))
+
+    async def _ask(self, running: _Process) -> None:
+        assert running.channel is not None
+        try:
+            async with asyncio.timeout(_SNAPSHOT_S):
+                answer = await running.channel.call(SNAPSHOT)
+        except (ChannelClosedError, TimeoutError) as error:
+            _log.warning("a gateway process does not tell its metrics: %s", error, extra={"number": running.number})
+            return
+        running.counted = msgspec.msgpack.decode(answer, type=list[MetricFamily])
+
+    async def _observe(self) -> None:
+        """Keep what the processes have counted: of one that dies, what it counted since is lost."""
+        while True:
+            await asyncio.sleep(_OBSERVE_EVERY_S)
+            await self._ask_all()
+
+    async def _tell(self, replica: LocalReplica) -> None:
+        """Tell all processes what becomes of an engine."""
+        while True:
+            message = msgspec.msgpack.encode(replica.status)
+            for each in self._running.values():
+                if each.channel is not None:
+                    each.channel.send(REPLICA, message)
+            await replica.changed()
+
+
+def _spawn(command: Sequence[str], descriptors: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    """In a session of its own: Ctrl-C in the terminal reaches this process only, which passes it on."""
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors, start_new_session=True)

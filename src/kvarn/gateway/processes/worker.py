@@ -1,0 +1,140 @@
+"""A gateway process beside the main one: `python -m kvarn.gateway.processes.worker CHANNEL LISTENER`.
+
+The arguments are descriptors that it inherits: its end of the channel to the main process, and the socket that all
+gateway processes accept connections from. It ends with the main process, however that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from kvarn.config.schema import KvarnConfig
+from kvarn.gateway.app import create_app
+from kvarn.gateway.context import Gateway
+from kvarn.gateway.processes.channel import Channel
+from kvarn.gateway.processes.shared import RemoteBudgets, RemoteCounts, SharedState
+from kvarn.gateway.processes.start import METRICS, REPLICA, SERVING, SNAPSHOT, START, Start
+from kvarn.gateway.served import ModelTable, ServedModel
+from kvarn.gateway.server import GatewayServer, build_server
+from kvarn.observe.logging import configure_gateway_logging
+from kvarn.observe.merge import MetricFamily, as_registry
+from kvarn.replica.attached import AttachedReplica, ReplicaStatus
+from kvarn.replica.process import die_with_parent
+
+_EXIT_ORPHAN = 1
+_LOOK_EVERY_S = 0.02
+
+_log = logging.getLogger("kvarn.gateway")
+
+
+class Worker:
+    """One gateway process, from the main process's first message on."""
+
+    def __init__(self) -> None:
+        self._replicas: dict[str, AttachedReplica] = {}
+        self._gateway: Gateway | None = None
+        self._start: asyncio.Future[Start] = asyncio.get_running_loop().create_future()
+
+    async def run(self, end: socket.socket, listener: socket.socket) -> int:
+        """Serve until told to stop; returns the exit status."""
+        handlers = {START: self._started, REPLICA: self._replica_changed, SNAPSHOT: self._snapshot}
+        channel = await Channel.open(end, handlers)
+        orphaned = asyncio.create_task(_end_with(channel))
+        start = await self._start
+        config = _own_config(start)
+        configure_gateway_logging(config.log_level, config.log_format, start.number)
+        models = {
+            model.name: ServedModel(
+                model.name,
+                model,
+                self._replicas[model.name],
+                Path(start.directories[model.name]),
+                start.created[model.name],
+            )
+            for model in config.models
+        }
+        # Before it takes connections: the main process is ready by now.
+        with ThreadPoolExecutor(len(models)) as threads:
+            await ModelTable(models).load_text(threads, config.gateway)
+
+        async def metrics() -> CollectorRegistry:
+            return as_registry(msgspec.msgpack.decode(await channel.call(METRICS), type=list[MetricFamily]))
+
+        shared = SharedState(RemoteCounts(channel), RemoteBudgets(channel), metrics, is_main=False)
+        app = create_app(config, models, shared=shared)
+        self._gateway = app.state.gateway
+        server = build_server(app, config.gateway)
+        gc.freeze()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, server.handle_exit, number, None)
+        telling = asyncio.create_task(_tell_when_serving(server, channel))
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            telling.cancel()
+            orphaned.cancel()
+            for replica in self._replicas.values():
+                replica.close()
+        return 0
+
+    def _started(self, body: bytes) -> None:
+        start = msgspec.msgpack.decode(body, type=Start)
+        for status in start.replicas:
+            self._replicas[status.model] = AttachedReplica(status.model, start.number)
+            self._replicas[status.model].update(status)
+        self._start.set_result(start)
+
+    def _replica_changed(self, body: bytes) -> None:
+        status = msgspec.msgpack.decode(body, type=ReplicaStatus)
+        self._replicas[status.model].update(status)
+
+    def _snapshot(self, body: bytes) -> bytes:
+        return msgspec.msgpack.encode([] if self._gateway is None else self._gateway.metrics.snapshot())
+
+
+def _own_config(start: Start) -> KvarnConfig:
+    """The server's configuration, for a process beside the main one: batches run there."""
+    config = KvarnConfig.model_validate_json(start.config)
+    return config.model_copy(update={"batches": config.batches.model_copy(update={"enabled": False})})
+
+
+async def _end_with(channel: Channel) -> None:
+    """Without the main process there are neither engines nor limits."""
+    await channel.closed.wait()
+    os._exit(_EXIT_ORPHAN)
+
+
+async def _tell_when_serving(server: GatewayServer, channel: Channel) -> None:
+    while not server.started:  # noqa: ASYNC110  the server tells nobody
+        await asyncio.sleep(_LOOK_EVERY_S)
+    channel.send(SERVING)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the process; returns its exit status."""
+    die_with_parent()
+    channel, listener = (socket.socket(fileno=int(argument)) for argument in arguments)
+    factory = uvicorn.Config("", log_config=None).get_loop_factory()
+
+    async def run() -> int:
+        return await Worker().run(channel, listener)
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(run())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

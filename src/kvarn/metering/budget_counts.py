@@ -1,0 +1,90 @@
+"""What the requests in flight of one server's gateway processes may come to: the algorithm of `budgets.lua`, in memory.
+
+The main process runs it for all of them, where they share no Redis. It never forgets what is held, as a Redis that was
+started anew would have, so nobody has to wait until everybody has said what they hold.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+
+@dataclass(slots=True)
+class _Budget:
+    """One budget; of no period, but for what is spent."""
+
+    amounts: dict[str, int] = field(default_factory=dict)
+    """By holder: a request, or a gateway process (gw_...)."""
+    expiries: dict[str, int] = field(default_factory=dict)
+    """Moment at which each holder's lease ends, in the order of these."""
+    held: int = 0
+    ended: int = 0
+    """How much of it is of requests that have ended."""
+    spent: dict[str, int] = field(default_factory=dict)
+    """By the name of the period; the latest two."""
+
+    def hold(self, holder: str, amount: int, expires_ms: int) -> None:
+        """Set what a holder holds."""
+        before = self.amounts.pop(holder, 0)
+        self.expiries.pop(holder, None)
+        if amount > 0:
+            self.amounts[holder] = amount
+            self.expiries[holder] = expires_ms
+        self.held += amount - before
+        if holder.startswith("gw_"):
+            self.ended += amount - before
+
+    def end_leases(self, now_ms: int) -> None:
+        """Drop holders that did not renew."""
+        while self.expiries and self.expiries[first := next(iter(self.expiries))] <= now_ms:
+            self.hold(first, 0, 0)
+
+    def learn(self, period: str, read: int) -> int:
+        """Take over a reading of what is spent in a period; it only grows."""
+        spent = self.spent[period] = max(self.spent.pop(period, 0), read)
+        while len(self.spent) > 2:
+            del self.spent[next(iter(self.spent))]
+        return spent
+
+
+class BudgetCounts:
+    """Answers the calls that `Reservations` makes. `clock`: monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._budgets: dict[str, _Budget] = {}
+
+    def run(self, keys: Sequence[str], argument: bytes) -> bytes:
+        """Run an operation; keys, argument and answer are those of `budgets.lua`."""
+        operation, lease_ms, _, _, _, *asked = msgspec.msgpack.decode(argument)
+        now_ms = int(self._clock() * 1000)
+        budgets: list[tuple[_Budget, list[Any], int]] = []
+        for number, given in enumerate(asked):
+            of_period, key = keys[3 * number + 1 : 3 * number + 3]
+            budget = self._budgets.setdefault(key, _Budget())
+            budget.end_leases(now_ms)
+            budgets.append((budget, given, budget.learn(of_period, given[1])))
+        expires_ms = now_ms + lease_ms
+        if operation == "check":
+            return msgspec.msgpack.encode([0])
+        if operation == "take":
+            return msgspec.msgpack.encode(_take(budgets, expires_ms))
+        for budget, given, _ in budgets:
+            for holder, amount in zip(given[2::2], given[3::2], strict=True):
+                budget.hold(holder, amount, expires_ms)
+        return msgspec.msgpack.encode([True])
+
+
+def _take(budgets: Sequence[tuple[_Budget, list[Any], int]], expires_ms: int) -> list[Any]:
+    for number, (budget, (limit, _, holder, amount), spent) in enumerate(budgets, start=1):
+        held = budget.held - budget.amounts.get(holder, 0)
+        if spent >= limit or spent + held + amount > limit:
+            return [False, number, spent, budget.ended]
+    for budget, (_, _, holder, amount), _ in budgets:
+        budget.hold(holder, amount, expires_ms)
+    return [True]

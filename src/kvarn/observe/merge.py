@@ -1,0 +1,126 @@
+"""The metrics of several processes as one page: as those of one process that had done all the work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+_LARGEST = frozenset(
+    {
+        "kvarn_limits_redis_away",
+        "kvarn_store_away",
+        "kvarn_store_nearly_full_organizations",
+        "kvarn_store_read_only",
+        "kvarn_usage_ledger_lag_seconds",
+        "kvarn_usage_outbox_lag_seconds",
+        "kvarn_usage_outbox_rows",
+    }
+)
+"""Gauges of a state that the processes share, of ages and of what is read from the database."""
+_SMALLEST = frozenset({"process_start_time_seconds"})
+_MEANS = frozenset({"kvarn_goodput_ratio"})
+"""Gauges that are ratios: each process's counts by its number of events. All other gauges are summed."""
+
+
+class MetricSample(msgspec.Struct, array_like=True):
+    """One number."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+    weight: float = 1.0
+    """Of a ratio, the events behind it."""
+
+
+class MetricFamily(msgspec.Struct, frozen=True, array_like=True):
+    """A metric with its samples."""
+
+    name: str
+    documentation: str
+    type: str
+    samples: list[MetricSample]
+
+
+def read_families(
+    registry: CollectorRegistry, weights: Mapping[tuple[str, str], float] | None = None
+) -> list[MetricFamily]:
+    """What a registry shows now. `weights`: of ratios, by their name and model, the events behind them."""
+    weights = weights or {}
+    return [
+        MetricFamily(
+            family.name,
+            family.documentation,
+            family.type,
+            [
+                MetricSample(
+                    sample.name,
+                    dict(sample.labels),
+                    float(sample.value),
+                    weights.get((sample.name, sample.labels.get("model", "")), 1.0),
+                )
+                for sample in family.samples
+            ],
+        )
+        for family in registry.collect()
+    ]
+
+
+def merge_families(processes: Sequence[Sequence[MetricFamily]]) -> list[MetricFamily]:
+    """The families of several processes as one."""
+    merged: dict[str, MetricFamily] = {}
+    samples: dict[tuple[str, tuple[tuple[str, str], ...]], MetricSample] = {}
+    for families in processes:
+        for family in families:
+            whole = merged.setdefault(family.name, MetricFamily(family.name, family.documentation, family.type, []))
+            for sample in family.samples:
+                key = (sample.name, tuple(sorted(sample.labels.items())))
+                known = samples.get(key)
+                if known is None:
+                    samples[key] = own = MetricSample(sample.name, sample.labels, sample.value, sample.weight)
+                    whole.samples.append(own)
+                else:
+                    _add(family.name, known, sample)
+    return list(merged.values())
+
+
+def totals_of(families: Sequence[MetricFamily]) -> list[MetricFamily]:
+    """What stays of a process that has ended: counters and histograms."""
+    return [family for family in families if family.type in ("counter", "histogram")]
+
+
+def as_registry(families: Sequence[MetricFamily]) -> CollectorRegistry:
+    """A registry that shows these families."""
+    registry = CollectorRegistry()
+    registry.register(_Families(families))
+    return registry
+
+
+def _add(family: str, known: MetricSample, sample: MetricSample) -> None:
+    if family in _LARGEST:
+        known.value = max(known.value, sample.value)
+    elif family in _SMALLEST or sample.name.endswith("_created"):
+        known.value = min(known.value, sample.value)
+    elif family in _MEANS:
+        counted = [each for each in (known, sample) if not math.isnan(each.value)]
+        weight = sum(each.weight for each in counted)
+        known.value = sum(each.value * each.weight for each in counted) / weight if weight else math.nan
+        known.weight = weight
+    else:
+        known.value += sample.value
+
+
+class _Families(Collector):
+    def __init__(self, families: Sequence[MetricFamily]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._families:
+            metric = Metric(family.name, family.documentation, family.type)
+            for sample in family.samples:
+                metric.add_sample(sample.name, sample.labels, sample.value)
+            yield metric
