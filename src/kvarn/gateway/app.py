@@ -131,7 +131,7 @@ def create_app(
     pool = ThreadPoolExecutor(config.gateway.tokenize_threads, thread_name_prefix="tokenize")
     text = TextPool(pool, config.gateway.tokenize_threads)
     table = ModelTable(models_by_name)
-    metrics = GatewayMetrics(table)
+    metrics = GatewayMetrics(table, {model.name: config.slo_of(model.config) for model in table})
     platform = Platform(config, metrics.registry, models_by_name)
     runs = ResponseRuns(platform.store, config.responses)
     open_requests = OpenRequests()
