@@ -146,7 +146,10 @@ class GatewayConfig(Section):
     """Port to listen on; 0 takes a free one and prints it."""
 
     max_connections: int = Field(16384, ge=1)
-    """Connections open at once at most; more are closed before they are read."""
+    """Connections open at once at most; more get 503 before they are read."""
+
+    max_requests: int = Field(8192, ge=1)
+    """Requests answered, or waiting, at once at most. One more gets 503 before it is read."""
 
     idle_timeout_s: float = Field(75.0, gt=0)
     """Seconds an idle connection is kept. Longer than the usual 60 s of load balancers, so that it is they who

@@ -145,7 +145,7 @@ def create_app(
         runs,
         Moderation(config.safety, table, text),
         platform.prompts,
-        BodyReader(config.gateway, text),
+        BodyReader(config.gateway, text, platform.admission.check_body),
         text,
         Reports(platform.store),
         StorageRoom(platform.store, config.retention.max_stored_bytes),
@@ -167,6 +167,7 @@ def create_app(
         metrics=gateway.metrics,
         authenticator=authenticator or platform.identity.authenticator,
         open_requests=open_requests,
+        check_process=platform.admission.check_process,
     )
     add_error_handlers(app)
     for resource in _ROUTES:

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.identity.service import Identity
+from kvarn.gateway.loop_lag import LoopLag
 from kvarn.gateway.served import ServedModel
 from kvarn.gateway.stages.admission import AdmissionStage
 from kvarn.gateway.stages.budgets import BudgetStage
@@ -54,7 +55,8 @@ class Platform:
         models: Mapping[str, ServedModel] | None = None,
     ) -> None:
         self.config = config
-        self._admission = AdmissionStage(config, models or {}, AdmissionMetrics(registry))
+        self._lag = LoopLag()
+        self.admission = AdmissionStage(config, models or {}, AdmissionMetrics(registry), self._lag)
         self.store = Store.open(config)
         health = self.store.health
         self.store_metrics = StoreMetrics(
@@ -76,6 +78,7 @@ class Platform:
         Raises:
             StoreError: The schema cannot be used, or nobody could have a key; the message says what to do.
         """
+        self._tasks.append(asyncio.create_task(self._lag.run()))
         self.metering.open()
         self.identity.start()
         await self.limiter.start()
@@ -92,7 +95,7 @@ class Platform:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._admission.close()
+        await self.admission.close()
         await self.prompts.close()
         await self.metering.stop()
         await self.limiter.stop()  # what is on the ledger by now need not be held in Redis any more
@@ -101,8 +104,7 @@ class Platform:
 
     def _stages(self) -> list[Stage]:
         """In the order in which they are asked: scopes, budgets, limits, admission, the ledger."""
-        admission = [self._admission] if self.config.admission.enabled else []
-        return [ScopeStage(), BudgetStage(self.metering), self._limits, *admission, LedgerStage(self.metering)]
+        return [ScopeStage(), BudgetStage(self.metering), self._limits, self.admission, LedgerStage(self.metering)]
 
     async def _prepare_store(self) -> None:
         if self.config.store.migrate:
