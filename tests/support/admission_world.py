@@ -165,7 +165,7 @@ class AdmissionWorld:
         if not self.admission:
             self._submit(call)
             return
-        self.controller.hear(self.stats, self.now)
+        self.controller.hear(self.stats, self.now, self.lag_s)
         call.demand = Demand(
             tenant=call.tenant,
             weight=call.weight,
@@ -192,7 +192,7 @@ class AdmissionWorld:
 
     def _poll(self) -> None:
         self._next_poll = self.now + POLL_EVERY_S
-        self.controller.hear(self.stats, self.now)
+        self.controller.hear(self.stats, self.now, self.lag_s)
         for demand, refusal in self.controller.poll(self.now):
             call = self._waiting.pop(demand)
             if refusal is None:
@@ -235,7 +235,7 @@ class AdmissionWorld:
         output, self._output, self._step_end = self._output, None, None
         if self._told is not None:
             self.stats = self._told
-            self.controller.hear(self.stats, self.now)
+            self.controller.hear(self.stats, self.now, self.lag_s)
         for delta in output.deltas:
             call = self.calls[delta.request_id]
             call.tokens += len(delta.token_ids)
@@ -250,7 +250,6 @@ class AdmissionWorld:
                         prompt=call.prompt,
                         cached=0,
                         output=call.tokens,
-                        ttft_s=call.ttft,
                         finished=True,
                     )
 

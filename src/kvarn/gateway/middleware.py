@@ -43,7 +43,7 @@ class RequestMiddleware:
         metrics: GatewayMetrics,
         authenticator: Authenticator,
         open_requests: OpenRequests,
-        check_process: Callable[[int], None],
+        check_process: Callable[[int, float], None],
     ) -> None:
         self._app = app
         self._metrics = metrics
@@ -78,7 +78,7 @@ class RequestMiddleware:
         try:
             refuse_repeated(scope)
             if record.endpoint not in PUBLIC:
-                self._check_process(len(self._open))
+                self._check_process(len(self._open), record.began)
                 if "\0" in scope["path"]:
                     raise invalid_request("The path holds a NUL byte.")
                 record.principal = await self._authenticator.principal(scope)

@@ -10,7 +10,6 @@ from prometheus_client import CollectorRegistry
 
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.identity.service import Identity
-from kvarn.gateway.loop_lag import LoopLag
 from kvarn.gateway.served import ServedModel
 from kvarn.gateway.stages.admission import AdmissionStage
 from kvarn.gateway.stages.budgets import BudgetStage
@@ -55,8 +54,7 @@ class Platform:
         models: Mapping[str, ServedModel] | None = None,
     ) -> None:
         self.config = config
-        self._lag = LoopLag()
-        self.admission = AdmissionStage(config, models or {}, AdmissionMetrics(registry), self._lag)
+        self.admission = AdmissionStage(config, models or {}, AdmissionMetrics(registry))
         self.store = Store.open(config)
         health = self.store.health
         self.store_metrics = StoreMetrics(
@@ -78,7 +76,6 @@ class Platform:
         Raises:
             StoreError: The schema cannot be used, or nobody could have a key; the message says what to do.
         """
-        self._tasks.append(asyncio.create_task(self._lag.run()))
         self.metering.open()
         self.identity.start()
         await self.limiter.start()

@@ -32,6 +32,8 @@ PEAK_S = 30.0
 about a third of a peak still counts."""
 PREFILL_WINDOW = 0.25
 """Part of the TTFT target for which prompts may wait inside the engine, where their order is decided no more."""
+OVERTAKEN = 0.6
+"""Part of its share that a tenant with requests waiting is expected to get: others with a better claim come later."""
 SEEK_LATE_S = 0.04
 """How often those that wait in vain are sought: it looks at each tenant."""
 
@@ -97,7 +99,7 @@ class AdmissionController:
         """A request has come. Where it is not refused, `poll` says when it goes, or that it is refused later."""
         if not (self._rules.load_shedding or demand.is_batch):
             self._arrive(demand, now)
-            self._release(demand, now, *self._situation(demand, now))
+            self._send(demand, now)
             self._verdicts.append((demand, None))
             return None
         refusal = self._decide(demand, now) or self._make_place(demand, now)
@@ -206,9 +208,10 @@ class AdmissionController:
 
     def _decide(self, demand: Demand, now: float) -> Refusal | None:
         self._arrive(demand, now)
-        if not demand.accepted:
-            demand.accepted = demand.key is not None and self._slots.use(demand.key, now)
-        return None if demand.accepted else self.foretell(demand, now)
+        if demand.accepted:
+            return None
+        demand.promised = demand.key is not None and self._slots.use(demand.key, now)
+        return None if demand.promised else self.foretell(demand, now)
 
     # Predicting ------------------------------------------------------------------------------------------------------
 
@@ -228,9 +231,8 @@ class AdmissionController:
             row_s = predictor.row_s(max(1, load.rows), mix)
             average_s = predictor.service_s(_average(mix, demand), row_s)
             waits_s = held_s + sum([predictor.service_s(each, row_s) for each in before])
-            # Those with a better claim who come meanwhile go first: a tenant's own requests get no more than its share.
             mine_s = sum([predictor.service_s(each, row_s) for each in before if each.tenant == demand.tenant])
-            waits_s = max(waits_s, mine_s / (MARGIN * share) if own else 0.0)
+            waits_s = max(waits_s, mine_s / (OVERTAKEN * share) if own else 0.0)
             waits_s += average_s * (0.5 + ahead.unsent_cost / max(1.0, mix.cost))
         waited_s = now - demand.received
         return waited_s + waits_s + predictor.first_token_s(demand, load, mix) + self._gateway_s
@@ -275,6 +277,9 @@ class AdmissionController:
         predictor = self._view.predictor
         if predictor is not None:
             demand.predicted_ttft_s = now - demand.received + predictor.first_token_s(demand, load, mix)
+        self._send(demand, now)
+
+    def _send(self, demand: Demand, now: float) -> None:
         demand.released = now
         self._batch_rows += demand.sequences * demand.is_batch
         self.queue.serve(demand)
@@ -300,7 +305,7 @@ class AdmissionController:
             over = self._rules.max_queue_s is not None and waited > self._rules.max_queue_s
             return Refusal(Reason.QUEUE_TIMEOUT, self._drain_s(demand, now)) if over else None
         predictor = self._view.predictor
-        if predictor is None or demand.accepted:
+        if predictor is None or demand.promised:
             return None
         load, mix = self._situation(demand, now)
         ttft_s = waited + predictor.first_token_s(demand, load, mix) + self._gateway_s

@@ -29,7 +29,9 @@ class Demand:
     key: Key | None = None
     """Which request it is, where that is known: the same one may come again after a refusal."""
     accepted: bool = False
-    """It will not be refused for being late: it was told when to come, or accepted before it was parsed."""
+    """It was predicted to be in time."""
+    promised: bool = False
+    """It was refused before, and came again when it was told to: it is not refused for being late."""
     body_bytes: int = 0
     """Of a request that was not parsed when it was decided on."""
     cost: float = 0.0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Mapping
 
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.admission.controller import Reason, Refusal
 from kvarn.gateway.admission.demand import Demand
 from kvarn.gateway.identity.scopes import may_use_model
-from kvarn.gateway.loop_lag import LoopLag
+from kvarn.gateway.process_delay import ProcessDelay
 from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.served import ServedModel
 from kvarn.gateway.stages.early_fields import GENERATING, early_fields
@@ -21,8 +22,6 @@ from kvarn.observe.metrics import UNKNOWN
 from kvarn.wire.openai.errors import ApiError
 
 CODE_BUSY = "server_busy"
-_MARGIN = 0.9
-"""Part of a target that the process may use up by itself."""
 
 _MESSAGES = {
     Reason.OVERLOADED: "The model {model!r} is overloaded: the answer would begin too late.",
@@ -39,32 +38,28 @@ class AdmissionStage:
         config: The whole configuration.
         models: What is served, by name.
         metrics: Where decisions are counted.
-        lag: How far behind this process is.
     """
 
-    def __init__(
-        self, config: KvarnConfig, models: Mapping[str, ServedModel], metrics: AdmissionMetrics, lag: LoopLag
-    ) -> None:
+    def __init__(self, config: KvarnConfig, models: Mapping[str, ServedModel], metrics: AdmissionMetrics) -> None:
         self._config = config
         self._models = models
         self._metrics = metrics
-        self._lag = lag
         self._rooms: dict[str, WaitingRoom] = {}
         self._shedding = frozenset(name for name, model in models.items() if config.sheds_load(model.config))
         targets = [config.slo_of(models[name].config).ttft_target_s for name in self._shedding]
-        self._most_delay_s = _MARGIN * max(targets) if len(targets) == len(models) and targets else math.inf
-        """Where every model sheds load: delay by this process that no request can afford."""
+        self._delay = ProcessDelay(max(targets, default=config.slo.ttft_target_s))
 
-    def check_process(self, in_flight: int) -> None:
-        """Refuse a request whose headers have come, where this process cannot answer it.
+    def check_process(self, in_flight: int, began: float) -> None:
+        """Refuse a request whose headers came at `began`, where this process cannot answer it.
 
         Raises:
             ApiError: 503; as many requests are being answered as may, or none would be answered in time.
         """
-        most = self._config.gateway.max_requests
+        most, now = self._config.gateway.max_requests, time.monotonic()
+        self._delay.note(now - began, now)
         if in_flight > most:
             why = f"The server answers as many requests as it may (gateway.max_requests, {most})."
-        elif self._lag.delay_s > self._most_delay_s:
+        elif len(self._shedding) == len(self._models) and self._delay.is_too_long(now - began):
             why = "The server is overloaded: the answer would begin too late."
         else:
             return
@@ -130,7 +125,7 @@ class AdmissionStage:
     def _room(self, name: str) -> WaitingRoom:
         room = self._rooms.get(name)
         if room is None:
-            room = self._rooms[name] = WaitingRoom(self._config, self._models[name], self._metrics, self._lag)
+            room = self._rooms[name] = WaitingRoom(self._config, self._models[name], self._metrics, self._delay)
         return room
 
     def _fallback(self, work: Work) -> str | None:

@@ -15,7 +15,7 @@ from kvarn.gateway.admission.demand import Demand
 from kvarn.gateway.admission.engine_view import EngineView
 from kvarn.gateway.admission.predictor import EngineBounds
 from kvarn.gateway.admission.traffic import Traffic
-from kvarn.gateway.loop_lag import LoopLag
+from kvarn.gateway.process_delay import ProcessDelay
 from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.served import ServedModel
 from kvarn.gateway.stages.early_fields import EarlyFields
@@ -34,7 +34,7 @@ MANY_TOKENS = 1 << 20
 class WaitingRoom:
     """The door of one model. Belongs to one event loop."""
 
-    def __init__(self, config: KvarnConfig, model: ServedModel, metrics: AdmissionMetrics, lag: LoopLag) -> None:
+    def __init__(self, config: KvarnConfig, model: ServedModel, metrics: AdmissionMetrics, delay: ProcessDelay) -> None:
         slo, engine, card = config.slo_of(model.config), model.config.engine, model.replica.card
         rules = Rules(
             ttft_target_s=slo.ttft_target_s,
@@ -48,7 +48,7 @@ class WaitingRoom:
         self._controller = AdmissionController(rules, view, self._traffic, engine.priority_ageing_s)
         self._model = model
         self._metrics = metrics
-        self._lag = lag
+        self._delay = delay
         self._places: dict[Demand, asyncio.Future[Refusal | None]] = {}
         self._poller: asyncio.Task[None] | None = None
 
@@ -65,6 +65,7 @@ class WaitingRoom:
             received=work.received,
             key=early.key if early is not None else None,
             accepted=early is not None and early.accepted,
+            promised=early is not None and early.promised,
         )
 
     def early_demand(self, record: RequestRecord, body: bytes, asked: EarlyFields) -> Demand:
@@ -179,7 +180,7 @@ class WaitingRoom:
 
     def _hear(self) -> float:
         now = time.monotonic()
-        self._controller.hear(self._model.stats, now, self._lag.delay_s)
+        self._controller.hear(self._model.stats, now, self._delay.ttft_s)
         return now
 
     def _show_length(self) -> None:
