@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
 import logging
 import signal
 import socket
@@ -130,7 +129,7 @@ def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -
     from kvarn.gateway.app import create_app
     from kvarn.gateway.processes.supervisor import GatewayProcesses
     from kvarn.gateway.served import ServedModel
-    from kvarn.gateway.server import bind, build_server
+    from kvarn.gateway.server import bind, build_server, collect_garbage_less
 
     models = {
         entry.name: ServedModel(entry.name, model, entry.replica, entry.directory)
@@ -147,7 +146,7 @@ def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -
         processes = GatewayProcesses(config, listener, list(models.values()), replicas)
     app = create_app(config, models, shared=processes.shared if processes else None)
     server = build_server(app, config.gateway)
-    gc.freeze()  # what has been imported stays: looking through it again would stop all streams for a tenth of a second
+    collect_garbage_less()
     url = _url(config.gateway, listener)
     try:
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:

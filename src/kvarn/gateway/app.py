@@ -102,7 +102,8 @@ def create_app(
     pool = ThreadPoolExecutor(config.gateway.tokenize_threads, thread_name_prefix="tokenize")
     text = TextPool(pool, config.gateway.tokenize_threads)
     table = ModelTable(models_by_name)
-    metrics = GatewayMetrics(table, show_engines=shared is None or shared.is_main)
+    slo = {model.name: config.slo_of(model.config) for model in table}
+    metrics = GatewayMetrics(table, slo, show_engines=shared is None or shared.is_main)
     platform = Platform(config, metrics.registry, models_by_name, shared)
     runs = ResponseRuns(platform.store, config.responses)
     open_requests = OpenRequests()
@@ -116,7 +117,7 @@ def create_app(
         runs,
         Moderation(config.safety, table, text),
         platform.prompts,
-        BodyReader(config.gateway, text),
+        BodyReader(config.gateway, text, platform.admission.check_body),
         text,
         Reports(platform.store),
         StorageRoom(platform.store, config.retention.max_stored_bytes),
@@ -140,6 +141,7 @@ def create_app(
         metrics=gateway.metrics,
         authenticator=authenticator or platform.identity.authenticator,
         open_requests=open_requests,
+        check_process=platform.admission.check_process,
     )
     add_cors(app, config.gateway.allowed_origins)
     add_error_handlers(app)

@@ -7,7 +7,6 @@ gateway processes accept connections from. It ends with the main process, howeve
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -27,7 +26,7 @@ from kvarn.gateway.processes.channel import Channel
 from kvarn.gateway.processes.shared import RemoteBudgets, RemoteCounts, SharedState
 from kvarn.gateway.processes.start import METRICS, REPLICA, SERVING, SNAPSHOT, START, Start
 from kvarn.gateway.served import ModelTable, ServedModel
-from kvarn.gateway.server import GatewayServer, build_server
+from kvarn.gateway.server import GatewayServer, build_server, collect_garbage_less
 from kvarn.observe.logging import configure_gateway_logging
 from kvarn.observe.merge import MetricFamily, as_registry
 from kvarn.replica.attached import AttachedReplica, ReplicaStatus
@@ -76,7 +75,7 @@ class Worker:
         app = create_app(config, models, shared=shared)
         self._gateway = app.state.gateway
         server = build_server(app, config.gateway)
-        gc.freeze()
+        collect_garbage_less()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, server.handle_exit, number, None)
