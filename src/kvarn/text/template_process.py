@@ -60,27 +60,10 @@ class TemplateProcess:
         Raises:
             ChatTemplateError: A template is not valid, or passes a limit while it is compiled.
         """
-        if self._process is not None and self._process.returncode is None:
-            return
-        if self._closed:
-            raise ChatTemplateError("The server is shutting down: no more chats are rendered.")
-        command = [sys.executable, "-P", str(_WORKER), str(self._limits.memory_bytes), str(self._limits.timeout_s)]
-        # A session of its own: Ctrl-C in the terminal reaches the gateway only, which then lets requests finish.
-        self._process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=_BUFFER_BYTES,
-            start_new_session=True,
-        )
         try:
-            await self._exchange(b"", _START_TIMEOUT_S, "start")
-            await self._exchange(json.dumps({"sources": self._sources}).encode(), self._limits.timeout_s, "be compiled")
+            await self._start()
         except _EndedError as error:
             raise ChatTemplateError(f"The process that renders the chat template {error}.") from None
-        except BaseException:
-            await self._kill()
-            raise
 
     async def render(self, request: bytes) -> str:
         """The text of a request that `ChatTemplate.request` made.
@@ -111,8 +94,29 @@ class TemplateProcess:
             await process.wait()
 
     async def _start_and_render(self, request: bytes) -> str:
-        await self.start()
+        await self._start()
         return await self._exchange(request, self._limits.timeout_s, "render these messages")
+
+    async def _start(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            return
+        if self._closed:
+            raise ChatTemplateError("The server is shutting down: no more chats are rendered.")
+        command = [sys.executable, "-P", str(_WORKER), str(self._limits.memory_bytes), str(self._limits.timeout_s)]
+        # A session of its own: Ctrl-C in the terminal reaches the gateway only, which then lets requests finish.
+        self._process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=_BUFFER_BYTES,
+            start_new_session=True,
+        )
+        try:
+            await self._exchange(b"", _START_TIMEOUT_S, "start")
+            await self._exchange(json.dumps({"sources": self._sources}).encode(), self._limits.timeout_s, "be compiled")
+        except BaseException:
+            await self._kill()
+            raise
 
     async def _exchange(self, request: bytes, timeout_s: float, what: str) -> str:
         """Send a request, if there is one, and read a reply. Where there is none the process is gone."""
