@@ -87,10 +87,6 @@ class ModelConfig(Section):
     chat_template: str | None = Field(None, min_length=1)
     """Path of a Jinja file, or the template itself (any text with a `{`). Default: the checkpoint's own."""
 
-    generation_config: str = Field("auto", min_length=1)
-    """Where sampling defaults come from for what a request leaves out: `auto` reads the checkpoint's
-    generation_config.json, `none` (or `vllm`) takes OpenAI's defaults, anything else is a directory with that file."""
-
     seed: int | None = Field(None, ge=0, lt=1 << 63)
     """Seed of a random stream from which requests without a `seed` take theirs: a server started with it and sent the
     same requests in the same order gives the same answers. Default: such requests get seeds nobody can foresee."""
@@ -98,9 +94,15 @@ class ModelConfig(Section):
     kind: Literal["auto", "generate", "embed"] = "auto"
     """What the model does. `auto` reads it from the checkpoint's architecture."""
 
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    generation_config: str = Field("auto", min_length=1)
+    """Where sampling parameters that a request leaves out come from. `auto`: the checkpoint's generation_config.json
+    (temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens; `do_sample: false` is greedy), `none`:
+    OpenAI's defaults, anything else: a folder with another generation_config.json."""
+
+    dtype: Literal["auto", "bfloat16", "float32", "float16", "half"] = "auto"
     """Type of the weights. `auto`: bfloat16 with the compiled kernels, and with torch's where the processor multiplies
-    it natively, else float32."""
+    it natively, else float32. `float16` (or `half`): float16 checkpoints keep their exact values, held and computed as
+    float32; `auto` rounds them to bfloat16, with a warning."""
 
     quantization: Literal["int8", "int4"] | None = None
     """Quantise plain weights when the model is loaded: int8 with a scale for each output, or int4 with a scale for each

@@ -22,7 +22,6 @@ from kvarn.replica.api import Replica, ReplicaState
 from kvarn.text.chat_template import ChatTemplate
 from kvarn.text.checkpoint import resolve_tokenizer
 from kvarn.text.fingerprint import checkpoint_fingerprint
-from kvarn.text.sampling import random_seed
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.text.tool_calls import HERMES, ToolFormat, find_format
 from kvarn.wire.messages import EngineStats, ModelCard
@@ -63,7 +62,7 @@ class ReadyModel:
     tool_format: ToolFormat = HERMES
     version: str = ""
     """Fingerprint of the checkpoint."""
-    draw_seed: Callable[[], int] = random_seed
+    draw_seed: Callable[[], int] | None = None
     """Gives a seed to requests that have none."""
 
     @property
@@ -96,7 +95,7 @@ class ServedModel:
     tool_format: ToolFormat = HERMES
     """How it writes tool calls; known once tokenizer and template are."""
     load_error: str | None = None
-    draw_seed: Callable[[], int] = random_seed
+    draw_seed: Callable[[], int] | None = None
 
     def __post_init__(self) -> None:
         if self.config.seed is not None:

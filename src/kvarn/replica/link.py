@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 import zmq
 
-from kvarn.wire.messages import Failed, FromEngine, RefusalReason, Refused, ToEngine
+from kvarn.wire.messages import FromEngine, RefusalReason, Refused, ToEngine
 
-_LINGER_MS = 2000
-_FAILURE_LINGER_MS = 60_000
-"""Why a model cannot start may be known long before the gateway has got as far as to listen."""
+_LINGER_MS = 60_000
+"""An engine that fails at once says why before the gateway, which may still be starting, listens. It never outlives the
+gateway: see `Handover`."""
 log = logging.getLogger(__name__)
 
 
@@ -35,11 +35,6 @@ class EngineLink:
 
     def send(self, message: FromEngine) -> None:
         """Queue a message for the gateway; never waits."""
-        self._outbox.send(message)
-
-    def send_failure(self, message: Failed) -> None:
-        """Say why this engine ends. It waits for the gateway to listen, which may only be starting."""
-        self._outbox.linger(_FAILURE_LINGER_MS)
         self._outbox.send(message)
 
     def receive(self, wait_s: float) -> Iterator[ToEngine]:
@@ -60,7 +55,7 @@ class EngineLink:
                 self._refuse_unreadable(payload, error)
 
     def close(self) -> None:
-        """Close both ends; what is queued for the gateway still gets a moment to leave."""
+        """Close both ends; what is queued waits for the gateway to listen."""
         self._inbox.close(linger=0)
         self._outbox.close()
 
@@ -89,12 +84,8 @@ class OutLink:
         """Queue a message for the gateway; never waits."""
         self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
 
-    def linger(self, milliseconds: int) -> None:
-        """How long what is queued may still leave after `close`."""
-        self._socket.setsockopt(zmq.LINGER, milliseconds)
-
     def close(self) -> None:
-        """Close; what is queued still gets a moment to leave."""
+        """Close; what is queued waits for the gateway to listen."""
         self._socket.close()
 
 

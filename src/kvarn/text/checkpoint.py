@@ -43,18 +43,6 @@ def resolve_checkpoint(path: str, *, progress: Progress | None = None) -> Path:
     return _complete(_download(path, progress))
 
 
-def resolve_tokenizer(path: str, *, progress: Progress | None = None) -> Path:
-    """The local directory of a tokenizer: one with a tokenizer.json, or whatever `resolve_checkpoint` finds.
-
-    Raises:
-        CheckpointError: There is none, or it cannot be downloaded.
-    """
-    directory = Path(path).expanduser()
-    if (directory / "tokenizer.json").is_file():
-        return directory
-    return resolve_checkpoint(path, progress=progress)
-
-
 def read_architecture(path: Path) -> Literal["generate", "embed"]:
     """What the checkpoint in a directory does, by the `architectures` of its config.json.
 
@@ -122,3 +110,15 @@ def _download(path: str, progress: Progress | None) -> Path:
     if progress is not None:
         progress(f"download {repository}", 1.0)
     return directory
+
+
+def resolve_tokenizer(path: str, *, progress: Progress | None = None) -> Path:
+    """The local directory of a tokenizer: one with a tokenizer.json, or whatever `resolve_checkpoint` finds.
+
+    Raises:
+        CheckpointError: There is none, or it cannot be downloaded.
+    """
+    directory = Path(path).expanduser()
+    if (directory / "tokenizer.json").is_file():
+        return directory
+    return resolve_checkpoint(path, progress=progress)
