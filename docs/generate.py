@@ -71,7 +71,7 @@ def default_of(field: Any) -> str:
         return "required"
     if isinstance(field.default, Section):
         return "see below"
-    if field.default == () or field.default_factory is not None:
+    if field.default in ((), "") or field.default_factory is not None:
         return "none"
     if isinstance(field.default, tuple) and field.default and isinstance(field.default[0], Section):
         return "the demo model"

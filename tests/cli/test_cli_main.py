@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -27,6 +28,24 @@ def test_help_lists_the_commands_and_imports_nothing_heavy():
 
 def test_version_is_the_packages(kvarn):
     assert kvarn("version").stdout == f"kvarn {package.__version__}\n"
+    assert kvarn("--version").stdout == f"kvarn {package.__version__}\n"
+
+
+def test_the_shell_completes_commands_and_flags():
+    code = "import sys; sys.argv = ['kvarn']; from kvarn.cli.main import main; main()"
+
+    def complete(words: str) -> str:
+        asked = {"_KVARN_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **asked}).stdout
+
+    assert complete("kvarn ser").split() == ["serve"]
+    assert complete("kvarn serve --max-mo").split() == ["--max-model-len"]
+
+
+def test_nothing_is_offered_that_does_not_work_yet(kvarn):
+    assert "draft" not in kvarn("serve", "./no-such-directory").stderr
+    assert "adapter" not in kvarn("keys", "create", "--help").stdout
 
 
 def test_config_prints_what_is_effective(kvarn, tmp_path):

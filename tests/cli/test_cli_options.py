@@ -55,7 +55,7 @@ def setting_of(config: KvarnConfig, path: str) -> Any:
         (["--dtype", "float"], "models.dtype", "float32"),
         (["--tokenizer", "/t"], "models.tokenizer", "/t"),
         (["--chat-template", "{{ messages }}"], "models.chat_template", "{{ messages }}"),
-        (["--generation-config", "vllm"], "models.generation_config", "vllm"),
+        (["--generation-config", "vllm"], "models.generation_config", "none"),
         (["--seed", "0"], "models.seed", 0),
         (["--tool-call-parser", "llama3_json"], "models.tool_format", "llama3"),
         (["--tool-call-parser", "llama4_pythonic"], "models.tool_format", "pythonic"),

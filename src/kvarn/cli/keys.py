@@ -59,7 +59,6 @@ def create(
     """Make a key and print it: nobody can ask for it again. Standard output carries the key alone."""
     scopes = [f"models:{each}" for each in model or ()]
     scopes += [f"endpoints:{each}" for each in endpoint or ()]
-    _warn_of_unknown(model or (), config)
 
     async def make(store: Store) -> tuple[dict[str, Any], str]:
         lifetime_s = None if expires_in is None else seconds_of(expires_in)
@@ -75,6 +74,7 @@ def create(
         return _told(key), value
 
     told, value = with_store(config, make)
+    _warn_of_unknown(model or (), config)
     if as_json:
         show([told | {"value": value}], _COLUMNS, as_json=True, nothing="")
         return

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 from typer.models import OptionInfo
 
-from kvarn.cli.values import absolute_path, byte_count_in_gib, dtype, human_int, origins, tool_format
+from kvarn.cli.values import absolute_path, byte_count_in_gib, dtype, generation_config, human_int, origins, tool_format
 
 MODEL = "Model"
 SERVER = "Server"
@@ -151,6 +151,7 @@ class ServeOptions:
             "or a directory with that file.",
             panel=MODEL,
             default="auto",
+            parser=generation_config,
             metavar="TEXT",
         ),
     ] = None

@@ -64,6 +64,11 @@ def dtype(text: str) -> str:
     return _DTYPES[text]
 
 
+def generation_config(text: str) -> str:
+    """The value of `generation_config`: vLLM calls `none` by its own name."""
+    return "none" if text == "vllm" else text
+
+
 def origins(texts: list[str]) -> list[str]:
     """Origins, each a text of its own or several as a JSON list (vLLM's way)."""
     found: list[str] = []

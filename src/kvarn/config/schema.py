@@ -89,11 +89,6 @@ class ModelConfig(Section):
     chat_template: str | None = Field(None, min_length=1)
     """Path of a Jinja file, or the template itself (any text with a `{`). Default: the checkpoint's own."""
 
-    generation_config: str = Field("auto", min_length=1)
-    """Where sampling parameters that a request leaves out come from. `auto`: the checkpoint's generation_config.json
-    (temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens; `do_sample: false` is greedy), `none` (or
-    `vllm`): OpenAI's defaults, anything else: a folder with another generation_config.json."""
-
     seed: int | None = Field(None, ge=0, lt=1 << 63)
     """Seed of a random stream from which requests without a `seed` take theirs: a server started with it and sent the
     same requests in the same order gives the same answers. Default: such requests get seeds nobody can foresee."""
@@ -101,7 +96,12 @@ class ModelConfig(Section):
     kind: Literal["auto", "generate", "embed"] = "auto"
     """What the model does. `auto` reads it from the checkpoint's architecture."""
 
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    generation_config: str = Field("auto", min_length=1)
+    """Where sampling parameters that a request leaves out come from. `auto`: the checkpoint's generation_config.json
+    (temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens; `do_sample: false` is greedy), `none`:
+    OpenAI's defaults, anything else: a folder with another generation_config.json."""
+
+    dtype: Literal["auto", "bfloat16", "float32", "float16", "half"] = "auto"
     """Type of the weights. `auto`: bfloat16 with the compiled kernels, and with torch's where the processor multiplies
     it natively, else float32. `float16` (or `half`): float16 checkpoints keep their exact values, held and computed as
     float32; `auto` rounds them to bfloat16, with a warning."""
@@ -175,7 +175,7 @@ class GatewayConfig(Section):
     allowed_origins: tuple[Annotated[str, Field(pattern=r"^(\*|https?://[^/\s]+)$")], ...] | None = None
     """Origins of web pages, such as `https://chat.example.com`, whose scripts may read answers in a browser (CORS).
     Default: pages that this machine serves (localhost and loopback addresses). A listed origin may use an open server
-    without a key, as whoever is on this machine may; `*` lets every page in, and each needs a key then. Empty: none."""
+    without a key, as whoever is on this machine may; `*` allows every page, and none without a key. Empty: none."""
 
     ssl_certfile: str | None = Field(None, min_length=1)
     """PEM file of the certificate (and its chain): the server speaks HTTPS. Default: plain HTTP."""

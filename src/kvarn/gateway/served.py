@@ -25,7 +25,6 @@ from kvarn.text.chat_template import ChatTemplate
 from kvarn.text.checkpoint import resolve_tokenizer
 from kvarn.text.fingerprint import checkpoint_fingerprint
 from kvarn.text.generation_config import read_generation_config
-from kvarn.text.sampling import random_seed
 from kvarn.text.sampling_defaults import SamplingDefaults
 from kvarn.text.template_process import TemplateLimits
 from kvarn.text.tokenizer import Tokenizer
@@ -71,7 +70,7 @@ class ReadyModel:
     """Fingerprint of the checkpoint."""
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     """Sampling parameters of requests that leave them out."""
-    draw_seed: Callable[[], int] = random_seed
+    draw_seed: Callable[[], int] | None = None
     """Gives a seed to requests that have none."""
     template_turns: Turns = field(default_factory=lambda: Turns(1))
     """Tenants take turns at the template's process."""
@@ -111,7 +110,7 @@ class ServedModel:
     load_error: str | None = None
     template_turns: Turns = field(default_factory=lambda: Turns(1))
     """See `ReadyModel`."""
-    draw_seed: Callable[[], int] = random_seed
+    draw_seed: Callable[[], int] | None = None
 
     def __post_init__(self) -> None:
         if self.config.seed is not None:

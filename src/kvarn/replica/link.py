@@ -16,11 +16,13 @@ from typing import Any
 import msgspec
 import zmq
 
-from kvarn.wire.messages import Failed, FromEngine, RefusalReason, Refused, ToEngine
+from kvarn.wire.messages import FromEngine, RefusalReason, Refused, ToEngine
 
-_LINGER_MS = 2000
-_FAILURE_LINGER_MS = 60_000
-"""Why a model cannot start may be known long before the gateway has got as far as to listen."""
+_LINGER_MS = 60_000
+"""An engine that fails at once says why before the gateway, which may still be starting, listens. It never outlives the
+gateway: see `Handover`."""
+_OTHERS_LINGER_MS = 2000
+"""The other gateway processes listen, or are gone."""
 log = logging.getLogger(__name__)
 
 
@@ -56,11 +58,6 @@ class EngineLink:
         """Queue a message for a gateway process; never waits."""
         self._outboxes[gateway].send(message)
 
-    def send_failure(self, message: Failed) -> None:
-        """Say why this engine ends. It waits for the gateway to listen, which may only be starting."""
-        self._outboxes[0].linger(_FAILURE_LINGER_MS)
-        self._outboxes[0].send(message)
-
     def receive(self, wait_s: float) -> Iterator[ToEngine]:
         """All messages that have come; waits up to `wait_s` seconds for the first one.
 
@@ -79,10 +76,10 @@ class EngineLink:
                 self._refuse_unreadable(payload, error)
 
     def close(self) -> None:
-        """Close both ends; what is queued for the gateway still gets a moment to leave."""
+        """Close both ends; what is queued waits for the gateway to listen."""
         self._inbox.close(linger=0)
-        for outbox in self._outboxes.values():
-            outbox.close()
+        for gateway, outbox in self._outboxes.items():
+            outbox.close(linger_ms=None if gateway == 0 else _OTHERS_LINGER_MS)
 
     def _refuse_unreadable(self, payload: bytes, error: msgspec.DecodeError) -> None:
         request_id, gateway = _sender_of(payload)
@@ -110,12 +107,8 @@ class OutLink:
         """Queue a message for the gateway; never waits."""
         self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
 
-    def linger(self, milliseconds: int) -> None:
-        """How long what is queued may still leave after `close`."""
-        self._socket.setsockopt(zmq.LINGER, milliseconds)
-
     def close(self, linger_ms: int | None = None) -> None:
-        """Close; what is queued still gets a moment to leave, or `linger_ms`."""
+        """Close; what is queued waits for the gateway to listen, or for `linger_ms`."""
         self._socket.close(linger=linger_ms)
 
 

@@ -48,7 +48,7 @@ def run_engine(handover: Handover, phases: dict[str, float]) -> int:
         level = logging.DEBUG if _is_ours(error) else logging.ERROR
         names = {"model": spec.model_config.name, "reason": str(error)}
         log.log(level, "the engine cannot go on", exc_info=True, extra=names)
-        link.send_failure(Failed(message=_explain(error)))
+        link.send(Failed(message=_explain(error)))
         return EXIT_FAILED
     finally:
         pulse.stop()

@@ -40,18 +40,6 @@ def resolve_checkpoint(path: str, *, progress: Progress | None = None) -> Path:
     return _complete(_download(path, progress))
 
 
-def resolve_tokenizer(path: str, *, progress: Progress | None = None) -> Path:
-    """The local directory of a tokenizer: one with a tokenizer.json, or whatever `resolve_checkpoint` finds.
-
-    Raises:
-        CheckpointError: There is none, or it cannot be downloaded.
-    """
-    directory = Path(path).expanduser()
-    if (directory / "tokenizer.json").is_file():
-        return directory
-    return resolve_checkpoint(path, progress=progress)
-
-
 def _packaged(name: str) -> Path:
     directory = Path(kvarn.__file__).parent / "assets" / name
     if not directory.is_dir():
@@ -97,3 +85,15 @@ def _download(path: str, progress: Progress | None) -> Path:
     if progress is not None:
         progress(f"download {repository}", 1.0)
     return directory
+
+
+def resolve_tokenizer(path: str, *, progress: Progress | None = None) -> Path:
+    """The local directory of a tokenizer: one with a tokenizer.json, or whatever `resolve_checkpoint` finds.
+
+    Raises:
+        CheckpointError: There is none, or it cannot be downloaded.
+    """
+    directory = Path(path).expanduser()
+    if (directory / "tokenizer.json").is_file():
+        return directory
+    return resolve_checkpoint(path, progress=progress)

@@ -67,21 +67,20 @@ class GenerationConfig(CheckpointFile):
 def read_generation_config(directory: Path, setting: str = "auto") -> GenerationConfig:
     """The generation configuration of a checkpoint; empty where the checkpoint has none.
 
-    `setting` is `generation_config` of the model's configuration: `auto`, `none` or `vllm` (only the end tokens are
-    used), or the folder of another generation_config.json.
+    `setting` is `generation_config` of the model's configuration: `auto`, `none` (only the end tokens are used), or the
+    folder of another generation_config.json.
 
     Raises:
         CheckpointError: The file is broken, or the named folder has none.
     """
-    plain = setting in ("none", "vllm")
-    own = plain or setting == "auto"
+    own = setting in ("auto", "none")
     path = (directory if own else Path(setting).expanduser()) / FILE_NAME
     if not own and not path.is_file():
         raise CheckpointError(
             f"generation_config names {setting!r}, but there is no {path}: use auto, none or a folder."
         )
     found = validate(GenerationConfig, read_json(path), path)
-    return GenerationConfig(eos_token_id=found.eos_token_id) if plain else found
+    return GenerationConfig(eos_token_id=found.eos_token_id) if setting == "none" else found
 
 
 class _EndTokensOfModel(CheckpointFile):

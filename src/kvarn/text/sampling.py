@@ -55,7 +55,7 @@ def check_sampling(
     own_ends = () if request.ignore_eos else tokenizer.eos_token_ids
     asked_ends = _token_ids("stop_token_ids", request.stop_token_ids or [], tokenizer)
     return SamplingParams(
-        seed=0 if request.seed is None else _seed(request.seed),
+        seed=_seed(request.seed),
         temperature=_number("temperature", request.temperature, defaults.temperature, 0, 2),
         top_k=defaults.top_k if request.top_k is None else max(0, _whole("top_k", request.top_k, -1, 2**31 - 1)),
         top_p=_number("top_p", request.top_p, defaults.top_p, 0, 1, open_below=True),
@@ -78,11 +78,6 @@ def check_sampling(
     )
 
 
-def random_seed() -> int:
-    """A seed nobody can foresee."""
-    return secrets.randbits(63)
-
-
 def chat_sampling(
     request: ChatCompletionRequest,
     checked: SamplingParams,
@@ -90,7 +85,7 @@ def chat_sampling(
     *,
     prompt_tokens: int,
     context_length: int,
-    draw_seed: Callable[[], int] = random_seed,
+    draw_seed: Callable[[], int] | None = None,
 ) -> SamplingParams:
     """Sampling of a chat request whose prompt has `prompt_tokens`, on a model that holds `context_length` tokens.
 
@@ -116,7 +111,7 @@ def completion_sampling(
     *,
     prompt_tokens: int,
     context_length: int,
-    draw_seed: Callable[[], int] = random_seed,
+    draw_seed: Callable[[], int] | None = None,
 ) -> SamplingParams:
     """Sampling of one prompt of a completion request; see `chat_sampling`.
 
@@ -164,12 +159,14 @@ def _fit(
     checked: SamplingParams,
     max_tokens: int,
     logprobs: int | None,
-    draw_seed: Callable[[], int],
+    draw_seed: Callable[[], int] | None,
 ) -> SamplingParams:
-    """What was checked, for one prompt. Where the client gave no seed, each prompt draws its own."""
+    """What was checked, for one prompt. Where the client gave no seed, each prompt draws its own: with `draw_seed`, or
+    one that nobody can foresee."""
+    if request.seed is None:
+        checked = msgspec.structs.replace(checked, seed=draw_seed() if draw_seed is not None else _seed(None))
     return msgspec.structs.replace(
         checked,
-        seed=checked.seed if request.seed is not None else draw_seed(),
         min_tokens=_min_tokens(checked.min_tokens, max_tokens),
         max_tokens=max_tokens,
         logprobs=logprobs,
@@ -216,8 +213,10 @@ def _whole(name: str, value: int, low: int, high: int, *, why: str = "") -> int:
     return value
 
 
-def _seed(seed: int) -> int:
-    """The client's seed modulo 2**64."""
+def _seed(seed: int | None) -> int:
+    """The client's seed modulo 2**64, or one drawn now so that the request can be replayed."""
+    if seed is None:
+        return secrets.randbits(63)
     return _whole("seed", seed, -(2**63), 2**64 - 1) % 2**64
 
 
