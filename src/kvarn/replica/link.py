@@ -17,7 +17,9 @@ import zmq
 
 from kvarn.wire.messages import FromEngine, RefusalReason, Refused, ToEngine
 
-_LINGER_MS = 2000
+_LINGER_MS = 60_000
+"""An engine that fails at once says why before the gateway, which may still be starting, listens. It never outlives the
+gateway: see `Handover`."""
 log = logging.getLogger(__name__)
 
 
@@ -53,7 +55,7 @@ class EngineLink:
                 self._refuse_unreadable(payload, error)
 
     def close(self) -> None:
-        """Close both ends; what is queued for the gateway still gets a moment to leave."""
+        """Close both ends; what is queued waits for the gateway to listen."""
         self._inbox.close(linger=0)
         self._outbox.close()
 
@@ -83,7 +85,7 @@ class OutLink:
         self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
 
     def close(self) -> None:
-        """Close; what is queued still gets a moment to leave."""
+        """Close; what is queued waits for the gateway to listen."""
         self._socket.close()
 
 
