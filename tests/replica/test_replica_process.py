@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvarn.config.schema import ReplicaConfig
 from kvarn.replica.api import ReplicaLostError, ReplicaState, RequestRefusedError
 from kvarn.replica.local import LocalReplica
 from kvarn.wire.messages import FinishReason, RefusalReason, Submit
@@ -277,18 +276,6 @@ async def test_a_start_that_fails_shows_its_reason_and_is_tried_again(make_repli
     await until(lambda: replica.state is ReplicaState.DOWN)
 
 
-async def test_an_engine_that_fails_before_the_gateway_listens_still_says_why(make_spec):
-    replica = LocalReplica(make_spec(fail_to_load="no weights here"), ReplicaConfig())
-    replica.spawn()
-    await asyncio.sleep(4)  # as long as a gateway may take to import what it needs
-    try:
-        replica.start()
-        with pytest.raises(ReplicaLostError, match="no weights here"):
-            await replica.wait_until_ready()
-    finally:
-        await replica.stop()
-
-
 async def test_a_start_that_takes_too_long_is_given_up(make_replica):
     replica = make_replica(load_s=60.0, config={"start_timeout_s": 0.5})
     with pytest.raises(ReplicaLostError, match=r"not ready after 0\.5 s"):
@@ -333,7 +320,6 @@ async def test_stop_leaves_no_process_and_no_task(make_replica, submit):
 
 PARENT = """
 import asyncio, msgspec, sys
-from kvarn.config.schema import ReplicaConfig
 from kvarn.replica.local import LocalReplica
 from kvarn.replica.spec import ReplicaSpec
 

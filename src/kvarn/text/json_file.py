@@ -68,9 +68,9 @@ def validate(model: type[M], data: dict[str, Any], path: Path) -> M:
 def _places(location: tuple[int | str, ...], data: Any) -> Iterator[str]:
     """The names on the way to a value; pydantic puts those of a union's types between them."""
     for part in location:
-        if (isinstance(data, dict) and part in data) or (isinstance(data, list) and isinstance(part, int)):
+        try:
             data = data[part]
-        else:
+        except (KeyError, IndexError, TypeError):
             continue
         yield str(part)
 
