@@ -105,6 +105,7 @@ def test_a_model_says_it_is_a_tied_llama_that_ends_with_im_end(name: str, tokeni
     assert config["vocab_size"] == tokenizer.get_vocab_size() <= 4096
     assert config["eos_token_id"] == tokenizer.token_to_id("<|im_end|>")
     assert config["eos_token_id"] in generation["eos_token_id"]
+    assert generation["do_sample"] is False
 
 
 def test_model_and_draft_share_one_tokenizer_and_template() -> None:

@@ -64,6 +64,13 @@ def test_a_prompt_is_scored_by_echo(sdk: openai.OpenAI) -> None:
     assert answer.usage is not None and answer.usage.completion_tokens == 0
 
 
+def test_the_demo_model_adds_right_without_any_sampling_parameter(sdk: openai.OpenAI) -> None:
+    for _ in range(3):
+        asked: Any = [{"role": "user", "content": "What is 17 + 25?"}]
+        answer = sdk.chat.completions.create(model="kvarn-demo", messages=asked)
+        assert "42" in (answer.choices[0].message.content or "")
+
+
 def test_a_seed_gives_the_same_choices_again(sdk: openai.OpenAI) -> None:
     # A prompt it never learned an answer to: many tokens are likely.
     options: dict[str, Any] = {"model": "kvarn-demo", "prompt": "Zq 7", "n": 3, "max_tokens": 12, "temperature": 2.0}

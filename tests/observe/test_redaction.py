@@ -78,6 +78,7 @@ def test_what_is_said_to_be_secret_is_taken_out(text: str, kept: str) -> None:
         "version 0.61.0, 4000000 waiting tokens, 1733000000",
         "unexpected basic authentication scheme",
         "/v1/chat/completions",
+        "lower kv_cache_gib or kv-cache-dtype",
     ],
 )
 def test_what_names_nobody_stays(text: str) -> None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from pathlib import Path
 
+import msgspec
 import pytest
+import zmq
 
 from kvarn.config.schema import EngineConfig
 from kvarn.replica.embed import EmbedService
 from kvarn.replica.launch import describe_exit
+from kvarn.replica.link import EngineLink
 from kvarn.replica.stream import RequestStream
 from kvarn.wire.messages import (
     Embed,
     Embedded,
+    Failed,
     FinishReason,
+    FromEngine,
     ModelCard,
     PositionLogprobs,
     RefusalReason,
@@ -120,3 +127,22 @@ def test_an_exit_is_described_by_its_signal():
     assert describe_exit(3) == "the engine process ended with status 3"
     assert "SIGSEGV" in describe_exit(-11)
     assert "out of memory" in describe_exit(-9)
+
+
+def test_what_an_engine_says_before_it_ends_waits_for_a_gateway_that_listens_late(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/out"
+    engine, gateway = zmq.Context(), zmq.Context()
+    link = EngineLink(engine, f"ipc://{tmp_path}/in", address)
+    link.send(Failed(message="no weights here"))
+    link.close()
+    ending = threading.Thread(target=engine.term)
+    ending.start()
+    ending.join(3)  # a gateway may take that long to import what it needs
+    receiver = gateway.socket(zmq.PULL)
+    receiver.bind(address)
+    assert receiver.poll(20_000)
+    assert msgspec.msgpack.decode(receiver.recv(), type=FromEngine) == Failed(message="no weights here")
+    ending.join(20)
+    assert not ending.is_alive()
+    receiver.close()
+    gateway.term()

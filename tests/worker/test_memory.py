@@ -8,7 +8,7 @@ from kvarn.config.schema import BLOCK_SIZE
 from kvarn.kernels.batch import HeadShape, KvDtype
 from kvarn.kernels.memory import usable_memory
 from kvarn.models import Decoder, DecoderSpec, kv_bytes_per_token
-from kvarn.worker import CacheTooSmallError, plan_kv_blocks
+from kvarn.worker import CacheTooLargeError, CacheTooSmallError, plan_kv_blocks
 
 GIB = 1024**3
 
@@ -60,6 +60,13 @@ def test_a_cache_below_one_context_is_an_error_whose_advice_works(spec: DecoderS
     blocks = plan_kv_blocks(spec, "bfloat16", kv_cache_gib=least_gib, max_context_length=100_000, **size)
     assert blocks >= 100_000 / 16
     assert plan_kv_blocks(spec, "bfloat16", kv_cache_gib=None, max_context_length=most_tokens, **size) > 0
+
+
+def test_a_cache_above_what_the_weights_leave_is_refused_with_the_figures(spec: DecoderSpec) -> None:
+    size = {"max_num_seqs": 8, "max_context_length": 512, "memory_bytes": 10 * GIB}
+    with pytest.raises(CacheTooLargeError, match=r"5000 GiB does not fit .* 10\.0 GiB, of which the weights take 3\.0"):
+        plan_kv_blocks(spec, "bfloat16", kv_cache_gib=5000, weight_bytes=3 * GIB, **size)
+    assert plan_kv_blocks(spec, "bfloat16", kv_cache_gib=7, weight_bytes=3 * GIB, **size) == 7 * GIB // 6144
 
 
 @pytest.mark.parametrize(

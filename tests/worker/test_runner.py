@@ -12,7 +12,7 @@ from kvarn.engine.plan import Admission, BlockCopy, BlockUpdate, Row, RowResult,
 from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.kernels.torch_backend import TorchKernels
 from kvarn.models import Decoder
-from kvarn.worker import ExecutorClosedError, InProcessExecutor, InvalidLogitsError, PlanError
+from kvarn.worker import ExecutorClosedError, InProcessExecutor, InvalidLogitsError, PlanError, WorkerError
 
 Admit = Callable[..., Admission]
 VOCAB = 50
@@ -217,7 +217,7 @@ def test_the_context_is_the_models_unless_lowered(decoder: Any) -> None:
     assert InProcessExecutor(decoder, num_blocks=4, max_num_seqs=1).max_context_length == 160
     lowered = InProcessExecutor(decoder, num_blocks=4, max_num_seqs=1, max_context_length=50)
     assert (lowered.max_context_length, lowered.num_blocks) == (50, 4)
-    with pytest.raises(ValueError, match="trained for 160 tokens"):
+    with pytest.raises(WorkerError, match="trained for 160 tokens"):
         InProcessExecutor(decoder, num_blocks=4, max_num_seqs=1, max_context_length=161)
 
 

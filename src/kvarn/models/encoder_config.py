@@ -78,7 +78,7 @@ def encoder_spec(
 
 
 class _SentenceLength(CheckpointFile):
-    max_seq_length: Length
+    max_seq_length: Length | None = None
 
 
 class _Module(CheckpointFile):
@@ -93,7 +93,7 @@ class _Modules(CheckpointFile):
 def _sentence_length(path: Path) -> int | None:
     """Tokens of the longest text the model was tuned on."""
     file = path / "sentence_bert_config.json"
-    return validate(_SentenceLength, read_json(file), file).max_seq_length if file.is_file() else None
+    return validate(_SentenceLength, read_json(file), file).max_seq_length
 
 
 def _modules(path: Path) -> tuple[Literal["mean", "cls"], bool]:

@@ -13,7 +13,7 @@ from ipaddress import ip_address
 _URL_PASSWORD = re.compile(r"(://[^\s/:@]{0,128}:)[^\s/@]{1,256}@")
 _EMAIL = re.compile(r"[\w.%+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}")
 _KEY = re.compile(
-    r"\b(?:(?:sk|pk|rk|kv|hf|gh[opusr]|glpat|xox[abprs])[-_][\w-]{8,256}|A[KS]IA[A-Z0-9]{16}|AIza[\w-]{30,64}"
+    r"\b(?!kv[-_](?:cache|block))(?:(?:sk|pk|rk|kv|hf|gh[opusr]|glpat|xox[abprs])[-_][\w-]{8,256}|A[KS]IA[A-Z0-9]{16}|AIza[\w-]{30,64}"
     r"|eyJ[\w-]{8,4096}\.[\w-]{8,8192}\.[\w-]{0,1024})"
 )
 _BEARER = re.compile(r"(?i)\b(bearer\s{1,8}|basic\s{1,8}(?=[a-z+/]{0,256}[\d=]))[\w.~+/=-]{6,8192}")

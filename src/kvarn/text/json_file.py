@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import reprlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -55,12 +56,23 @@ def validate(model: type[M], data: dict[str, Any], path: Path) -> M:
         return model.model_validate({name: value for name, value in data.items() if value is not None})
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "missing":
+            field = ".".join(map(str, problem["loc"]))
             raise CheckpointError(f"{path}: {field} is missing.") from None
+        field = ".".join(_places(problem["loc"], data))
         if not field:
             raise CheckpointError(f"{path}: {problem['msg']}.") from None
         raise CheckpointError(f"{path}: {field} is {reprlib.repr(problem['input'])}: {problem['msg']}.") from None
+
+
+def _places(location: tuple[int | str, ...], data: Any) -> Iterator[str]:
+    """The names on the way to a value; pydantic puts those of a union's types between them."""
+    for part in location:
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
+            continue
+        yield str(part)
 
 
 def check_size(path: Path, limit: int) -> None:

@@ -2,6 +2,7 @@
 
 from kvarn.worker.encoder_runner import EncoderRunner
 from kvarn.worker.errors import (
+    CacheTooLargeError,
     CacheTooSmallError,
     ExecutorClosedError,
     InvalidLogitsError,
@@ -14,6 +15,7 @@ from kvarn.worker.memory import plan_kv_blocks
 from kvarn.worker.runner import ModelRunner
 
 __all__ = [
+    "CacheTooLargeError",
     "CacheTooSmallError",
     "EncoderRunner",
     "ExecutorClosedError",

@@ -15,6 +15,10 @@ class CacheTooLargeError(WorkerError):
     """The KV cache asked for does not fit into the machine's memory."""
 
 
+class ContextTooLongError(WorkerError):
+    """A context longer than the model was trained for was asked for."""
+
+
 class PlanError(WorkerError):
     """A plan contradicts the executor's state: a fault of the scheduler, never of a request."""
 

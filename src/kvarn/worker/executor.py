@@ -6,7 +6,7 @@ import time
 
 from kvarn.engine.plan import StepPlan, StepResult
 from kvarn.models import Decoder
-from kvarn.worker.errors import ExecutorClosedError
+from kvarn.worker.errors import ContextTooLongError, ExecutorClosedError
 from kvarn.worker.runner import ModelRunner
 
 
@@ -25,11 +25,11 @@ class InProcessExecutor:
             max_context_length: Tokens of the longest sequence; default: the model's own limit.
 
         Raises:
-            ValueError: `max_context_length` is more than the model was trained for.
+            ContextTooLongError: `max_context_length` is more than the model was trained for.
         """
         limit = model.spec.max_context_length
         if max_context_length is not None and max_context_length > limit:
-            raise ValueError(
+            raise ContextTooLongError(
                 f"max_context_length is {max_context_length}, but the model was trained for {limit} tokens: lower it"
             )
         self._max_context_length = limit if max_context_length is None else max_context_length
