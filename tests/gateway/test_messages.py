@@ -196,6 +196,7 @@ def test_max_tokens_beyond_the_context_is_lowered_with_a_warning(house: Any, cli
         ({"output_config": {"effort": "low"}}, "output_config"),
         ({"container": "c"}, "container"),
         ({"thread": {"type": "create"}}, "thread"),
+        ({"stop": ["x"]}, "stop"),
         ({"context_management": {"edits": []}}, "context_management"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),

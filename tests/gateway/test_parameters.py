@@ -102,6 +102,11 @@ def test_an_unknown_parameter_is_ignored_with_a_warning_outside_administration()
     assert len(record_of(many.scope).warnings) == 8
 
 
+def test_many_unknown_parameters_do_not_hide_one_that_is_wrong() -> None:
+    with pytest.raises(ApiError, match="Unrecognized query parameter supplied: order"):
+        check_query(asking(*((f"field{index}", "1") for index in range(20)), ("order", "asc"), path="/v1/files"))
+
+
 @pytest.mark.parametrize(("parameter", "key"), [(METADATA, "metadata"), (TIMES, "at[eq]")])
 def test_a_known_parameter_in_a_wrong_form_is_refused_everywhere(parameter: Parameter, key: str) -> None:
     with pytest.raises(ApiError, match="Unrecognized query parameter supplied"):

@@ -178,7 +178,7 @@ def test_a_stream_can_be_sent_again_from_any_event(
         assert events_of(rest.text) == events[after + 1 :]
     nothing = client.get(f"/v1/responses/{response_id}?stream=true&starting_after={len(events)}")
     assert nothing.status_code == 200 and nothing.text == ""
-    for wrong in ("starting_after=1", "stream=true&starting_after=x", "stream=yes", "include_obfuscation=true", "a=b"):
+    for wrong in ("starting_after=1", "stream=true&starting_after=x", "stream=yes", "include_obfuscation=true"):
         assert client.get(f"/v1/responses/{response_id}?{wrong}").status_code == 400
 
 

@@ -212,12 +212,10 @@ def test_input_tokens_are_those_of_the_prompt(house: Any, sdk: openai.OpenAI) ->
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
-        ({"reasoning": {"effort": "low"}}, "reasoning"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "name": "f", "colour": 1}]}, "tools[0].colour"),
         ({"tool_choice": {"type": "web_search_preview"}}, "tool_choice"),
-        ({"text": {"verbosity": "high"}}, "text.verbosity"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"max_output_tokens": 15}, "max_output_tokens"),
         ({"max_output_tokens": 10_000}, "max_output_tokens"),

@@ -24,6 +24,7 @@ FLAT = {"type": "function", "name": "f", "parameters": {"type": "object"}, "stri
         ("/v1/responses", {"input": "Hej", "tools": [FLAT]}, "ignored 'strict'"),
         ("/v1/responses", {"input": "Hej", "tools": [FLAT], "background": True}, "ignored 'strict'"),
         ("/v1/responses", {"input": "Hej", "reasoning": {"effort": "low"}}, "ignored 'reasoning'"),
+        ("/v1/responses", {"input": "Hej", "text": {"verbosity": "high"}}, "ignored 'text.verbosity'"),
         ("/v1/completions", {"prompt": "Hej", "temprature": 0}, "'temprature', did you mean 'temperature'?"),
         ("/v1/embeddings", {"model": "vec", "input": "Hej", "colour": 1}, "'colour'"),
         ("/v1/moderations", {"model": "omni-moderation-latest", "input": "Hej", "colour": 1}, "'colour'"),

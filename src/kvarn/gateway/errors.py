@@ -152,8 +152,8 @@ async def _answer_routing(request: Request, error: Exception) -> Response:
 
 def _path_hint(request: Request) -> str | None:
     """The path that was meant, where it lacks `/v1`, has it twice, or ends in a slash."""
-    path = request.url.path.rstrip("/")
-    bare = path.removeprefix("/v1").removeprefix("/v1")
+    path = str(request.scope["path"]).removeprefix(request.scope.get("root_path", ""))
+    bare = path.rstrip("/").removeprefix("/v1").removeprefix("/v1")
     for meant in (f"/v1{bare}", bare):
         if meant and _methods_of(request, meant):
             base = str(request.base_url) + ("v1" if meant.startswith("/v1/") and not speaks_anthropic(meant) else "")

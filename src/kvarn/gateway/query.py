@@ -13,8 +13,7 @@ from kvarn.wire.openai.errors import invalid_request
 _ADMINISTRATION = "/v1/organization/"
 _PAGING = {"after", "before", "limit", "order"}
 """Not ignored by operations that lack them: the answer would be another."""
-_MAX_UNKNOWN = 8
-"""Unknown parameters that are looked at."""
+_MAX_WARNINGS = 8
 
 
 class Query:
@@ -49,11 +48,13 @@ class Query:
         """
         known = [parameter.takes for parameter in self.parameters]
         keys = {parameter.key for parameter in self.parameters} | _PAGING
-        for key in sorted(key for key in keys_of(request) if not any(takes(key) for takes in known))[:_MAX_UNKNOWN]:
+        warnings = record_of(request.scope).warnings
+        for key in sorted(key for key in keys_of(request) if not any(takes(key) for takes in known)):
             name = key[:80]
             if key.partition("[")[0] in keys or request.url.path.startswith(_ADMINISTRATION):
                 raise invalid_request(f"Unrecognized query parameter supplied: {name}", name, "unknown_parameter")
-            record_of(request.scope).warnings.append(f"ignored unknown query parameter {name[:40]!a}")
+            if len(warnings) < _MAX_WARNINGS:
+                warnings.append(f"ignored unknown query parameter {name[:40]!a}")
         for parameter in self.parameters:
             parameter.read(request)
 

@@ -19,7 +19,7 @@ from kvarn.wire.anthropic.blocks import (
     UserMessage,
 )
 from kvarn.wire.openai.chat_tools import Strict
-from kvarn.wire.openai.common import LenientModel, RequestModel, Strings, disagreement, only, refused
+from kvarn.wire.openai.common import SAMPLING_FIELDS, LenientModel, RequestModel, Strings, disagreement, only, refused
 
 
 class ToolDefinition(RequestModel):
@@ -80,9 +80,9 @@ class Thinking(RequestModel):
 class MessagesPrompt(LenientModel):
     """What becomes the prompt: all there is to count."""
 
-    unsupported_fields = frozenset(
-        {"compaction", "context_management", "fallbacks", "mcp_servers", "output_format", "thread"}
-    )
+    unsupported_fields = SAMPLING_FIELDS | {
+        *("compaction", "context_management", "fallbacks", "mcp_servers", "output_format", "thread"),
+    }
 
     model: str
     messages: Messages

@@ -32,10 +32,10 @@ FIELDS_OF_OTHER_SERVERS = frozenset(
         *("guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs"),
         *("ebnf", "grammar", "json_schema", "regex"),
         *("chat_template", "documents", "mm_processor_kwargs", "truncate_prompt_tokens"),
-        *("early_stopping", "length_penalty", "logits_processors", "use_beam_search"),
+        *("best_of", "early_stopping", "length_penalty", "logits_processors", "response_format", "use_beam_search"),
     }
 )
-"""Of vLLM, SGLang and llama.cpp, those that cannot be ignored: without them the answer is another."""
+"""Fields of vLLM, SGLang and llama.cpp that cannot be ignored where they are unknown: the answer would be another."""
 
 
 def _check_metadata_size(value: object) -> object:
@@ -226,3 +226,7 @@ class SamplingFields(LenientModel):
     def include_usage(self) -> bool:
         """Whether a stream ends with the request's usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+
+SAMPLING_FIELDS = FIELDS_OF_OTHER_SERVERS | SamplingFields.model_fields.keys()
+"""Those too that chat and text completions know: for requests that know them not, or by other names."""

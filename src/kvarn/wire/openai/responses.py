@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from kvarn.wire.openai.chat_tools import Strict
 from kvarn.wire.openai.common import (
-    FIELDS_OF_OTHER_SERVERS,
+    SAMPLING_FIELDS,
     LenientModel,
     Metadata,
     Obfuscation,
@@ -121,7 +121,7 @@ class ConversationId(RequestModel):
 class ContextFields(LenientModel):
     """What makes a response's prompt."""
 
-    unsupported_fields = FIELDS_OF_OTHER_SERVERS
+    unsupported_fields = SAMPLING_FIELDS
 
     input: str | InputItems | None = None
     instructions: str | None = None
