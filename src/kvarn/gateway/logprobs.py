@@ -15,7 +15,7 @@ from msgspec import Raw
 
 from kvarn.gateway.sse import encode_json
 from kvarn.text.tokenizer import Tokenizer
-from kvarn.wire.messages import PositionLogprobs, TokenLogprob
+from kvarn.wire.messages import PositionLogprobs
 from kvarn.wire.openai.chat_answer import TokenLogprobs
 from kvarn.wire.openai.completions import CompletionLogprobs
 from kvarn.wire.openai.usage import PromptLogprob, PromptLogprobs
@@ -49,21 +49,20 @@ class LogprobsEncoder:
 
     def chat(self, positions: Sequence[PositionLogprobs], top: int) -> list[TokenLogprobs | Raw]:
         """OpenAI's chat shape: each a `TokenLogprobs` with `top` alternatives."""
-        return [self._chat_position(position.entries(), top) for position in positions]
+        return [self._chat_position(position, top) for position in positions]
 
-    def _chat_position(self, entries: list[TokenLogprob], top: int) -> Raw:
-        (chosen, number), *others = zip(entries[: top + 1], _numbers(entries), strict=False)
-        before, after = self._around(chosen.token_id)
-        alternatives = []
-        for entry, value in others:
-            start, end = self._around(entry.token_id)
-            alternatives.append(start + value + end + b"}")
-        return Raw(before + number + after + b',"top_logprobs":[' + b",".join(alternatives) + b"]}")
+    def _chat_position(self, position: PositionLogprobs, top: int) -> Raw:
+        ids, _, logprobs = position.columns()
+        around = [self._around(token_id) for token_id in ids[: top + 1]]
+        chosen, *others = [
+            before + number + after for (before, after), number in zip(around, _numbers(logprobs), strict=False)
+        ]
+        return Raw(chosen[:-1] + b',"top_logprobs":[' + b",".join(others) + b"]}")
 
     def _around_logprob(self, token_id: int) -> tuple[bytes, bytes]:
-        """What stands before and after a token's log-probability, up to the object's last brace."""
+        """What stands before and after a token's log-probability."""
         data = list(self._tokenizer.token_bytes(token_id))
-        return b'{"token":' + self._json_text(token_id) + b',"logprob":', b',"bytes":' + encode_json(data)
+        return b'{"token":' + self._json_text(token_id) + b',"logprob":', b',"bytes":' + encode_json(data) + b"}"
 
     def _json_text(self, token_id: int) -> bytes:
         return encode_json(self._tokenizer.token_text(token_id))
@@ -81,12 +80,12 @@ class LogprobsEncoder:
         """The alternatives and the drawn token; of two tokens that read alike the likelier stands."""
         if position is None:
             return None
-        entries = position.entries()
-        chosen, *others = zip(entries, _numbers(entries), strict=True)
+        ids, _, logprobs = position.columns()
+        chosen, *others = zip(ids, _numbers(logprobs), strict=True)
         by_text: dict[bytes, bytes] = {}
-        for entry, value in [*others[:top], chosen]:
-            by_text.setdefault(self._name(entry.token_id), value)
-        return Raw(b"{" + b",".join([name + b":" + value for name, value in by_text.items()]) + b"}")
+        for token_id, number in [*others[:top], chosen]:
+            by_text.setdefault(self._name(token_id), number)
+        return Raw(b"{" + b",".join([name + b":" + number for name, number in by_text.items()]) + b"}")
 
     def prompt(self, positions: Sequence[PositionLogprobs | None]) -> PromptLogprobs:
         """VLLM's shape for prompts: each position maps token ids to what is known of them."""
@@ -116,6 +115,6 @@ def encoded_bytes(positions: Iterable[object]) -> int:
     return sum(_RAW_BYTES + (len(each) if isinstance(each, Raw) else 0) for each in positions)
 
 
-def _numbers(entries: Sequence[TokenLogprob]) -> list[bytes]:
-    """Their log-probabilities as JSON."""
-    return encode_json([entry.logprob for entry in entries])[1:-1].split(b",")
+def _numbers(logprobs: tuple[float, ...]) -> list[bytes]:
+    """Each as JSON."""
+    return encode_json(logprobs)[1:-1].split(b",")

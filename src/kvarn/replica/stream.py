@@ -39,6 +39,8 @@ class RequestStream:
         self._hold = hold
         self._size = 0
         self._counted = 0
+        self._taken = 0
+        """Tokens since others last had their turn."""
 
     @property
     def finished(self) -> bool:
@@ -54,16 +56,18 @@ class RequestStream:
         """
         if delta.index not in self._unfinished or self._error is not None:
             return True
+        size = _size_of(delta)
+        self._size += size
         pending = self._pending.get(delta.index)
         if pending is None:
-            self._pending[delta.index] = _Pending(delta)
+            self._pending[delta.index] = _Pending(delta, size)
         else:
-            pending.add(delta)
+            pending.add(delta, size)
         if delta.finish_reason is not None:
             self._unfinished.discard(delta.index)
         self._news.set()
         try:
-            self._count(_size_of(delta))
+            self._count()
         except Exception as error:
             self.close()
             self._error = error
@@ -79,7 +83,8 @@ class RequestStream:
     def close(self) -> None:
         """Drop what is pending: nobody takes it any more."""
         self._pending.clear()
-        self._count(-self._size)
+        self._size = 0
+        self._count()
 
     async def take(self) -> list[TokenDelta]:
         """Wait for news; a merged delta for each choice that has some, and none at the stream's end.
@@ -90,13 +95,15 @@ class RequestStream:
         Raises:
             Exception: What `fail` or `hold` gave, once nothing is pending.
         """
-        if self._pending:
+        if self._taken >= _TOKENS_AT_ONCE:
+            self._taken = 0
             await asyncio.sleep(0)
         while not self._pending:
             if self._error is not None:
                 raise self._error
             if not self._unfinished:
                 return []
+            self._taken = 0
             self._news.clear()
             await self._news.wait()
         return self._part()
@@ -107,15 +114,17 @@ class RequestStream:
         while self._pending and room > 0:
             index = next(iter(self._pending))
             pending = self._pending.pop(index)
+            self._size -= pending.size
             deltas.append(pending.take(room))
             room -= len(deltas[-1].token_ids)
-            if pending.more:
+            if pending.size:
+                self._size += pending.size
                 self._pending[index] = pending  # behind the others
-        self._count(-sum(map(_size_of, deltas)))
+        self._taken += _TOKENS_AT_ONCE - room
+        self._count()
         return deltas
 
-    def _count(self, change: int) -> None:
-        self._size += change
+    def _count(self) -> None:
         counted = self._size // _COUNTED_BYTES * _COUNTED_BYTES
         if counted != self._counted and self._hold is not None:
             self._counted = counted
@@ -125,41 +134,50 @@ class RequestStream:
 class _Pending:
     """What a choice got since the consumer last took: the first delta, and what later ones add to it."""
 
-    def __init__(self, first: TokenDelta) -> None:
-        self.more = True
-        """Whether there is anything to take."""
+    def __init__(self, first: TokenDelta, size: int) -> None:
+        self.size = size
+        """Bytes of memory, about; 0 once all is taken."""
         self._first = first
-        self._token_ids = list(first.token_ids)
-        self._logprobs = None if first.logprobs is None else list(first.logprobs)
         self._finish_reason = first.finish_reason
-        self._changed = False
+        self._token_ids: list[int] | None = None
+        """Those of the first delta and later ones; None while there is the first alone."""
+        self._logprobs: list[PositionLogprobs] | None = None
 
-    def add(self, delta: TokenDelta) -> None:
+    def add(self, delta: TokenDelta, size: int) -> None:
         """Join a later delta of the same choice."""
-        self._changed = True
-        self._token_ids += delta.token_ids
+        self.size += size
+        token_ids, logprobs = self._lists()
+        token_ids += delta.token_ids
         if delta.logprobs:
-            self._logprobs = self._logprobs or []
+            self._logprobs = logprobs or []
             self._logprobs += delta.logprobs
         self._finish_reason = delta.finish_reason
 
     def take(self, most: int) -> TokenDelta:
         """At most so many tokens of it as one delta. What is told once comes with the first."""
-        self.more = len(self._token_ids) > most
-        if not self.more and not self._changed:
+        if self._token_ids is None and len(self._first.token_ids) <= most:
+            self.size = 0
             return self._first
+        token_ids, logprobs = self._lists()
+        more = len(token_ids) > most
         taken = msgspec.structs.replace(
             self._first,
-            token_ids=self._token_ids[:most],
-            logprobs=None if self._logprobs is None else self._logprobs[:most],
-            finish_reason=None if self.more else self._finish_reason,
+            token_ids=token_ids[:most],
+            logprobs=None if logprobs is None else logprobs[:most],
+            finish_reason=None if more else self._finish_reason,
         )
+        self.size = self.size - _size_of(taken) if more else 0
         self._first = TokenDelta(request_id=taken.request_id, index=taken.index)
-        self._changed = True
-        del self._token_ids[:most]
-        if self._logprobs is not None:
-            del self._logprobs[:most]
+        del token_ids[:most]
+        if logprobs is not None:
+            del logprobs[:most]
         return taken
+
+    def _lists(self) -> tuple[list[int], list[PositionLogprobs] | None]:
+        if self._token_ids is None:
+            self._token_ids = list(self._first.token_ids)
+            self._logprobs = None if self._first.logprobs is None else list(self._first.logprobs)
+        return self._token_ids, self._logprobs
 
 
 def _size_of(delta: TokenDelta) -> int:
@@ -167,10 +185,10 @@ def _size_of(delta: TokenDelta) -> int:
     size = _TOKEN_BYTES * len(delta.token_ids)
     for positions in (delta.logprobs, delta.prompt_logprobs):
         if positions:
-            size += sum(map(size_of_position, positions))
+            size += sum(map(_size_of_position, positions))
     return size
 
 
-def size_of_position(position: PositionLogprobs | None) -> int:
+def _size_of_position(position: PositionLogprobs | None) -> int:
     """Bytes of memory that a position's log-probabilities take, about."""
     return _POSITION_BYTES + (0 if position is None else len(position.packed))

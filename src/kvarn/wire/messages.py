@@ -147,9 +147,13 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def entries(self) -> list[TokenLogprob]:
         """The chosen token's, then those of `top`."""
-        return [
-            TokenLogprob(token_id, value, rank) for token_id, rank, value in _PACKED_LOGPROB.iter_unpack(self.packed)
-        ]
+        ids, ranks, logprobs = self.columns()
+        return [TokenLogprob(*entry) for entry in zip(ids, logprobs, ranks, strict=True)]
+
+    def columns(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
+        """Token ids, ranks and log-probabilities of `entries`."""
+        flat = struct.unpack("<" + "IId" * (len(self.packed) // _PACKED_LOGPROB.size), self.packed)
+        return flat[::3], flat[1::3], flat[2::3]
 
 
 class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
