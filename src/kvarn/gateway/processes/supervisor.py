@@ -99,11 +99,12 @@ class GatewayProcesses:
             await self._changed.wait()
 
     def signal(self, number: int) -> None:
-        """Pass a signal to stop on."""
+        """Have all stop: the first time when what runs has finished, then as the signal says."""
+        sent = number if self._stopping else signal.SIGTERM
         self._stopping = True
         self._changed.set()
         for each in self._running.values():
-            each.process.send_signal(number)
+            each.process.send_signal(sent)
 
     async def stop(self) -> None:
         """Let every process finish its requests, as this one does, and end."""
@@ -149,7 +150,11 @@ class GatewayProcesses:
         descriptors = (other_end.fileno(), self._listener.fileno())
         command = [sys.executable, "-P", "-m", "kvarn.gateway.processes.worker", *map(str, descriptors)]
         with other_end:
-            process = _spawn(command, descriptors)
+            try:
+                process = _spawn(command, descriptors)
+            except OSError:
+                own_end.close()
+                raise
         running = self._running[number] = _Process(number, process)
         ended = exit_of(process)
         try:
