@@ -195,9 +195,9 @@ def test_a_killed_process_is_replaced_and_each_request_is_on_the_ledger_once(ser
     served = serve("--api-server-count", "3", *SMALL)
     before = {pid: open_files(pid) for pid in workers(served)}
     victim, streams = 0, list[Stream]()
-    while not victim and len(streams) < 60:  # whichever process is idle takes a connection: it may be the main one
-        more = [Stream(served) for _ in range(6)]
-        assert [stream.status() for stream in more] == [200] * 6
+    while not victim and len(streams) < 60:  # the kernel spreads them by chance
+        more = [Stream(served) for _ in range(12)]
+        assert [stream.status() for stream in more] == [200] * 12
         streams += more
         victim = next((pid for pid, files in before.items() if open_files(pid) > files), 0)
     sent = len(streams)
@@ -232,6 +232,13 @@ def test_a_signal_lets_all_processes_finish_what_runs(serve, monkeypatch):
     assert read_all(streams) == [True] * 6
     assert served.process.wait(60) == 0
     assert all(gone(pid) for pid in processes)
+
+
+def test_a_second_server_on_the_port_is_refused(serve, kvarn):
+    served = serve("--api-server-count", "2", *SMALL)
+    refused = kvarn("serve", "--api-server-count", "2", "--port", served.url.rsplit(":", 1)[1])
+    assert refused.returncode == 2
+    assert "is taken by another process" in refused.stderr
 
 
 def test_nothing_outlives_a_killed_main_process(serve):

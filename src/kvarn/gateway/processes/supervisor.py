@@ -51,8 +51,7 @@ class GatewayProcesses:
 
     Args:
         config: The whole configuration.
-        listener: The socket that all accept connections from: whichever process is idle takes the next, and what waits
-            in it outlives each of them.
+        port: On which this process listens.
         models: What is served.
         replicas: The engines, by the model's name, as this process supervises them.
     """
@@ -60,12 +59,12 @@ class GatewayProcesses:
     def __init__(
         self,
         config: KvarnConfig,
-        listener: socket.socket,
+        port: int,
         models: Sequence[ServedModel],
         replicas: Mapping[str, LocalReplica],
     ) -> None:
-        self._config = config
-        self._listener = listener
+        gateway = config.gateway.model_copy(update={"port": port})
+        self._config = config.model_copy(update={"gateway": gateway})
         self._models = models
         self._replicas = replicas
         self._counts = MainCounts()
@@ -147,11 +146,9 @@ class GatewayProcesses:
     async def _run(self, number: int) -> int:
         """One process from its start to its end; returns its exit status."""
         own_end, other_end = socket.socketpair()
-        descriptors = (other_end.fileno(), self._listener.fileno())
-        command = [sys.executable, "-P", "-m", "kvarn.gateway.processes.worker", *map(str, descriptors)]
         with other_end:
             try:
-                process = _spawn(command, descriptors)
+                process = _spawn(other_end.fileno())
             except OSError:
                 own_end.close()
                 raise
@@ -238,6 +235,7 @@ class GatewayProcesses:
             await replica.changed()
 
 
-def _spawn(command: Sequence[str], descriptors: tuple[int, ...]) -> subprocess.Popen[bytes]:
+def _spawn(channel: int) -> subprocess.Popen[bytes]:
     """In a session of its own: Ctrl-C in the terminal reaches this process only, which passes it on."""
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors, start_new_session=True)
+    command = [sys.executable, "-P", "-m", "kvarn.gateway.processes.worker", str(channel)]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[channel], start_new_session=True)
