@@ -129,7 +129,7 @@ def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -
     from kvarn.gateway.app import create_app
     from kvarn.gateway.processes.supervisor import GatewayProcesses
     from kvarn.gateway.served import ServedModel
-    from kvarn.gateway.server import bind, build_server, collect_garbage_less
+    from kvarn.gateway.server import bind, build_server, collect_garbage_less, share_port
 
     models = {
         entry.name: ServedModel(entry.name, model, entry.replica, entry.directory)
@@ -143,7 +143,8 @@ def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -
     processes = None
     if config.gateway.api_server_count > 1:
         replicas = {entry.name: entry.replica for entry in launched}
-        processes = GatewayProcesses(config, listener, list(models.values()), replicas)
+        share_port(listener)
+        processes = GatewayProcesses(config, listener.getsockname()[1], list(models.values()), replicas)
     app = create_app(config, models, shared=processes.shared if processes else None)
     server = build_server(app, config.gateway)
     collect_garbage_less()

@@ -39,8 +39,12 @@ def collect_garbage_less() -> None:
     gc.freeze()
 
 
-def bind(config: GatewayConfig) -> socket.socket:
+def bind(config: GatewayConfig, *, shared: bool = False) -> socket.socket:
     """Take the configured address; port 0 takes a free one (read it from `getsockname`).
+
+    Args:
+        config: Where to listen.
+        shared: Whether another process of this server has it, and has let others in by `share_port`.
 
     Raises:
         OSError: The address is in use or not this machine's.
@@ -51,12 +55,22 @@ def bind(config: GatewayConfig) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         _notice_vanished_clients(listener, config)
+        if shared:
+            share_port(listener)
         listener.bind((config.host, config.port))
         listener.set_inheritable(False)
     except OSError:
         listener.close()
         raise
     return listener
+
+
+def share_port(listener: socket.socket) -> None:
+    """Let further processes listen on the same address; the kernel spreads new connections evenly over all.
+
+    Called after `bind` by the first process: a second server on the same port is still refused.
+    """
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 
 
 def _notice_vanished_clients(listener: socket.socket, config: GatewayConfig) -> None:

@@ -51,8 +51,7 @@ class GatewayProcesses:
 
     Args:
         config: The whole configuration.
-        listener: The socket that all accept connections from: whichever process is idle takes the next, and what waits
-            in it outlives each of them.
+        port: On which this process listens.
         models: What is served.
         replicas: The engines, by the model's name, as this process supervises them.
     """
@@ -60,12 +59,12 @@ class GatewayProcesses:
     def __init__(
         self,
         config: KvarnConfig,
-        listener: socket.socket,
+        port: int,
         models: Sequence[ServedModel],
         replicas: Mapping[str, LocalReplica],
     ) -> None:
-        self._config = config
-        self._listener = listener
+        gateway = config.gateway.model_copy(update={"port": port})
+        self._config = config.model_copy(update={"gateway": gateway})
         self._models = models
         self._replicas = replicas
         self._counts = MainCounts()
@@ -99,11 +98,12 @@ class GatewayProcesses:
             await self._changed.wait()
 
     def signal(self, number: int) -> None:
-        """Pass a signal to stop on."""
+        """Have all stop: the first time when what runs has finished, then as the signal says."""
+        sent = number if self._stopping else signal.SIGTERM
         self._stopping = True
         self._changed.set()
         for each in self._running.values():
-            each.process.send_signal(number)
+            each.process.send_signal(sent)
 
     async def stop(self) -> None:
         """Let every process finish its requests, as this one does, and end."""
@@ -146,10 +146,12 @@ class GatewayProcesses:
     async def _run(self, number: int) -> int:
         """One process from its start to its end; returns its exit status."""
         own_end, other_end = socket.socketpair()
-        descriptors = (other_end.fileno(), self._listener.fileno())
-        command = [sys.executable, "-P", "-m", "kvarn.gateway.processes.worker", *map(str, descriptors)]
         with other_end:
-            process = _spawn(command, descriptors)
+            try:
+                process = _spawn(other_end.fileno())
+            except OSError:
+                own_end.close()
+                raise
         running = self._running[number] = _Process(number, process)
         ended = exit_of(process)
         try:
@@ -233,6 +235,7 @@ class GatewayProcesses:
             await replica.changed()
 
 
-def _spawn(command: Sequence[str], descriptors: tuple[int, ...]) -> subprocess.Popen[bytes]:
+def _spawn(channel: int) -> subprocess.Popen[bytes]:
     """In a session of its own: Ctrl-C in the terminal reaches this process only, which passes it on."""
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=descriptors, start_new_session=True)
+    command = [sys.executable, "-P", "-m", "kvarn.gateway.processes.worker", str(channel)]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[channel], start_new_session=True)

@@ -1,7 +1,7 @@
-"""A gateway process beside the main one: `python -m kvarn.gateway.processes.worker CHANNEL LISTENER`.
+"""A gateway process beside the main one: `python -m kvarn.gateway.processes.worker CHANNEL`.
 
-The arguments are descriptors that it inherits: its end of the channel to the main process, and the socket that all
-gateway processes accept connections from. It ends with the main process, however that ends.
+The argument is a descriptor that it inherits: its end of the channel to the main process. It ends with the main
+process, however that ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvarn.gateway.processes.channel import Channel
 from kvarn.gateway.processes.shared import RemoteBudgets, RemoteCounts, SharedState
 from kvarn.gateway.processes.start import METRICS, REPLICA, SERVING, SNAPSHOT, START, Start
 from kvarn.gateway.served import ModelTable, ServedModel
-from kvarn.gateway.server import GatewayServer, build_server, collect_garbage_less
+from kvarn.gateway.server import GatewayServer, bind, build_server, collect_garbage_less
 from kvarn.observe.logging import configure_gateway_logging
 from kvarn.observe.merge import MetricFamily, as_registry
 from kvarn.replica.attached import AttachedReplica, ReplicaStatus
@@ -46,7 +46,7 @@ class Worker:
         self._gateway: Gateway | None = None
         self._start: asyncio.Future[Start] = asyncio.get_running_loop().create_future()
 
-    async def run(self, end: socket.socket, listener: socket.socket) -> int:
+    async def run(self, end: socket.socket) -> int:
         """Serve until told to stop; returns the exit status."""
         handlers = {START: self._started, REPLICA: self._replica_changed, SNAPSHOT: self._snapshot}
         channel = await Channel.open(end, handlers)
@@ -81,7 +81,7 @@ class Worker:
             loop.add_signal_handler(number, server.handle_exit, number, None)
         telling = asyncio.create_task(_tell_when_serving(server, channel))
         try:
-            await server.serve(sockets=[listener])
+            await server.serve(sockets=[bind(config.gateway, shared=True)])
         finally:
             telling.cancel()
             orphaned.cancel()
@@ -125,11 +125,11 @@ async def _tell_when_serving(server: GatewayServer, channel: Channel) -> None:
 def main(arguments: list[str]) -> int:
     """Run the process; returns its exit status."""
     die_with_parent()
-    channel, listener = (socket.socket(fileno=int(argument)) for argument in arguments)
+    end = socket.socket(fileno=int(arguments[0]))
     factory = uvicorn.Config("", log_config=None).get_loop_factory()
 
     async def run() -> int:
-        return await Worker().run(channel, listener)
+        return await Worker().run(end)
 
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(run())
