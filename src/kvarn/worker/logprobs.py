@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -51,7 +52,9 @@ def _log_mass(logits: torch.Tensor) -> torch.Tensor:
     """[R] float64: logarithm of the sum of each row's exponentials."""
     row_max = logits.amax(-1)
     sums = [(row - top).exp_().sum(dtype=torch.float64) for row, top in zip(logits, row_max, strict=True)]
-    return torch.stack(sums).log_() + row_max
+    # One by one: a vectorised logarithm may round by a row's place among the others.
+    logarithms = [math.log(mass) for mass in torch.stack(sums).tolist()]
+    return torch.tensor(logarithms, dtype=torch.float64, device=logits.device) + row_max
 
 
 def _ranks(logits: torch.Tensor, chosen: torch.Tensor, chosen_logits: torch.Tensor) -> list[int]:
