@@ -216,14 +216,16 @@ def test_a_flood_of_requests_at_once_is_taken_no_faster_than_it_is_answered(stri
             assert client.get("/health").status_code == 200
 
 
-def test_one_connection_too_many_is_closed_and_the_others_go_on(strict: Any, wait_for: WaitFor) -> None:
+def test_one_connection_too_many_is_refused_and_the_others_go_on(strict: Any, wait_for: WaitFor) -> None:
     with strict(max_connections=3) as house:
         kept = [house.connect() for _ in range(3)]
         for raw in kept:
             raw.sendall(head_of("/health", method="GET"))
             assert read_one(raw).startswith(b"HTTP/1.1 200 ")
         extra = house.connect()
-        assert read_all(extra) == b""
+        refused = read_all(extra)
+        assert refused.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1\r\n" in refused
+        assert b"gateway.max_connections" in refused
         kept.pop().close()
 
         def answered() -> bool:

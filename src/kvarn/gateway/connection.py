@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+import socket
+from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
 from typing import Any
@@ -22,6 +23,7 @@ import msgspec
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from kvarn.gateway.arrival import RECEIVED, arrived_at
 from kvarn.wire.openai.errors import ApiError
 
 LINGER_S = 2.0
@@ -30,6 +32,8 @@ LINGER_S = 2.0
 _PIECE_BYTES = 4096
 """Bytes parsed at once. The shortest request has 18, and costs kilobytes and 16 us once it is parsed: of a whole read
 (256 KiB) they would hold up the event loop for a quarter of a second."""
+_MOST_REFUSED = 256
+"""Connections that are one too many and have not read why yet; more are cut."""
 _FRAMING_PER_BODY_BYTE = 16
 """What a byte of a chunked body may cost besides: one in a chunk of its own has five bytes around it."""
 _ANNOUNCE_BODY = (b"content-length", b"transfer-encoding")
@@ -48,6 +52,8 @@ class ConnectionLimits:
     write_timeout_s: float
     max_header_bytes: int
     max_headers: int
+    refused: set[Connection] = field(default_factory=set)
+    """One too many, and not closed yet."""
 
 
 class _Wait(Enum):
@@ -72,6 +78,8 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, limits: ConnectionLimits, **arguments: Any) -> None:
         super().__init__(**arguments)
+        self.socket: socket.socket | None = None
+        """The connection's own, where it is known."""
         self._limits = limits
         self._waits_for: _Wait | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -86,13 +94,19 @@ class Connection(HttpToolsProtocol):
         self._refusal: ApiError | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client came; one too many is sent away before it is read."""
-        if len(self.connections) >= self._limits.max_connections:
+        """A client came; one too many is told so before it is read."""
+        too_many = len(self.connections) >= self._limits.max_connections
+        if too_many and len(self._limits.refused) >= _MOST_REFUSED:
             self.transport = transport
             transport.abort()
             return
         super().connection_made(transport)
         self.flow = _Flow(transport, self)
+        if too_many:
+            self.connections.discard(self)  # it takes no place while it reads why
+            self._limits.refused.add(self)
+            why = f"{self._limits.max_connections} connections are open (gateway.max_connections). Try again."
+            self._refuse(ApiError(503, why, type="server_error", code="server_busy", headers={"retry-after": "1"}))
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -101,6 +115,7 @@ class Connection(HttpToolsProtocol):
         self._stop(self._stalled)
         self._timer = self._stalled = None
         self._unparsed = memoryview(b"")
+        self._limits.refused.discard(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -169,6 +184,7 @@ class Connection(HttpToolsProtocol):
             raise _RefusedError
         self._turn(in_head=False, in_body=True)
         super().on_headers_complete()
+        self._note_time()
         if upgrade:
             self.cycle.keep_alive = False
 
@@ -180,7 +196,11 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """All of the request is here."""
         self._turn(in_head=False, in_body=False)
+        self._note_time()
         super().on_message_complete()
+
+    def _note_time(self) -> None:
+        self.scope["state"][RECEIVED] = arrived_at(self.socket)
 
     # Answers -----------------------------------------------------------------------------------------------------
 
@@ -296,8 +316,9 @@ class Connection(HttpToolsProtocol):
         body = msgspec.json.encode(error.body())
         head = (
             f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n"
         )
+        head += "".join(f"{name}: {value}\r\n" for name, value in error.headers.items()) + "\r\n"
         self.transport.write(head.encode() + body)
         self.transport.write_eof()
         self._unparsed = memoryview(b"")

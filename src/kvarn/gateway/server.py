@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import math
@@ -9,6 +10,7 @@ import resource
 import socket
 from collections.abc import Generator
 from functools import partial
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -16,7 +18,8 @@ from fastapi import FastAPI
 from kvarn.config.schema import GatewayConfig
 from kvarn.gateway.connection import Connection, ConnectionLimits
 
-_BACKLOG = 2048
+_BACKLOG = 4096
+_ACCEPT_AGAIN_S = 0.5
 _SEND_BUFFER_BYTES = 256 * 1024
 """Of each connection, in the kernel: a client that does not read holds no more. Left alone it grows to megabytes."""
 _OTHER_FILES = 512
@@ -59,7 +62,59 @@ def _notice_vanished_clients(listener: socket.socket, config: GatewayConfig) -> 
 
 
 class GatewayServer(uvicorn.Server):
-    """A server whose caller hears the signals: a process that serves also has engines to end."""
+    """A server whose caller hears the signals: a process that serves also has engines to end.
+
+    It accepts all the connections that wait at once. The loop (uvloop) would accept one in each of its turns: while
+    turns are long, clients would wait unseen, and be cut off once the kernel's queue is full.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application, then listen."""
+        await super().startup(sockets=[])
+        self._accepting = set[asyncio.Task[Any]]()
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)
+            listener.setblocking(False)
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen no more, and let the requests that run end."""
+        for listener in sockets or ():
+            asyncio.get_running_loop().remove_reader(listener)
+        await super().shutdown(sockets)
+
+    def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(_BACKLOG):
+            try:
+                client, _ = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no file is free: whoever waits goes on waiting
+                _log.error("no connection can be accepted: %s", error)
+                loop.remove_reader(listener)
+                loop.call_later(_ACCEPT_AGAIN_S, self._accept_again, listener)
+                return
+            client.setblocking(False)
+            connecting = loop.connect_accepted_socket(partial(self._connection, client), client, ssl=self.config.ssl)
+            task = loop.create_task(connecting)
+            self._accepting.add(task)
+            task.add_done_callback(self._accepted)
+
+    def _accept_again(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0 and not self.should_exit:
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def _accepted(self, task: asyncio.Task[Any]) -> None:
+        self._accepting.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.debug("a connection was not made: %s", error)  # such as a client that speaks no TLS
+
+    def _connection(self, client: socket.socket) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class  # declared to be a class: see `build_server`
+        connection: Connection = make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        connection.socket = client
+        return connection
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -1,0 +1,85 @@
+"""Clients that wait while the event loop is busy: they are accepted together, and their time counts."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from typing import Any
+
+import pytest
+import uvloop
+
+from kvarn.config.schema import GatewayConfig
+from kvarn.gateway.arrival import received_at
+from kvarn.gateway.server import bind, build_server
+
+REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+class App:
+    """Notes for how long each request has been on this machine."""
+
+    def __init__(self) -> None:
+        self.waited_s: list[float] = []
+        self.asked = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            while True:
+                message = await receive()
+                await send({"type": message["type"] + ".complete"})
+                if message["type"] == "lifespan.shutdown":
+                    return
+        self.waited_s.append(time.monotonic() - received_at(scope))
+        self.asked.set()
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def serve_beside(app: App, work: Any) -> None:
+    config = GatewayConfig(port=0, drain_timeout_s=1)
+    listener = bind(config)
+    address = listener.getsockname()
+    server = build_server(app, config)  # type: ignore[arg-type]
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
+        await asyncio.sleep(0.01)
+    try:
+        await work(address, server)
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def send_one(address: Any) -> socket.socket:
+    client = socket.create_connection(address)
+    client.sendall(REQUEST)
+    return client
+
+
+@pytest.mark.parametrize("loop", [uvloop.run, asyncio.run])
+def test_all_who_wait_to_be_accepted_are_accepted_at_once(loop: Any) -> None:
+    async def work(address: Any, server: Any) -> None:
+        clients = [send_one(address) for _ in range(100)]  # the loop is held up meanwhile
+        for _ in range(10):  # turns of the loop
+            await asyncio.sleep(0)
+        assert len(server.server_state.connections) == 100
+        for client in clients:
+            client.close()
+
+    loop(serve_beside(App(), work))
+
+
+@pytest.mark.parametrize("loop", [uvloop.run, asyncio.run])
+def test_latency_counts_from_when_the_kernel_had_the_bytes(loop: Any) -> None:
+    app = App()
+
+    async def work(address: Any, _: Any) -> None:
+        client = send_one(address)
+        time.sleep(0.4)  # noqa: ASYNC251  the loop is busy
+        await app.asked.wait()
+        client.close()
+
+    loop(serve_beside(app, work))
+    assert app.waited_s[0] > 0.3
