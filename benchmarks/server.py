@@ -56,7 +56,6 @@ def serving(model: str, path: str, log: Path, settings: dict[str, Any] | None = 
     described = {
         "models": [{"name": model, "path": path, **(settings or {})}],
         "gateway": {"port": port},
-        "admission": {"enabled": False},  # what is measured here is the engine: it takes all that comes
     }
     config.write_text(json.dumps(described), encoding="utf-8")  # JSON is YAML
     kvarn = Path(sys.executable).with_name("kvarn")

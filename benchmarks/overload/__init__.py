@@ -1,1 +1,1 @@
-"""Past an engine's capacity, with admission and without: see `__main__`."""
+"""Past an engine's capacity, with load shedding and without: see `__main__`."""

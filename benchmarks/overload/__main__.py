@@ -1,13 +1,13 @@
-"""Goodput and shares at half, one, two and four times an engine's capacity, with admission and without.
+"""Goodput and shares at half, one, two and four times an engine's capacity, with load shedding and without.
 
     python -m benchmarks.overload --minutes 8                    # an engine with modelled time
     python -m benchmarks.overload --minutes 8 --resume           # after an interruption: only what is left
     python -m benchmarks.overload --engine real --shape 0.6b     # a real one on this machine
     python -m benchmarks.overload report --write                 # docs/overload.md, .svg and .json
 
-Two servers run, one with admission and one without; each measurement has one of them to itself. First the capacity is
-sought with closed loops on the one without. Then the levels come in turns, the two servers alternating. Every figure is
-written the moment it is known.
+Two servers run, one with load shedding and one without; each measurement has one of them to itself. First the capacity
+is sought with closed loops on the one without. Then the levels come in turns, the two servers alternating. Every figure
+is written the moment it is known.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def _row(results: Results, level: float, admission: bool) -> list[str]:
 
 def table(results: Results) -> Table:
     """For the terminal."""
-    shown = Table(title="Past capacity, with admission and without", title_justify="left")
+    shown = Table(title="Past capacity, with load shedding and without", title_justify="left")
     for column in COLUMNS:
         shown.add_column(column, justify="right")
     for row in rows(results):
@@ -104,10 +104,11 @@ def page(results: Results, plot: str) -> str:
         "# Overload",
         "",
         "Written by `python -m benchmarks.overload report --write`; do not edit by hand. What admission does is told",
-        "in [admission.md](admission.md).",
+        "in [admission.md](admission.md). On: `admission.load_shedding: true`, with the targets below under `slo`.",
+        "Off: the default, which refuses only where a queue is full.",
         "",
         f"An open loop of Poisson arrivals against {engine};",
-        "the same server with admission and without, in turns, in one run.",
+        "the same server with load shedding and without, in turns, in one run.",
         f"Goodput counts requests with TTFT within {setting.ttft_ms:g} ms and TPOT within {setting.tpot_ms:g} ms;",
         "nobody sends a refused request again. Tokens are weighted: 1 for a prompt's, 2 for an answer's.",
         "",
@@ -172,7 +173,7 @@ def _goodput(results: Results) -> str:
     drawn.append(
         f'<text x="{(LEFT + PANEL) / 2}" y="{HEIGHT - 8}" text-anchor="middle">offered load over capacity</text>'
     )
-    for admission, tone, name, x in ((True, ON, "admission on", LEFT), (False, OFF, "off", LEFT + 130)):
+    for admission, tone, name, x in ((True, ON, "shedding on", LEFT), (False, OFF, "off", LEFT + 130)):
         points = [(_x(level), floor - value / most * height) for level, value in curves[admission]]
         drawn.append(_curve(points, tone))
         drawn.append(f'<rect x="{x}" y="24" width="11" height="11" fill="{tone}"/>')

@@ -120,18 +120,15 @@ def main() -> None:
     parser.add_argument("--tpot-ms", type=float, required=True)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kvarn-data-") as data:
-        admission = {
-            "enabled": asked.admission == "on",
-            "ttft_target_s": asked.ttft_ms / 1000,
-            "tpot_target_s": asked.tpot_ms / 1000,
-        }
+        slo = {"ttft_target_s": asked.ttft_ms / 1000, "tpot_target_s": asked.tpot_ms / 1000}
         model = {"name": MODEL, "path": asked.path, "engine": {"tpot_target_ms": asked.tpot_ms}}
         config = KvarnConfig.model_validate(
             {
                 "models": [model],
                 "gateway": {"port": 0, "drain_timeout_s": 1},
                 "data_dir": data,
-                "admission": admission,
+                "slo": slo,
+                "admission": {"load_shedding": asked.admission == "on"},
                 "log_level": "warning",
             }
         )

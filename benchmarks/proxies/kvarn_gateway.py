@@ -59,9 +59,8 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=20.0)
     step_s = parser.parse_args().step_ms / 1000
     with tempfile.TemporaryDirectory(prefix="kvarn-data-") as data:
-        admission = {"enabled": False}  # the clock's steps are no news to anybody: nothing to predict
         config = KvarnConfig.model_validate(
-            {"gateway": GatewayConfig(port=0), "data_dir": data, "admission": admission, "log_level": "warning"}
+            {"gateway": GatewayConfig(port=0), "data_dir": data, "log_level": "warning"}
         )
         configure_logging(config.log_level)
         model = config.models[0].model_copy(update={"name": "m"})
