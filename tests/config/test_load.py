@@ -69,3 +69,22 @@ def test_an_unknown_environment_section_is_refused(monkeypatch: pytest.MonkeyPat
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         load_config(tmp_path / "nowhere.yaml")
+
+
+def test_a_model_may_have_latency_targets_and_load_shedding_of_its_own(tmp_path: Path) -> None:
+    text = """
+slo: {ttft_target_s: 1.5}
+models:
+  - {name: a, path: x}
+  - {name: b, path: x, tpot_target_s: 0.1, load_shedding: true, fallback: a}
+"""
+    config = load_config(write(tmp_path, text))
+    a, b = config.models
+    assert config.slo_of(a) == config.slo and not config.sheds_load(a)
+    assert (config.slo_of(b).ttft_target_s, config.slo_of(b).tpot_target_s) == (1.5, 0.1) and config.sheds_load(b)
+
+
+def test_a_fallback_that_would_never_answer_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "models:\n  - {name: a, path: x, fallback: b}\n  - {name: b, path: x}\n")
+    with pytest.raises(ConfigError, match="the fallback of 'a' is never used: set its `load_shedding` to true"):
+        load_config(path)

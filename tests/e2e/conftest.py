@@ -70,7 +70,6 @@ def _configuration() -> dict[str, Any]:
             {"name": EMBED, "path": str(minilm), "threads": 1, "dtype": "float32"},
         ],
         "gateway": {"port": 0, "drain_timeout_s": 2},
-        "admission": {"ttft_target_s": 60},  # on a busy machine some would be turned away
     }
 
 

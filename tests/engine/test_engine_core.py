@@ -267,6 +267,18 @@ def test_waiting_too_long_is_refused_only_before_the_first_step(make_world):
     world.assert_answered("a")
 
 
+def test_by_default_a_long_queue_drains_however_long_it_takes(make_world):
+    """64 prompts on an engine that needs half an hour for them."""
+    world = make_world(max_num_seqs=1)
+    for index in range(64):
+        assert world.submit(f"r{index}", 10, max_tokens=2)
+    while world.engine.has_work():
+        world.step(seconds=15.0)
+    assert world.now > 1800 and not world.refused
+    for index in range(64):
+        world.assert_answered(f"r{index}")
+
+
 def test_draining_finishes_what_is_here_and_refuses_the_rest(make_world):
     world = make_world()
     world.submit("a", 10)

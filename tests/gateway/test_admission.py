@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from fake_replica import GENERATE_CARD, FakeReplica, answer_text
-from kvarn.config.schema import KvarnConfig
+from kvarn.config.platform import AdmissionConfig, SloConfig
 from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.served import ServedModel
 from kvarn.wire.messages import EngineStats, StepTimes
@@ -47,9 +47,11 @@ def door(serve: Serve, max_queue: int, wait_for: Callable[..., None]) -> Any:
 
     def prepare(house: Any) -> None:
         small = house.config.models[0].model_copy(update={"name": "small"})
-        patience = house.config.admission.model_copy(update={"ttft_target_s": 8.0, "max_queue": max_queue})
+        admission = AdmissionConfig(load_shedding=True, max_queue=max_queue)
         models = (house.config.models[0].model_copy(update={"fallback": "small"}), house.config.models[1], small)
-        house.config = house.config.model_copy(update={"models": models, "admission": patience})
+        house.config = house.config.model_copy(
+            update={"models": models, "admission": admission, "slo": SloConfig(ttft_target_s=8.0)}
+        )
         house.served["tiny"].config = models[0]
         house.small = FakeReplica(GENERATE_CARD)
         house.small.stats = SWAMPED
@@ -196,7 +198,10 @@ def test_no_other_model_answers_where_as_many_wait_as_may(door: Any, wait_for: A
 
 
 def test_the_server_stops_while_requests_wait(serve: Serve, wait_for: Any) -> None:
-    with serve(drain_timeout_s=0.1) as house:
+    def prepare(house: Any) -> None:
+        house.config = house.config.model_copy(update={"admission": AdmissionConfig(load_shedding=True)})
+
+    with serve(prepare, drain_timeout_s=0.1) as house:
         with house.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         house.chat.stats = FULL
@@ -270,18 +275,6 @@ def test_a_line_of_a_batch_waits_without_a_client(door: Any) -> None:
         await record.close()
 
     door.do(begin())
-
-
-def test_admission_can_be_turned_off(serve: Serve, wait_for: Any) -> None:
-    def prepare(house: Any) -> None:
-        raw = house.config.model_dump(mode="json")
-        raw["admission"]["enabled"] = False
-        house.config = KvarnConfig.model_validate(raw)
-        house.chat.stats = SWAMPED
-
-    with serve(prepare) as house, house.client() as client:
-        wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        assert client.post(CHAT, json=body()).status_code == 200
 
 
 def test_no_other_models_vectors_answer_for_a_swamped_one(door: Any) -> None:

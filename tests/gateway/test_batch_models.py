@@ -11,7 +11,7 @@ import pytest
 
 from batch_jobs import WaitFor, await_end, chat_line, outputs, send
 from fake_replica import GENERATE_CARD, FakeReplica, answer_text
-from kvarn.config.platform import BatchesConfig, SafetyConfig, StoreConfig
+from kvarn.config.platform import AdmissionConfig, BatchesConfig, SafetyConfig, StoreConfig
 from kvarn.config.schema import ModelConfig
 from kvarn.gateway.served import ServedModel
 from kvarn.replica.api import ReplicaState, RequestRefusedError
@@ -46,7 +46,7 @@ def mill(serve: Any, database_url: str, second: FakeReplica, safety: SafetyConfi
         tiny = house.served["tiny"].config = tiny.model_copy(update={"fallback": "second"})
         changes = {
             "models": [tiny, *others, model],
-            "admission": house.config.admission.model_copy(update={"max_queue_s": 1.0}),
+            "admission": AdmissionConfig(load_shedding=True, max_queue_s=1.0),
             "safety": safety,
             "store": StoreConfig(url=database_url),
             "batches": BatchesConfig(poll_s=0.05, max_in_flight=8),

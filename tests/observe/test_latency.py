@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from kvarn.observe.latency import GenerationTimer, SlidingRatio, SloTargets
+from kvarn.config.platform import SloConfig
+from kvarn.observe.latency import GenerationTimer, SlidingRatio
 
 
 class Clock:
@@ -45,11 +46,11 @@ def test_both_targets_must_be_met(first: float, gap: float, met: bool) -> None:
     timer.mark(0, 1)
     clock.now = first + gap
     timer.mark(0, 1)
-    assert timer.meets(SloTargets(ttft_s=0.5, tpot_s=0.0501)) is met
+    assert timer.meets(SloConfig(ttft_target_s=0.5, tpot_target_s=0.0501)) is met
 
 
 def test_a_request_without_tokens_misses() -> None:
-    assert not GenerationTimer(Clock(), started=0.0).meets(SloTargets())
+    assert not GenerationTimer(Clock(), started=0.0).meets(SloConfig())
 
 
 def test_the_ratio_forgets_what_left_the_window() -> None:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvarn.config.platform import SloConfig
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.observe.limits import LimitMetrics
@@ -61,3 +62,19 @@ def test_a_refused_request_is_a_miss_and_goodput_is_their_share() -> None:
     assert 'kvarn_slo_requests_total{model="m",outcome="met"} 1.0' in text
     assert 'kvarn_slo_requests_total{model="m",outcome="missed"} 1.0' in text
     assert 'kvarn_goodput_ratio{model="m"} 0.5' in text
+
+
+def test_goodput_counts_against_the_targets_of_each_model() -> None:
+    now = [0.0]
+    engines = [Source("strict"), Source("lax")]
+    slo = {"strict": SloConfig(ttft_target_s=0.1), "lax": SloConfig(ttft_target_s=10.0)}
+    metrics = GatewayMetrics(engines, slo, clock=lambda: now[0])
+    for name in slo:
+        now[0] = 0.0
+        request = metrics.generation(name, started=0.0)
+        now[0] = 1.0
+        request.delta(0, 1)
+        request.finished()
+    text = metrics.render().decode()
+    assert 'kvarn_slo_requests_total{model="strict",outcome="missed"} 1.0' in text
+    assert 'kvarn_slo_requests_total{model="lax",outcome="met"} 1.0' in text

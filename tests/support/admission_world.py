@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -68,6 +70,10 @@ class Call:
     weight: float = 1.0
     priority: int = 0
     leaves_at: float | None = None
+    comes_back_in_s: float | None = None
+    """Sent again so long after the time that its refusal names; given up where None."""
+    told_s: list[float] = field(default_factory=list)
+    """What each refusal so far named."""
     first: float | None = None
     end: float | None = None
     refusal: Refusal | None = None
@@ -93,7 +99,7 @@ class Call:
 class AdmissionWorld:
     """Plays calls against an engine, with admission or without."""
 
-    rules: Rules = field(default_factory=lambda: Rules(0.5, 0.05, 4096, 30.0))
+    rules: Rules = field(default_factory=lambda: Rules(0.5, 0.05, True, 4096, None))
     admission: bool = True
     config: EngineConfig = field(default_factory=lambda: EngineConfig(tpot_target_ms=50.0, prefix_cache=False))
     times: StepTimes = TIMES
@@ -118,6 +124,7 @@ class AdmissionWorld:
         self.stats = self.engine.stats()
         self.controller.hear(self.stats, 0.0)
         self._stats_due = 0.0
+        self._coming: list[tuple[float, int, Call]] = []
         self._step_end: float | None = None
         self._output: EngineOutput | None = None
         self._told: EngineStats | None = None
@@ -127,13 +134,13 @@ class AdmissionWorld:
 
     def play(self, calls: list[Call], until: float) -> list[Call]:
         """Run until a time; calls come at theirs."""
-        coming = sorted(calls, key=lambda call: call.at)
-        index = 0
+        self._coming = [(call.at, id(call), call) for call in calls]
+        heapq.heapify(self._coming)
         leaving = sorted((call for call in calls if call.leaves_at is not None), key=lambda call: call.leaves_at or 0)
         while True:
             times = [until]
-            if index < len(coming):
-                times.append(coming[index].at)
+            if self._coming:
+                times.append(self._coming[0][0])
             if leaving:
                 times.append(leaving[0].leaves_at or 0.0)
             if self._step_end is not None:
@@ -145,9 +152,8 @@ class AdmissionWorld:
                 return calls
             if self._step_end is not None and self.now >= self._step_end:
                 self._finish_step()
-            while index < len(coming) and coming[index].at <= self.now:
-                self._arrive(coming[index])
-                index += 1
+            while self._coming and self._coming[0][0] <= self.now:
+                self._arrive(heapq.heappop(self._coming)[2])
             while leaving and (leaving[0].leaves_at or 0.0) <= self.now:
                 self._leave(leaving.pop(0))
             if self._waiting and self.now >= self._next_poll:
@@ -159,7 +165,7 @@ class AdmissionWorld:
         if not self.admission:
             self._submit(call)
             return
-        self.controller.hear(self.stats, self.now)
+        self.controller.hear(self.stats, self.now, self.lag_s)
         call.demand = Demand(
             tenant=call.tenant,
             weight=call.weight,
@@ -167,23 +173,33 @@ class AdmissionWorld:
             prompt_tokens=self.traffic.expected_prompt(call.prompt),
             output_tokens=self.traffic.expected_output(call.tenant, call.output),
             received=call.at,
+            key=(call.tenant, id(call)),
         )
         call.refusal = self.controller.offer(call.demand, self.now)
         if call.refusal is not None:
-            call.refused_at = self.now
+            self._refused(call)
             return
         self._waiting[call.demand] = call
         self._poll()
 
+    def _refused(self, call: Call) -> None:
+        assert call.refusal is not None and call.demand is not None
+        call.refused_at = self.now
+        call.told_s.append(self.controller.retry_after_s(call.demand, call.refusal, self.now))
+        if call.comes_back_in_s is not None:
+            call.at = self.now + math.ceil(call.told_s[-1]) + call.comes_back_in_s
+            heapq.heappush(self._coming, (call.at, id(call), call))
+
     def _poll(self) -> None:
         self._next_poll = self.now + POLL_EVERY_S
-        self.controller.hear(self.stats, self.now)
+        self.controller.hear(self.stats, self.now, self.lag_s)
         for demand, refusal in self.controller.poll(self.now):
             call = self._waiting.pop(demand)
             if refusal is None:
                 self._submit(call)
             else:
-                call.refusal, call.refused_at = refusal, self.now
+                call.refusal = refusal
+                self._refused(call)
         self.longest_queue = max(self.longest_queue, len(self._waiting))
 
     def _leave(self, call: Call) -> None:
@@ -219,7 +235,7 @@ class AdmissionWorld:
         output, self._output, self._step_end = self._output, None, None
         if self._told is not None:
             self.stats = self._told
-            self.controller.hear(self.stats, self.now)
+            self.controller.hear(self.stats, self.now, self.lag_s)
         for delta in output.deltas:
             call = self.calls[delta.request_id]
             call.tokens += len(delta.token_ids)
@@ -234,7 +250,6 @@ class AdmissionWorld:
                         prompt=call.prompt,
                         cached=0,
                         output=call.tokens,
-                        ttft_s=call.ttft,
                         finished=True,
                     )
 

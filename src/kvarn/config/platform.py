@@ -160,24 +160,31 @@ class MeteringConfig(Section):
         return self
 
 
-class AdmissionConfig(Section):
-    """Which requests are taken when there are more than can be served in time."""
-
-    enabled: bool = True
-    """Predict each request's TTFT and TPOT, and queue, degrade or shed what would miss. Off: the engine's queue takes
-    everything up to its bounds."""
+class SloConfig(Section):
+    """Latency targets of interactive requests. Goodput (`kvarn_slo_requests_total`, `kvarn_goodput_ratio`) and load
+    shedding count against the same ones; a model may have its own."""
 
     ttft_target_s: float = Field(2.0, gt=0)
-    """Time to first token that interactive requests shall keep. Seconds."""
+    """Time to first token. Seconds."""
 
     tpot_target_s: float = Field(0.2, gt=0)
-    """Time per output token that interactive requests shall keep. Seconds."""
+    """Time per output token: the mean gap after the first. Seconds."""
+
+
+class AdmissionConfig(Section):
+    """Which requests wait at the gateway, and which are refused."""
+
+    load_shedding: bool = False
+    """Predict each interactive request's TTFT and TPOT, hold back what would slow others beyond the targets under
+    `slo`, and refuse what would miss them (or let `fallback` answer it). Off: nothing is refused before a queue is
+    full. A model may have its own setting."""
 
     max_queue: int = Field(4096, ge=0)
-    """Requests that may wait at the gateway. One more is shed at once."""
+    """Requests that may wait at the gateway for each model. One more is refused at once (`queue_full`)."""
 
-    max_queue_s: float = Field(30.0, gt=0)
-    """Seconds a request without a latency target (batch) may wait at the gateway."""
+    max_queue_s: float | None = Field(None, gt=0)
+    """Seconds a request without latency targets (batch; with load shedding also `flex`) may wait at the gateway before
+    it is refused (`queue_timeout`). Default: as long as it takes."""
 
 
 class SafetyConfig(Section):
@@ -274,7 +281,7 @@ class BatchesConfig(Section):
 
     max_in_flight: int = Field(32, ge=1)
     """Lines this gateway has in each model's engine at once at most. Fewer while anything better waits there, or while
-    steps with interactive requests are slower than `admission.tpot_target_s`."""
+    steps with interactive requests are slower than the model's TPOT target."""
 
     max_running: int = Field(8, ge=1)
     """Batches this gateway works on at once; the rest wait."""

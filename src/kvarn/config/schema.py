@@ -15,6 +15,7 @@ from kvarn.config.platform import (
     ResponsesConfig,
     RetentionConfig,
     SafetyConfig,
+    SloConfig,
     StoreConfig,
 )
 from kvarn.config.section import Section
@@ -55,8 +56,9 @@ class EngineConfig(Section):
     max_waiting_tokens: int = Field(4_000_000, ge=1)
     """Prompt tokens that may wait in all. A request that would pass it is refused at once (`queue_full`)."""
 
-    max_wait_s: float = Field(600.0, gt=0)
-    """Seconds a request may wait for its first step before it is refused (`queue_timeout`)."""
+    max_wait_s: float | None = Field(None, gt=0)
+    """Seconds a request may wait for its first step before it is refused (`queue_timeout`). Default: as long as it
+    takes."""
 
     priority_ageing_s: float = Field(30.0, gt=0)
     """Seconds of waiting that lift a request by one priority tier, so that no tier starves."""
@@ -114,13 +116,17 @@ class ModelConfig(Section):
     limits and `replica.separate_cores` respected); one in all for a model of less than 64 MiB."""
 
     fallback: str | None = Field(None, min_length=1)
-    """Name of a smaller served model that answers instead when this one would answer too late."""
+    """Name of a smaller served model that answers instead when this one would answer too late. Needs load
+    shedding."""
+
+    load_shedding: bool | None = None
+    """Refuse this model's requests that would miss its latency targets. Default: `admission.load_shedding`."""
 
     ttft_target_s: float | None = Field(None, gt=0)
-    """Time to first token that this model's interactive requests shall keep. Default: `admission.ttft_target_s`."""
+    """This model's target for the time to first token. Seconds. Default: `slo.ttft_target_s`."""
 
     tpot_target_s: float | None = Field(None, gt=0)
-    """Time per output token, in the same way. Default: `admission.tpot_target_s`."""
+    """This model's target for the time per output token. Seconds. Default: `slo.tpot_target_s`."""
 
     tool_format: Literal["auto", "hermes", "llama3", "mistral", "pythonic"] = "auto"
     """How the model writes tool calls (`hermes` is Qwen's way too, `pythonic` that of Llama 3.2 and 4). `auto`: read
@@ -140,7 +146,10 @@ class GatewayConfig(Section):
     """Port to listen on; 0 takes a free one and prints it."""
 
     max_connections: int = Field(16384, ge=1)
-    """Connections open at once at most; more are closed before they are read."""
+    """Connections open at once at most; more get 503 before they are read."""
+
+    max_requests: int = Field(8192, ge=1)
+    """Requests answered, or waiting, at once at most. One more gets 503 before it is read."""
 
     idle_timeout_s: float = Field(75.0, gt=0)
     """Seconds an idle connection is kept. Longer than the usual 60 s of load balancers, so that it is they who
@@ -248,8 +257,11 @@ class KvarnConfig(Section):
     metering: MeteringConfig = MeteringConfig()
     """The usage ledger."""
 
+    slo: SloConfig = SloConfig()
+    """Latency targets."""
+
     admission: AdmissionConfig = AdmissionConfig()
-    """Which requests are taken when there are more than can be served in time."""
+    """Which requests wait at the gateway, and which are refused."""
 
     safety: SafetyConfig = SafetyConfig()
     """What is looked at on the way in and on the way out."""
@@ -277,4 +289,17 @@ class KvarnConfig(Section):
         for model in self.models:
             if model.fallback is not None and (model.fallback not in names or model.fallback == model.name):
                 raise ValueError(f"the fallback of {model.name!r} must be another served model, not {model.fallback!r}")
+            if model.fallback is not None and not self.sheds_load(model):
+                raise ValueError(f"the fallback of {model.name!r} is never used: set its `load_shedding` to true")
         return self
+
+    def slo_of(self, model: ModelConfig) -> SloConfig:
+        """The latency targets of a model: its own where it has any."""
+        return SloConfig(
+            ttft_target_s=model.ttft_target_s or self.slo.ttft_target_s,
+            tpot_target_s=model.tpot_target_s or self.slo.tpot_target_s,
+        )
+
+    def sheds_load(self, model: ModelConfig) -> bool:
+        """Whether requests for a model that would miss its targets are refused."""
+        return self.admission.load_shedding if model.load_shedding is None else model.load_shedding

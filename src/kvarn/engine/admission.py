@@ -53,6 +53,8 @@ class AdmissionControl:
     def overdue(self, now: float) -> list[Request]:
         """Requests that have waited longer than `max_wait_s` for their first step."""
         late: list[Request] = []
+        if self._config.max_wait_s is None:
+            return late
         for request in self._fresh.values():
             if now - request.arrival_s <= self._config.max_wait_s:
                 break

@@ -13,10 +13,10 @@ class EngineBooks:
     """Counts what happens; reads the rest from the scheduler when asked."""
 
     MIN_RETRY_S = 1.0
+    MAX_RETRY_S = 600.0
 
-    def __init__(self, scheduler: Scheduler, max_retry_s: float) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._max_retry_s = max_retry_s
         self._refused: dict[str, int] = {}
         self._last_tokens = 0
         self._last_rows = 0
@@ -46,7 +46,7 @@ class EngineBooks:
         """Seconds in which the present throughput works off the prompts that wait, within sensible bounds."""
         if not self._tokens_per_s:
             return self.MIN_RETRY_S
-        return min(max(waiting_tokens / self._tokens_per_s, self.MIN_RETRY_S), self._max_retry_s)
+        return min(max(waiting_tokens / self._tokens_per_s, self.MIN_RETRY_S), self.MAX_RETRY_S)
 
     def stats(self) -> EngineStats:
         """All gauges and totals now."""
@@ -91,7 +91,7 @@ class EngineBooks:
 
     def _step_times(self) -> StepTimes | None:
         model = self._scheduler.step_time
-        if not model.is_settled:
+        if not model.is_measured:
             return None
         fixed, prefill_token, prefill_pair, decode_row, decode_token = model.coefficients
         return StepTimes(

@@ -58,7 +58,7 @@ class EngineCore:
         self._door = AdmissionControl(config, executor.num_blocks, executor.max_context_length)
         self._requests: dict[str, Request] = {}
         self._num_arrived = 0
-        self._books = EngineBooks(self.scheduler, config.max_wait_s)
+        self._books = EngineBooks(self.scheduler)
 
     def add(self, message: Submit) -> None:
         """Take a request; its tokens come out of later steps.

@@ -86,7 +86,12 @@ class StepTimeModel:
     @property
     def is_settled(self) -> bool:
         """Whether the parts of a step's time can be told from each other: by what was expected, or by enough steps."""
-        return self._expects or self._samples >= self.FEW_STEPS
+        return self._expects or self.is_measured
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether enough steps were seen: what was expected before the first one may be far off."""
+        return self._samples >= self.FEW_STEPS
 
     @property
     def coefficients(self) -> tuple[float, float, float, float, float]:

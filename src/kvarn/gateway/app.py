@@ -131,7 +131,7 @@ def create_app(
     pool = ThreadPoolExecutor(config.gateway.tokenize_threads, thread_name_prefix="tokenize")
     text = TextPool(pool, config.gateway.tokenize_threads)
     table = ModelTable(models_by_name)
-    metrics = GatewayMetrics(table)
+    metrics = GatewayMetrics(table, {model.name: config.slo_of(model.config) for model in table})
     platform = Platform(config, metrics.registry, models_by_name)
     runs = ResponseRuns(platform.store, config.responses)
     open_requests = OpenRequests()
@@ -145,7 +145,7 @@ def create_app(
         runs,
         Moderation(config.safety, table, text),
         platform.prompts,
-        BodyReader(config.gateway, text),
+        BodyReader(config.gateway, text, platform.admission.check_body),
         text,
         Reports(platform.store),
         StorageRoom(platform.store, config.retention.max_stored_bytes),
@@ -167,6 +167,7 @@ def create_app(
         metrics=gateway.metrics,
         authenticator=authenticator or platform.identity.authenticator,
         open_requests=open_requests,
+        check_process=platform.admission.check_process,
     )
     add_error_handlers(app)
     for resource in _ROUTES:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from kvarn.config.schema import GatewayConfig
+from kvarn.gateway.arrival import received_at
 from kvarn.gateway.held_bytes import BodyRefusedError, ByteBudget, HeldBytes, memory_of
 from kvarn.gateway.record import RequestRecord, record_of
 from kvarn.gateway.text_pool import INLINE_BYTES, TextPool
@@ -29,12 +30,16 @@ class BodyReader:
     Args:
         config: How large they may be, one by one and together, and how long they may take.
         text: Where long ones are parsed.
+        check: May refuse a request whose body has come, before it is parsed.
     """
 
-    def __init__(self, config: GatewayConfig, text: TextPool) -> None:
+    def __init__(
+        self, config: GatewayConfig, text: TextPool, check: Callable[[RequestRecord, bytes], None] | None = None
+    ) -> None:
         self.budget = ByteBudget(config.max_held_bytes)
         self._config = config
         self._text = text
+        self._check = check
 
     async def read(self, request: Request, model: type[RequestT]) -> RequestT:
         """Read and validate a JSON body; the memory it takes is held until the request's record is closed.
@@ -44,7 +49,7 @@ class BodyReader:
 
         Raises:
             ApiError: 400 (empty or invalid), 408 (too slow), 413 (too large), 415 (not JSON), 429 or 503 (no memory
-                left).
+                left, or it would be answered too late).
             ClientDisconnect: The client left in the middle of its body.
         """
         _require_json(request)
@@ -60,9 +65,11 @@ class BodyReader:
         except TimeoutError:
             message = f"The request body did not arrive within {timeout_s:g} s."
             raise BodyRefusedError(408, message, code="request_timeout") from None
-        record.body_bytes = len(body)
+        record.body_bytes, record.received = len(body), received_at(request.scope)
         if not body:
             raise invalid_request("The request body is empty: send a JSON object.", code="invalid_json")
+        if self._check is not None:
+            self._check(record, body)
         tenant = record.principal.organization_id
         asked, size = await self._text.run(tenant, len(body), lambda: _understand(model, body))
         held.become(size)

@@ -102,6 +102,7 @@ class Gateway:
             received=record.received,
             client_left=record.client_left,
             degraded_from=record.degraded_from,
+            early_demand=record.early_demand,
         )
         try:
             await self.pipeline.begin(work)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 
 from starlette.routing import Route
@@ -37,12 +38,18 @@ class RequestMiddleware:
     """Outermost layer: plain ASGI, since what wraps every chunk of every stream must cost next to nothing."""
 
     def __init__(
-        self, app: ASGIApp, metrics: GatewayMetrics, authenticator: Authenticator, open_requests: OpenRequests
+        self,
+        app: ASGIApp,
+        metrics: GatewayMetrics,
+        authenticator: Authenticator,
+        open_requests: OpenRequests,
+        check_process: Callable[[int, float], None],
     ) -> None:
         self._app = app
         self._metrics = metrics
         self._authenticator = authenticator
         self._open = open_requests
+        self._check_process = check_process
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -71,6 +78,7 @@ class RequestMiddleware:
         try:
             refuse_repeated(scope)
             if record.endpoint not in PUBLIC:
+                self._check_process(len(self._open), record.began)
                 if "\0" in scope["path"]:
                     raise invalid_request("The path holds a NUL byte.")
                 record.principal = await self._authenticator.principal(scope)
@@ -95,7 +103,7 @@ class RequestMiddleware:
     def _count(self, scope: Scope, record: RequestRecord) -> None:
         endpoint = endpoint_label(scope)
         status = CLIENT_LEFT if record.disconnected and record.status in (0, CLIENT_LEFT) else record.status
-        seconds = time.monotonic() - record.received
+        seconds = time.monotonic() - record.began
         self._metrics.requests.labels(record.model, endpoint, str(status)).inc()
         self._metrics.request_seconds.labels(record.model, endpoint).observe(seconds)
         if record.disconnected:

@@ -23,6 +23,9 @@ class OpenRequests:
         if not self._count:
             self._none.set()
 
+    def __len__(self) -> int:
+        return self._count
+
     async def over(self, seconds: float) -> int:
         """Wait until there are none, but not longer than this; returns how many there still are."""
         try:

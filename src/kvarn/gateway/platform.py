@@ -54,7 +54,7 @@ class Platform:
         models: Mapping[str, ServedModel] | None = None,
     ) -> None:
         self.config = config
-        self._admission = AdmissionStage(config, models or {}, AdmissionMetrics(registry))
+        self.admission = AdmissionStage(config, models or {}, AdmissionMetrics(registry))
         self.store = Store.open(config)
         health = self.store.health
         self.store_metrics = StoreMetrics(
@@ -92,7 +92,7 @@ class Platform:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._admission.close()
+        await self.admission.close()
         await self.prompts.close()
         await self.metering.stop()
         await self.limiter.stop()  # what is on the ledger by now need not be held in Redis any more
@@ -101,8 +101,7 @@ class Platform:
 
     def _stages(self) -> list[Stage]:
         """In the order in which they are asked: scopes, budgets, limits, admission, the ledger."""
-        admission = [self._admission] if self.config.admission.enabled else []
-        return [ScopeStage(), BudgetStage(self.metering), self._limits, *admission, LedgerStage(self.metering)]
+        return [ScopeStage(), BudgetStage(self.metering), self._limits, self.admission, LedgerStage(self.metering)]
 
     async def _prepare_store(self) -> None:
         if self.config.store.migrate:

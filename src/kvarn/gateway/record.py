@@ -11,6 +11,8 @@ from typing import Protocol
 
 from starlette.types import Receive, Scope
 
+from kvarn.gateway.admission.demand import Demand
+from kvarn.gateway.arrival import received_at
 from kvarn.gateway.work import Work
 from kvarn.observe.metrics import UNKNOWN
 from kvarn.store.owner import ANYBODY, Principal
@@ -32,8 +34,10 @@ class RequestRecord:
 
     request_id: str
     """Sent back as `x-request-id`; the client's own where it sent a sane one."""
-    received: float = field(default_factory=time.monotonic)
-    """Monotonic seconds at which the headers were read."""
+    began: float = field(default_factory=time.monotonic)
+    """Monotonic seconds at which its headers reached this machine."""
+    received: float = 0.0
+    """The same of the last byte of its body: latencies count from here. That of the headers until it is read."""
     model: str = UNKNOWN
     """The configured model it asked for."""
     body_bytes: int = 0
@@ -55,12 +59,17 @@ class RequestRecord:
     batch gives way to another."""
     degraded_from: str | None = None
     """The model it asked for, where another one answers."""
+    early_demand: Demand | None = None
+    """What admission knew of it before it was parsed."""
     work: list[Work] = field(default_factory=list)
     """What it has begun; closed when the answer is over."""
     headers: dict[str, str] = field(default_factory=dict)
     """Go into the answer."""
     held: list[Held] = field(default_factory=list)
     """Memory and room that it takes; given back when the answer is over."""
+
+    def __post_init__(self) -> None:
+        self.received = self.received or self.began
 
     async def close(self) -> None:
         """Settle all its work and give back what it holds; may be called again."""
@@ -74,7 +83,7 @@ def new_record(scope: Scope) -> RequestRecord:
     """Make the record of a request and hang it on its ASGI scope."""
     supplied = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
     request_id = supplied.decode("ascii") if _SANE_ID.fullmatch(supplied) else f"req-{uuid.uuid4().hex}"
-    record = RequestRecord(request_id, endpoint=scope["path"][:256])
+    record = RequestRecord(request_id, received_at(scope), endpoint=scope["path"][:256])
     scope[_SCOPE_KEY] = record
     return record
 

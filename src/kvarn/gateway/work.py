@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from kvarn.gateway.admission.demand import Demand
 from kvarn.gateway.shielded import to_the_end
 from kvarn.store.ids import new_id
 from kvarn.store.owner import Principal
@@ -100,7 +101,7 @@ class Work:
     sequences: int = 1
     """Answers it asks for, over all its prompts."""
     received: float
-    """Monotonic seconds at which the request came."""
+    """Monotonic seconds at which the last byte of the request came."""
     tally: Tally = field(default_factory=Tally)
     headers: dict[str, str] = field(default_factory=dict)
     """Go into the answer, such as `x-ratelimit-remaining-tokens`."""
@@ -108,6 +109,8 @@ class Work:
     """Returns once nobody waits for the answer any more; None where that cannot be known."""
     degraded_from: str | None = None
     """The model that was asked for, where another one answers."""
+    early_demand: Demand | None = None
+    """What admission knew of it before it was parsed."""
     tickets: list[Ticket] = field(default_factory=list)
 
     @property

@@ -5,19 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-TTFT_TARGET_S = 0.5
-"""A request meets its targets when its first token came within this many seconds ..."""
-
-TPOT_TARGET_S = 0.05
-"""... and the mean gap between the tokens after it was no longer than this many seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class SloTargets:
-    """The latency targets that goodput counts against, in seconds."""
-
-    ttft_s: float = TTFT_TARGET_S
-    tpot_s: float = TPOT_TARGET_S
+from kvarn.config.platform import SloConfig
 
 
 @dataclass(slots=True)
@@ -61,12 +49,12 @@ class GenerationTimer:
         """Mean gap after the first token, for each choice with more than one token."""
         return [(each.latest - each.first) / (each.tokens - 1) for each in self._choices.values() if each.tokens > 1]
 
-    def meets(self, targets: SloTargets) -> bool:
+    def meets(self, slo: SloConfig) -> bool:
         """Whether the first token and every choice's mean gap were in time."""
         return (
             self.ttft is not None
-            and self.ttft <= targets.ttft_s
-            and all(tpot <= targets.tpot_s for tpot in self.tpots())
+            and self.ttft <= slo.ttft_target_s
+            and all(tpot <= slo.tpot_target_s for tpot in self.tpots())
         )
 
 

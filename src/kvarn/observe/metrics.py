@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import generate_latest
 
+from kvarn.config.platform import SloConfig
 from kvarn.observe.engines import EngineCollector, EngineSource
-from kvarn.observe.latency import GenerationTimer, SlidingRatio, SloTargets
+from kvarn.observe.latency import GenerationTimer, SlidingRatio
 
 UNKNOWN = "unknown"
 """Label for a model or endpoint that is not configured: what clients invent never becomes a label."""
@@ -45,7 +46,7 @@ class GenerationObserver:
         """Every choice ended; counts towards goodput."""
         for tpot in self.timer.tpots():
             self._model.tpot.observe(tpot)
-        self._model.count_slo(self.timer.meets(self._model.targets))
+        self._model.count_slo(self.timer.meets(self._model.slo))
 
     def failed(self) -> None:
         """The platform refused or lost the request: a miss, however fast it was."""
@@ -55,9 +56,9 @@ class GenerationObserver:
 class _ModelMetrics:
     """The metrics of one model, labels resolved once."""
 
-    def __init__(self, metrics: GatewayMetrics, model: str) -> None:
+    def __init__(self, metrics: GatewayMetrics, model: str, slo: SloConfig) -> None:
         self.clock = metrics.clock
-        self.targets = metrics.targets
+        self.slo = slo
         self.ttft = metrics.ttft.labels(model)
         self.tpot = metrics.tpot.labels(model)
         self.itl = metrics.itl.labels(model)
@@ -76,22 +77,24 @@ class GatewayMetrics:
 
     Args:
         engines: What each model's replica reports, read when `/metrics` is.
-        targets: The latencies goodput counts against.
+        slo: The latency targets that goodput counts against, by model; the defaults for those it does not name.
         clock: Monotonic seconds.
     """
 
     def __init__(
         self,
         engines: Iterable[EngineSource],
-        targets: SloTargets | None = None,
+        slo: Mapping[str, SloConfig] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         engines = list(engines)
         self.clock = clock
-        self.targets = targets or SloTargets()
         self.registry = CollectorRegistry()
         self._define(self.registry)
-        self._models = {engine.name: _ModelMetrics(self, engine.name) for engine in engines}
+        slo = slo or {}
+        self._models = {
+            engine.name: _ModelMetrics(self, engine.name, slo.get(engine.name, SloConfig())) for engine in engines
+        }
         self._engines = EngineCollector(engines)
         self.registry.register(self._engines)
         ProcessCollector(registry=self.registry)

@@ -25,7 +25,14 @@ class Door:
     def __init__(self, stats: EngineStats = IDLE, **rules: float) -> None:
         config = EngineConfig(tpot_target_ms=50.0)
         view = EngineView(EngineBounds.of(config, 160_000))
-        settings = {"ttft_target_s": 1.0, "tpot_target_s": 0.05, "max_queue": 100, "max_queue_s": 30.0, **rules}
+        settings = {
+            "ttft_target_s": 1.0,
+            "tpot_target_s": 0.05,
+            "load_shedding": True,
+            "max_queue": 100,
+            "max_queue_s": 30.0,
+        }
+        settings |= rules
         self.traffic = Traffic(1.0, 2.0)
         self.controller = AdmissionController(Rules(**settings), view, self.traffic, config.priority_ageing_s)
         self.now = 0.0
@@ -214,3 +221,17 @@ def test_an_engine_that_started_anew_is_not_taken_for_busy():
     door.now += 0.1
     door.hear(EngineStats())
     assert not len(door.controller.queue), "nothing is known of the new one"
+
+
+def test_without_load_shedding_only_batch_work_waits_for_room():
+    door = Door(BUSY, load_shedding=False)
+    sent = [door.send(f"t{index % 3}", priority=priority) for index, priority in enumerate([0, 5, -10] * 100)]
+    assert door.went == sent and not door.turned_away
+    batch = door.send(priority=10)
+    door.advance(1.0)
+    chat = door.send()
+    assert door.went[-1] is chat and batch not in door.went
+    door.hear(msgspec.structs.replace(IDLE))
+    for _ in range(20):
+        door.advance(10.0)
+    assert door.went[-1] is batch and not door.turned_away

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
+from kvarn.config.platform import AdmissionConfig
+from kvarn.gateway.process_delay import ProcessDelay
 from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.stages.waiting_room import WaitingRoom
 from kvarn.gateway.work import Work
@@ -25,7 +27,8 @@ class Door:
 
     def __init__(self, house: Any) -> None:
         self.engine = house.chat
-        self.room = WaitingRoom(house.config, house.served["tiny"], AdmissionMetrics())
+        config = house.config.model_copy(update={"admission": AdmissionConfig(load_shedding=True)})
+        self.room = WaitingRoom(config, house.served["tiny"], AdmissionMetrics(), ProcessDelay(2.0))
         self.queue = self.room._controller.queue
 
     def ask(self, client_left: Callable[[], Awaitable[None]] | None = None) -> asyncio.Task[Any]:

@@ -1,9 +1,12 @@
-"""Whether a request goes to the engine, waits, or is turned away: the policy of one model, told the time.
+"""Whether a request goes to the engine, waits, or is refused: the policy of one model, told the time.
 
-* It goes when its turn has come (`FairQueue`) and it keeps nobody from the targets: those that run keep their TPOT, and
-  few prompts wait inside the engine, so that the order stays to be decided here, as late as possible.
-* It waits as long as it is predicted to have its first token in time.
-* Else it is turned away at once, with the time after which it would have been taken.
+Without load shedding everything goes to the engine at once, whose queue is fair and bounded; only batch work waits
+here for idle capacity. With load shedding
+
+* a request goes when its turn has come (`FairQueue`) and it keeps nobody from the targets: those that run keep their
+  TPOT, and few prompts wait inside the engine, so that the order stays to be decided here, as late as possible;
+* it waits as long as it is predicted to have its first token in time;
+* else it is refused at once, and told when it will be taken (`RetrySlots`).
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from kvarn.gateway.admission.demand import Demand
 from kvarn.gateway.admission.engine_view import EngineView
 from kvarn.gateway.admission.fair_queue import FairQueue
 from kvarn.gateway.admission.predictor import OUT_OF_REACH, Load, Mix, Predictor
-from kvarn.gateway.admission.tardiness import Tardiness
+from kvarn.gateway.admission.retries import LONGEST_RETRY_S, RetrySlots
 from kvarn.gateway.admission.traffic import Traffic
 from kvarn.wire.messages import EngineStats
 
@@ -29,13 +32,14 @@ PEAK_S = 30.0
 about a third of a peak still counts."""
 PREFILL_WINDOW = 0.25
 """Part of the TTFT target for which prompts may wait inside the engine, where their order is decided no more."""
-LONGEST_RETRY_S = 120.0
+OVERTAKEN = 0.6
+"""Part of its share that a tenant with requests waiting is expected to get: others with a better claim come later."""
 SEEK_LATE_S = 0.04
 """How often those that wait in vain are sought: it looks at each tenant."""
 
 
 class Reason(StrEnum):
-    """Why a request is turned away."""
+    """Why a request is refused."""
 
     OVERLOADED = "overloaded"
     """It would be too late, whoever sent it."""
@@ -49,11 +53,11 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A request is turned away."""
+    """A request is refused."""
 
     reason: Reason
     retry_after_s: float
-    """Until it would be taken, if nothing else came meanwhile; > 0."""
+    """How late it would be; > 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +66,9 @@ class Rules:
 
     ttft_target_s: float
     tpot_target_s: float
+    load_shedding: bool
     max_queue: int
-    max_queue_s: float
+    max_queue_s: float | None
 
 
 class AdmissionController:
@@ -74,7 +79,10 @@ class AdmissionController:
         self._rules = rules
         self._view = view
         self._traffic = traffic
-        self._tardiness = Tardiness()
+        self._gateway_s = 0.0
+        self._slots = RetrySlots()
+        self._preparing: set[Demand] = set()
+        """Accepted before they were parsed; they come again when they are tokenized."""
         self._late_sought = -math.inf
         self._batch_rows = 0
         self._peak = 0.0
@@ -82,20 +90,50 @@ class AdmissionController:
         self._peak_at = 0.0
         self._verdicts: list[tuple[Demand, Refusal | None]] = []
 
-    def hear(self, stats: EngineStats, now: float) -> None:
-        """Take the engine's latest statistics."""
+    def hear(self, stats: EngineStats, now: float, gateway_s: float = 0.0) -> None:
+        """Take the engine's latest statistics, and what the gateway adds to a time to first token."""
         self._view.hear(stats, now)
+        self._gateway_s = gateway_s
 
     def offer(self, demand: Demand, now: float) -> Refusal | None:
-        """A request has come. Where it is not refused, `poll` says when it goes, or that it is turned away later."""
-        demand.cost = self._traffic.cost(demand.prompt_tokens, demand.output_tokens)
-        self.queue.arrive(demand, now)
-        refusal = self.foretell(demand, now) or self._make_place(demand, now)
+        """A request has come. Where it is not refused, `poll` says when it goes, or that it is refused later."""
+        if not (self._rules.load_shedding or demand.is_batch):
+            self._arrive(demand, now)
+            self._send(demand, now)
+            self._verdicts.append((demand, None))
+            return None
+        refusal = self._decide(demand, now) or self._make_place(demand, now)
         if refusal is not None:
             self.queue.refuse(demand, now)
             return refusal
         self.queue.push(demand)
         return None
+
+    def accept(self, demand: Demand, now: float) -> Refusal | None:
+        """Decide on a request before its prompt is known exactly. One that is not refused is `dropped` later, and then
+        perhaps offered as accepted."""
+        refusal = self._decide(demand, now)
+        if refusal is None:
+            demand.accepted = True
+            self._preparing.add(demand)
+        else:
+            self.queue.refuse(demand, now)
+        return refusal
+
+    def dropped(self, demand: Demand) -> None:
+        """An accepted request is prepared, or will not be."""
+        self._preparing.discard(demand)
+
+    def retry_after_s(self, demand: Demand, refusal: Refusal, now: float) -> float:
+        """When a refused request shall come again; where it is known by a key, it will be taken then."""
+        predictor = self._view.predictor
+        if predictor is None or demand.key is None or not demand.is_interactive:
+            return refusal.retry_after_s
+        load, mix = self._situation(demand, now)
+        row_s = predictor.row_s(max(1, load.rows), mix)
+        charged_s = predictor.service_s(_average(mix, demand), row_s) * demand.cost / max(1.0, mix.cost)
+        service_s, share = predictor.service_s(demand, row_s), self.queue.share(demand, now)
+        return self._slots.give(demand.key, service_s, charged_s, share, refusal.retry_after_s, now)
 
     def poll(self, now: float) -> list[tuple[Demand, Refusal | None]]:
         """What has been decided on waiting requests: None where one goes to the engine now."""
@@ -125,7 +163,6 @@ class AdmissionController:
         prompt: int,
         cached: int,
         output: int,
-        ttft_s: float | None,
         finished: bool,
     ) -> None:
         """A request that went to the engine is over.
@@ -136,11 +173,8 @@ class AdmissionController:
             prompt: Tokens of its prompt.
             cached: Those found in the prefix cache.
             output: Tokens of its answer.
-            ttft_s: From its arrival to its first token; None where there was none.
             finished: It had all it asked for, and says what is usual.
         """
-        if ttft_s is not None and demand.predicted_ttft_s is not None:
-            self._tardiness.learn(ttft_s - demand.predicted_ttft_s, now)
         self._batch_rows -= demand.sequences * demand.is_batch
         self.queue.settle(demand, self._traffic.cost(prompt - cached, output))
         self._view.ended(demand, now)
@@ -148,15 +182,14 @@ class AdmissionController:
             self._traffic.learn(demand.tenant, prompt, cached, output)
 
     def would_refuse(self, demand: Demand, now: float) -> bool:
-        """Whether a request that came now would be turned away. Nothing of it is kept."""
-        demand.cost = self._traffic.cost(demand.prompt_tokens, demand.output_tokens)
-        self.queue.arrive(demand, now)
+        """Whether a request that came now would be refused. Nothing of it is kept."""
+        self._arrive(demand, now)
         return len(self.queue) >= self._rules.max_queue or self.foretell(demand, now) is not None
 
     def foretell(self, demand: Demand, now: float) -> Refusal | None:
         """Why a request that comes now would miss its first token's target; None where it would not."""
         predictor = self._view.predictor
-        if predictor is None or not demand.is_interactive:
+        if predictor is None or not (demand.is_interactive and self._rules.load_shedding):
             return None
         target = self._ttft_limit_s(demand, predictor)
         late_s = self._ttft_s(demand, now, predictor) - target
@@ -169,6 +202,17 @@ class AdmissionController:
     def _ttft_limit_s(self, demand: Demand, predictor: Predictor) -> float:
         return max(MARGIN * self._rules.ttft_target_s, OUT_OF_REACH * predictor.alone_s(demand))
 
+    def _arrive(self, demand: Demand, now: float) -> None:
+        demand.cost = self._traffic.cost(demand.prompt_tokens, demand.output_tokens)
+        self.queue.arrive(demand, now)
+
+    def _decide(self, demand: Demand, now: float) -> Refusal | None:
+        self._arrive(demand, now)
+        if demand.accepted:
+            return None
+        demand.promised = demand.key is not None and self._slots.use(demand.key, now)
+        return None if demand.promised else self.foretell(demand, now)
+
     # Predicting ------------------------------------------------------------------------------------------------------
 
     def _situation(self, demand: Demand, now: float) -> tuple[Load, Mix]:
@@ -180,13 +224,18 @@ class AdmissionController:
         load, mix = self._situation(demand, now)
         waits_s = 0.0
         ahead = self.queue.ahead_of(demand, now, own=own)
-        if ahead.demands or ahead.unsent_cost or not self._has_place(demand, load, mix):
+        before = [*ahead.demands, *(each for each in self._preparing if own or each.tenant != demand.tenant)]
+        share = self.queue.share(demand, now)
+        held_s = self._slots.held_s(demand.tenant, share, now, now + self._ttft_limit_s(demand, predictor), own=own)
+        if before or ahead.unsent_cost or held_s or not self._has_place(demand, load, mix):
             row_s = predictor.row_s(max(1, load.rows), mix)
             average_s = predictor.service_s(_average(mix, demand), row_s)
-            waits_s = sum([predictor.service_s(each, row_s) for each in ahead.demands])
+            waits_s = held_s + sum([predictor.service_s(each, row_s) for each in before])
+            mine_s = sum([predictor.service_s(each, row_s) for each in before if each.tenant == demand.tenant])
+            waits_s = max(waits_s, mine_s / (OVERTAKEN * share) if own else 0.0)
             waits_s += average_s * (0.5 + ahead.unsent_cost / max(1.0, mix.cost))
         waited_s = now - demand.received
-        return waited_s + waits_s + predictor.first_token_s(demand, load, mix) + self._tardiness.expected_s(now)
+        return waited_s + waits_s + predictor.first_token_s(demand, load, mix) + self._gateway_s
 
     def _has_place(self, demand: Demand, load: Load, mix: Mix) -> bool:
         """Whether the engine can hold one request more, and nobody misses the TPOT target because of it."""
@@ -228,6 +277,9 @@ class AdmissionController:
         predictor = self._view.predictor
         if predictor is not None:
             demand.predicted_ttft_s = now - demand.received + predictor.first_token_s(demand, load, mix)
+        self._send(demand, now)
+
+    def _send(self, demand: Demand, now: float) -> None:
         demand.released = now
         self._batch_rows += demand.sequences * demand.is_batch
         self.queue.serve(demand)
@@ -250,13 +302,13 @@ class AdmissionController:
         """Why a waiting request is hopeless; None where it is not."""
         waited = now - demand.received
         if not demand.is_interactive:
-            over = waited > self._rules.max_queue_s
+            over = self._rules.max_queue_s is not None and waited > self._rules.max_queue_s
             return Refusal(Reason.QUEUE_TIMEOUT, self._drain_s(demand, now)) if over else None
         predictor = self._view.predictor
-        if predictor is None:
+        if predictor is None or demand.promised:
             return None
         load, mix = self._situation(demand, now)
-        ttft_s = waited + predictor.first_token_s(demand, load, mix) + self._tardiness.expected_s(now)
+        ttft_s = waited + predictor.first_token_s(demand, load, mix) + self._gateway_s
         late_s = ttft_s - self._ttft_limit_s(demand, predictor)
         return Refusal(Reason.OVERLOADED, max(late_s, self._drain_s(demand, now))) if late_s > 0 else None
 

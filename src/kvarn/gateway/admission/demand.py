@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvarn.gateway.admission.retries import Key
+
 INTERACTIVE, BATCH = 0, 10
 """Priorities up to the first have latency targets; from the second on, requests run on idle capacity."""
 
@@ -24,6 +26,14 @@ class Demand:
     """Rows it becomes in a step once its prompt is computed."""
     received: float
     """Monotonic seconds at which the request came."""
+    key: Key | None = None
+    """Which request it is, where that is known: the same one may come again after a refusal."""
+    accepted: bool = False
+    """It was predicted to be in time."""
+    promised: bool = False
+    """It was refused before, and came again when it was told to: it is not refused for being late."""
+    body_bytes: int = 0
+    """Of a request that was not parsed when it was decided on."""
     cost: float = 0.0
     """Weighted tokens that its tenant is charged."""
     released: float | None = None

@@ -6,7 +6,7 @@ engine that seems idle. Others may send to the same engine: the statistics count
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter
 
 from kvarn.gateway.admission.demand import Demand
 from kvarn.gateway.admission.predictor import EngineBounds, Load, Mix, Predictor
@@ -25,8 +25,13 @@ class EngineView:
         """None until the engine has told how long its steps take."""
         self._stats = EngineStats()
         self._heard = 0.0
-        self._sent: deque[tuple[float, Demand]] = deque()
-        self._ended: deque[tuple[float, Demand]] = deque()
+        self._sent: dict[Demand, float] = {}
+        """What the statistics do not count yet, oldest first, and when each was sent."""
+        self._sent_rows = 0
+        self._sent_tokens = Counter[int]()
+        """Of prompts, by priority."""
+        self._ended_rows = 0
+        """Of sequences that the statistics still count."""
 
     def hear(self, stats: EngineStats, now: float) -> None:
         """Take the latest statistics; those known already change nothing."""
@@ -35,37 +40,40 @@ class EngineView:
         self._stats, self._heard = stats, now
         self.predictor = None if stats.step_times is None else Predictor(stats.step_times, self.bounds)
         # What was sent while that step ran waits at the engine's door: the statistics do not count it yet.
-        while self._sent and self._sent[0][0] < now - stats.step_s:
-            self._sent.popleft()
-        self._ended.clear()
+        for demand in [demand for demand, at in self._sent.items() if at < now - stats.step_s]:
+            self._forget(demand)
+        self._ended_rows = 0
 
     def sent(self, demand: Demand, now: float) -> None:
         """A request went to the engine."""
-        self._sent.append((now, demand))
+        self._sent[demand] = now
+        self._sent_rows += demand.sequences
+        self._sent_tokens[demand.priority] += int(demand.prompt_tokens)
 
     def ended(self, demand: Demand, now: float) -> None:
         """The engine is done with a request."""
-        for entry in self._sent:
-            if entry[1] is demand:
-                self._sent.remove(entry)
-                return
-        if now > self._heard + min(SAME_STEP_S, self._stats.step_s / 2):
-            self._ended.append((now, demand))
+        if demand in self._sent:
+            self._forget(demand)
+        elif now > self._heard + min(SAME_STEP_S, self._stats.step_s / 2):
+            self._ended_rows += demand.sequences
+
+    def _forget(self, demand: Demand) -> None:
+        del self._sent[demand]
+        self._sent_rows -= demand.sequences
+        self._sent_tokens[demand.priority] -= int(demand.prompt_tokens)
 
     @property
     def rows(self) -> int:
         """Sequences that the engine has."""
-        sent = sum(demand.sequences for _, demand in self._sent)
-        ended = sum(demand.sequences for _, demand in self._ended)
-        return max(0, self._stats.running + self._stats.waiting + sent - ended)
+        return max(0, self._stats.running + self._stats.waiting + self._sent_rows - self._ended_rows)
 
     def load(self, priority: int, now: float, mix: Mix) -> Load:
         """What stands before a request of this priority."""
-        stats, sent = self._stats, self._sent
+        stats = self._stats
         rows = self.rows
         waiting = {tier: tokens for tier, tokens in stats.waiting_tokens_by_priority.items() if tier <= priority}
         prefill = float(stats.prefill_tokens + sum(waiting.values()))
-        prefill += sum(demand.prompt_tokens for _, demand in sent if demand.priority <= priority)
+        prefill += sum(tokens for tier, tokens in self._sent_tokens.items() if tier <= priority)
         context = stats.decode_context + max(0, rows - stats.decode_rows) * mix.prompt_tokens
         computed = self._computed_since(now, stats.decode_rows, stats.decode_context, mix)
         decoding = min(rows, stats.decode_rows + (rows - stats.decode_rows) // 2)
@@ -83,5 +91,5 @@ class EngineView:
             return float("inf")
         block = self.bounds.kv_tokens / self._stats.kv_blocks_total
         taken = sum(self._stats.waiting_tokens_by_priority.values())
-        taken += sum(int(demand.prompt_tokens) for _, demand in self._sent)
+        taken += self._sent_tokens.total()
         return self._stats.kv_blocks_free * block - taken - rows * mix.output_tokens / 2

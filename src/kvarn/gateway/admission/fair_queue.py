@@ -136,6 +136,11 @@ class FairQueue:
         """Whether anybody but this request's tenant wants to be served."""
         return any(line.is_asking(now) for line in self._lines.values() if line.tenant != demand.tenant)
 
+    def share(self, demand: Demand, now: float) -> float:
+        """The part of the engine that the weights give to a request's tenant among those that want to be served."""
+        asking = [line.weight for line in self._lines.values() if line.tenant != demand.tenant and line.is_asking(now)]
+        return demand.weight / (demand.weight + sum(asking))
+
     def ahead_of(self, demand: Demand, now: float, *, own: bool = True) -> Ahead:
         """What stands before a request that has arrived and does not wait yet.
 

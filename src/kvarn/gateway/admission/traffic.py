@@ -12,6 +12,8 @@ TENANT_FADE = 0.1
 """The same among a tenant's own."""
 FIRST_GUESS = 128.0
 """Output tokens expected of an answer before any has ended."""
+FIRST_TOKENS_PER_BYTE = 0.2
+"""Prompt tokens expected of a byte of JSON before any was tokenized."""
 MAX_TENANTS = 1024
 
 
@@ -26,6 +28,7 @@ class Traffic:
     def __init__(self, input_cost: float, output_cost: float) -> None:
         self._input_cost = input_cost
         self._output_cost = output_cost
+        self._tokens_per_byte = FIRST_TOKENS_PER_BYTE
         self._prompt = 0.0
         self._pairs = 0.0
         self._output = FIRST_GUESS
@@ -41,7 +44,15 @@ class Traffic:
         """Output tokens that a request of this tenant, which may write `most`, will probably have."""
         return min(float(most), self._outputs.get(tenant, self._output))
 
-    def expected_prompt(self, tokens: int) -> float:
+    def tokens_in(self, body_bytes: int) -> float:
+        """Prompt tokens that a body of this length will probably turn out to have."""
+        return body_bytes * self._tokens_per_byte
+
+    def learn_body(self, body_bytes: int, prompt_tokens: int) -> None:
+        """A body was tokenized."""
+        self._tokens_per_byte += FADE * (prompt_tokens / body_bytes - self._tokens_per_byte)
+
+    def expected_prompt(self, tokens: float) -> float:
         """Prompt tokens that will probably have to be computed."""
         return tokens * (1 - self._cached_share)
 

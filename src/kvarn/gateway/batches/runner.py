@@ -14,6 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from functools import partial
 
+from kvarn.config.platform import SloConfig
 from kvarn.gateway.batches.capacity import LineGate, LineWindow
 from kvarn.gateway.batches.hold import Hold
 from kvarn.gateway.batches.pacing import Pacing, Pacings
@@ -48,8 +49,11 @@ class BatchRunner:
         """Of those runs, in the order in which they were taken."""
         self._pacings: OrderedDict[str, Pacings] = OrderedDict()
         """Of batches that this gateway has let go unfinished, the latest last."""
-        self._gates = {model.name: self._gate(partial(_stats_of, model)) for model in gateway.models}
-        self._gates[""] = self._gate(EngineStats)
+        slo_of = gateway.config.slo_of
+        self._gates = {
+            model.name: self._gate(partial(_stats_of, model), slo_of(model.config)) for model in gateway.models
+        }
+        self._gates[""] = self._gate(EngineStats, gateway.config.slo)
 
     async def run(self) -> None:
         """Run batches until cancelled; those not finished are let go, for any gateway to go on with."""
@@ -125,8 +129,8 @@ class BatchRunner:
         except StoreAwayError as error:
             _log.warning("batch %s could not be let go: its lease runs out by itself: %s", batch_id, error)
 
-    def _gate(self, stats: Callable[[], EngineStats]) -> LineGate:
-        window = LineWindow(self._config.max_in_flight, self._gateway.config.admission.tpot_target_s)
+    def _gate(self, stats: Callable[[], EngineStats], slo: SloConfig) -> LineGate:
+        window = LineWindow(self._config.max_in_flight, slo.tpot_target_s)
         return LineGate(window, stats, time.monotonic)
 
 

@@ -1,20 +1,27 @@
-"""Takes only what can be answered in time: the rest waits, is answered by a smaller model, or is turned away."""
+"""Sends requests to their engine: at once, in their turn, or not at all."""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Mapping
 
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.admission.controller import Reason, Refusal
 from kvarn.gateway.admission.demand import Demand
 from kvarn.gateway.identity.scopes import may_use_model
+from kvarn.gateway.process_delay import ProcessDelay
+from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.served import ServedModel
+from kvarn.gateway.stages.early_fields import GENERATING, early_fields
 from kvarn.gateway.stages.waiting_room import WaitingRoom
 from kvarn.gateway.work import DegradedError, Work
 from kvarn.observe.admission import AdmissionMetrics
+from kvarn.observe.metrics import UNKNOWN
 from kvarn.wire.openai.errors import ApiError
+
+CODE_BUSY = "server_busy"
 
 _MESSAGES = {
     Reason.OVERLOADED: "The model {model!r} is overloaded: the answer would begin too late.",
@@ -25,13 +32,62 @@ _MESSAGES = {
 
 
 class AdmissionStage:
-    """Asks the waiting room of the model that a request is for."""
+    """Asks the waiting room of the model that a request is for.
+
+    Args:
+        config: The whole configuration.
+        models: What is served, by name.
+        metrics: Where decisions are counted.
+    """
 
     def __init__(self, config: KvarnConfig, models: Mapping[str, ServedModel], metrics: AdmissionMetrics) -> None:
         self._config = config
         self._models = models
         self._metrics = metrics
         self._rooms: dict[str, WaitingRoom] = {}
+        self._shedding = frozenset(name for name, model in models.items() if config.sheds_load(model.config))
+        targets = [config.slo_of(models[name].config).ttft_target_s for name in self._shedding]
+        self._delay = ProcessDelay(max(targets, default=config.slo.ttft_target_s))
+
+    def check_process(self, in_flight: int, began: float) -> None:
+        """Refuse a request whose headers came at `began`, where this process cannot answer it.
+
+        Raises:
+            ApiError: 503; as many requests are being answered as may, or none would be answered in time.
+        """
+        most, now = self._config.gateway.max_requests, time.monotonic()
+        self._delay.note(now - began, now)
+        if in_flight > most:
+            why = f"The server answers as many requests as it may (gateway.max_requests, {most})."
+        elif len(self._shedding) == len(self._models) and self._delay.is_too_long(now - began):
+            why = "The server is overloaded: the answer would begin too late."
+        else:
+            return
+        self._metrics.shed(UNKNOWN, 0, CODE_BUSY)
+        raise ApiError(503, f"{why} Try again.", type="server_error", code=CODE_BUSY, headers={"retry-after": "1"})
+
+    def check_body(self, record: RequestRecord, body: bytes) -> None:
+        """Refuse a request whose body has come, before it is parsed, where it would be answered too late.
+
+        Raises:
+            ApiError: As `enter` does.
+        """
+        if not self._shedding or record.endpoint not in GENERATING:
+            return
+        asked = early_fields(body)
+        # What is answered in the background is nobody's first token, and is tried again.
+        if asked is None or asked.model not in self._shedding or asked.background:
+            return
+        if not (self._models[asked.model].ready and may_use_model(record.principal, asked.model)):
+            return
+        room = self._room(asked.model)
+        record.early_demand = demand = room.early_demand(record, body, asked)
+        refusal = room.accept(demand)
+        if refusal is None:
+            record.held.append(_Early(room, demand))
+        elif self._models[asked.model].config.fallback is None:
+            record.model = asked.model
+            raise self._refused(room, demand, refusal, asked.model)
 
     async def enter(self, work: Work) -> AdmissionTicket | None:
         """Wait until the engine can take the work; what the gateway does by itself has none to wait for.
@@ -44,6 +100,8 @@ class AdmissionStage:
         if work.model not in self._models:
             return None
         room = self._room(work.model)
+        if work.early_demand is not None and work.early_demand.accepted and work.degraded_from is None:
+            room.parsed(work.early_demand, work)
         demand = room.demand_of(work)
         refusal = await room.enter(demand, work.client_left)
         if refusal is None:
@@ -54,17 +112,20 @@ class AdmissionStage:
         if other is not None:
             self._metrics.decided(work.model, work.priority, "degraded")
             raise DegradedError(other)
-        self._metrics.shed(work.model, work.priority, refusal.reason)
-        raise _error(refusal, work.model)
+        raise self._refused(room, demand, refusal, work.model)
 
     async def close(self) -> None:
         """The server stops."""
         await asyncio.gather(*[room.close() for room in self._rooms.values()])
 
+    def _refused(self, room: WaitingRoom, demand: Demand, refusal: Refusal, model: str) -> ApiError:
+        self._metrics.shed(model, demand.priority, refusal.reason)
+        return _error(refusal, room.retry_after_s(demand, refusal), model)
+
     def _room(self, name: str) -> WaitingRoom:
         room = self._rooms.get(name)
         if room is None:
-            room = self._rooms[name] = WaitingRoom(self._config, self._models[name], self._metrics)
+            room = self._rooms[name] = WaitingRoom(self._config, self._models[name], self._metrics, self._delay)
         return room
 
     def _fallback(self, work: Work) -> str | None:
@@ -84,6 +145,17 @@ class AdmissionStage:
         return None
 
 
+class _Early:
+    """An accepted request that is not parsed yet."""
+
+    def __init__(self, room: WaitingRoom, demand: Demand) -> None:
+        self._room = room
+        self._demand = demand
+
+    def give_back(self) -> None:
+        self._room.dropped(self._demand)
+
+
 class AdmissionTicket:
     """A place in an engine."""
 
@@ -96,9 +168,9 @@ class AdmissionTicket:
         self._room.leave(self._demand, work)
 
 
-def _error(refusal: Refusal, model: str) -> ApiError:
+def _error(refusal: Refusal, retry_after_s: float, model: str) -> ApiError:
     over_share = refusal.reason is Reason.OVER_SHARE
-    retry_s = max(1, math.ceil(refusal.retry_after_s))
+    retry_s = max(1, math.ceil(retry_after_s))
     return ApiError(
         429 if over_share else 503,
         f"{_MESSAGES[refusal.reason].format(model=model)} Try again in {retry_s} s.",

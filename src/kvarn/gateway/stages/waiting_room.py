@@ -15,7 +15,11 @@ from kvarn.gateway.admission.demand import Demand
 from kvarn.gateway.admission.engine_view import EngineView
 from kvarn.gateway.admission.predictor import EngineBounds
 from kvarn.gateway.admission.traffic import Traffic
+from kvarn.gateway.process_delay import ProcessDelay
+from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.served import ServedModel
+from kvarn.gateway.stages.early_fields import EarlyFields
+from kvarn.gateway.tiers import priority_of
 from kvarn.gateway.work import Outcome, Work
 from kvarn.observe.admission import AdmissionMetrics
 
@@ -23,29 +27,34 @@ POLL_S = 0.01
 """How often waiting requests are looked at. What ends is noticed at once; this is for the prompts that an engine has
 computed meanwhile, and for those that wait too long."""
 
+MANY_TOKENS = 1 << 20
+"""More than any answer has."""
+
 
 class WaitingRoom:
     """The door of one model. Belongs to one event loop."""
 
-    def __init__(self, config: KvarnConfig, model: ServedModel, metrics: AdmissionMetrics) -> None:
-        settings, engine, card = config.admission, model.config.engine, model.replica.card
+    def __init__(self, config: KvarnConfig, model: ServedModel, metrics: AdmissionMetrics, delay: ProcessDelay) -> None:
+        slo, engine, card = config.slo_of(model.config), model.config.engine, model.replica.card
         rules = Rules(
-            ttft_target_s=model.config.ttft_target_s or settings.ttft_target_s,
-            tpot_target_s=model.config.tpot_target_s or settings.tpot_target_s,
-            max_queue=settings.max_queue,
-            max_queue_s=settings.max_queue_s,
+            ttft_target_s=slo.ttft_target_s,
+            tpot_target_s=slo.tpot_target_s,
+            load_shedding=config.sheds_load(model.config),
+            max_queue=config.admission.max_queue,
+            max_queue_s=config.admission.max_queue_s,
         )
         view = EngineView(EngineBounds.of(engine, card.kv_blocks * BLOCK_SIZE if card is not None else 0))
         self._traffic = Traffic(engine.input_token_weight, engine.output_token_weight)
         self._controller = AdmissionController(rules, view, self._traffic, engine.priority_ageing_s)
         self._model = model
         self._metrics = metrics
+        self._delay = delay
         self._places: dict[Demand, asyncio.Future[Refusal | None]] = {}
         self._poller: asyncio.Task[None] | None = None
 
     def demand_of(self, work: Work) -> Demand:
         """What a piece of work would ask of this model's engine."""
-        tenant = work.principal.organization_id
+        tenant, early = work.principal.organization_id, work.early_demand
         return Demand(
             tenant=tenant,
             weight=work.principal.weight,
@@ -54,12 +63,50 @@ class WaitingRoom:
             output_tokens=self._traffic.expected_output(tenant, work.max_output_tokens),
             sequences=work.sequences,
             received=work.received,
+            key=early.key if early is not None else None,
+            accepted=early is not None and early.accepted,
+            promised=early is not None and early.promised,
         )
 
+    def early_demand(self, record: RequestRecord, body: bytes, asked: EarlyFields) -> Demand:
+        """The same of a request that is not parsed yet, as far as can be told."""
+        principal = record.principal
+        tenant = principal.organization_id
+        sequences = max(1, asked.n or 1)
+        return Demand(
+            tenant=tenant,
+            weight=principal.weight,
+            priority=priority_of(asked.service_tier, asked.priority or 0, principal.priority),
+            prompt_tokens=self._traffic.expected_prompt(self._traffic.tokens_in(len(body))),
+            output_tokens=self._traffic.expected_output(tenant, sequences * (asked.most_output or MANY_TOKENS)),
+            sequences=sequences,
+            received=record.received,
+            key=(tenant, hash(body)),
+            body_bytes=len(body),
+        )
+
+    def accept(self, demand: Demand) -> Refusal | None:
+        """Decide on a request before it is parsed; one that is not refused is `parsed` or `dropped`."""
+        now = self._hear()
+        return self._controller.accept(demand, now)
+
+    def parsed(self, early: Demand, work: Work) -> None:
+        """An accepted request is tokenized."""
+        self._controller.dropped(early)
+        self._traffic.learn_body(early.body_bytes, work.prompt_tokens)
+
+    def dropped(self, early: Demand) -> None:
+        """An accepted request is over."""
+        self._controller.dropped(early)
+
     def would_be_late(self, demand: Demand) -> bool:
-        """Whether a request that came now would be turned away."""
-        self._controller.hear(self._model.stats, time.monotonic())
-        return self._controller.would_refuse(demand, time.monotonic())
+        """Whether a request that came now would be refused."""
+        now = self._hear()
+        return self._controller.would_refuse(demand, now)
+
+    def retry_after_s(self, demand: Demand, refusal: Refusal) -> float:
+        """When a refused request shall come again."""
+        return self._controller.retry_after_s(demand, refusal, time.monotonic())
 
     async def enter(self, demand: Demand, client_left: Callable[[], Awaitable[None]] | None) -> Refusal | None:
         """Wait for admission; None once the request may go to the engine.
@@ -67,8 +114,7 @@ class WaitingRoom:
         Raises:
             ClientDisconnect: The client left meanwhile.
         """
-        now = time.monotonic()
-        self._controller.hear(self._model.stats, now)
+        now = self._hear()
         refusal = self._controller.offer(demand, now)
         if refusal is not None:
             return refusal
@@ -98,7 +144,6 @@ class WaitingRoom:
             prompt=tally.prompt_tokens,
             cached=tally.cached_tokens,
             output=tally.completion_tokens,
-            ttft_s=ttft_s,
             finished=work.outcome is Outcome.FINISHED,
         )
         if self._places:
@@ -116,7 +161,7 @@ class WaitingRoom:
             self._show_length()
         elif place.done() and not place.cancelled() and place.result() is None:
             nothing = {"prompt": 0, "cached": 0, "output": 0}
-            self._controller.ended(demand, time.monotonic(), **nothing, ttft_s=None, finished=False)
+            self._controller.ended(demand, time.monotonic(), **nothing, finished=False)
 
     async def _poll_while_some_wait(self) -> None:
         while self._places:
@@ -124,8 +169,7 @@ class WaitingRoom:
             self._poll()
 
     def _poll(self) -> None:
-        now = time.monotonic()
-        self._controller.hear(self._model.stats, now)
+        now = self._hear()
         for demand, refusal in self._controller.poll(now):
             place = self._places.pop(demand)
             if not place.done():
@@ -133,6 +177,11 @@ class WaitingRoom:
             if refusal is None:
                 self._metrics.waited(self._model.name, demand.priority, now - demand.received)
         self._show_length()
+
+    def _hear(self) -> float:
+        now = time.monotonic()
+        self._controller.hear(self._model.stats, now, self._delay.ttft_s)
+        return now
 
     def _show_length(self) -> None:
         self._metrics.waiting(self._model.name, self._controller.queue.by_priority())

@@ -1,0 +1,36 @@
+"""What admission reads of a request before the whole is checked: to refuse it must cost next to nothing."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
+"""Paths of the operations whose bodies have these fields."""
+
+
+class EarlyFields(msgspec.Struct):
+    """Fields of a request for an answer."""
+
+    model: str
+    n: int | None = None
+    priority: int | None = None
+    service_tier: Literal["auto", "default", "flex", "priority", "fast"] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    background: bool | None = None
+
+    @property
+    def most_output(self) -> int | None:
+        """Tokens that one choice may have, where the client says so."""
+        return self.max_completion_tokens or self.max_output_tokens or self.max_tokens
+
+
+def early_fields(body: bytes) -> EarlyFields | None:
+    """Read them; None where the body is not as it should be: whoever checks it whole says why."""
+    try:
+        return msgspec.json.decode(body, type=EarlyFields)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

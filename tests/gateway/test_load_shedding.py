@@ -1,0 +1,124 @@
+"""Load shedding at the front door: from when a request counts, how early it is refused, and who comes back."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+
+from kvarn.config.platform import AdmissionConfig, SloConfig
+from kvarn.wire.messages import EngineStats, StepTimes
+
+CHAT = "/v1/chat/completions"
+TIMES = StepTimes(fixed_s=0.01, prefill_token_s=1e-4, prefill_pair_s=0, decode_row_s=1e-3, decode_token_s=0)
+IDLE = EngineStats(step_times=TIMES, step_s=0.01)
+SWAMPED = EngineStats(step_times=TIMES, step_s=0.01, running=1, prefill_tokens=12_000)
+"""Prompts of a little more than a second stand before the next."""
+
+
+def body(text: str = "x") -> dict[str, Any]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 4}
+
+
+@pytest.fixture
+def shedding(serve: Callable[..., AbstractContextManager[Any]], wait_for: Any) -> Iterator[Any]:
+    def prepare(house: Any) -> None:
+        changes = {"admission": AdmissionConfig(load_shedding=True), "slo": SloConfig(ttft_target_s=1.0)}
+        house.config = house.config.model_copy(update=changes)
+
+    with serve(prepare) as house, house.client() as client:
+        wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+        house.http = client
+        yield house
+
+
+def test_time_counts_from_the_last_byte_of_the_body(shedding: Any) -> None:
+    shedding.chat.stats = IDLE
+    content = json.dumps(body()).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    raw = shedding.connect()
+    raw.sendall(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content[:20])
+    time.sleep(1.5)  # longer than the target
+    raw.sendall(content[20:])
+    assert raw.recv(4096).startswith(b"HTTP/1.1 200 ")
+    raw.close()
+    assert 'kvarn_slo_requests_total{model="tiny",outcome="met"} 1.0' in shedding.http.get("/metrics").text
+
+
+def test_a_refusal_waits_for_no_thread_that_tokenizes(shedding: Any, wait_for: Any) -> None:
+    shedding.chat.stats = SWAMPED
+    threads = shedding.config.gateway.tokenize_threads
+    go_on, began = threading.Event(), threading.Semaphore(0)
+
+    def occupy() -> None:
+        began.release()
+        go_on.wait(30)
+
+    busy = [
+        threading.Thread(target=lambda: shedding.do(shedding.gateway.text.run("other", 10**6, occupy)))
+        for _ in range(threads)
+    ]
+    for each in busy:
+        each.start()
+    for _ in range(threads):
+        assert began.acquire(timeout=10)
+    try:
+        refused = shedding.http.post(CHAT, json=body("long " * 1_500))
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "overloaded"
+    finally:
+        go_on.set()
+        for each in busy:
+            each.join(10)
+
+
+def test_the_same_request_is_taken_after_retry_after_while_others_are_refused(shedding: Any, wait_for: Any) -> None:
+    shedding.chat.stats = SWAMPED
+    refused = shedding.http.post(CHAT, json=body("mine"))
+    assert refused.status_code == 503
+    time.sleep(int(refused.headers["retry-after"]))
+    shedding.chat.stats = EngineStats(step_times=TIMES, step_s=0.01, running=1, prefill_tokens=12_001)
+    assert shedding.http.post(CHAT, json=body("another")).status_code == 503
+    statuses: list[int] = []
+    again = threading.Thread(target=lambda: statuses.append(shedding.http.post(CHAT, json=body("mine")).status_code))
+    again.start()
+
+    def decided() -> bool:
+        page = shedding.gateway.metrics.render().decode()
+        return bool(statuses) or 'decision="queued",model="tiny",tier="interactive"} 1.0' in page
+
+    wait_for(decided, "it to be taken")
+    shedding.chat.stats = IDLE
+    again.join(20)
+    assert statuses == [200]
+
+
+def test_what_runs_in_the_background_is_not_refused_for_being_late(shedding: Any, wait_for: Any) -> None:
+    shedding.chat.stats = SWAMPED
+    sent = {"model": "tiny", "input": "x", "background": True, "max_output_tokens": 16}
+    answer = shedding.http.post("/v1/responses", json=sent)
+    assert answer.status_code == 200 and answer.json()["status"] in ("queued", "in_progress")
+
+
+def test_a_saturated_process_refuses_before_it_reads(shedding: Any) -> None:
+    admission = shedding.http  # the process is idle: taken
+    assert admission.post(CHAT, json=body()).status_code == 200
+    stage = shedding.gateway.bodies._check.__self__
+
+    def hold_up() -> None:
+        """As if requests had been looked at late for a second."""
+        now = time.monotonic()
+        for index in range(100):
+            stage._delay.note(0.5, now - 1 + index / 100)
+
+    async def late() -> None:
+        hold_up()
+        with pytest.raises(Exception, match="overloaded"):
+            stage.check_process(1, time.monotonic() - 0.5)
+        stage.check_process(1, time.monotonic())  # it did not wait: no longer saturated
+
+    shedding.do(late())
