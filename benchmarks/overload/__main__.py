@@ -6,8 +6,8 @@
     python -m benchmarks.overload report --write                 # docs/overload.md, .svg and .json
 
 Two servers run, one with load shedding and one without; each measurement has one of them to itself. First the capacity
-is sought with closed loops on the one without. Then the levels come in turns, the two servers alternating. Every figure is
-written the moment it is known.
+is sought with closed loops on the one without. Then the levels come in turns, the two servers alternating. Every figure
+is written the moment it is known.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
 from typing import Any
@@ -52,6 +52,8 @@ class ConnectionLimits:
     write_timeout_s: float
     max_header_bytes: int
     max_headers: int
+    refused: set[Connection] = field(default_factory=set)
+    """One too many, and not closed yet."""
 
 
 class _Wait(Enum):
@@ -93,14 +95,16 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client came; one too many is told so before it is read."""
-        too_many = len(self.connections) - self._limits.max_connections
-        if too_many >= _MOST_REFUSED:
+        too_many = len(self.connections) >= self._limits.max_connections
+        if too_many and len(self._limits.refused) >= _MOST_REFUSED:
             self.transport = transport
             transport.abort()
             return
         super().connection_made(transport)
         self.flow = _Flow(transport, self)
-        if too_many >= 0:
+        if too_many:
+            self.connections.discard(self)  # it takes no place while it reads why
+            self._limits.refused.add(self)
             why = f"{self._limits.max_connections} connections are open (gateway.max_connections). Try again."
             self._refuse(ApiError(503, why, type="server_error", code="server_busy", headers={"retry-after": "1"}))
         self._watch()
@@ -111,6 +115,7 @@ class Connection(HttpToolsProtocol):
         self._stop(self._stalled)
         self._timer = self._stalled = None
         self._unparsed = memoryview(b"")
+        self._limits.refused.discard(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
