@@ -25,7 +25,7 @@ from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import EncoderRunner
 from tiny_checkpoints import DECODERS, ENCODERS, make_decoder, make_encoder
 
-MAX_TOKENS = 10
+MAX_TOKENS = 14
 NEVER_CUT = 512
 """A token budget in which all prompts here fit at once."""
 
