@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from kvarn.config.platform import AdmissionConfig, SloConfig
 from kvarn.wire.messages import EngineStats, StepTimes
@@ -88,7 +89,7 @@ def test_the_same_request_is_taken_after_retry_after_while_others_are_refused(sh
     again.start()
 
     def decided() -> bool:
-        page = shedding.gateway.metrics.render().decode()
+        page = generate_latest(shedding.gateway.metrics.registry).decode()
         return bool(statuses) or 'decision="queued",model="tiny",tier="interactive"} 1.0' in page
 
     wait_for(decided, "it to be taken")

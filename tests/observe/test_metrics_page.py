@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prometheus_client import generate_latest
+
 from kvarn.config.platform import SloConfig
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.observe.admission import AdmissionMetrics
@@ -48,7 +50,9 @@ def _written_name(name: str, kind: str) -> str:
 def test_two_gateways_in_one_process_do_not_share_metrics() -> None:
     first, second = GatewayMetrics([Source()]), GatewayMetrics([Source()])
     first.requests.labels("m", "/x", "200").inc()
-    assert b'status="200"' in first.render()[0] and b'status="200"' not in second.render()[0]
+    assert b'status="200"' in generate_latest(first.registry) and b'status="200"' not in generate_latest(
+        second.registry
+    )
 
 
 def test_a_refused_request_is_a_miss_and_goodput_is_their_share() -> None:
@@ -58,7 +62,7 @@ def test_a_refused_request_is_a_miss_and_goodput_is_their_share() -> None:
     good.delta(0, 1)
     good.finished()
     metrics.generation("m", started=0.0).failed()
-    text = metrics.render()[0].decode()
+    text = generate_latest(metrics.registry).decode()
     assert 'kvarn_slo_requests_total{model="m",outcome="met"} 1.0' in text
     assert 'kvarn_slo_requests_total{model="m",outcome="missed"} 1.0' in text
     assert 'kvarn_goodput_ratio{model="m"} 0.5' in text
@@ -75,6 +79,6 @@ def test_goodput_counts_against_the_targets_of_each_model() -> None:
         now[0] = 1.0
         request.delta(0, 1)
         request.finished()
-    text = metrics.render().decode()
+    text = generate_latest(metrics.registry).decode()
     assert 'kvarn_slo_requests_total{model="strict",outcome="missed"} 1.0' in text
     assert 'kvarn_slo_requests_total{model="lax",outcome="met"} 1.0' in text

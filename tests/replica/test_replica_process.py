@@ -355,6 +355,7 @@ async def test_stop_leaves_no_process_and_no_task(make_replica, submit):
 
 PARENT = """
 import asyncio, msgspec, sys
+from kvarn.config.schema import ReplicaConfig
 from kvarn.replica.local import LocalReplica
 from kvarn.replica.spec import ReplicaSpec
 
