@@ -138,6 +138,8 @@ def running(house: House, *, wait_ready: bool = True) -> Iterator[House]:
     try:
         with house.client() as client:
             wait_for(lambda: server.started, "the gateway to listen")
+            models = house.served.values()
+            wait_for(lambda: all(model.tokenizer or model.load_error for model in models), "text to be loaded")
             if wait_ready:
                 wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         yield house

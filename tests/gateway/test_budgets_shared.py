@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from fake_replica import EOS
-from kvarn.config.platform import AdmissionConfig, LimitsConfig, MeteringConfig, StoreConfig
+from kvarn.config.platform import LimitsConfig, MeteringConfig, StoreConfig
 from kvarn.gateway.stages.budgets import BudgetStage
 from kvarn.metering.service import Metering
 
@@ -50,7 +50,6 @@ def gateways(
                     "store": StoreConfig(url=database_url, timeout_s=30),
                     "limits": LimitsConfig(**{"redis_url": redis_url, "timeout_s": 20.0, **limits}),
                     "metering": MeteringConfig(budget_refresh_s=0.1),
-                    "admission": AdmissionConfig(enabled=False),
                     "data_dir": str(tmp_path / f"data-{id(house)}"),
                 }
                 house.config = house.config.model_copy(update=changes)

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from fake_replica import EOS
-from kvarn.config.platform import AdmissionConfig, LimitsConfig
+from kvarn.config.platform import LimitsConfig
 from kvarn.store.owner import LimitRule
 
 CHAT = "/v1/chat/completions"
@@ -35,7 +35,6 @@ def gateways(serve: Any, tmp_path: Path, wait_for: Any) -> Iterator[Callable[...
             def prepare(house: Any) -> None:
                 changes = {
                     "limits": LimitsConfig.model_validate(limits),
-                    "admission": AdmissionConfig(enabled=False),
                     "data_dir": str(tmp_path / f"data-{id(house)}"),
                 }
                 house.config = house.config.model_copy(update=changes)

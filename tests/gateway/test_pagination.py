@@ -9,13 +9,20 @@ from starlette.requests import Request
 
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Flag, Texts
+from kvarn.gateway.record import new_record
 from kvarn.store.repositories.pages import Cursor, Page
 from kvarn.wire.openai.errors import ApiError
 
 
 def asking(**parameters: object) -> Request:
     query = urlencode({name.rstrip("_"): value for name, value in parameters.items()}, doseq=True)
-    return Request({"type": "http", "query_string": query.encode(), "headers": [], "path": "/v1/files"})
+    return asking_raw(query.encode())
+
+
+def asking_raw(query: bytes) -> Request:
+    scope = {"type": "http", "query_string": query, "headers": [], "path": "/v1/files"}
+    new_record(scope)
+    return Request(scope)
 
 
 def test_what_a_request_does_not_say_is_the_lists_own() -> None:
@@ -62,7 +69,7 @@ def test_an_order_that_a_list_has_not_cannot_be_chosen() -> None:
 def test_a_list_has_its_own_filters_and_looks_at_them_too() -> None:
     kinds, everything = Texts("kind", "Of these kinds."), Flag("all", "All of them.", default=False)
     listed = ListQuery(kinds, everything)
-    request = Request({"type": "http", "query_string": b"kind[]=a&kind=b&all=true", "headers": [], "path": "/v1/files"})
+    request = asking_raw(b"kind[]=a&kind=b&all=true")
     assert listed.read(request) == Cursor()
     assert sorted(kinds.read(request)) == ["a", "b"] and everything.read(request)
     with pytest.raises(ApiError, match="'all'"):

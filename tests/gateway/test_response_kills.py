@@ -25,7 +25,6 @@ def gateway(database_url: str, checkpoint: Path, tmp_path: Path) -> Iterator[Gat
         "models": [{"name": "tiny", "path": "tiny"}, {"name": "vec", "path": "vec"}],
         "store": {"url": database_url, "timeout_s": 20},
         "responses": {"lease_s": 3},
-        "admission": {"enabled": False},
     }
     made = Gateway(KvarnConfig.model_validate(config), checkpoint, tmp_path)
     try:

@@ -124,7 +124,7 @@ class RequestMiddleware:
                 "status": status,
                 "seconds": round(seconds, 4),
                 "client_left": record.disconnected,
-                **({"warnings": "; ".join(record.warnings)} if record.warnings else {}),
+                **({"warnings": "; ".join(map(_without_client_text, record.warnings))} if record.warnings else {}),
             },
         )
 
@@ -156,3 +156,8 @@ def endpoint_label(scope: Scope) -> str:
     """The path template of the route that answered, as in the OpenAPI document; one label for all that do not exist."""
     route = scope.get("route")
     return route.path_format if isinstance(route, Route) else UNKNOWN
+
+
+def _without_client_text(warning: str) -> str:
+    """A warning as it may be logged: the name of an unknown field is whatever the client wrote."""
+    return warning.partition(" '")[0] if warning.startswith("ignored unknown") else warning
