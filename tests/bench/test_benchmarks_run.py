@@ -16,6 +16,7 @@ SMOKE = {
     "decode_step": (f"--model {DEMO} --steps 2", "ms"),
     "gateway_overhead": ("--streams 1 --rounds 1", "µs a token"),
     "kernels.attention": ("--kv bfloat16 --only decode --seconds 0.01 --threads 1", "GB/s"),
+    "kernels.instruction_sets": ("--rounds 1", "avx2"),
     "kernels.linear": ("--rows 1 --threads 1 --layers 1 --rounds 1", "GB/s"),
     "kernels.linear_integer": ("--rows 1 --threads 1 --seconds 0.01", "int4"),
     "kernels.sampling": ("--rows 1 --vocab 1000 --rounds 1 --threads 1", "top-p"),

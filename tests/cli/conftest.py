@@ -29,7 +29,10 @@ class Served:
 
     def engines(self) -> list[int]:
         children = subprocess.run(
-            ["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False
+            ["pgrep", "-P", str(self.process.pid), "-f", "kvarn.replica.process"],
+            capture_output=True,
+            text=True,
+            check=False,
         ).stdout
         return [int(pid) for pid in children.split()]
 

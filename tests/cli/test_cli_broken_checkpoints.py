@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -28,6 +29,11 @@ def test_a_wrong_number_of_layers_is_named(kvarn, checkpoint):
 def test_a_configuration_nested_too_deeply_is_named(kvarn, checkpoint):
     (checkpoint / "config.json").write_text('{"a":' * 10_000 + "1" + "}" * 10_000)
     check_refused(kvarn("serve", str(checkpoint), "--port", "0"), "config.json: its JSON is nested too deeply")
+
+
+def test_a_configuration_of_forty_gibibytes_is_not_read(kvarn, checkpoint):
+    os.truncate(checkpoint / "config.json", 40 << 30)
+    check_refused(kvarn("serve", str(checkpoint), "--port", "0"), "config.json: it has 42949672960 bytes")
 
 
 def test_a_broken_text_file_is_named(kvarn, checkpoint):

@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 _EXAMPLES = {
     "generate": """\
-  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\
     -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "What is Kvarn?"}}]}}'""",
     "embed": """\
-  curl {url}/v1/embeddings -H 'Content-Type: application/json' \\
+  curl {url}/v1/embeddings{key} -H 'Content-Type: application/json' \\
     -d '{{"model": "{model}", "input": "What is Kvarn?"}}'""",
 }
 
@@ -48,7 +48,9 @@ def tell_error(message: str) -> None:
         typer.echo(f"error: {message}", err=True)
 
 
-async def announce(models: list[ServedModel], url: str, began: float, joining: asyncio.Future[None]) -> bool:
+async def announce(
+    models: list[ServedModel], url: str, began: float, joining: asyncio.Future[None], *, needs_key: bool
+) -> bool:
     """Show the start of all models, then how to reach them.
 
     Args:
@@ -56,6 +58,7 @@ async def announce(models: list[ServedModel], url: str, began: float, joining: a
         url: Of the gateway.
         began: `time.monotonic()` at the start of the command.
         joining: Done once the other gateway processes serve, where there are any.
+        needs_key: Whether a request without an API key is refused.
 
     Returns:
         Whether any model came up. One that fails is named with its reason; its replica goes on trying.
@@ -79,15 +82,16 @@ async def announce(models: list[ServedModel], url: str, began: float, joining: a
         tell_error(f"{name} cannot be served: {reason}")
     if ready:
         await asyncio.wait({joining})
-        typer.echo(_welcome(ready, url, time.monotonic() - began))
+        typer.echo(_welcome(ready, url, time.monotonic() - began, needs_key=needs_key))
     return bool(ready)
 
 
-def _welcome(ready: list[ServedModel], url: str, took_s: float) -> str:
+def _welcome(ready: list[ServedModel], url: str, took_s: float, *, needs_key: bool) -> str:
     first = ready[0]
     kind = first.replica.card.kind if first.replica.card is not None else "generate"
     names = ", ".join(model.name for model in ready)
-    example = _EXAMPLES[kind].format(url=url, model=first.name)
+    key = ' -H "Authorization: Bearer $KVARN_API_KEY"' if needs_key else ""
+    example = _EXAMPLES[kind].format(url=url, model=first.name, key=key)
     return f"\nKvarn serves {names} at {url} (ready in {took_s:.1f} s)\n\n{example}\n"
 
 

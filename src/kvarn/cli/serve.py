@@ -71,6 +71,7 @@ class _Started:
     processes: GatewayProcesses | None
     url: str
     began: float
+    needs_key: bool
 
     def end(self, number: int) -> None:
         """Let running requests finish, here and in the other gateway processes; then stop."""
@@ -139,7 +140,8 @@ def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -
         listener = bind(config.gateway)
     except OSError as error:
         raise ConfigError(_explain_bind(config.gateway, error)) from None
-    _say_who_may(auth_mode(config))
+    mode = auth_mode(config)
+    _say_who_may(mode)
     processes = None
     if config.gateway.api_server_count > 1:
         replicas = {entry.name: entry.replica for entry in launched}
@@ -151,7 +153,7 @@ def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -
     url = _url(config.gateway, listener)
     try:
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            started = _Started(server, listener, launched, list(models.values()), processes, url, began)
+            started = _Started(server, listener, launched, list(models.values()), processes, url, began, mode == "keys")
             return runner.run(_serve(started, app.state.gateway.metrics))
     except _NotStartedError:
         if isinstance(app.state.start_error, StoreError):
@@ -167,7 +169,6 @@ async def _serve_http(server: uvicorn.Server, listener: socket.socket) -> None:
 
 
 async def _serve(started: _Started, metrics: GatewayMetrics) -> int:
-
     server, processes = started.server, started.processes
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -176,7 +177,8 @@ async def _serve(started: _Started, metrics: GatewayMetrics) -> int:
         entry.replica.start()
     serving = asyncio.create_task(_serve_http(server, started.listener))
     joining = asyncio.create_task(_start_processes(server, processes, metrics))
-    announcing = asyncio.create_task(announce(started.models, started.url, started.began, joining))
+    shown = announce(started.models, started.url, started.began, joining, needs_key=started.needs_key)
+    announcing = asyncio.create_task(shown)
     try:
         await asyncio.wait({serving, announcing}, return_when=asyncio.FIRST_COMPLETED)
         any_ready = not announcing.done() or announcing.result()
