@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 
 import pytest
 import schemathesis
@@ -70,7 +71,9 @@ def made_objects(house) -> dict[str, str]:
     batch = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
     project = make("/organization/projects", {"name": "made"})["id"]
     limits = client.get(f"/v1/organization/projects/{project}/rate_limits").json()["data"]
-    user = make("/organization/users", {"email": "made@example.org", "role": "reader", "name": "Made"})["id"]
+    user = make(
+        "/organization/users", {"email": f"made-{uuid.uuid4().hex}@example.org", "role": "reader", "name": "Made"}
+    )["id"]
     make(f"/organization/projects/{project}/users", {"user_id": user, "role": "member"})
     return {
         "file_id": file,
