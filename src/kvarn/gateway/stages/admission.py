@@ -125,7 +125,7 @@ class AdmissionStage:
     def _room(self, name: str) -> WaitingRoom:
         room = self._rooms.get(name)
         if room is None:
-            room = self._rooms[name] = WaitingRoom(self._config, self._models[name], self._metrics, self._delay)
+            room = self._rooms[name] = WaitingRoom(self._config, self._models[name], self._metrics)
         return room
 
     def _fallback(self, work: Work) -> str | None:
