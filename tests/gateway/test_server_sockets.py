@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from kvarn.config.schema import GatewayConfig
-from kvarn.gateway.arrival import received_at
+from kvarn.gateway.arrival import _TCP_INFO, received_at
 from kvarn.gateway.server import bind, build_server
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -20,7 +20,8 @@ REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 class App:
     """Notes for how long each request has been on this machine."""
 
-    def __init__(self) -> None:
+    def __init__(self, answer_s: float = 0.0) -> None:
+        self.answer_s = answer_s
         self.waited_s: list[float] = []
         self.asked = asyncio.Event()
 
@@ -33,6 +34,7 @@ class App:
                     return
         self.waited_s.append(time.monotonic() - received_at(scope))
         self.asked.set()
+        await asyncio.sleep(self.answer_s)
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
@@ -71,6 +73,7 @@ def test_all_who_wait_to_be_accepted_are_accepted_at_once(loop: Any) -> None:
     loop(serve_beside(App(), work))
 
 
+@pytest.mark.skipif(_TCP_INFO is None, reason="the system does not say when data came")
 @pytest.mark.parametrize("loop", [uvloop.run, asyncio.run])
 def test_latency_counts_from_when_the_kernel_had_the_bytes(loop: Any) -> None:
     app = App()
@@ -83,3 +86,20 @@ def test_latency_counts_from_when_the_kernel_had_the_bytes(loop: Any) -> None:
 
     loop(serve_beside(app, work))
     assert app.waited_s[0] > 0.3
+
+
+@pytest.mark.parametrize("loop", [uvloop.run, asyncio.run])
+def test_the_answers_before_a_request_sent_ahead_are_no_wait_in_the_process(loop: Any) -> None:
+    app = App(answer_s=1.0)
+
+    async def work(address: Any, _: Any) -> None:
+        client = socket.create_connection(address)
+        client.sendall(REQUEST * 2)
+        await app.asked.wait()
+        client.sendall(REQUEST)  # not read before the first is answered
+        while len(app.waited_s) < 3:  # noqa: ASYNC110  nobody tells
+            await asyncio.sleep(0.05)
+        client.close()
+
+    loop(serve_beside(app, work))
+    assert max(app.waited_s) < 0.8

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
@@ -91,6 +92,7 @@ class Connection(HttpToolsProtocol):
         self._besides_body = 0
         self._turned = False
         self._unparsed = memoryview(b"")
+        self._answered_at = 0.0
         self._refusal: ApiError | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -200,12 +202,17 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def _note_time(self) -> None:
-        self.scope["state"][RECEIVED] = arrived_at(self.socket)
+        # What was sent ahead of its turn waited for the answers before it, not for this process.
+        self.scope["state"][RECEIVED] = max(arrived_at(self.socket), self._answered_at)
 
     # Answers -----------------------------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
         """An answer is sent, or lies in the socket's buffer."""
+        self._answered_at = time.monotonic()
+        if self.pipeline:
+            following, _ = self.pipeline[-1]
+            following.scope["state"][RECEIVED] = self._answered_at
         super().on_response_complete()
         self._unset_keepalive_if_required()  # this class keeps the time
         self._parse()
