@@ -105,6 +105,27 @@ def test_what_runs_in_the_background_is_not_refused_for_being_late(shedding: Any
     assert answer.status_code == 200 and answer.json()["status"] in ("queued", "in_progress")
 
 
+HUGE = "1" + "0" * 400
+
+
+@pytest.mark.parametrize(
+    "field",
+    [f'"{name}":{value}' for name in ("n", "max_tokens", "priority") for value in (HUGE, -(10**12))]
+    + ['"max_tokens":0', '"n":0', f'"x":{"[" * 100_000}{"]" * 100_000}'],
+    ids=lambda field: field[:20],
+)
+def test_a_body_that_is_not_as_it_should_be_is_a_400_and_changes_no_account(shedding: Any, field: str) -> None:
+    shedding.chat.stats = IDLE
+    assert shedding.http.post(CHAT, json=body()).status_code == 200
+    lines = shedding.gateway.bodies._check.__self__._rooms["tiny"]._controller.queue._lines
+    before = {tenant: line.counter for tenant, line in lines.items()}
+    assert before
+    content = json.dumps(body("other") | {"max_tokens": None}).removesuffix("}") + f",{field}}}"
+    answer = shedding.http.post(CHAT, content=content, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert {tenant: line.counter for tenant, line in lines.items()} == before
+
+
 def test_a_saturated_process_refuses_before_it_reads(shedding: Any) -> None:
     admission = shedding.http  # the process is idle: taken
     assert admission.post(CHAT, json=body()).status_code == 200

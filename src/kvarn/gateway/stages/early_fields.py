@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 """Paths of the operations whose bodies have these fields."""
 
+_MOST = 2**31
+Count = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
+
 
 class EarlyFields(msgspec.Struct):
     """Fields of a request for an answer."""
 
     model: str
-    n: int | None = None
-    priority: int | None = None
+    n: Count | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)] | None = None
     service_tier: Literal["auto", "default", "flex", "priority", "fast"] | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    max_output_tokens: int | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    max_output_tokens: Count | None = None
     background: bool | None = None
 
     @property
@@ -32,5 +35,5 @@ def early_fields(body: bytes) -> EarlyFields | None:
     """Read them; None where the body is not as it should be: whoever checks it whole says why."""
     try:
         return msgspec.json.decode(body, type=EarlyFields)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
