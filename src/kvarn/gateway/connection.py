@@ -33,7 +33,7 @@ LINGER_S = 2.0
 _PIECE_BYTES = 4096
 """Bytes parsed at once. The shortest request has 18, and costs kilobytes and 16 us once it is parsed: of a whole read
 (256 KiB) they would hold up the event loop for a quarter of a second."""
-_MOST_REFUSED = 256
+MOST_REFUSED = 256
 """Connections that are one too many and have not read why yet; more are cut."""
 _FRAMING_PER_BODY_BYTE = 16
 """What a byte of a chunked body may cost besides: one in a chunk of its own has five bytes around it."""
@@ -98,7 +98,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client came; one too many is told so before it is read."""
         too_many = len(self.connections) >= self._limits.max_connections
-        if too_many and len(self._limits.refused) >= _MOST_REFUSED:
+        if too_many and len(self._limits.refused) >= MOST_REFUSED:
             self.transport = transport
             transport.abort()
             return
