@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from kvarn.config.platform import AdmissionConfig, SloConfig
+from kvarn.gateway.admission.traffic import FIRST_TOKENS_PER_BYTE, Traffic
 from kvarn.wire.messages import EngineStats, StepTimes
 
 CHAT = "/v1/chat/completions"
@@ -103,6 +104,26 @@ def test_what_runs_in_the_background_is_not_refused_for_being_late(shedding: Any
     sent = {"model": "tiny", "input": "x", "background": True, "max_output_tokens": 16}
     answer = shedding.http.post("/v1/responses", json=sent)
     assert answer.status_code == 200 and answer.json()["status"] in ("queued", "in_progress")
+
+
+def test_a_prompt_that_is_stored_elsewhere_says_nothing_of_what_a_body_holds(shedding: Any) -> None:
+    shedding.chat.stats = IDLE
+    sent = {"model": "tiny", "input": "x" * 200, "max_output_tokens": 16}
+    first = shedding.http.post("/v1/responses", json=sent)
+    assert first.status_code == 200
+    traffic = shedding.gateway.bodies._check.__self__._rooms["tiny"]._traffic
+    learned = traffic.tokens_in(1000)
+    assert learned != 1000 * FIRST_TOKENS_PER_BYTE
+    follow_up = sent | {"input": "y", "previous_response_id": first.json()["id"]}
+    assert shedding.http.post("/v1/responses", json=follow_up).status_code == 200
+    assert traffic.tokens_in(1000) == learned
+
+
+def test_no_body_is_expected_to_have_more_tokens_than_bytes() -> None:
+    traffic = Traffic(1.0, 2.0)
+    for _ in range(1000):
+        traffic.learn_body(10, 100_000)
+    assert 5 < traffic.tokens_in(10) <= 10
 
 
 HUGE = "1" + "0" * 400

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -24,11 +24,18 @@ class EarlyFields(msgspec.Struct):
     max_completion_tokens: Count | None = None
     max_output_tokens: Count | None = None
     background: bool | None = None
+    previous_response_id: Any = None
+    conversation: Any = None
 
     @property
     def most_output(self) -> int | None:
         """Tokens that one choice may have, where the client says so."""
         return self.max_completion_tokens or self.max_output_tokens or self.max_tokens
+
+    @property
+    def has_context_elsewhere(self) -> bool:
+        """Whether a part of the prompt is stored on the server."""
+        return self.previous_response_id is not None or self.conversation is not None
 
 
 def early_fields(body: bytes) -> EarlyFields | None:

@@ -80,7 +80,7 @@ class WaitingRoom:
             sequences=sequences,
             received=record.received,
             key=(tenant, hash(body)),
-            body_bytes=len(body),
+            body_bytes=0 if asked.has_context_elsewhere else len(body),
         )
 
     def accept(self, demand: Demand) -> Refusal | None:
@@ -91,7 +91,8 @@ class WaitingRoom:
     def parsed(self, early: Demand, work: Work) -> None:
         """An accepted request is tokenized."""
         self._controller.dropped(early)
-        self._traffic.learn_body(early.body_bytes, work.prompt_tokens)
+        if early.body_bytes:
+            self._traffic.learn_body(early.body_bytes, work.prompt_tokens)
 
     def dropped(self, early: Demand) -> None:
         """An accepted request is over."""
