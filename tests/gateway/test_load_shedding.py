@@ -30,7 +30,10 @@ def body(text: str = "x") -> dict[str, Any]:
 @pytest.fixture
 def shedding(serve: Callable[..., AbstractContextManager[Any]], wait_for: Any) -> Iterator[Any]:
     def prepare(house: Any) -> None:
+        tiny, *others = house.config.models
+        tiny = house.served["tiny"].config = tiny.model_copy(update={"aliases": ("small",)})
         changes = {"admission": AdmissionConfig(load_shedding=True), "slo": SloConfig(ttft_target_s=1.0)}
+        changes |= {"models": (tiny, *others)}
         house.config = house.config.model_copy(update=changes)
 
     with serve(prepare) as house, house.client() as client:
@@ -76,6 +79,14 @@ def test_a_refusal_waits_for_no_thread_that_tokenizes(shedding: Any, wait_for: A
         go_on.set()
         for each in busy:
             each.join(10)
+
+
+@pytest.mark.parametrize("name", ["tiny", "small"])
+def test_under_each_of_its_names_a_model_refuses_before_it_parses(shedding: Any, name: str) -> None:
+    shedding.chat.stats = SWAMPED
+    refused = shedding.http.post(CHAT, json=body() | {"model": name, "temperature": "hot"})
+    assert refused.status_code == 503 and refused.json()["error"]["code"] == "overloaded"
+    assert "'tiny'" in refused.json()["error"]["message"]
 
 
 def test_the_same_request_is_taken_after_retry_after_while_others_are_refused(shedding: Any, wait_for: Any) -> None:
