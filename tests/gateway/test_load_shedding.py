@@ -81,6 +81,14 @@ def test_a_refusal_waits_for_no_thread_that_tokenizes(shedding: Any, wait_for: A
             each.join(10)
 
 
+def test_refused_requests_miss_their_targets(shedding: Any) -> None:
+    shedding.chat.stats = SWAMPED
+    assert shedding.http.post(CHAT, json=body()).status_code == 503
+    page = shedding.http.get("/metrics").text
+    assert 'kvarn_slo_requests_total{model="tiny",outcome="missed"} 1.0' in page
+    assert 'kvarn_goodput_ratio{model="tiny"} 0.0' in page
+
+
 @pytest.mark.parametrize("name", ["tiny", "small"])
 def test_under_each_of_its_names_a_model_refuses_before_it_parses(shedding: Any, name: str) -> None:
     shedding.chat.stats = SWAMPED

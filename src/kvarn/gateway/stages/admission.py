@@ -92,7 +92,7 @@ class AdmissionStage:
             record.held.append(_Early(room, demand))
         elif self._models[name].config.fallback is None:
             record.model = name
-            raise self._refused(room, demand, refusal, name)
+            raise self._refused(room, demand, refusal, name, generates=True)
 
     async def enter(self, work: Work) -> AdmissionTicket | None:
         """Wait until the engine can take the work; what the gateway does by itself has none to wait for.
@@ -117,14 +117,16 @@ class AdmissionStage:
         if other is not None:
             self._metrics.decided(work.model, work.priority, "degraded")
             raise DegradedError(other)
-        raise self._refused(room, demand, refusal, work.model)
+        raise self._refused(room, demand, refusal, work.model, generates=work.max_output_tokens > 0)
 
     async def close(self) -> None:
         """The server stops."""
         await asyncio.gather(*[room.close() for room in self._rooms.values()])
 
-    def _refused(self, room: WaitingRoom, demand: Demand, refusal: Refusal, model: str) -> ApiError:
+    def _refused(self, room: WaitingRoom, demand: Demand, refusal: Refusal, model: str, *, generates: bool) -> ApiError:
         self._metrics.shed(model, demand.priority, refusal.reason)
+        if generates and demand.is_interactive:
+            self._metrics.slo_missed(model)
         return _error(refusal, room.retry_after_s(demand, refusal), model)
 
     def _room(self, name: str) -> WaitingRoom:
