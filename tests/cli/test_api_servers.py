@@ -30,8 +30,7 @@ LONG = ASK | {"max_tokens": 1000, "ignore_eos": True, "stream": True, "logprobs"
 
 
 @pytest.fixture(autouse=True)
-def _no_shedding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("KVARN_ADMISSION__ENABLED", "false")
+def _own_data_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KVARN_DATA_DIR", str(tmp_path))
 
 

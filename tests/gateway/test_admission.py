@@ -138,6 +138,7 @@ def test_a_smaller_model_answers_where_it_would_be_in_time(door: Any, stream: bo
     assert len(door.small.submitted) == 1 and not door.chat.submitted
     degraded = {"model": "tiny", "tier": "interactive", "decision": "degraded"}
     assert metric(door, "kvarn_admission_requests_total", **degraded) == 1
+    assert not metric(door, "kvarn_slo_requests_total", model="tiny", outcome="missed")
 
 
 def test_completions_fall_back_too(door: Any) -> None:
@@ -193,6 +194,7 @@ def test_no_other_model_answers_where_as_many_wait_as_may(door: Any, wait_for: A
     wait_for(lambda: metric(door, "kvarn_admission_queue_length", **length) == 1, "the first to wait")
     answer = door.http.post(CHAT, json=body())
     assert answer.json()["error"]["code"] == "queue_full" and not door.small.submitted
+    assert metric(door, "kvarn_slo_requests_total", model="tiny", outcome="missed") == 1
     door.chat.stats = IDLE
     assert waiting().status_code == 200
 

@@ -7,6 +7,7 @@ import struct
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 
@@ -55,3 +56,19 @@ def test_what_cannot_be_embedded_is_refused_by_name(
 
 def test_the_models_own_size_may_be_asked_for(sdk: openai.OpenAI) -> None:
     assert len(sdk.embeddings.create(model="vec", input="hi", dimensions=4).data[0].embedding) == 4
+
+
+@pytest.mark.parametrize(("coding", "status"), [("float", 413), ("base64", 200)])
+def test_the_memory_of_an_answer_is_counted_before_the_work(
+    serve: Any, wait_for: Any, coding: str, status: int
+) -> None:
+    def prepare(house: Any) -> None:
+        house.embed.card = msgspec.structs.replace(house.embed.card, embedding_size=1000)
+
+    with serve(prepare, max_held_bytes=1 << 20) as house, house.client() as client:
+        wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+        body = {"model": "vec", "input": ["a"] * 20, "encoding_format": coding}
+        answer = client.post("/v1/embeddings", json=body)
+        assert answer.status_code == status
+        assert len(house.embed.embedded) == (status == 200)
+        wait_for(lambda: house.gateway.bodies.budget.used == 0, "the memory to be given back")

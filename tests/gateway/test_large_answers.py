@@ -194,6 +194,22 @@ def test_a_plain_answer_for_which_there_is_no_memory_is_refused(probed: Any, pat
         assert client.post(CHAT, json=body_of(CHAT, n=1, max_tokens=5)).status_code == 200
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
+def test_a_plain_answer_that_could_not_be_encoded_ends_while_it_is_gathered(
+    probed: Any, converted: list[int], path: str
+) -> None:
+    fields = {"max_output_tokens": 4 * TOKENS} if path == RESPONSES else {"n": 1, "max_tokens": 4 * TOKENS}
+    with probed() as (house, _), house.client() as client:
+        house.chat.tokens_per_step, house.chat.step_s = 50, 0.01
+        size = len(client.post(path, json=body_of(path, **fields)).content)
+    already = len(converted)
+    with probed(max_held_bytes=int(2.3 * size)) as (house, _), house.client() as client:
+        house.chat.tokens_per_step, house.chat.step_s = 50, 0.01
+        answer = client.post(path, json=body_of(path, **fields))
+        assert answer.status_code == 413 and answer.json()["error"]["code"] == "request_too_large"
+    assert sum(converted[already:]) < 4 * TOKENS
+
+
 def test_an_answer_is_refused_where_others_of_its_organisation_hold_too_much(probed: Any, wait_for: WaitFor) -> None:
     with probed(max_held_bytes=64 * MIB) as (house, probe), house.client() as client:
         slow = post(house, CHAT, body_of(CHAT, stream=True))

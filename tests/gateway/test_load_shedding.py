@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from kvarn.config.platform import AdmissionConfig, SloConfig
+from kvarn.gateway.admission.traffic import FIRST_TOKENS_PER_BYTE, Traffic
 from kvarn.wire.messages import EngineStats, StepTimes
 
 CHAT = "/v1/chat/completions"
@@ -29,7 +30,10 @@ def body(text: str = "x") -> dict[str, Any]:
 @pytest.fixture
 def shedding(serve: Callable[..., AbstractContextManager[Any]], wait_for: Any) -> Iterator[Any]:
     def prepare(house: Any) -> None:
+        tiny, *others = house.config.models
+        tiny = house.served["tiny"].config = tiny.model_copy(update={"aliases": ("small",)})
         changes = {"admission": AdmissionConfig(load_shedding=True), "slo": SloConfig(ttft_target_s=1.0)}
+        changes |= {"models": (tiny, *others)}
         house.config = house.config.model_copy(update=changes)
 
     with serve(prepare) as house, house.client() as client:
@@ -77,6 +81,22 @@ def test_a_refusal_waits_for_no_thread_that_tokenizes(shedding: Any, wait_for: A
             each.join(10)
 
 
+def test_refused_requests_miss_their_targets(shedding: Any) -> None:
+    shedding.chat.stats = SWAMPED
+    assert shedding.http.post(CHAT, json=body()).status_code == 503
+    page = shedding.http.get("/metrics").text
+    assert 'kvarn_slo_requests_total{model="tiny",outcome="missed"} 1.0' in page
+    assert 'kvarn_goodput_ratio{model="tiny"} 0.0' in page
+
+
+@pytest.mark.parametrize("name", ["tiny", "small"])
+def test_under_each_of_its_names_a_model_refuses_before_it_parses(shedding: Any, name: str) -> None:
+    shedding.chat.stats = SWAMPED
+    refused = shedding.http.post(CHAT, json=body() | {"model": name, "temperature": "hot"})
+    assert refused.status_code == 503 and refused.json()["error"]["code"] == "overloaded"
+    assert "'tiny'" in refused.json()["error"]["message"]
+
+
 def test_the_same_request_is_taken_after_retry_after_while_others_are_refused(shedding: Any, wait_for: Any) -> None:
     shedding.chat.stats = SWAMPED
     refused = shedding.http.post(CHAT, json=body("mine"))
@@ -103,6 +123,47 @@ def test_what_runs_in_the_background_is_not_refused_for_being_late(shedding: Any
     sent = {"model": "tiny", "input": "x", "background": True, "max_output_tokens": 16}
     answer = shedding.http.post("/v1/responses", json=sent)
     assert answer.status_code == 200 and answer.json()["status"] in ("queued", "in_progress")
+
+
+def test_a_prompt_that_is_stored_elsewhere_says_nothing_of_what_a_body_holds(shedding: Any) -> None:
+    shedding.chat.stats = IDLE
+    sent = {"model": "tiny", "input": "x" * 200, "max_output_tokens": 16}
+    first = shedding.http.post("/v1/responses", json=sent)
+    assert first.status_code == 200
+    traffic = shedding.gateway.bodies._check.__self__._rooms["tiny"]._traffic
+    learned = traffic.tokens_in(1000)
+    assert learned != 1000 * FIRST_TOKENS_PER_BYTE
+    follow_up = sent | {"input": "y", "previous_response_id": first.json()["id"]}
+    assert shedding.http.post("/v1/responses", json=follow_up).status_code == 200
+    assert traffic.tokens_in(1000) == learned
+
+
+def test_no_body_is_expected_to_have_more_tokens_than_bytes() -> None:
+    traffic = Traffic(1.0, 2.0)
+    for _ in range(1000):
+        traffic.learn_body(10, 100_000)
+    assert 5 < traffic.tokens_in(10) <= 10
+
+
+HUGE = "1" + "0" * 400
+
+
+@pytest.mark.parametrize(
+    "field",
+    [f'"{name}":{value}' for name in ("n", "max_tokens", "priority") for value in (HUGE, -(10**12))]
+    + ['"max_tokens":0', '"n":0', f'"x":{"[" * 100_000}{"]" * 100_000}'],
+    ids=lambda field: field[:20],
+)
+def test_a_body_that_is_not_as_it_should_be_is_a_400_and_changes_no_account(shedding: Any, field: str) -> None:
+    shedding.chat.stats = IDLE
+    assert shedding.http.post(CHAT, json=body()).status_code == 200
+    lines = shedding.gateway.bodies._check.__self__._rooms["tiny"]._controller.queue._lines
+    before = {tenant: line.counter for tenant, line in lines.items()}
+    assert before
+    content = json.dumps(body("other") | {"max_tokens": None}).removesuffix("}") + f",{field}}}"
+    answer = shedding.http.post(CHAT, content=content, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert {tenant: line.counter for tenant, line in lines.items()} == before
 
 
 def test_a_saturated_process_refuses_before_it_reads(shedding: Any) -> None:

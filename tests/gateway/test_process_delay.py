@@ -36,6 +36,14 @@ def test_it_ends_when_waits_end() -> None:
     assert not delay.is_too_long(0.3)
 
 
+def test_a_standing_wait_is_forgotten_while_nobody_comes() -> None:
+    delay = ProcessDelay(2.0)
+    play(delay, [0.3] * 1000, 0.002)
+    delay.note(0.0, 162.0)
+    assert not delay.is_too_long(0.3)
+    assert not any(play(delay, [0.06] * 20, 60.0, start=222.0))
+
+
 def test_a_target_that_is_short_is_kept_by_refusing_sooner() -> None:
     assert any(play(ProcessDelay(0.2), [0.03] * 200, 0.002))
     assert not any(play(ProcessDelay(2.0), [0.03] * 200, 0.002))

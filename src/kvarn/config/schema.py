@@ -209,10 +209,10 @@ class GatewayConfig(Section):
 
     max_held_bytes: int = Field(512 * 1024 * 1024, ge=1024 * 1024)
     """Memory that all running requests may hold together: their bodies, tokens that a slow client has not read yet, and
-    log-probabilities of an answer that is sent as a whole. One organisation may hold three times what is left free,
-    which is three quarters where no other holds any. A request that would pass its organisation's share gets 429, one
-    for which others leave too little 503, both with Retry-After; one that would not even fit by itself 413. In the
-    middle of an answer the request is ended with that error. Each gateway process has its own."""
+    log-probabilities and vectors of an answer that is sent as a whole. One organisation may hold three times what is
+    left free, which is three quarters where no other holds any. A request that would pass its organisation's share
+    gets 429, one for which others leave too little 503, both with Retry-After; one that would not even fit by itself
+    413. In the middle of an answer the request is ended with that error. Each gateway process has its own."""
 
     max_body_bytes: int = Field(4 * 1024 * 1024, ge=1024)
     """Largest request body. A longer one gets 413 before it is read to its end."""

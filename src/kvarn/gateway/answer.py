@@ -68,18 +68,15 @@ def json_when_done(work: Coroutine[None, None, object], held: HeldBytes | None =
     """One JSON object, made by `work`, which is cancelled when the client leaves first.
 
     It is written in pieces, as fast as the client reads; `held` counts the memory that it takes until then, where that
-    is worth counting.
+    is worth counting: while it is made, what is gathered and its encoded form.
     """
 
     async def answer(send: Send) -> None:
         made = await work
-        large = held if held is not None and held.size else None
-        if large is not None:
-            large.take(large.size)  # for a moment there are both
         body = msgspec.json.encode(made)
         del made
-        if large is not None:
-            large.become(len(body))
+        if held is not None and held.size:
+            held.become(len(body))
         headers = [*_JSON_HEADERS, (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         for end in range(_PIECE_BYTES, len(body) + _PIECE_BYTES, _PIECE_BYTES):

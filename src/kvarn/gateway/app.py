@@ -104,7 +104,7 @@ def create_app(
     table = ModelTable(models_by_name)
     slo = {model.name: config.slo_of(model.config) for model in table}
     metrics = GatewayMetrics(table, slo, show_engines=shared is None or shared.is_main)
-    platform = Platform(config, metrics.registry, models_by_name, shared)
+    platform = Platform(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
     runs = ResponseRuns(platform.store, config.responses)
     open_requests = OpenRequests()
     gateway = Gateway(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
@@ -32,7 +33,7 @@ LINGER_S = 2.0
 _PIECE_BYTES = 4096
 """Bytes parsed at once. The shortest request has 18, and costs kilobytes and 16 us once it is parsed: of a whole read
 (256 KiB) they would hold up the event loop for a quarter of a second."""
-_MOST_REFUSED = 256
+MOST_REFUSED = 256
 """Connections that are one too many and have not read why yet; more are cut."""
 _FRAMING_PER_BODY_BYTE = 16
 """What a byte of a chunked body may cost besides: one in a chunk of its own has five bytes around it."""
@@ -91,12 +92,13 @@ class Connection(HttpToolsProtocol):
         self._besides_body = 0
         self._turned = False
         self._unparsed = memoryview(b"")
+        self._answered_at = 0.0
         self._refusal: ApiError | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client came; one too many is told so before it is read."""
         too_many = len(self.connections) >= self._limits.max_connections
-        if too_many and len(self._limits.refused) >= _MOST_REFUSED:
+        if too_many and len(self._limits.refused) >= MOST_REFUSED:
             self.transport = transport
             transport.abort()
             return
@@ -200,12 +202,17 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def _note_time(self) -> None:
-        self.scope["state"][RECEIVED] = arrived_at(self.socket)
+        # What was sent ahead of its turn waited for the answers before it, not for this process.
+        self.scope["state"][RECEIVED] = max(arrived_at(self.socket), self._answered_at)
 
     # Answers -----------------------------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
         """An answer is sent, or lies in the socket's buffer."""
+        self._answered_at = time.monotonic()
+        if self.pipeline:
+            following, _ = self.pipeline[-1]
+            following.scope["state"][RECEIVED] = self._answered_at
         super().on_response_complete()
         self._unset_keepalive_if_required()  # this class keeps the time
         self._parse()

@@ -111,8 +111,11 @@ async def in_parts(items: Sequence[ItemT], encode: Callable[[Sequence[ItemT]], E
 
 
 def encoded_bytes(positions: Iterable[object]) -> int:
-    """Bytes of memory that encoded positions take, about."""
-    return sum(_RAW_BYTES + (len(each) if isinstance(each, Raw) else 0) for each in positions)
+    """Bytes of memory that encoded positions take, about: twice their own, as the answer holds a copy in the end.
+
+    Counted from the start, so that an answer that is too large ends before its work is done.
+    """
+    return 2 * sum(_RAW_BYTES + (len(each) if isinstance(each, Raw) else 0) for each in positions)
 
 
 def _numbers(logprobs: tuple[float, ...]) -> list[bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry
 
@@ -43,6 +43,7 @@ class Platform:
         registry: Where their metrics are shown.
         models: What is served, by name.
         shared: What this process counts together with the server's others; None: there are none.
+        slo_missed: Hears of each request with latency targets that admission refuses, with its model.
 
     Raises:
         ConfigError: It would be open to other machines, or the URL of Redis cannot be used.
@@ -55,9 +56,10 @@ class Platform:
         registry: CollectorRegistry | None = None,
         models: Mapping[str, ServedModel] | None = None,
         shared: SharedState | None = None,
+        slo_missed: Callable[[str], None] = lambda model: None,
     ) -> None:
         self.config = config
-        self.admission = AdmissionStage(config, models or {}, AdmissionMetrics(registry))
+        self.admission = AdmissionStage(config, models or {}, AdmissionMetrics(registry, slo_missed))
         self.store = Store.open(config)
         health = self.store.health
         self.store_metrics = StoreMetrics(

@@ -8,7 +8,6 @@ overload, a burst is none: so waits are averaged over time, as routers do with t
 from __future__ import annotations
 
 import math
-import time
 
 SATURATED_S = 0.05
 """A process that is not saturated never lets requests wait for so long, but for a moment."""
@@ -17,10 +16,7 @@ TARGET_SHARE = 0.1
 AVERAGED_SHARE = 0.25
 """Part of the TTFT target over which waits are averaged."""
 LONGEST_GAP_S = 0.02
-"""A request counts for the time since the one before it, but for no longer."""
-WAITS = 4
-"""Times that a request waits as long until its first token, about: to be read, to be sent to the engine, for its
-tokens to be read, for them to be sent on."""
+"""A request counts for the time since the one before it, but for no longer: in the rest of that time nobody waited."""
 
 
 class ProcessDelay:
@@ -38,16 +34,11 @@ class ProcessDelay:
 
     def note(self, waited_s: float, now: float) -> None:
         """A request is looked at, so long after it reached this machine."""
-        gap_s = min(now - self._at, LONGEST_GAP_S)
-        self._mean_s += (1 - math.exp(-gap_s / self._averaged_s)) * (waited_s - self._mean_s)
+        gap_s = now - self._at
+        weight = 1 - math.exp(-min(gap_s, LONGEST_GAP_S) / self._averaged_s)
+        self._mean_s = math.exp(-gap_s / self._averaged_s) * self._mean_s + weight * waited_s
         self._at = now
 
     def is_too_long(self, waited_s: float) -> bool:
         """Whether the process is saturated, and a request that has waited so long must be refused."""
         return min(waited_s, self._mean_s) > self._limit_s
-
-    @property
-    def ttft_s(self) -> float:
-        """What the process adds to the time to first token of a request that is taken now."""
-        quiet_s = max(0.0, time.monotonic() - self._at)
-        return WAITS * self._mean_s * math.exp(-quiet_s / self._averaged_s)

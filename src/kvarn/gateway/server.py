@@ -18,10 +18,12 @@ from fastapi import FastAPI
 
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import GatewayConfig
-from kvarn.gateway.connection import Connection, ConnectionLimits
+from kvarn.gateway.connection import MOST_REFUSED, Connection, ConnectionLimits
 
 _BACKLOG = 4096
 _ACCEPT_AGAIN_S = 0.5
+_LAST_READ_S = 0.05
+"""For the requests of connections that are accepted while the server stops to be read."""
 _SEND_BUFFER_BYTES = 256 * 1024
 """Of each connection, in the kernel: a client that does not read holds no more. Left alone it grows to megabytes."""
 _GC_THRESHOLDS = (20_000, 20, 50)
@@ -91,21 +93,37 @@ class GatewayServer(uvicorn.Server):
 
     It accepts all the connections that wait at once. The loop (uvloop) would accept one in each of its turns: while
     turns are long, clients would wait unseen, and be cut off once the kernel's queue is full.
+
+    Args:
+        config: uvicorn's settings.
+        limits: Bounds of its connections.
     """
+
+    def __init__(self, config: uvicorn.Config, limits: ConnectionLimits) -> None:
+        super().__init__(config)
+        self._limits = limits
+        self._accepting = set[asyncio.Task[Any]]()
+        """Connections on their way, such as those whose TLS handshake is not done."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, then listen."""
         await super().startup(sockets=[])
-        self._accepting = set[asyncio.Task[Any]]()
         for listener in sockets or ():
             listener.listen(_BACKLOG)
             listener.setblocking(False)
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen no more, and let the requests that run end."""
+        """Listen no more, and let the requests end that run or have been sent."""
         for listener in sockets or ():
+            self._accept(listener)  # closing it would cut off those that wait
             asyncio.get_running_loop().remove_reader(listener)
+        if self._accepting:
+            if self.config.ssl is not None:
+                for handshake in self._accepting:
+                    handshake.cancel()
+            await asyncio.wait(self._accepting)
+            await asyncio.sleep(_LAST_READ_S)
         await super().shutdown(sockets)
 
     def _accept(self, listener: socket.socket) -> None:
@@ -120,11 +138,22 @@ class GatewayServer(uvicorn.Server):
                 loop.remove_reader(listener)
                 loop.call_later(_ACCEPT_AGAIN_S, self._accept_again, listener)
                 return
+            if self._is_full():
+                client.close()
+                continue
             client.setblocking(False)
-            connecting = loop.connect_accepted_socket(partial(self._connection, client), client, ssl=self.config.ssl)
+            ssl = self.config.ssl
+            handshake_s = None if ssl is None else self._limits.header_timeout_s
+            make = partial(self._connection, client)
+            connecting = loop.connect_accepted_socket(make, client, ssl=ssl, ssl_handshake_timeout=handshake_s)
             task = loop.create_task(connecting)
             self._accepting.add(task)
             task.add_done_callback(self._accepted)
+
+    def _is_full(self) -> bool:
+        """Whether there are too many connections to tell one more that there are."""
+        taken = len(self._accepting) + len(self.server_state.connections) + len(self._limits.refused)
+        return taken >= self._limits.max_connections + MOST_REFUSED
 
     def _accept_again(self, listener: socket.socket) -> None:
         if listener.fileno() >= 0 and not self.should_exit:
@@ -187,7 +216,7 @@ def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
     except OSError as error:  # an error of TLS is one
         names = " and ".join(filter(None, (config.ssl_certfile, config.ssl_keyfile)))
         raise ConfigError(f"the certificate cannot be used ({names}): {error.strerror or error}") from None
-    return GatewayServer(settings)
+    return GatewayServer(settings, limits)
 
 
 def allow_connections(wanted: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from kvarn.observe.engines import TIERS, priority_tier
@@ -13,8 +15,12 @@ _ERRORS = (-5, -2, -1, -0.5, -0.25, -0.1, -0.05, -0.02, 0, 0.02, 0.05, 0.1, 0.25
 class AdmissionMetrics:
     """What admission decided, and how well it foresaw."""
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        """`registry`: where they are shown; nowhere without one."""
+    def __init__(
+        self, registry: CollectorRegistry | None = None, slo_missed: Callable[[str], None] = lambda model: None
+    ) -> None:
+        """`registry`: where they are shown; nowhere without one. `slo_missed` hears of each generation request with
+        latency targets that is refused, with its model."""
+        self.slo_missed = slo_missed
         self._requests = Counter(
             "kvarn_admission_requests_total",
             "Requests by what admission decided on them.",

@@ -177,6 +177,10 @@ class GatewayMetrics:
         """Observe a generation request for a configured model that arrived at `started` of the clock."""
         return GenerationObserver(self._models[model], started)
 
+    def slo_missed(self, model: str) -> None:
+        """A generation request for a configured model was refused before it began: a miss."""
+        self._models[model].count_slo(False)
+
     def observe_engines(self) -> None:
         """Read what the engines report; called every second, so that little is lost when one dies between scrapes."""
         self._engines.observe()

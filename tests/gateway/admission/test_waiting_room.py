@@ -10,7 +10,6 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from kvarn.config.platform import AdmissionConfig
-from kvarn.gateway.process_delay import ProcessDelay
 from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.stages.waiting_room import WaitingRoom
 from kvarn.gateway.work import Work
@@ -28,7 +27,7 @@ class Door:
     def __init__(self, house: Any) -> None:
         self.engine = house.chat
         config = house.config.model_copy(update={"admission": AdmissionConfig(load_shedding=True)})
-        self.room = WaitingRoom(config, house.served["tiny"], AdmissionMetrics(), ProcessDelay(2.0))
+        self.room = WaitingRoom(config, house.served["tiny"], AdmissionMetrics())
         self.queue = self.room._controller.queue
 
     def ask(self, client_left: Callable[[], Awaitable[None]] | None = None) -> asyncio.Task[Any]:

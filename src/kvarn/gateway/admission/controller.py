@@ -79,7 +79,6 @@ class AdmissionController:
         self._rules = rules
         self._view = view
         self._traffic = traffic
-        self._gateway_s = 0.0
         self._slots = RetrySlots()
         self._preparing: set[Demand] = set()
         """Accepted before they were parsed; they come again when they are tokenized."""
@@ -90,10 +89,9 @@ class AdmissionController:
         self._peak_at = 0.0
         self._verdicts: list[tuple[Demand, Refusal | None]] = []
 
-    def hear(self, stats: EngineStats, now: float, gateway_s: float = 0.0) -> None:
-        """Take the engine's latest statistics, and what the gateway adds to a time to first token."""
+    def hear(self, stats: EngineStats, now: float) -> None:
+        """Take the engine's latest statistics."""
         self._view.hear(stats, now)
-        self._gateway_s = gateway_s
 
     def offer(self, demand: Demand, now: float) -> Refusal | None:
         """A request has come. Where it is not refused, `poll` says when it goes, or that it is refused later."""
@@ -235,7 +233,7 @@ class AdmissionController:
             waits_s = max(waits_s, mine_s / (OVERTAKEN * share) if own else 0.0)
             waits_s += average_s * (0.5 + ahead.unsent_cost / max(1.0, mix.cost))
         waited_s = now - demand.received
-        return waited_s + waits_s + predictor.first_token_s(demand, load, mix) + self._gateway_s
+        return waited_s + waits_s + predictor.first_token_s(demand, load, mix)
 
     def _has_place(self, demand: Demand, load: Load, mix: Mix) -> bool:
         """Whether the engine can hold one request more, and nobody misses the TPOT target because of it."""
@@ -308,7 +306,7 @@ class AdmissionController:
         if predictor is None or demand.promised:
             return None
         load, mix = self._situation(demand, now)
-        ttft_s = waited + predictor.first_token_s(demand, load, mix) + self._gateway_s
+        ttft_s = waited + predictor.first_token_s(demand, load, mix)
         late_s = ttft_s - self._ttft_limit_s(demand, predictor)
         return Refusal(Reason.OVERLOADED, max(late_s, self._drain_s(demand, now))) if late_s > 0 else None
 

@@ -33,7 +33,7 @@ class Demand:
     promised: bool = False
     """It was refused before, and came again when it was told to: it is not refused for being late."""
     body_bytes: int = 0
-    """Of a request that was not parsed when it was decided on."""
+    """Of a request that was not parsed when it was decided on; 0 where they are not all of its prompt."""
     cost: float = 0.0
     """Weighted tokens that its tenant is charged."""
     released: float | None = None

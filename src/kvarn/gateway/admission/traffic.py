@@ -49,8 +49,8 @@ class Traffic:
         return body_bytes * self._tokens_per_byte
 
     def learn_body(self, body_bytes: int, prompt_tokens: int) -> None:
-        """A body was tokenized."""
-        self._tokens_per_byte += FADE * (prompt_tokens / body_bytes - self._tokens_per_byte)
+        """A body was tokenized. One that is short beside its prompt (the template adds to it) says little of others."""
+        self._tokens_per_byte += FADE * (min(1.0, prompt_tokens / body_bytes) - self._tokens_per_byte)
 
     def expected_prompt(self, tokens: float) -> float:
         """Prompt tokens that will probably have to be computed."""

@@ -42,7 +42,8 @@ async def _completion(gateway: Gateway, record: RequestRecord, body: bytes) -> o
 
 async def _embedding(gateway: Gateway, record: RequestRecord, body: bytes) -> object:
     asked = parse_request(EmbeddingRequest, body, record.warnings)
-    return await (await start_embedding(gateway, record, asked))
+    work, _ = await start_embedding(gateway, record, asked)
+    return await work
 
 
 async def _moderation(gateway: Gateway, record: RequestRecord, body: bytes) -> object:

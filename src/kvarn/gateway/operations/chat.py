@@ -190,7 +190,7 @@ async def _start(gateway: Gateway, record: RequestRecord, asked: ChatCompletionR
         work.tally,
         model,
         held,
-        (lambda answer: keep_completion(gateway, record, asked, answer, held.size)) if asked.store else None,
+        (lambda answer: keep_completion(gateway, record, asked, answer, held.size // 2)) if asked.store else None,
     )
 
 

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Coroutine
 
 from kvarn.gateway.context import Gateway
+from kvarn.gateway.held_bytes import HeldBytes
 from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.served import ReadyModel
 from kvarn.gateway.work import Work
@@ -17,11 +18,16 @@ from kvarn.wire.openai.embeddings import Embedding, EmbeddingList, EmbeddingRequ
 from kvarn.wire.openai.errors import ContextLengthError, invalid_request
 from kvarn.wire.openai.inputs import as_list
 
+_BYTES = 64
+"""Memory of a number of an answer: as float32, as Python's object, and as JSON."""
+_BYTES_IN_BASE64 = 16
+"""The same where vectors are sent in base64."""
+
 
 async def start_embedding(
     gateway: Gateway, record: RequestRecord, asked: EmbeddingRequest
-) -> Coroutine[None, None, EmbeddingList]:
-    """Check a request, tokenize its inputs, and take it in; what comes back does the work.
+) -> tuple[Coroutine[None, None, EmbeddingList], HeldBytes]:
+    """Check a request, tokenize its inputs, and take it in; what comes back does the work, and counts its memory.
 
     Raises:
         ApiError: It cannot be answered as asked, or not now.
@@ -32,8 +38,10 @@ async def start_embedding(
     batch = await gateway.run(record, lambda: [_token_ids(each, model) for each in inputs])
     for position, token_ids in enumerate(batch):
         _check_length(position, token_ids, model)
+    numbers = len(batch) * (model.card.embedding_size or 0)
+    held = gateway.bodies.hold(record, numbers * (_BYTES_IN_BASE64 if asked.encoding_format == "base64" else _BYTES))
     work = await gateway.begin(record, model, prompt_tokens=sum(len(token_ids) for token_ids in batch))
-    return _embed(asked, batch, model, work)
+    return _embed(gateway, record, asked, batch, model, work), held
 
 
 async def embed_tokens(batch: list[list[int]], model: ReadyModel, work: Work) -> list[bytes]:
@@ -53,13 +61,21 @@ async def embed_tokens(batch: list[list[int]], model: ReadyModel, work: Work) ->
     return vectors
 
 
-async def _embed(asked: EmbeddingRequest, batch: list[list[int]], model: ReadyModel, work: Work) -> EmbeddingList:
+async def _embed(
+    gateway: Gateway,
+    record: RequestRecord,
+    asked: EmbeddingRequest,
+    batch: list[list[int]],
+    model: ReadyModel,
+    work: Work,
+) -> EmbeddingList:
     vectors = await embed_tokens(batch, model, work)
     as_base64 = asked.encoding_format == "base64"
+    encoded = await gateway.run(record, lambda: [_encode(vector, as_base64) for vector in vectors])
     tokens = work.prompt_tokens
     return EmbeddingList(
         model=model.name,
-        data=[Embedding(index=i, embedding=_encode(vector, as_base64)) for i, vector in enumerate(vectors)],
+        data=[Embedding(index=i, embedding=each) for i, each in enumerate(encoded)],
         usage=EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens),
     )
 

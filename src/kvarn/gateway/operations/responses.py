@@ -60,7 +60,6 @@ class ResponseRun:
                     pass
         finally:
             await self.ending.leave()
-        self.chat.held.become(self.chat.held.size // 2)  # the events are gone
         response = self.writer.response
         if response.error is not None:
             raise unavailable(response.error.message, "conversation_not_kept")
@@ -106,7 +105,6 @@ class ResponseRun:
                 finish_reason = parts.finish_reason or finish_reason
                 if batch := writer.take(parts):
                     yield batch
-        self.chat.held.take(self.chat.held.size)  # its last events have all of them once more
         await self.ending.finish(finish_reason, int(self.now()))
         yield self.ending.take_last_events()
 

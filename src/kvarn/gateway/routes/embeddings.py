@@ -21,4 +21,5 @@ async def create_embeddings(request: Request) -> Response:
     """Embed one input or a batch with an encoder model; `encoding_format` is `float` or `base64`."""
     gateway = gateway_of(request)
     asked = await gateway.read(request, EmbeddingRequest)
-    return json_when_done(await start_embedding(gateway, record_of(request.scope), asked))
+    work, held = await start_embedding(gateway, record_of(request.scope), asked)
+    return json_when_done(work, held)

@@ -44,6 +44,8 @@ class AdmissionStage:
         self._config = config
         self._models = models
         self._metrics = metrics
+        self._names = {alias: name for name, model in models.items() for alias in model.config.aliases}
+        self._names |= {name: name for name in models}
         self._rooms: dict[str, WaitingRoom] = {}
         self._shedding = frozenset(name for name, model in models.items() if config.sheds_load(model.config))
         targets = [config.slo_of(models[name].config).ttft_target_s for name in self._shedding]
@@ -76,18 +78,21 @@ class AdmissionStage:
             return
         asked = early_fields(body)
         # What is answered in the background is nobody's first token, and is tried again.
-        if asked is None or asked.model not in self._shedding or asked.background:
+        if asked is None or asked.background:
             return
-        if not (self._models[asked.model].ready and may_use_model(record.principal, asked.model)):
+        name = self._names.get(asked.model)
+        if name is None or name not in self._shedding:
             return
-        room = self._room(asked.model)
+        if not (self._models[name].ready and may_use_model(record.principal, name)):
+            return
+        room = self._room(name)
         record.early_demand = demand = room.early_demand(record, body, asked)
         refusal = room.accept(demand)
         if refusal is None:
             record.held.append(_Early(room, demand))
-        elif self._models[asked.model].config.fallback is None:
-            record.model = asked.model
-            raise self._refused(room, demand, refusal, asked.model)
+        elif self._models[name].config.fallback is None:
+            record.model = name
+            raise self._refused(room, demand, refusal, name, generates=True)
 
     async def enter(self, work: Work) -> AdmissionTicket | None:
         """Wait until the engine can take the work; what the gateway does by itself has none to wait for.
@@ -112,20 +117,22 @@ class AdmissionStage:
         if other is not None:
             self._metrics.decided(work.model, work.priority, "degraded")
             raise DegradedError(other)
-        raise self._refused(room, demand, refusal, work.model)
+        raise self._refused(room, demand, refusal, work.model, generates=work.max_output_tokens > 0)
 
     async def close(self) -> None:
         """The server stops."""
         await asyncio.gather(*[room.close() for room in self._rooms.values()])
 
-    def _refused(self, room: WaitingRoom, demand: Demand, refusal: Refusal, model: str) -> ApiError:
+    def _refused(self, room: WaitingRoom, demand: Demand, refusal: Refusal, model: str, *, generates: bool) -> ApiError:
         self._metrics.shed(model, demand.priority, refusal.reason)
+        if generates and demand.is_interactive:
+            self._metrics.slo_missed(model)
         return _error(refusal, room.retry_after_s(demand, refusal), model)
 
     def _room(self, name: str) -> WaitingRoom:
         room = self._rooms.get(name)
         if room is None:
-            room = self._rooms[name] = WaitingRoom(self._config, self._models[name], self._metrics, self._delay)
+            room = self._rooms[name] = WaitingRoom(self._config, self._models[name], self._metrics)
         return room
 
     def _fallback(self, work: Work) -> str | None:

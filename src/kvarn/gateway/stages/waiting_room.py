@@ -15,7 +15,6 @@ from kvarn.gateway.admission.demand import Demand
 from kvarn.gateway.admission.engine_view import EngineView
 from kvarn.gateway.admission.predictor import EngineBounds
 from kvarn.gateway.admission.traffic import Traffic
-from kvarn.gateway.process_delay import ProcessDelay
 from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.served import ServedModel
 from kvarn.gateway.stages.early_fields import EarlyFields
@@ -34,7 +33,7 @@ MANY_TOKENS = 1 << 20
 class WaitingRoom:
     """The door of one model. Belongs to one event loop."""
 
-    def __init__(self, config: KvarnConfig, model: ServedModel, metrics: AdmissionMetrics, delay: ProcessDelay) -> None:
+    def __init__(self, config: KvarnConfig, model: ServedModel, metrics: AdmissionMetrics) -> None:
         slo, engine, card = config.slo_of(model.config), model.config.engine, model.replica.card
         rules = Rules(
             ttft_target_s=slo.ttft_target_s,
@@ -48,7 +47,6 @@ class WaitingRoom:
         self._controller = AdmissionController(rules, view, self._traffic, engine.priority_ageing_s)
         self._model = model
         self._metrics = metrics
-        self._delay = delay
         self._places: dict[Demand, asyncio.Future[Refusal | None]] = {}
         self._poller: asyncio.Task[None] | None = None
 
@@ -82,7 +80,7 @@ class WaitingRoom:
             sequences=sequences,
             received=record.received,
             key=(tenant, hash(body)),
-            body_bytes=len(body),
+            body_bytes=0 if asked.has_context_elsewhere else len(body),
         )
 
     def accept(self, demand: Demand) -> Refusal | None:
@@ -93,7 +91,8 @@ class WaitingRoom:
     def parsed(self, early: Demand, work: Work) -> None:
         """An accepted request is tokenized."""
         self._controller.dropped(early)
-        self._traffic.learn_body(early.body_bytes, work.prompt_tokens)
+        if early.body_bytes:
+            self._traffic.learn_body(early.body_bytes, work.prompt_tokens)
 
     def dropped(self, early: Demand) -> None:
         """An accepted request is over."""
@@ -180,7 +179,7 @@ class WaitingRoom:
 
     def _hear(self) -> float:
         now = time.monotonic()
-        self._controller.hear(self._model.stats, now, self._delay.ttft_s)
+        self._controller.hear(self._model.stats, now)
         return now
 
     def _show_length(self) -> None:
