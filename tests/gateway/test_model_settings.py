@@ -47,6 +47,14 @@ def test_a_seed_makes_the_seeds_of_requests_without_one_repeatable(serve_with):
     assert all(len({*seeds}) == 3 for seeds in seen), "each prompt has its own"
 
 
+def test_each_gateway_process_has_a_stream_of_seeds_of_its_own(house):
+    old = house.served["tiny"]
+    config = old.config.model_copy(update={"seed": 7})
+    models = [ServedModel("tiny", config, old.replica, old.directory, process=process) for process in (0, 1, 2, 1)]
+    seeds = [model.draw_seed() for model in models]
+    assert len({*seeds}) == 3 and seeds[1] == seeds[3]
+
+
 def test_an_alias_is_another_name_of_the_same_model(serve_with):
     with serve_with(aliases=("gpt-4o",)) as house, house.client() as client:
         answer = client.post("/v1/chat/completions", json=ASK | {"model": "gpt-4o"})

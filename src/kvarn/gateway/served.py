@@ -111,10 +111,13 @@ class ServedModel:
     template_turns: Turns = field(default_factory=lambda: Turns(1))
     """See `ReadyModel`."""
     draw_seed: Callable[[], int] | None = None
+    process: int = 0
+    """Number of the gateway process."""
 
     def __post_init__(self) -> None:
         if self.config.seed is not None:
-            self.draw_seed = partial(random.Random(self.config.seed).getrandbits, 63)
+            stream = random.Random(f"{self.config.seed} {self.process}")  # each gateway process has one of its own
+            self.draw_seed = partial(stream.getrandbits, 63)
 
     @property
     def up(self) -> bool:
