@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import sqlite3
@@ -19,6 +20,8 @@ from typing import Any
 
 import httpx
 import pytest
+
+import kvarn as kvarn_package
 
 Served = Any
 """What the fixture `serve` gives."""
@@ -219,6 +222,40 @@ def test_a_killed_process_is_replaced_and_each_request_is_on_the_ledger_once(ser
     until(lambda: len(outcomes()) >= sent)
     assert sorted(outcomes()) == ["finished"] * well + ["lost"] * broken
     assert {answer.status_code for answer in at_once(12, lambda _: post(served))} == {200}
+
+
+def test_a_process_that_hangs_is_killed_and_replaced(serve, monkeypatch):
+    served = serve("--api-server-count", "2", *SMALL)
+    (hung,) = workers(served)
+    os.kill(hung, signal.SIGSTOP)
+    until(lambda: gone(hung))
+    until(lambda: len(workers(served)) == 1)
+    until(lambda: sum("a gateway process serves" in line for line in list(served.log)) == 2)
+    assert any("no answer in 2 s" in line for line in list(served.log))
+    assert {answer.status_code for answer in at_once(12, lambda _: post(served))} == {200}
+
+
+def test_a_process_that_cannot_load_its_text_says_so_and_takes_no_requests(serve, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(Path(kvarn_package.__file__).parent / "assets" / "kvarn-demo", model)
+    served = serve(str(model), "--served-model-name", "kvarn-demo", "--api-server-count", "2", *SMALL)
+    (victim,) = workers(served)
+    (model / "tokenizer.json").rename(tmp_path / "away.json")
+    os.kill(victim, signal.SIGKILL)
+    until(lambda: any("cannot load the tokenizer" in line for line in list(served.log)))
+    until(lambda: sum("is gone and will be replaced" in line for line in list(served.log)) >= 2)
+    assert {answer.status_code for answer in at_once(8, lambda _: post(served))} == {200}
+    (tmp_path / "away.json").rename(model / "tokenizer.json")
+    until(lambda: sum("a gateway process serves" in line for line in list(served.log)) == 2)
+
+
+def test_a_server_stops_at_once_while_a_process_waits_to_be_started_again(serve, monkeypatch):
+    monkeypatch.setenv("KVARN_REPLICA__RESTART_BACKOFF_S", "1000")
+    served = serve("--api-server-count", "2", *SMALL)
+    (victim,) = workers(served)
+    os.kill(victim, signal.SIGKILL)
+    until(lambda: any("is gone and will be replaced" in line for line in list(served.log)))
+    assert served.stop() == 0
 
 
 def test_a_signal_lets_all_processes_finish_what_runs(serve, monkeypatch):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
+import math
 import signal
 import socket
 import subprocess
@@ -24,7 +26,7 @@ from kvarn.observe.metrics import GatewayMetrics
 from kvarn.replica.launch import describe_exit, exit_of
 from kvarn.replica.local import LocalReplica
 
-_OBSERVE_EVERY_S = 1.0
+_WATCH_EVERY_S = 1.0
 _SNAPSHOT_S = 2.0
 """In which a process tells what it has counted; of one that is slower what it told last is shown."""
 _MAX_BACKOFF_S = 30.0
@@ -42,6 +44,8 @@ class _Process:
         self.process = process
         self.channel: Channel | None = None
         self.serving = False
+        self.unanswered = 0
+        """Calls in a row that `_watch` made of it."""
         self.counted: list[MetricFamily] = []
         """As it last told."""
 
@@ -74,7 +78,7 @@ class GatewayProcesses:
         self._ended: list[MetricFamily] = []
         """Totals of the processes that have ended."""
         self._any_ended = False
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._keepers: list[asyncio.Task[None]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
@@ -87,20 +91,22 @@ class GatewayProcesses:
         """Start the processes; `metrics` are this one's."""
         self._metrics = metrics
         self._tasks = [asyncio.create_task(self._tell(replica)) for replica in self._replicas.values()]
-        self._tasks.append(asyncio.create_task(self._observe()))
+        self._tasks.append(asyncio.create_task(self._watch()))
         self._keepers = [asyncio.create_task(self._keep()) for _ in range(self._config.gateway.api_server_count - 1)]
 
     async def wait_until_serving(self) -> None:
         """Wait until every process takes requests, or one has ended instead."""
         wanted = self._config.gateway.api_server_count - 1
-        while sum(each.serving for each in self._running.values()) < wanted and not (self._any_ended or self._stopping):
+        while sum(each.serving for each in self._running.values()) < wanted and not (
+            self._any_ended or self._stopping.is_set()
+        ):
             self._changed.clear()
             await self._changed.wait()
 
     def signal(self, number: int) -> None:
         """Have all stop: the first time when what runs has finished, then as the signal says."""
-        sent = number if self._stopping else signal.SIGTERM
-        self._stopping = True
+        sent = number if self._stopping.is_set() else signal.SIGTERM
+        self._stopping.set()
         self._changed.set()
         for each in self._running.values():
             each.process.send_signal(sent)
@@ -108,7 +114,7 @@ class GatewayProcesses:
     async def stop(self) -> None:
         """Let every process finish its requests, as this one does, and end."""
         if self._keepers:
-            if not self._stopping:
+            if not self._stopping.is_set():
                 self.signal(signal.SIGTERM)
             await asyncio.wait(self._keepers, timeout=self._config.gateway.drain_timeout_s + _STOP_GRACE_S)
             for each in self._running.values():
@@ -123,7 +129,7 @@ class GatewayProcesses:
         """Run one process after another until told to stop."""
         loop, first_s = asyncio.get_running_loop(), self._config.replica.restart_backoff_s
         backoff_s = first_s
-        while not self._stopping:
+        while not self._stopping.is_set():
             began = loop.time()
             try:
                 failure = describe_exit(await self._run(next(self._numbers)), "the gateway process")
@@ -132,15 +138,17 @@ class GatewayProcesses:
             except Exception as error:
                 _log.exception("the supervision of a gateway process failed")
                 failure = repr(error)
-            if self._stopping:
+            if self._stopping.is_set():
                 return
             backoff_s = first_s if loop.time() - began > _MAX_BACKOFF_S else backoff_s
             _log.error(
                 "a gateway process is gone and will be replaced", extra={"reason": failure, "restart_in_s": backoff_s}
             )
-            await asyncio.sleep(backoff_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(backoff_s):
+                    await self._stopping.wait()
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
-            if self._metrics is not None and not self._stopping:
+            if self._metrics is not None and not self._stopping.is_set():
                 self._metrics.process_restarts.inc()
 
     async def _run(self, number: int) -> int:
@@ -172,6 +180,7 @@ class GatewayProcesses:
             config=self._config.model_dump_json(),
             directories={model.name: str(model.directory) for model in self._models},
             created={model.name: model.created for model in self._models},
+            broken=[model.name for model in self._models if model.load_error is not None],
             replicas=[replica.status for replica in self._replicas.values()],
         )
 
@@ -209,21 +218,31 @@ class GatewayProcesses:
     async def _ask_all(self) -> None:
         await asyncio.gather(*(self._ask(each) for each in list(self._running.values()) if each.serving))
 
-    async def _ask(self, running: _Process) -> None:
+    async def _ask(self, running: _Process) -> bool:
+        """Whether it answered."""
         assert running.channel is not None
         try:
             async with asyncio.timeout(_SNAPSHOT_S):
                 answer = await running.channel.call(SNAPSHOT)
         except (ChannelClosedError, TimeoutError) as error:
-            _log.warning("a gateway process does not tell its metrics: %s", error, extra={"number": running.number})
-            return
+            reason = f"no answer in {_SNAPSHOT_S:g} s" if isinstance(error, TimeoutError) else str(error)
+            _log.warning("a gateway process does not tell its metrics: %s", reason, extra={"number": running.number})
+            return not isinstance(error, TimeoutError)
         running.counted = msgspec.msgpack.decode(answer, type=list[MetricFamily])
+        return True
 
-    async def _observe(self) -> None:
-        """Keep what the processes have counted: of one that dies, what it counted since is lost."""
+    async def _watch(self) -> None:
+        """Keep what the processes have counted (of one that dies, what it counted since is lost), and kill one that has
+        not answered for as long as an engine's heartbeat may take."""
+        most = max(2, math.ceil(self._config.replica.heartbeat_timeout_s / (_WATCH_EVERY_S + _SNAPSHOT_S)))
         while True:
-            await asyncio.sleep(_OBSERVE_EVERY_S)
-            await self._ask_all()
+            await asyncio.sleep(_WATCH_EVERY_S)
+            watched = [each for each in self._running.values() if each.serving]
+            for each, answered in zip(watched, await asyncio.gather(*map(self._ask, watched)), strict=True):
+                each.unanswered = 0 if answered else each.unanswered + 1
+                if each.unanswered == most:
+                    _log.error("a gateway process hangs and is killed", extra={"number": each.number})
+                    each.process.kill()
 
     async def _tell(self, replica: LocalReplica) -> None:
         """Tell all processes what becomes of an engine."""
