@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.processes.channel import Channel, ChannelClosedError, Handler
-from kvarn.gateway.processes.shared import LocalBudgets, MainCounts, SharedState
+from kvarn.gateway.processes.shared import LocalBudgets, MainCounts, ProcessCounts, SharedState
 from kvarn.gateway.processes.start import METRICS, REPLICA, SERVING, SNAPSHOT, START, Start
 from kvarn.gateway.served import ServedModel
 from kvarn.observe.merge import MetricFamily, as_registry, merge_families, totals_of
@@ -39,9 +39,10 @@ _log = logging.getLogger("kvarn.gateway")
 class _Process:
     """A gateway process that runs."""
 
-    def __init__(self, number: int, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, number: int, process: subprocess.Popen[bytes], counts: ProcessCounts) -> None:
         self.number = number
         self.process = process
+        self.counts = counts
         self.channel: Channel | None = None
         self.serving = False
         self.unanswered = 0
@@ -160,7 +161,7 @@ class GatewayProcesses:
             except OSError:
                 own_end.close()
                 raise
-        running = self._running[number] = _Process(number, process)
+        running = self._running[number] = _Process(number, process, ProcessCounts(self._counts))
         ended = exit_of(process)
         try:
             channel = running.channel = await Channel.open(own_end, self._handlers(running))
@@ -187,6 +188,7 @@ class GatewayProcesses:
     def _forget(self, gone: _Process) -> None:
         """A process has ended: its requests are aborted; what it counted stays."""
         del self._running[gone.number]
+        gone.counts.close()
         self._any_ended = True
         self._ended = merge_families([self._ended, totals_of(gone.counted)])
         for replica in self._replicas.values():
@@ -199,7 +201,7 @@ class GatewayProcesses:
             self._changed.set()
             _log.info("a gateway process serves", extra={"number": running.number, "pid": running.process.pid})
 
-        return {**self._counts.handlers(), SERVING: serving, METRICS: self._answer_metrics}
+        return {**running.counts.handlers(), SERVING: serving, METRICS: self._answer_metrics}
 
     def _answer_metrics(self, _: bytes) -> Awaitable[bytes]:
         async def answer() -> bytes:
