@@ -107,7 +107,7 @@ async def test_a_chat_that_was_rendered_in_time_counts_though_the_event_loop_was
     pid = chat.process.pid
     running = asyncio.create_task(render(chat))
     await asyncio.sleep(0)
-    time.sleep(1.5)
+    time.sleep(1.5)  # noqa: ASYNC251  the loop is to be held up
     assert await running == "hi"
     assert chat.process.pid == pid
 
@@ -116,7 +116,8 @@ async def test_the_process_does_not_inherit_the_servers_secrets(make: Make, monk
     monkeypatch.setenv("KVARN_API_KEY", "secret")
     chat = make(ECHO)
     await chat.start()
-    assert b"secret" not in Path(f"/proc/{chat.process.pid}/environ").read_bytes()
+    with open(f"/proc/{chat.process.pid}/environ", "rb") as environment:  # noqa: ASYNC230, PTH123
+        assert b"secret" not in environment.read()
 
 
 async def test_a_prompt_may_have_so_many_characters(make: Make) -> None:
