@@ -62,9 +62,13 @@ class BudgetCounts:
         self._budgets: dict[str, _Budget] = {}
         """By their key in Redis, in the order in which they were last called."""
 
+    def __len__(self) -> int:
+        """Budgets that are kept."""
+        return len(self._budgets)
+
     def run(self, keys: Sequence[str], argument: bytes) -> bytes:
         """Run an operation; keys, argument and answer are those of `budgets.lua`."""
-        operation, lease_ms, _, _, _, *asked = msgspec.msgpack.decode(argument)
+        operation, lease_ms, keep_ms, _, _, *asked = msgspec.msgpack.decode(argument)
         now_ms = int(self._clock() * 1000)
         budgets: list[tuple[_Budget, list[Any], int]] = []
         for number, given in enumerate(asked):
@@ -73,8 +77,8 @@ class BudgetCounts:
             budget.called_ms = now_ms
             budget.end_leases(now_ms)
             budgets.append((budget, given, budget.learn(of_period, given[1])))
-        while self._budgets and self._budgets[first := next(iter(self._budgets))].called_ms + lease_ms <= now_ms:
-            del self._budgets[first]  # all leases in it have ended
+        while self._budgets and self._budgets[first := next(iter(self._budgets))].called_ms + keep_ms <= now_ms:
+            del self._budgets[first]  # its leases ended long ago
         expires_ms = now_ms + lease_ms
         if operation == "check":
             return msgspec.msgpack.encode([0])
