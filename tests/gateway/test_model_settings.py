@@ -55,6 +55,15 @@ def test_each_gateway_process_has_a_stream_of_seeds_of_its_own(house):
     assert len({*seeds}) == 3 and seeds[1] == seeds[3]
 
 
+def test_the_system_fingerprint_changes_with_the_chat_template(serve_with, wait_for):
+    seen = set()
+    for settings in ({}, {}, {"chat_template": "<<{{ messages[0].content }}>>"}):
+        with serve_with(**settings) as house, house.client() as client:
+            wait_for(lambda client=client: client.get("/ready").status_code == 200, "the gateway to be ready")
+            seen.add(client.post("/v1/chat/completions", json=ASK).json()["system_fingerprint"])
+    assert len(seen) == 2
+
+
 def test_an_alias_is_another_name_of_the_same_model(serve_with):
     with serve_with(aliases=("gpt-4o",)) as house, house.client() as client:
         answer = client.post("/v1/chat/completions", json=ASK | {"model": "gpt-4o"})

@@ -77,10 +77,12 @@ class ReadyModel:
 
     @property
     def fingerprint(self) -> str:
-        """What answers with the same seed may differ with: Kvarn's version, the checkpoint, types and kernels."""
+        """What answers with the same seed may differ with: Kvarn's version, the checkpoint, types and kernels, the
+        tokenizer, the chat template and the sampling parameters by default."""
         card = self.card
         parts = (kvarn.__version__, self.version, card.dtype, card.quantization, card.kernels, card.kv_dtype)
-        return f"fp_{sha256('/'.join(parts).encode()).hexdigest()[:12]}"
+        text = (self.config.tokenizer or "", self.chat_template.source, repr(self.sampling_defaults))
+        return f"fp_{sha256('/'.join(parts + text).encode()).hexdigest()[:12]}"
 
     @property
     def replica_name(self) -> str:
