@@ -28,13 +28,13 @@ class Served:
         return self.process.wait(timeout=60)
 
     def engines(self) -> list[int]:
-        children = subprocess.run(
-            ["pgrep", "-P", str(self.process.pid), "-f", "kvarn.replica.process"],
-            capture_output=True,
-            text=True,
-            check=False,
-        ).stdout
-        return [int(pid) for pid in children.split()]
+        return self.children("kvarn.replica.process")
+
+    def children(self, program: str = "") -> list[int]:
+        """Ids of the child processes whose command line has `program` in it."""
+        command = ["pgrep", "-P", str(self.process.pid), "-f", program]
+        found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        return [int(pid) for pid in found.split()]
 
 
 @pytest.fixture

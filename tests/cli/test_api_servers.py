@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import sqlite3
@@ -19,6 +20,8 @@ from typing import Any
 
 import httpx
 import pytest
+
+import kvarn as kvarn_package
 
 Served = Any
 """What the fixture `serve` gives."""
@@ -42,7 +45,7 @@ def command_of(pid: int) -> str:
 
 def workers(served: Served) -> list[int]:
     """Gateway processes beside the main one."""
-    return [pid for pid in served.engines() if "processes.worker" in command_of(pid)]
+    return served.children("kvarn.gateway.processes.worker")
 
 
 def open_files(pid: int) -> int:
@@ -220,11 +223,64 @@ def test_a_killed_process_is_replaced_and_each_request_is_on_the_ledger_once(ser
     assert {answer.status_code for answer in at_once(12, lambda _: post(served))} == {200}
 
 
+def test_a_process_that_hangs_is_killed_and_replaced(serve, monkeypatch):
+    served = serve("--api-server-count", "2", *SMALL)
+    (hung,) = workers(served)
+    os.kill(hung, signal.SIGSTOP)
+    until(lambda: gone(hung))
+    until(lambda: len(workers(served)) == 1)
+    until(lambda: sum("a gateway process serves" in line for line in list(served.log)) == 2)
+    assert any("no answer in 2 s" in line for line in list(served.log))
+    assert {answer.status_code for answer in at_once(12, lambda _: post(served))} == {200}
+
+
+def test_a_process_that_cannot_load_its_text_says_so_and_takes_no_requests(serve, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(Path(kvarn_package.__file__).parent / "assets" / "kvarn-demo", model)
+    served = serve(str(model), "--served-model-name", "kvarn-demo", "--api-server-count", "2", *SMALL)
+    (victim,) = workers(served)
+    (model / "tokenizer.json").rename(tmp_path / "away.json")
+    os.kill(victim, signal.SIGKILL)
+    until(lambda: any("cannot load the tokenizer" in line for line in list(served.log)))
+    until(lambda: sum("is gone and will be replaced" in line for line in list(served.log)) >= 2)
+    assert {answer.status_code for answer in at_once(8, lambda _: post(served))} == {200}
+    (tmp_path / "away.json").rename(model / "tokenizer.json")
+    until(lambda: sum("a gateway process serves" in line for line in list(served.log)) == 2)
+
+
+def test_a_server_stops_at_once_while_a_process_waits_to_be_started_again(serve, monkeypatch):
+    monkeypatch.setenv("KVARN_REPLICA__RESTART_BACKOFF_S", "1000")
+    served = serve("--api-server-count", "2", *SMALL)
+    (victim,) = workers(served)
+    os.kill(victim, signal.SIGKILL)
+    until(lambda: any("is gone and will be replaced" in line for line in list(served.log)))
+    assert served.stop() == 0
+
+
+def test_the_places_of_a_killed_process_are_free_when_it_is_replaced(serve, monkeypatch):
+    monkeypatch.setenv("KVARN_LIMITS__CONCURRENCY", "12")
+    served = serve("--api-server-count", "3", *SMALL)
+    streams: list[Stream] = []
+    for _ in range(12):
+        streams.append(Stream(served))
+        assert streams[-1].status() == 200
+    assert CLIENT.get(f"{served.url}/load").json() == {"server_load": 12}
+    began = time.monotonic()
+    for pid in workers(served):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: metric(served, "kvarn_running_requests") < 12, 20)
+    status = post(served).status_code
+    assert time.monotonic() - began < 25, "leases of 30 s may have run out"
+    assert status == 200
+    for stream in streams:
+        stream.close()
+
+
 def test_a_signal_lets_all_processes_finish_what_runs(serve, monkeypatch):
     monkeypatch.setenv("KVARN_GATEWAY__DRAIN_TIMEOUT_S", "120")
     served = serve("--api-server-count", "3", *SMALL)
-    processes = served.engines()
-    assert len(processes) == 3  # the engine, too
+    processes = served.children()
+    assert len(processes) >= 3  # the engine and the template's, too
     streams = [Stream(served) for _ in range(6)]
     assert [stream.status() for stream in streams] == [200] * 6
     served.process.send_signal(signal.SIGTERM)
@@ -242,14 +298,14 @@ def test_a_second_server_on_the_port_is_refused(serve, kvarn):
 
 def test_nothing_outlives_a_killed_main_process(serve):
     served = serve("--api-server-count", "3", *SMALL)
-    processes = served.engines()
+    processes = served.children()
     served.stop(signal.SIGKILL)
     until(lambda: all(gone(pid) for pid in processes), 20)
 
 
 def test_a_restarted_engine_serves_all_processes_again(serve):
     served = serve("--api-server-count", "2", *SMALL)
-    (engine,) = set(served.engines()) - set(workers(served))
+    (engine,) = served.engines()
     os.kill(engine, signal.SIGKILL)
     until(lambda: metric(served, "kvarn_replica_restarts_total") == 1)
     until(lambda: metric(served, "kvarn_replica_up") == 1)

@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -58,6 +59,7 @@ def test_what_the_server_refuses_is_told_in_its_words(kvarn, served):
 
 
 def test_a_chat_at_a_terminal_goes_on_until_the_input_ends(served):
+    before = len(served.log)
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", "from kvarn.cli.main import main; main()", "chat", "--url", served.url]
     process = subprocess.Popen(
@@ -70,3 +72,8 @@ def test_a_chat_at_a_terminal_goes_on_until_the_input_ends(served):
     assert process.returncode == 0, errors
     assert "time to first token" in shown and "time per output token" in shown.lower()
     assert "Ctrl-D" in errors
+    deadline = time.monotonic() + 20
+    while sum("/v1/chat/completions" in line for line in served.log[before:]) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert sum("endpoint=/v1/models" in line for line in served.log[before:]) == 1, "the model is asked for once"

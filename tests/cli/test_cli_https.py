@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import ssl
+import time
 from pathlib import Path
 
 import httpx
@@ -40,3 +43,19 @@ def test_the_server_speaks_https_and_nothing_else(serve, kvarn, certificate):
     assert listed.returncode == 0 and "kvarn-demo" in listed.stdout
     assert served.stop() == 0
     assert "level=error" not in "".join(served.log)
+
+
+def test_a_gateway_process_that_cannot_start_says_why_in_one_line(serve, certificate):
+    file, key = certificate
+    small = ("--max-model-len", "512", "--kv-cache-memory-bytes", "64M")
+    files = ("--ssl-certfile", str(file), "--ssl-keyfile", str(key))
+    served = serve("kvarn-demo", "--api-server-count", "2", *files, *small)
+    file.write_text("nothing")
+    (worker,) = served.children("kvarn.gateway.processes.worker")
+    os.kill(worker, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while not any("a gateway process cannot serve: the certificate cannot be used" in line for line in served.log):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert served.stop() == 0
+    assert not any("Traceback" in line for line in served.log)

@@ -129,6 +129,24 @@ def test_the_key_may_come_from_the_environment(configured, monkeypatch):
     assert configured("kvarn-demo", "--api-key", "other").auth.api_keys == ("other",)
 
 
+def test_a_key_that_no_header_can_carry_is_refused_without_being_shown(kvarn):
+    for text in ("two words", "schl\u00fcssel", "a\nb"):
+        for command in (("serve", "--port", "0"), ("models", "--url", "http://127.0.0.1:1"), ("chat", "hi")):
+            done = kvarn(*command, KVARN_API_KEY=text)
+            assert done.returncode == 2, done.stderr
+            assert text not in done.stderr and "Traceback" not in done.stderr and "key" in done.stderr
+    kept = kvarn("models", "--url", "http://127.0.0.1:1", KVARN_API_KEY="secret\n")
+    assert kept.returncode == 1 and "no server answers" in kept.stderr
+
+
 def test_the_effective_configuration_does_not_show_keys(kvarn):
     shown = kvarn("config", KVARN_AUTH__API_KEYS='["top-secret"]').stdout
     assert "top-secret" not in shown and "[key]" in shown
+
+
+@pytest.mark.parametrize("url", ["postgresql://kvarn:top-secret@a:5432,b/kvarn", "postgresql://kvarn:top-s/ecr@et@a/k"])
+def test_the_effective_configuration_does_not_show_passwords(kvarn, url):
+    redis = "redis://:top-secret@host:6379/0?password=top-secret"
+    shown = kvarn("config", KVARN_STORE__URL=url, KVARN_LIMITS__REDIS_URL=redis).stdout
+    assert "top-s" not in shown and "et@" not in shown
+    assert "postgresql://kvarn:[password]@a" in shown and "redis://:[password]@host:6379/0" in shown

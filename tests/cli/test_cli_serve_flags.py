@@ -77,7 +77,7 @@ def test_requests_are_answered_with_and_without_the_path_prefix(served):
 
 
 def test_every_line_of_a_json_log_is_an_object(serve):
-    served = serve("kvarn-demo", *SMALL, "--log-format", "json", KVARN_NONSENSE="1")
+    served = serve("kvarn-demo", *SMALL, "--log-format", "json", "--root-path", "/llm", KVARN_NONSENSE="1")
     httpx.get(f"{served.url}/v1/models", headers={"x-request-id": "id-7"})
     assert served.stop(signal.SIGTERM) == 0
     events = [json.loads(line) for line in served.log]

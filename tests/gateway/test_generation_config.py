@@ -83,6 +83,12 @@ def test_max_new_tokens_bounds_the_chat_answers_of_clients_that_give_no_bound(se
         assert sampling_of(house, "/v1/completions").max_tokens == 16
 
 
+def test_a_message_that_asks_for_more_than_the_context_gets_its_rest_not_max_new_tokens(serving: Serve) -> None:
+    with serving({"max_new_tokens": 7}) as house:
+        params = sampling_of(house, "/v1/messages", max_tokens=100_000)
+        assert params.max_tokens == 512 - len(house.chat.submitted[-1].prompt_token_ids)
+
+
 def test_a_response_and_the_list_of_models_show_the_defaults(serving: Serve) -> None:
     with serving(RECOMMENDED) as house, house.client() as client:
         response = client.post("/v1/responses", json={"model": "tiny", "input": "Hej"}).json()

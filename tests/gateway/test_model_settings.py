@@ -47,6 +47,23 @@ def test_a_seed_makes_the_seeds_of_requests_without_one_repeatable(serve_with):
     assert all(len({*seeds}) == 3 for seeds in seen), "each prompt has its own"
 
 
+def test_each_gateway_process_has_a_stream_of_seeds_of_its_own(house):
+    old = house.served["tiny"]
+    config = old.config.model_copy(update={"seed": 7})
+    models = [ServedModel("tiny", config, old.replica, old.directory, process=process) for process in (0, 1, 2, 1)]
+    seeds = [model.draw_seed() for model in models]
+    assert len({*seeds}) == 3 and seeds[1] == seeds[3]
+
+
+def test_the_system_fingerprint_changes_with_the_chat_template(serve_with, wait_for):
+    seen = set()
+    for settings in ({}, {}, {"chat_template": "<<{{ messages[0].content }}>>"}):
+        with serve_with(**settings) as house, house.client() as client:
+            wait_for(lambda client=client: client.get("/ready").status_code == 200, "the gateway to be ready")
+            seen.add(client.post("/v1/chat/completions", json=ASK).json()["system_fingerprint"])
+    assert len(seen) == 2
+
+
 def test_an_alias_is_another_name_of_the_same_model(serve_with):
     with serve_with(aliases=("gpt-4o",)) as house, house.client() as client:
         answer = client.post("/v1/chat/completions", json=ASK | {"model": "gpt-4o"})

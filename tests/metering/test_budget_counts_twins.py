@@ -68,3 +68,13 @@ def test_both_decide_alike(
         ]
         in_redis, here = run_both(operation, budgets)
         assert here == in_redis
+
+
+def test_a_budget_that_nobody_calls_for_a_day_is_forgotten() -> None:
+    now = 0.0
+    counts = BudgetCounts(lambda: now)
+    for day in range(3):
+        now = day * 86_400.0
+        argument = msgspec.msgpack.encode(["take", LEASE_MS, 86_400_000, 0, 86_400_000, [100, 0, "request", 5]])
+        counts.run(["since", "period", f"budget {day}", "leases"], argument)
+        assert len(counts) == 1

@@ -12,6 +12,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from kvarn.text import CheckpointError, resolve_checkpoint
+from kvarn.text.checkpoint import resolve_tokenizer
 
 
 def checkpoint_at(directory: Path, **config: Any) -> Path:
@@ -28,6 +29,23 @@ def test_an_existing_directory_is_taken_as_it_is(tmp_path: Path) -> None:
 def test_a_directory_without_a_config_is_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no config\.json"):
         resolve_checkpoint(str(tmp_path))
+
+
+def test_a_tokenizer_is_downloaded_without_weights_and_needs_no_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patterns: list[str] = []
+
+    def download(repository: str, **options: Any) -> str:
+        patterns.extend(options["allow_patterns"])
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
+        resolve_tokenizer("owner/name")
+    (tmp_path / "tokenizer.json").touch()
+    assert resolve_tokenizer("owner/name") == resolve_tokenizer(str(tmp_path)) == tmp_path
+    assert "*.json" in patterns and "*.safetensors" not in patterns
 
 
 @pytest.mark.parametrize("path", ["/no/such/place", "./nowhere", "nowhere", "a/b/c"])

@@ -101,6 +101,25 @@ def test_a_source_of_any_length_is_not_even_read(tmp_path: Path) -> None:
         ChatTemplate.load(tmp_path)
 
 
+async def test_a_chat_that_was_rendered_in_time_counts_though_the_event_loop_was_held_up(make: Make) -> None:
+    chat = make(ECHO, TemplateLimits(timeout_s=1))
+    await chat.start()
+    pid = chat.process.pid
+    running = asyncio.create_task(render(chat))
+    await asyncio.sleep(0)
+    time.sleep(1.5)  # noqa: ASYNC251  the loop is to be held up
+    assert await running == "hi"
+    assert chat.process.pid == pid
+
+
+async def test_the_process_does_not_inherit_the_servers_secrets(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVARN_API_KEY", "secret")
+    chat = make(ECHO)
+    await chat.start()
+    with open(f"/proc/{chat.process.pid}/environ", "rb") as environment:  # noqa: ASYNC230, PTH123
+        assert b"secret" not in environment.read()
+
+
 async def test_a_prompt_may_have_so_many_characters(make: Make) -> None:
     chat = make("{{ 'x' * 10000 }}{{ messages[0].content }}")
     messages = [{"role": "user", "content": ""}]

@@ -25,6 +25,7 @@ from kvarn.bench.workload import (
     synthetic_requests,
     warm_up_requests,
 )
+from kvarn.cli.values import api_key as read_api_key
 
 EXIT_FAILED = 1
 """Some request failed, or the server could not be reached."""
@@ -55,7 +56,10 @@ def _vocabulary(text: str) -> Vocabulary:
 Option = typer.Option
 Url = Annotated[str, Option(help="Root of the server.")]
 Model = Annotated[str | None, Option(help="Model to ask.", show_default="the first the server lists")]
-ApiKey = Annotated[str | None, Option(envvar="KVARN_API_KEY", help="Sent as bearer token, written nowhere.")]
+ApiKey = Annotated[
+    str | None,
+    Option(envvar="KVARN_API_KEY", parser=read_api_key, metavar="KEY", help="Sent as bearer token, written nowhere."),
+]
 EndpointOption = Annotated[Endpoint, Option(help="completions: token-id prompts, exact lengths. chat: text prompts.")]
 Concurrency = Annotated[int, Option(min=1, help="Closed loop: requests kept in flight.")]
 Requests = Annotated[int | None, Option(min=1, help="Requests to send.", show_default="closed loop: 100")]

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -34,7 +34,7 @@ class Connection:
     """Its root, with or without `/v1`."""
     api_key: str | None = None
     model: str | None = None
-    """None: the first that is ready."""
+    """None: see `first_model`."""
     max_tokens: int | None = None
     temperature: float | None = None
 
@@ -72,14 +72,14 @@ class Connection:
                     yield choice.get("text") or choice.get("delta", {}).get("content") or ""
 
     def first_model(self) -> str:
-        """The model to ask where none was named: the first that is ready, else the first.
+        """The model to ask where none was named: the first that writes and is ready, else the first that writes.
 
         Raises:
             ClientError: The server cannot be reached, or shows none.
         """
-        models = self.models()
+        models = [model for model in self.models() if model.get("kind", "generate") == "generate"]
         if not models:
-            raise ClientError(f"{self.url} serves no model that this key may use")
+            raise ClientError(f"{self.url} serves no generating model that this key may use")
         return str(next((model for model in models if model.get("ready", True)), models[0])["id"])
 
     @contextmanager
@@ -107,8 +107,8 @@ def chat(connection: Connection, question: str | None, system: str | None) -> No
         if question is not None:
             _print(connection.stream("chat/completions", messages=[*messages, {"role": "user", "content": question}]))
             return
-        model = connection.model or connection.first_model()
-    typer.echo(f"{model} at {connection.url}; Ctrl-C stops an answer, Ctrl-D ends the chat.", err=True)
+        connection = replace(connection, model=connection.model or connection.first_model())
+    typer.echo(f"{connection.model} at {connection.url}; Ctrl-C stops an answer, Ctrl-D ends the chat.", err=True)
     import readline  # noqa: F401  gives `input` its line editing
 
     while (text := _ask()) is not None:

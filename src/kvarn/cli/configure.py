@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ def configure(options: ServeOptions, warn: Callable[[str], None]) -> KvarnConfig
         given[path] = flag
         of_models = path.startswith("models.")
         _put(every_model if of_models else settings, path.removeprefix("models."), value)
+    key = os.environ.get("KVARN_API_KEY", "").strip()
+    if key and options.api_key is None:  # not by the flag's declaration: that would split it at spaces
+        _put(settings, "auth.api_keys", [key])
     models = _models_of(options)
     if models:
         settings["models"] = models

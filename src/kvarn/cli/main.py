@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 
 import kvarn
 from kvarn.cli.options import ServeOptions, takes_serve_options
+from kvarn.cli.values import api_key as read_api_key
 from kvarn.replica.spawn import SpawnedEngine, spawn_engine
 
 EXIT_USAGE = 2
@@ -27,9 +29,11 @@ _FORWARDED: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options"
 
 Url = Annotated[str, typer.Option(help="Root of the server.")]
 ModelName = Annotated[
-    str | None, typer.Option("--model", "-m", help="Model to ask.", show_default="the first that is ready")
+    str | None, typer.Option("--model", "-m", help="Model to ask.", show_default="the first that writes and is ready")
 ]
-ApiKey = Annotated[str | None, typer.Option(envvar="KVARN_API_KEY", help="Sent as bearer token.")]
+ApiKey = Annotated[
+    str | None, typer.Option(envvar="KVARN_API_KEY", parser=read_api_key, metavar="KEY", help="Sent as bearer token.")
+]
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.", show_default="the server's")]
 Temperature = Annotated[float | None, typer.Option(min=0, help="0: no chance.", show_default="the server's")]
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -151,7 +155,17 @@ def show_config(config: ConfigPath = None) -> None:
         raise typer.Exit(EXIT_USAGE) from None
     shown = loaded.model_dump(mode="json")
     shown["auth"]["api_keys"] = ["[key]" for _ in loaded.auth.api_keys]
+    for section, name in (("store", "url"), ("limits", "redis_url")):
+        shown[section][name] = _without_password(shown[section][name])
     typer.echo(yaml.safe_dump(shown, sort_keys=False), nl=False)
+
+
+def _without_password(url: str | None) -> str | None:
+    """Also where what stands in a password should have been encoded."""
+    if url is None:
+        return None
+    shown = re.sub(r"(://[^:@/]*):.*@", r"\1:[password]@", url)
+    return re.sub(r"(password=)[^&]*", r"\1[password]", shown)
 
 
 @app.command(context_settings=_FORWARDED, add_help_option=False)

@@ -187,10 +187,10 @@ class ServeOptions:
         list[str] | None,
         Flag(
             "auth.api_keys",
-            "Ask every request for one of these keys, which use models and administer nothing; repeatable.",
+            "Ask every request for one of these keys, which use models and administer nothing; repeatable. One key may "
+            "come from KVARN_API_KEY.",
             panel=SERVER,
             default="none asked for on a loopback address",
-            envvar="KVARN_API_KEY",
             metavar="KEY",
         ),
     ] = None

@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)")
+_KEY = re.compile(r"[!-~]*")
 _FACTORS = {"": 1} | {letter: 1000**power for power, letter in enumerate("kmgt", 1)}
 _FACTORS |= {letter: 1024**power for power, letter in enumerate("KMGT", 1)}
 
@@ -43,6 +44,14 @@ def human_int(text: str) -> int:
 def byte_count_in_gib(text: str) -> float:
     """A number of bytes, written as `human_int` reads it, in GiB."""
     return human_int(text) / 2**30
+
+
+def api_key(text: str) -> str:
+    """An API key, without what is around it in a file. The error does not show it."""
+    key = text.strip()
+    if not _KEY.fullmatch(key):
+        raise typer.BadParameter("an API key is printable ASCII without spaces")
+    return key
 
 
 def absolute_path(text: str) -> str:

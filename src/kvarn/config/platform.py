@@ -24,10 +24,10 @@ class AuthConfig(Section):
     """Names under which an open server answers requests without a key, besides `localhost` and loopback addresses: the
     `Host` of a proxy in front of it, or `host.docker.internal`. Without ports, in lower case."""
 
-    api_keys: tuple[Annotated[str, Field(min_length=1)], ...] = Field((), repr=False)
+    api_keys: tuple[Annotated[str, Field(pattern=r"^[!-~]+$")], ...] = Field((), repr=False)
     """Keys of the configuration, besides those in the database: each uses the models for the default organisation and
-    administers nothing. With any, `auto` asks for keys on a loopback address too. `kvarn serve --api-key` and the
-    environment variable `KVARN_API_KEY` set it."""
+    administers nothing. Printable ASCII without spaces. With any, `auto` asks for keys on a loopback address too.
+    `kvarn serve --api-key` and the environment variable `KVARN_API_KEY` (one key) set it."""
 
     refresh_s: float = Field(0.25, gt=0, le=60)
     """Seconds after which a change made by another gateway (a revoked key, a new limit) is noticed at the latest. A

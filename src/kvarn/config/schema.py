@@ -90,8 +90,9 @@ class ModelConfig(Section):
     """Path of a Jinja file, or the template itself (any text with a `{`). Default: the checkpoint's own."""
 
     seed: int | None = Field(None, ge=0, lt=1 << 63)
-    """Seed of a random stream from which requests without a `seed` take theirs: a server started with it and sent the
-    same requests in the same order gives the same answers. Default: such requests get seeds nobody can foresee."""
+    """Seed of a random stream from which requests without a `seed` take theirs: a server with one gateway process,
+    started with it and sent the same requests in the same order, gives the same answers; of several processes each has
+    a stream of its own. Default: such requests get seeds nobody can foresee."""
 
     kind: Literal["auto", "generate", "embed"] = "auto"
     """What the model does. `auto` reads it from the checkpoint's architecture."""

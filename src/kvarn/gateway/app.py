@@ -128,12 +128,12 @@ def create_app(
         title="Kvarn",
         version=kvarn.__version__,
         summary="OpenAI-compatible serving of large language models.",
-        root_path=config.gateway.root_path,
         lifespan=lambda app: _lifespan(app, gateway, platform, open_requests, pool),
         docs_url=None,  # FastAPI's page fetches its scripts from a CDN; ours works offline
         redoc_url=None,
         redirect_slashes=False,
     )
+    app.root_path = config.gateway.root_path  # given to FastAPI() it is told to be deprecated
     app.state.gateway = gateway
     app.state.start_error = None
     app.add_middleware(

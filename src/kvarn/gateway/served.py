@@ -77,10 +77,12 @@ class ReadyModel:
 
     @property
     def fingerprint(self) -> str:
-        """What answers with the same seed may differ with: Kvarn's version, the checkpoint, types and kernels."""
+        """What answers with the same seed may differ with: Kvarn's version, the checkpoint, types and kernels, the
+        tokenizer, the chat template and the sampling parameters by default."""
         card = self.card
         parts = (kvarn.__version__, self.version, card.dtype, card.quantization, card.kernels, card.kv_dtype)
-        return f"fp_{sha256('/'.join(parts).encode()).hexdigest()[:12]}"
+        text = (self.config.tokenizer or "", self.chat_template.source, repr(self.sampling_defaults))
+        return f"fp_{sha256('/'.join(parts + text).encode()).hexdigest()[:12]}"
 
     @property
     def replica_name(self) -> str:
@@ -111,10 +113,13 @@ class ServedModel:
     template_turns: Turns = field(default_factory=lambda: Turns(1))
     """See `ReadyModel`."""
     draw_seed: Callable[[], int] | None = None
+    process: int = 0
+    """Number of the gateway process."""
 
     def __post_init__(self) -> None:
         if self.config.seed is not None:
-            self.draw_seed = partial(random.Random(self.config.seed).getrandbits, 63)
+            stream = random.Random(f"{self.config.seed} {self.process}")  # each gateway process has one of its own
+            self.draw_seed = partial(stream.getrandbits, 63)
 
     @property
     def up(self) -> bool:

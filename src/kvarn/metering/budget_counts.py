@@ -25,6 +25,8 @@ class _Budget:
     held: int = 0
     ended: int = 0
     """How much of it is of requests that have ended."""
+    called_ms: int = 0
+    """When it was last part of a call."""
     spent: dict[str, int] = field(default_factory=dict)
     """By the name of the period; the latest two."""
 
@@ -58,17 +60,25 @@ class BudgetCounts:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._budgets: dict[str, _Budget] = {}
+        """By their key in Redis, in the order in which they were last called."""
+
+    def __len__(self) -> int:
+        """Budgets that are kept."""
+        return len(self._budgets)
 
     def run(self, keys: Sequence[str], argument: bytes) -> bytes:
         """Run an operation; keys, argument and answer are those of `budgets.lua`."""
-        operation, lease_ms, _, _, _, *asked = msgspec.msgpack.decode(argument)
+        operation, lease_ms, keep_ms, _, _, *asked = msgspec.msgpack.decode(argument)
         now_ms = int(self._clock() * 1000)
         budgets: list[tuple[_Budget, list[Any], int]] = []
         for number, given in enumerate(asked):
             of_period, key = keys[3 * number + 1 : 3 * number + 3]
-            budget = self._budgets.setdefault(key, _Budget())
+            budget = self._budgets[key] = self._budgets.pop(key, _Budget())
+            budget.called_ms = now_ms
             budget.end_leases(now_ms)
             budgets.append((budget, given, budget.learn(of_period, given[1])))
+        while self._budgets and self._budgets[first := next(iter(self._budgets))].called_ms + keep_ms <= now_ms:
+            del self._budgets[first]  # its leases ended long ago
         expires_ms = now_ms + lease_ms
         if operation == "check":
             return msgspec.msgpack.encode([0])

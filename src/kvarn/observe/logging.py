@@ -100,6 +100,7 @@ def configure_logging(level: str, stream: TextIO | None = None, form: str = "tex
     handler = _Handler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else KeyValueFormatter())
     logging.basicConfig(level=max(_LEVELS[level], logging.INFO), handlers=[handler], force=True)
+    logging.captureWarnings(True)
     logging.getLogger("kvarn").setLevel(_LEVELS[level])
 
 

@@ -15,7 +15,8 @@ Progress = Callable[[str, float], None]
 PACKAGED = ("kvarn-demo",)
 """Models that come with Kvarn and can be served."""
 
-_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
+_TEXT_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
+_FILES = ["*.safetensors", *_TEXT_FILES]
 """What is downloaded: weights without pickle, and the text files around them."""
 
 
@@ -27,9 +28,13 @@ def resolve_checkpoint(path: str, *, progress: Progress | None = None) -> Path:
     Raises:
         CheckpointError: There is no such checkpoint, or it cannot be downloaded.
     """
+    return _complete(_find(path, progress, _FILES))
+
+
+def _find(path: str, progress: Progress | None, files: list[str]) -> Path:
     directory = Path(path).expanduser()
     if directory.is_dir():
-        return _complete(directory)
+        return directory
     if path in PACKAGED:
         return _packaged(path)
     if directory.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
@@ -37,14 +42,14 @@ def resolve_checkpoint(path: str, *, progress: Progress | None = None) -> Path:
             f"There is no directory {path!r}. Give the directory of a Hugging Face checkpoint, a hub id "
             f"(owner/name), or a packaged model: {', '.join(PACKAGED)}."
         )
-    return _complete(_download(path, progress))
+    return _download(path, progress, files)
 
 
 def _packaged(name: str) -> Path:
     directory = Path(kvarn.__file__).parent / "assets" / name
     if not directory.is_dir():
         raise CheckpointError(f"The packaged model {name!r} is missing from this installation: install kvarn again.")
-    return _complete(directory)
+    return directory
 
 
 def _complete(directory: Path) -> Path:
@@ -53,7 +58,7 @@ def _complete(directory: Path) -> Path:
     return directory
 
 
-def _download(path: str, progress: Progress | None) -> Path:
+def _download(path: str, progress: Progress | None, files: list[str]) -> Path:
     # Imported here: a quarter of a second that a local checkpoint does not pay.
     from httpx import HTTPError
     from huggingface_hub import snapshot_download
@@ -65,7 +70,7 @@ def _download(path: str, progress: Progress | None) -> Path:
     )
 
     repository, _, revision = path.partition("@")
-    options: dict[str, Any] = {"allow_patterns": _FILES, "revision": revision or None}
+    options: dict[str, Any] = {"allow_patterns": files, "revision": revision or None}
     if progress is not None:
         progress(f"download {repository}", 0.0)
     try:
@@ -88,12 +93,12 @@ def _download(path: str, progress: Progress | None) -> Path:
 
 
 def resolve_tokenizer(path: str, *, progress: Progress | None = None) -> Path:
-    """The local directory of a tokenizer: one with a tokenizer.json, or whatever `resolve_checkpoint` finds.
+    """The local directory of a tokenizer, found as `resolve_checkpoint` finds a checkpoint; weights are not downloaded.
 
     Raises:
         CheckpointError: There is none, or it cannot be downloaded.
     """
-    directory = Path(path).expanduser()
-    if (directory / "tokenizer.json").is_file():
-        return directory
-    return resolve_checkpoint(path, progress=progress)
+    directory = _find(path, progress, _TEXT_FILES)
+    if not (directory / "tokenizer.json").is_file():
+        raise CheckpointError(f"{directory} has no tokenizer.json: it is not a tokenizer of the Hugging Face library.")
+    return directory

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -21,6 +22,9 @@ _OUT_OF_MEMORY = 3
 
 _START_TIMEOUT_S = 60.0
 """For the interpreter and its imports: a tenth of a second, unless the machine is very busy."""
+
+_ENVIRONMENT = frozenset({"PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH", "TZ", "LANG"})
+"""Variables that the process inherits: where Python and its libraries are, and the time zone for templates."""
 
 _BUFFER_BYTES = 1024 * 1024
 
@@ -110,6 +114,8 @@ class TemplateProcess:
             stdout=asyncio.subprocess.PIPE,
             limit=_BUFFER_BYTES,
             start_new_session=True,
+            # None of the server's secrets; what the interpreter needs.
+            env={name: value for name, value in os.environ.items() if name in _ENVIRONMENT},
         )
         try:
             await self._exchange(b"", _START_TIMEOUT_S, "start")
@@ -123,7 +129,9 @@ class TemplateProcess:
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         try:
-            async with asyncio.timeout(timeout_s):
+            # The process ends itself at the time limit: were it this side's clock, a render that is done would count as
+            # late whenever the event loop was held up.
+            async with asyncio.timeout(2 * timeout_s):
                 if request:
                     process.stdin.write(len(request).to_bytes(8, "big"))
                     process.stdin.write(request)
@@ -132,11 +140,12 @@ class TemplateProcess:
                 reply = await process.stdout.readexactly(size)
         except TimeoutError:
             await self._kill()
-            setting = " (gateway.template_timeout_s)" if request else ""
-            raise _limit_error(what, f"within {timeout_s:g} s{setting}") from None
+            raise _time_error(what, timeout_s, request) from None
         except (OSError, asyncio.IncompleteReadError):
             self._process = None
             status = await process.wait()  # not killed first: that may take the status from asyncio
+            if status == -signal.SIGALRM:
+                raise _time_error(what, timeout_s, request) from None
             if status == _OUT_OF_MEMORY:
                 mib = self._limits.memory_bytes // 2**20
                 raise _limit_error(what, f"in {mib} MiB of memory (gateway.template_memory_bytes)") from None
@@ -150,6 +159,11 @@ class TemplateProcess:
         if kind == b">":
             raise PromptTooLongError(text)
         return text
+
+
+def _time_error(what: str, timeout_s: float, request: bytes) -> TemplateLimitError:
+    setting = " (gateway.template_timeout_s)" if request else ""
+    return _limit_error(what, f"within {timeout_s:g} s{setting}")
 
 
 def _limit_error(what: str, limit: str) -> TemplateLimitError:

@@ -42,8 +42,7 @@ def main(arguments: list[str]) -> int:
     templates: dict[str, Template] = {}
     _write(replies, b"+")
     while size := requests.read(8):
-        # Whoever started this process ends it at the time limit, unless that one was killed itself.
-        signal.setitimer(signal.ITIMER_REAL, 2 * timeout_s)
+        signal.setitimer(signal.ITIMER_REAL, timeout_s)  # ends this process; `TemplateProcess` knows the status
         try:
             reply = _answer(templates, requests.read(int.from_bytes(size, "big")))
             _write(replies, reply)

@@ -60,7 +60,8 @@ def test_requests_from_elsewhere_are_refused_by_name(host: str | None, origin: s
         check(host, origin)
     error = refusal.value
     assert (error.status, error.code) == (403, "host_not_allowed")
-    assert named in error.message and "auth.allowed_hosts" in error.message
+    at_fault = "gateway.allowed_origins" if error.param == "origin" else "auth.allowed_hosts"
+    assert named in error.message and at_fault in error.message
 
 
 def test_an_open_server_tells_nothing_to_a_name_that_points_at_it(open_door, tmp_path) -> None:

@@ -50,8 +50,9 @@ def _check_host(header: str, text: str, url: str, allowed_hosts: Collection[str]
 
 
 def _elsewhere(header: str, text: str) -> ApiError:
+    setting = "gateway.allowed_origins" if header == "Origin" else "auth.allowed_hosts"
     message = (
         f"This server asks for no keys, so it answers only requests to and from its own machine: the header {header!r} "
-        f"names {text[:120]!r}. If that is this machine, add the name to auth.allowed_hosts; or send an API key."
+        f"names {text[:120]!r}. If that is trusted, add it to {setting}; or send an API key."
     )
     return ApiError(403, message, param=header.lower(), code="host_not_allowed")

@@ -76,8 +76,9 @@ async def start_message(gateway: Gateway, record: RequestRecord, asked: Messages
         except ContextLengthError as error:
             if error.prompt_tokens >= error.limit:
                 raise
-            record.warnings.append(f"lowered 'max_tokens' to {error.limit - error.prompt_tokens}, the context's rest")
-            run = await start_chat(gateway, record, chat.model_copy(update={"max_tokens": None}))
+            room = error.limit - error.prompt_tokens
+            record.warnings.append(f"lowered 'max_tokens' to {room}, the context's rest")
+            run = await start_chat(gateway, record, chat.model_copy(update={"max_tokens": room}))
     except ApiError as error:
         raise in_their_words(error) from None
     return MessageRun(run, record.request_id, MessageWriter(new_id("msg_"), run.head.model, run.tally))

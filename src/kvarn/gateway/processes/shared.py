@@ -128,19 +128,39 @@ class MainCounts:
         self.limits = LocalCounts(Timing())
         self.budgets = BudgetCounts()
 
+
+class ProcessCounts:
+    """The counts of the main process, as one other process calls them."""
+
+    def __init__(self, counts: MainCounts) -> None:
+        self._limits, self._budgets = counts.limits, counts.budgets
+        self._open: dict[str, tuple[Order, int]] = {}
+        """What its running requests were charged, by work id."""
+
     def handlers(self) -> dict[str, Handler]:
-        """What the other processes may call."""
+        """What the process may call."""
         return {_TAKE: self._take, _RENEW: self._renew, _SETTLE: self._settle, _BUDGETS: self._run_budgets}
 
+    def close(self) -> None:
+        """The process is gone: its requests run no more, and what they were charged stays charged."""
+        for order, charged in self._open.values():
+            self._limits.settle(order, charged)
+
     def _take(self, body: bytes) -> bytes:
-        return _encode(self.limits.take_now(_order_decoder.decode(body)))
+        verdict = self._limits.take_now(order := _order_decoder.decode(body))
+        if verdict.admitted:
+            self._open[order.work_id] = (order, order.tokens)
+        return _encode(verdict)
 
     def _renew(self, body: bytes) -> None:
-        self.limits.renew(*_renewal_decoder.decode(body))
+        order, used = _renewal_decoder.decode(body)
+        self._open[order.work_id] = (order, max(order.tokens, used))
+        self._limits.renew(order, used)
 
     def _settle(self, body: bytes) -> None:
         order, used, whole = _settlement_decoder.decode(body)
-        self.limits.settle(order, used, whole=whole)
+        self._open.pop(order.work_id, None)
+        self._limits.settle(order, used, whole=whole)
 
     def _run_budgets(self, body: bytes) -> bytes:
-        return self.budgets.run(*_script_decoder.decode(body))
+        return self._budgets.run(*_script_decoder.decode(body))

@@ -29,4 +29,6 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     """Of the checkpoints, by the model's name."""
     created: dict[str, int]
     """When each model was first served, as `/v1/models` tells."""
+    broken: list[str]
+    """Models whose tokenizer or template the main process cannot load either."""
     replicas: list[ReplicaStatus]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
+import math
 import signal
 import socket
 import subprocess
@@ -16,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.processes.channel import Channel, ChannelClosedError, Handler
-from kvarn.gateway.processes.shared import LocalBudgets, MainCounts, SharedState
+from kvarn.gateway.processes.shared import LocalBudgets, MainCounts, ProcessCounts, SharedState
 from kvarn.gateway.processes.start import METRICS, REPLICA, SERVING, SNAPSHOT, START, Start
 from kvarn.gateway.served import ServedModel
 from kvarn.observe.merge import MetricFamily, as_registry, merge_families, totals_of
@@ -24,7 +26,7 @@ from kvarn.observe.metrics import GatewayMetrics
 from kvarn.replica.launch import describe_exit, exit_of
 from kvarn.replica.local import LocalReplica
 
-_OBSERVE_EVERY_S = 1.0
+_WATCH_EVERY_S = 1.0
 _SNAPSHOT_S = 2.0
 """In which a process tells what it has counted; of one that is slower what it told last is shown."""
 _MAX_BACKOFF_S = 30.0
@@ -37,11 +39,14 @@ _log = logging.getLogger("kvarn.gateway")
 class _Process:
     """A gateway process that runs."""
 
-    def __init__(self, number: int, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, number: int, process: subprocess.Popen[bytes], counts: ProcessCounts) -> None:
         self.number = number
         self.process = process
+        self.counts = counts
         self.channel: Channel | None = None
         self.serving = False
+        self.unanswered = 0
+        """Calls in a row that `_watch` made of it."""
         self.counted: list[MetricFamily] = []
         """As it last told."""
 
@@ -74,7 +79,7 @@ class GatewayProcesses:
         self._ended: list[MetricFamily] = []
         """Totals of the processes that have ended."""
         self._any_ended = False
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._keepers: list[asyncio.Task[None]] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
@@ -87,20 +92,22 @@ class GatewayProcesses:
         """Start the processes; `metrics` are this one's."""
         self._metrics = metrics
         self._tasks = [asyncio.create_task(self._tell(replica)) for replica in self._replicas.values()]
-        self._tasks.append(asyncio.create_task(self._observe()))
+        self._tasks.append(asyncio.create_task(self._watch()))
         self._keepers = [asyncio.create_task(self._keep()) for _ in range(self._config.gateway.api_server_count - 1)]
 
     async def wait_until_serving(self) -> None:
         """Wait until every process takes requests, or one has ended instead."""
         wanted = self._config.gateway.api_server_count - 1
-        while sum(each.serving for each in self._running.values()) < wanted and not (self._any_ended or self._stopping):
+        while sum(each.serving for each in self._running.values()) < wanted and not (
+            self._any_ended or self._stopping.is_set()
+        ):
             self._changed.clear()
             await self._changed.wait()
 
     def signal(self, number: int) -> None:
         """Have all stop: the first time when what runs has finished, then as the signal says."""
-        sent = number if self._stopping else signal.SIGTERM
-        self._stopping = True
+        sent = number if self._stopping.is_set() else signal.SIGTERM
+        self._stopping.set()
         self._changed.set()
         for each in self._running.values():
             each.process.send_signal(sent)
@@ -108,7 +115,7 @@ class GatewayProcesses:
     async def stop(self) -> None:
         """Let every process finish its requests, as this one does, and end."""
         if self._keepers:
-            if not self._stopping:
+            if not self._stopping.is_set():
                 self.signal(signal.SIGTERM)
             await asyncio.wait(self._keepers, timeout=self._config.gateway.drain_timeout_s + _STOP_GRACE_S)
             for each in self._running.values():
@@ -123,7 +130,7 @@ class GatewayProcesses:
         """Run one process after another until told to stop."""
         loop, first_s = asyncio.get_running_loop(), self._config.replica.restart_backoff_s
         backoff_s = first_s
-        while not self._stopping:
+        while not self._stopping.is_set():
             began = loop.time()
             try:
                 failure = describe_exit(await self._run(next(self._numbers)), "the gateway process")
@@ -132,15 +139,17 @@ class GatewayProcesses:
             except Exception as error:
                 _log.exception("the supervision of a gateway process failed")
                 failure = repr(error)
-            if self._stopping:
+            if self._stopping.is_set():
                 return
             backoff_s = first_s if loop.time() - began > _MAX_BACKOFF_S else backoff_s
             _log.error(
                 "a gateway process is gone and will be replaced", extra={"reason": failure, "restart_in_s": backoff_s}
             )
-            await asyncio.sleep(backoff_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(backoff_s):
+                    await self._stopping.wait()
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
-            if self._metrics is not None and not self._stopping:
+            if self._metrics is not None and not self._stopping.is_set():
                 self._metrics.process_restarts.inc()
 
     async def _run(self, number: int) -> int:
@@ -152,7 +161,7 @@ class GatewayProcesses:
             except OSError:
                 own_end.close()
                 raise
-        running = self._running[number] = _Process(number, process)
+        running = self._running[number] = _Process(number, process, ProcessCounts(self._counts))
         ended = exit_of(process)
         try:
             channel = running.channel = await Channel.open(own_end, self._handlers(running))
@@ -172,12 +181,14 @@ class GatewayProcesses:
             config=self._config.model_dump_json(),
             directories={model.name: str(model.directory) for model in self._models},
             created={model.name: model.created for model in self._models},
+            broken=[model.name for model in self._models if model.load_error is not None],
             replicas=[replica.status for replica in self._replicas.values()],
         )
 
     def _forget(self, gone: _Process) -> None:
         """A process has ended: its requests are aborted; what it counted stays."""
         del self._running[gone.number]
+        gone.counts.close()
         self._any_ended = True
         self._ended = merge_families([self._ended, totals_of(gone.counted)])
         for replica in self._replicas.values():
@@ -190,7 +201,7 @@ class GatewayProcesses:
             self._changed.set()
             _log.info("a gateway process serves", extra={"number": running.number, "pid": running.process.pid})
 
-        return {**self._counts.handlers(), SERVING: serving, METRICS: self._answer_metrics}
+        return {**running.counts.handlers(), SERVING: serving, METRICS: self._answer_metrics}
 
     def _answer_metrics(self, _: bytes) -> Awaitable[bytes]:
         async def answer() -> bytes:
@@ -209,21 +220,31 @@ class GatewayProcesses:
     async def _ask_all(self) -> None:
         await asyncio.gather(*(self._ask(each) for each in list(self._running.values()) if each.serving))
 
-    async def _ask(self, running: _Process) -> None:
+    async def _ask(self, running: _Process) -> bool:
+        """Whether it answered."""
         assert running.channel is not None
         try:
             async with asyncio.timeout(_SNAPSHOT_S):
                 answer = await running.channel.call(SNAPSHOT)
         except (ChannelClosedError, TimeoutError) as error:
-            _log.warning("a gateway process does not tell its metrics: %s", error, extra={"number": running.number})
-            return
+            reason = f"no answer in {_SNAPSHOT_S:g} s" if isinstance(error, TimeoutError) else str(error)
+            _log.warning("a gateway process does not tell its metrics: %s", reason, extra={"number": running.number})
+            return not isinstance(error, TimeoutError)
         running.counted = msgspec.msgpack.decode(answer, type=list[MetricFamily])
+        return True
 
-    async def _observe(self) -> None:
-        """Keep what the processes have counted: of one that dies, what it counted since is lost."""
+    async def _watch(self) -> None:
+        """Keep what the processes have counted (of one that dies, what it counted since is lost), and kill one that has
+        not answered for as long as an engine's heartbeat may take."""
+        most = max(2, math.ceil(self._config.replica.heartbeat_timeout_s / (_WATCH_EVERY_S + _SNAPSHOT_S)))
         while True:
-            await asyncio.sleep(_OBSERVE_EVERY_S)
-            await self._ask_all()
+            await asyncio.sleep(_WATCH_EVERY_S)
+            watched = [each for each in self._running.values() if each.serving]
+            for each, answered in zip(watched, await asyncio.gather(*map(self._ask, watched)), strict=True):
+                each.unanswered = 0 if answered else each.unanswered + 1
+                if each.unanswered == most:
+                    _log.error("a gateway process hangs and is killed", extra={"number": each.number})
+                    each.process.kill()
 
     async def _tell(self, replica: LocalReplica) -> None:
         """Tell all processes what becomes of an engine."""

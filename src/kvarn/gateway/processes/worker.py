@@ -19,6 +19,7 @@ import msgspec
 import uvicorn
 from prometheus_client import CollectorRegistry
 
+from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.app import create_app
 from kvarn.gateway.context import Gateway
@@ -31,8 +32,13 @@ from kvarn.observe.logging import configure_gateway_logging
 from kvarn.observe.merge import MetricFamily, as_registry
 from kvarn.replica.attached import AttachedReplica, ReplicaStatus
 from kvarn.replica.process import die_with_parent
+from kvarn.safety.errors import SafetyError
+from kvarn.store.errors import StoreError
+from kvarn.text.errors import TextError
 
 _EXIT_ORPHAN = 1
+_EXIT_NO_TEXT = 1
+_EXIT_NOT_STARTED = 2
 _LOOK_EVERY_S = 0.02
 
 _log = logging.getLogger("kvarn.gateway")
@@ -61,12 +67,17 @@ class Worker:
                 self._replicas[model.name],
                 Path(start.directories[model.name]),
                 start.created[model.name],
+                process=start.number,
             )
             for model in config.models
         }
         # Before it takes connections: the main process is ready by now.
         with ThreadPoolExecutor(len(models)) as threads:
             await ModelTable(models).load_text(threads, config.gateway)
+        for model in models.values():
+            if model.load_error is not None and model.name not in start.broken:
+                _log.error(model.load_error)
+                return _EXIT_NO_TEXT
 
         async def metrics() -> CollectorRegistry:
             return as_registry(msgspec.msgpack.decode(await channel.call(METRICS), type=list[MetricFamily]))
@@ -79,9 +90,12 @@ class Worker:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, server.handle_exit, number, None)
+        listener = bind(config.gateway, shared=True)
         telling = asyncio.create_task(_tell_when_serving(server, channel))
         try:
-            await server.serve(sockets=[bind(config.gateway, shared=True)])
+            await server.serve(sockets=[listener])
+        except SystemExit:  # this server's way to say that it did not start
+            raise app.state.start_error or ConfigError("it did not start: the log says why") from None
         finally:
             telling.cancel()
             orphaned.cancel()
@@ -132,7 +146,11 @@ def main(arguments: list[str]) -> int:
         return await Worker().run(end)
 
     with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(run())
+        try:
+            return runner.run(run())
+        except (ConfigError, SafetyError, StoreError, TextError, OSError) as error:
+            _log.error("a gateway process cannot serve: %s", error)
+            return _EXIT_NOT_STARTED
 
 
 if __name__ == "__main__":

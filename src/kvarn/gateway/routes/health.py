@@ -92,8 +92,13 @@ async def version() -> Response:
 @router.get("/load", summary="How many requests are being answered")
 @shapes(Load)
 async def load(request: Request) -> Response:
-    """Requests that this process is answering, waiting ones among them and this one not, in vLLM's form."""
-    return json_response({"server_load": gateway_of(request).metrics.requests_in_flight - 1})
+    """Requests that are being answered, waiting ones among them and this one not, in vLLM's form."""
+    gateway = gateway_of(request)
+    in_flight = gateway.metrics.requests_in_flight
+    if gateway.shared is not None:
+        families = await gateway.shared.metrics()
+        in_flight = int(families.get_sample_value("kvarn_requests_in_flight") or 1)
+    return json_response({"server_load": in_flight - 1})
 
 
 @router.head("/ping", include_in_schema=False)
