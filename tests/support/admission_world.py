@@ -105,8 +105,6 @@ class AdmissionWorld:
     times: StepTimes = TIMES
     num_blocks: int = 16384
     jitter: float = 0.0
-    lag_s: float = 0.0
-    """By which all that the engine says comes late, as from a busy gateway."""
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -165,7 +163,7 @@ class AdmissionWorld:
         if not self.admission:
             self._submit(call)
             return
-        self.controller.hear(self.stats, self.now, self.lag_s)
+        self.controller.hear(self.stats, self.now)
         call.demand = Demand(
             tenant=call.tenant,
             weight=call.weight,
@@ -192,7 +190,7 @@ class AdmissionWorld:
 
     def _poll(self) -> None:
         self._next_poll = self.now + POLL_EVERY_S
-        self.controller.hear(self.stats, self.now, self.lag_s)
+        self.controller.hear(self.stats, self.now)
         for demand, refusal in self.controller.poll(self.now):
             call = self._waiting.pop(demand)
             if refusal is None:
@@ -235,14 +233,14 @@ class AdmissionWorld:
         output, self._output, self._step_end = self._output, None, None
         if self._told is not None:
             self.stats = self._told
-            self.controller.hear(self.stats, self.now, self.lag_s)
+            self.controller.hear(self.stats, self.now)
         for delta in output.deltas:
             call = self.calls[delta.request_id]
             call.tokens += len(delta.token_ids)
             if call.first is None:
-                call.first = self.now + self.lag_s
+                call.first = self.now
             if delta.finish_reason is not None:
-                call.end = self.now + self.lag_s
+                call.end = self.now
                 if call.demand is not None:
                     self.controller.ended(
                         call.demand,
