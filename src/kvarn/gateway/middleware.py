@@ -22,6 +22,8 @@ from kvarn.wire.openai.errors import ApiError, invalid_request
 CLIENT_LEFT = 499
 """Status under which metrics count requests whose client left before an answer began."""
 
+_BEFORE_CLIENT_TEXT = ("ignored unknown field", "ignored unknown query parameter")
+"""How warnings begin that go on with what the client wrote."""
 WARNING_HEADER = "x-kvarn-warning"
 """Header of an answer that names what of its request was ignored."""
 
@@ -160,4 +162,4 @@ def endpoint_label(scope: Scope) -> str:
 
 def _without_client_text(warning: str) -> str:
     """A warning as it may be logged: the name of an unknown field is whatever the client wrote."""
-    return warning.partition(" '")[0] if warning.startswith("ignored unknown") else warning
+    return next((words for words in _BEFORE_CLIENT_TEXT if warning.startswith(words)), warning)
