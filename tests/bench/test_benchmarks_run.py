@@ -13,6 +13,7 @@ import kvarn
 ROOT = Path(__file__).parents[2]
 DEMO = Path(kvarn.__file__).parent / "assets" / "kvarn-demo"
 SMOKE = {
+    "chat_template": ("--rounds 1 --renderings 10", "in a process of its own"),
     "decode_step": (f"--model {DEMO} --steps 2", "ms"),
     "gateway_overhead": ("--streams 1 --rounds 1", "µs a token"),
     "kernels.attention": ("--kv bfloat16 --only decode --seconds 0.01 --threads 1", "GB/s"),
