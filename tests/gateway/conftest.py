@@ -29,9 +29,9 @@ from fake_replica import (
 from kvarn.config.platform import BatchesConfig, ResponsesConfig, StoreConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.app import create_app
-from kvarn.gateway.context import Gateway
-from kvarn.gateway.served import ServedModel
 from kvarn.gateway.server import bind, build_server
+from kvarn.serving.context import Gateway
+from kvarn.serving.models import ServedModel
 from kvarn.store.owner import ANYBODY, Principal
 from kvarn.store.repositories.tenants import create_organization
 

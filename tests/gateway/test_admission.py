@@ -15,8 +15,8 @@ import pytest
 
 from fake_replica import GENERATE_CARD, FakeReplica, answer_text
 from kvarn.config.platform import AdmissionConfig, SloConfig
-from kvarn.gateway.record import RequestRecord
-from kvarn.gateway.served import ServedModel
+from kvarn.serving.models import ServedModel
+from kvarn.serving.record import RequestRecord
 from kvarn.wire.messages import EngineStats, StepTimes
 
 CHAT = "/v1/chat/completions"

@@ -12,17 +12,16 @@ from collections.abc import Sequence
 import pytest
 
 from batch_bench import BUSY, make_bench, settled, until
-from kvarn.gateway.batches import lane
-from kvarn.gateway.batches.line import line_id
-from kvarn.gateway.batches.pacing import PARK_S
-from kvarn.gateway.errors import unavailable
-from kvarn.gateway.record import RequestRecord
+from kvarn.batches import lane
+from kvarn.batches.line import line_id
+from kvarn.batches.pacing import PARK_S
+from kvarn.serving.record import RequestRecord
 from kvarn.store.engine import Store
 from kvarn.store.repositories.batch_lines import Line, add_lines, read_line
 from kvarn.store.repositories.batch_runs import move_batch
 from kvarn.store.repositories.batches import BatchStatus
 from kvarn.wire.messages import EngineStats
-from kvarn.wire.openai.errors import ApiError
+from kvarn.wire.openai.errors import ApiError, unavailable
 
 
 class Log:

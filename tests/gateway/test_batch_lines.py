@@ -8,13 +8,12 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from batch_bench import BUSY, Bench, make_bench, settled, until
-from kvarn.gateway.batches.line import line_id
-from kvarn.gateway.batches.pacing import PARK_S
-from kvarn.gateway.errors import unavailable
-from kvarn.gateway.record import RequestRecord
+from kvarn.batches.line import line_id
+from kvarn.batches.pacing import PARK_S
+from kvarn.serving.record import RequestRecord
 from kvarn.store.engine import Store
 from kvarn.wire.messages import EngineStats
-from kvarn.wire.openai.errors import ApiError
+from kvarn.wire.openai.errors import ApiError, unavailable
 
 LINES = 5
 

@@ -13,8 +13,8 @@ from batch_jobs import WaitFor, await_end, chat_line, outputs, send
 from fake_replica import GENERATE_CARD, FakeReplica, answer_text
 from kvarn.config.platform import AdmissionConfig, BatchesConfig, SafetyConfig, StoreConfig
 from kvarn.config.schema import ModelConfig
-from kvarn.gateway.served import ServedModel
 from kvarn.replica.api import ReplicaState, RequestRefusedError
+from kvarn.serving.models import ServedModel
 from kvarn.wire.messages import EngineStats, RefusalReason, StepTimes
 
 CROWDED = EngineStats(running=4, waiting=2, waiting_by_priority={0: 2})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvarn.gateway.batches.pacing import PARK_S, Pacing
+from kvarn.batches.pacing import PARK_S, Pacing
 
 
 def pauses_of(pacing: Pacing, count: int, start: float = 0.0) -> list[float]:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kvarn.gateway.batches.capacity import LineGate, LineWindow
-from kvarn.gateway.batches.validation import MAX_FAULTS, InputCheck, model_of, split_lines
+from kvarn.batches.capacity import LineGate, LineWindow
+from kvarn.batches.validation import MAX_FAULTS, InputCheck, model_of, split_lines
 from kvarn.wire.messages import EngineStats
 from kvarn.wire.openai.parse import decode_body
 

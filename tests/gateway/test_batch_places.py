@@ -68,7 +68,7 @@ def test_one_organisations_batches_do_not_keep_anothers_out(with_places: Open, w
 def test_batches_that_only_wait_for_a_model_give_way_at_once(
     with_places: Open, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvarn.gateway.batches.lane.PARK_S", 1000.0)  # they do not go of themselves
+    monkeypatch.setattr("kvarn.batches.lane.PARK_S", 1000.0)  # they do not go of themselves
     with with_places(2) as house:
         house.chat.stats = BUSY
         with house.add_tenant("red") as red, house.add_tenant("blue") as blue:
@@ -101,8 +101,8 @@ def test_a_batch_whose_model_has_no_room_holds_no_place(
 def test_a_batch_that_is_refused_again_after_a_rest_rests_longer(
     with_places: Open, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("kvarn.gateway.batches.pacing._FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr("kvarn.gateway.batches.pacing.PARK_S", 0.0)  # every pause is a rest
+    monkeypatch.setattr("kvarn.batches.pacing._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("kvarn.batches.pacing.PARK_S", 0.0)  # every pause is a rest
     caplog.set_level("INFO", "kvarn.gateway")
 
     def pauses() -> list[float]:

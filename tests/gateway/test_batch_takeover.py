@@ -20,7 +20,7 @@ import pytest
 from sqlalchemy import make_url, select
 
 import batch_gateway
-from kvarn.gateway.batches.line import line_id
+from kvarn.batches.line import line_id
 from kvarn.store.engine import Store
 from kvarn.store.models import BatchLine, UsageEvent
 

@@ -17,8 +17,8 @@ import redis
 
 from fake_replica import EOS
 from kvarn.config.platform import LimitsConfig, MeteringConfig, StoreConfig
-from kvarn.gateway.stages.budgets import BudgetStage
 from kvarn.metering.service import Metering
+from kvarn.serving.stages.budgets import BudgetStage
 
 CHAT = "/v1/chat/completions"
 CLIENTS = 200

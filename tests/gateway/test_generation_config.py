@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.support.fake_replica import write_checkpoint
 
-from kvarn.gateway.served import ServedModel
+from kvarn.serving.models import ServedModel
 from kvarn.wire.sampling import SamplingParams
 
 RECOMMENDED = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvarn.gateway.held_bytes import BodyRefusedError, ByteBudget, HeldBytes, memory_of
+from kvarn.serving.held_bytes import BodyRefusedError, ByteBudget, HeldBytes, memory_of
 from kvarn.wire.openai.chat import ChatCompletionRequest
 from kvarn.wire.openai.parse import decode_body, read_fields
 

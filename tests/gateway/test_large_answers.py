@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from batch_jobs import await_end, chat_line, outputs, send
-from kvarn.gateway.logprobs import LogprobsEncoder
+from kvarn.serving.logprobs import LogprobsEncoder
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 CHOICES, TOKENS, TOP = 32, 1800, 20

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
+from kvarn.admission.traffic import FIRST_TOKENS_PER_BYTE, Traffic
 from kvarn.config.platform import AdmissionConfig, SloConfig
-from kvarn.gateway.admission.traffic import FIRST_TOKENS_PER_BYTE, Traffic
 from kvarn.wire.messages import EngineStats, StepTimes
 
 CHAT = "/v1/chat/completions"

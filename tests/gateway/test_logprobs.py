@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fake_replica import BOS
-from kvarn.gateway.logprobs import LogprobsEncoder, in_parts
+from kvarn.serving.logprobs import LogprobsEncoder, in_parts
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.wire.messages import PositionLogprobs, TokenLogprob
 from kvarn.wire.openai.chat_answer import TokenLogprobs, TopLogprob

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from background_runs import Open, queue, state
-from kvarn.gateway.operations import response_context
-from kvarn.gateway.operations.response_request import chat_request
+from kvarn.responses import context as response_context
+from kvarn.responses.request import chat_request
 from kvarn.store.owner import ANYBODY
 from kvarn.store.repositories import conversations, histories
 

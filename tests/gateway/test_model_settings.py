@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from fake_replica import write_checkpoint
-from kvarn.gateway.served import ServedModel
+from kvarn.serving.models import ServedModel
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 

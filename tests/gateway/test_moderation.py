@@ -14,10 +14,10 @@ import pytest
 
 from fake_replica import answer_text
 from kvarn.config.platform import SafetyConfig
-from kvarn.gateway.moderation import Moderation
-from kvarn.gateway.work import Outcome, Work
 from kvarn.replica.api import ReplicaState
 from kvarn.safety.verdict import CATEGORIES
+from kvarn.serving.moderation.checks import Moderation
+from kvarn.serving.pipeline import Outcome, Work
 from kvarn.store.owner import ANYBODY
 
 CHAT = "/v1/chat/completions"

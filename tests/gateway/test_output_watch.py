@@ -7,9 +7,9 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvarn.gateway.choice import Piece
-from kvarn.gateway.output_watch import OutputWatch
 from kvarn.safety.verdict import RULE, Verdict
+from kvarn.serving.choice import Piece
+from kvarn.serving.moderation.output_watch import OutputWatch
 
 FORBIDDEN = "committ"
 """As a word of its own: `committee` is none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvarn.gateway.process_delay import ProcessDelay
+from kvarn.admission.process_delay import ProcessDelay
 
 
 def play(delay: ProcessDelay, waits: list[float], every_s: float, start: float = 100.0) -> list[bool]:

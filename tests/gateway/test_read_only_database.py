@@ -16,8 +16,8 @@ from sqlalchemy import select
 
 from kvarn.config.platform import AuthConfig, StoreConfig
 from kvarn.config.schema import KvarnConfig
-from kvarn.gateway.identity.bootstrap import FILE
 from kvarn.gateway.platform import Platform
+from kvarn.identity.bootstrap import FILE
 from kvarn.store.models import UsageEvent
 from read_only import SqliteSwitch, set_postgres_read_only
 

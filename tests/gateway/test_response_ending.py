@@ -18,14 +18,15 @@ from hypothesis import strategies as st
 from sqlalchemy import select, update
 
 from fake_replica import answer_text
-from kvarn.gateway import response_shelves
 from kvarn.gateway.answer import event_stream, json_when_done
-from kvarn.gateway.operations import background_responses as background
-from kvarn.gateway.operations.responses import start_response
-from kvarn.gateway.record import RequestRecord, new_record
-from kvarn.gateway.response_ending import WHOLE
-from kvarn.gateway.response_stream import ResponseStream
+from kvarn.gateway.record import new_record
 from kvarn.metering.service import Metering
+from kvarn.responses import background
+from kvarn.responses import sink as response_shelves
+from kvarn.responses.ending import WHOLE
+from kvarn.responses.operation import start_response
+from kvarn.responses.stream import ResponseStream
+from kvarn.serving.record import RequestRecord
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.models import Conversation, ConversationItem, StoredResponse

@@ -12,7 +12,7 @@ import pytest
 from background_runs import Open, queue, state
 from fake_replica import answer_text
 from kvarn.config.platform import ResponsesConfig, StoreConfig
-from kvarn.gateway.operations import background_responses
+from kvarn.responses import background as background_responses
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.repositories import responses
 from read_only import SqliteSwitch

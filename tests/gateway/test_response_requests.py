@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvarn.gateway.operations.response_request import chat_messages, chat_request, in_our_words
+from kvarn.responses.request import chat_messages, chat_request, in_our_words
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.parse import parse_request
 from kvarn.wire.openai.response_items import AnyItem, ItemReference, stored_item

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from kvarn.gateway.chat_choice import ChatParts
-from kvarn.gateway.response_replay import replay, unwritten
-from kvarn.gateway.response_writer import ResponseWriter, item_id, response_of_item
+from kvarn.responses.replay import replay, unwritten
+from kvarn.responses.writer import ResponseWriter, item_id, response_of_item
+from kvarn.serving.chat.choice import ChatParts
 from kvarn.wire.openai.chat_answer import FunctionCallDelta, TokenLogprobs, ToolCallDelta
 from kvarn.wire.openai.response_answer import Response, ResponseError, StreamEvent, response_usage
 from kvarn.wire.openai.usage import usage

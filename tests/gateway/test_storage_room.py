@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvarn.gateway.record import RequestRecord
-from kvarn.gateway.storage_room import StorageRoom
+from kvarn.serving.record import RequestRecord
+from kvarn.serving.storage_quota import StorageRoom
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.owner import ANYBODY, Owner
@@ -34,7 +34,7 @@ class Account:
         self.asked = 0
         self.answers = asyncio.Event()
         self.answers.set()
-        monkeypatch.setattr("kvarn.gateway.storage_room.read_stored_bytes", self.read)
+        monkeypatch.setattr("kvarn.serving.storage_quota.read_stored_bytes", self.read)
 
     async def read(self, _: Store, __: str) -> int:
         self.asked += 1
@@ -82,7 +82,7 @@ async def test_nobody_is_refused_by_a_database_that_is_away(monkeypatch: pytest.
 async def test_a_full_organisation_stays_refused_while_its_question_is_not_answered(
     monkeypatch: pytest.MonkeyPatch, store: Store
 ) -> None:
-    monkeypatch.setattr("kvarn.gateway.storage_room._WAIT_S", 0.01)
+    monkeypatch.setattr("kvarn.serving.storage_quota._WAIT_S", 0.01)
     account, clock = Account(monkeypatch, stored=MOST), Clock()
     room = StorageRoom(store, MOST, clock)
     with pytest.raises(ApiError):

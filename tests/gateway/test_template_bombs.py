@@ -16,9 +16,9 @@ import pytest
 from fake_replica import GENERATE_CARD, TEMPLATE, FakeReplica, write_checkpoint
 from kvarn.config.platform import SafetyConfig
 from kvarn.config.schema import ModelConfig
-from kvarn.gateway.moderation import Moderation
-from kvarn.gateway.served import ServedModel
 from kvarn.safety.moderator import Claim, ModerationAwayError
+from kvarn.serving.models import ServedModel
+from kvarn.serving.moderation.checks import Moderation
 from template_bombs import BOMBS
 
 MIB = 1024 * 1024

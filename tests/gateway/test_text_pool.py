@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kvarn.gateway.text_pool import TextPool
+from kvarn.serving.text_pool import TextPool
 
 LONG = 1_000_000
 

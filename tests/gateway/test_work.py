@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from kvarn.gateway.work import Work
+from kvarn.serving.pipeline import Work
 from kvarn.store.owner import ANYBODY
 
 

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import func, select, update
 
 from kvarn.config.platform import RetentionConfig
-from kvarn.gateway.retention import sweep_if_due
+from kvarn.jobs.retention import sweep_if_due
 from kvarn.store.engine import Store
 from kvarn.store.file_writer import FileWriter
 from kvarn.store.models import (

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import event, func, make_url, select, text, update
 
 from kvarn.config.platform import RetentionConfig
-from kvarn.gateway.retention import sweep_if_due
+from kvarn.jobs.retention import sweep_if_due
 from kvarn.store.engine import Store
 from kvarn.store.migrate import upgrade
 from kvarn.store.models import Organization, PromptSample, StoredCompletion

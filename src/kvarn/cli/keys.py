@@ -20,7 +20,7 @@ from kvarn.cli.administration import (
     with_store,
 )
 from kvarn.config.load import load_config
-from kvarn.gateway.operations.organization import project_key_object, scopes_of
+from kvarn.gateway.routes.organization.objects import project_key_object, scopes_of
 from kvarn.store.engine import Store
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.keys import is_key

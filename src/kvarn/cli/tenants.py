@@ -19,7 +19,7 @@ from kvarn.cli.administration import (
     with_store,
 )
 from kvarn.config.load import load_config
-from kvarn.gateway.operations.organization import project_object, storage_fields, tenant_object
+from kvarn.gateway.routes.organization.objects import project_object, storage_fields, tenant_object
 from kvarn.store.engine import Store
 from kvarn.store.owner import LimitRule, Role
 from kvarn.store.repositories import rate_limits, tenants

@@ -12,9 +12,10 @@ from starlette.types import Receive
 
 from kvarn.config.schema import GatewayConfig
 from kvarn.gateway.arrival import received_at
-from kvarn.gateway.held_bytes import BodyRefusedError, ByteBudget, HeldBytes, memory_of
-from kvarn.gateway.record import RequestRecord, record_of
-from kvarn.gateway.text_pool import INLINE_BYTES, TextPool
+from kvarn.gateway.record import record_of
+from kvarn.serving.held_bytes import BodyRefusedError, ByteBudget, HeldBytes, memory_of
+from kvarn.serving.record import RequestRecord
+from kvarn.serving.text_pool import INLINE_BYTES, TextPool
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.parse import decode_body, read_fields
 

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from admission_world import TIMES
+from kvarn.admission.controller import AdmissionController, Reason, Rules
+from kvarn.admission.demand import Demand
+from kvarn.admission.engine_view import EngineView
+from kvarn.admission.predictor import EngineBounds
+from kvarn.admission.traffic import Traffic
 from kvarn.config.schema import EngineConfig
-from kvarn.gateway.admission.controller import AdmissionController, Reason, Rules
-from kvarn.gateway.admission.demand import Demand
-from kvarn.gateway.admission.engine_view import EngineView
-from kvarn.gateway.admission.predictor import EngineBounds
-from kvarn.gateway.admission.traffic import Traffic
 from kvarn.wire.messages import EngineStats
 
 IDLE = EngineStats(kv_blocks_total=10_000, kv_blocks_free=10_000, step_times=TIMES, step_s=0.02)

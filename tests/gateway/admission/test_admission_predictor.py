@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from admission_world import TIMES, AdmissionWorld, Call
+from kvarn.admission.demand import Demand
+from kvarn.admission.predictor import EngineBounds, Load, Mix, Predictor
 from kvarn.config.schema import EngineConfig
-from kvarn.gateway.admission.demand import Demand
-from kvarn.gateway.admission.predictor import EngineBounds, Load, Mix, Predictor
 from kvarn.wire.messages import StepTimes
 
 times = st.builds(

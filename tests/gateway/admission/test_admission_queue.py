@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.gateway.admission.demand import Demand
-from kvarn.gateway.admission.fair_queue import CREDIT_REQUESTS, FairQueue
+from kvarn.admission.demand import Demand
+from kvarn.admission.fair_queue import CREDIT_REQUESTS, FairQueue
 
 
 def demand(tenant: str, cost: float = 100.0, *, at: float = 0.0, priority: int = 0, weight: float = 1.0) -> Demand:

@@ -10,10 +10,10 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from kvarn.config.platform import AdmissionConfig
-from kvarn.gateway.record import RequestRecord
-from kvarn.gateway.stages.waiting_room import WaitingRoom
-from kvarn.gateway.work import Work
 from kvarn.observe.admission import AdmissionMetrics
+from kvarn.serving.pipeline import Work
+from kvarn.serving.record import RequestRecord
+from kvarn.serving.stages.waiting_room import WaitingRoom
 from kvarn.wire.messages import EngineStats, StepTimes
 
 TIMES = StepTimes(fixed_s=0.01, prefill_token_s=1e-4, prefill_pair_s=0, decode_row_s=1e-3, decode_token_s=0)

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from kvarn.config.platform import AuthConfig, StoreConfig
-from kvarn.gateway.identity.bootstrap import FILE
+from kvarn.identity.bootstrap import FILE
 
 
 class Door:

@@ -9,8 +9,8 @@ import pytest
 from kvarn.config.load import ConfigError
 from kvarn.config.platform import AuthConfig
 from kvarn.config.schema import KvarnConfig
-from kvarn.gateway.identity.addressed import check_addressed_here
-from kvarn.gateway.identity.mode import auth_mode
+from kvarn.identity.host_check import check_addressed_here
+from kvarn.identity.mode import auth_mode
 from kvarn.wire.openai.errors import ApiError
 
 

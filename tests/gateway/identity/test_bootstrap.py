@@ -13,9 +13,9 @@ from sqlalchemy import event
 
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
-from kvarn.gateway.identity.bootstrap import FILE, ensure_admin_key
-from kvarn.gateway.identity.mode import auth_mode
 from kvarn.gateway.platform import Platform
+from kvarn.identity.bootstrap import FILE, ensure_admin_key
+from kvarn.identity.mode import auth_mode
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
 from kvarn.store.ids import DEFAULT_ORGANIZATION

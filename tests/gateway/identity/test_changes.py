@@ -6,8 +6,8 @@ from itertools import permutations
 
 import pytest
 
-from kvarn.gateway.identity import changes as changes_module
-from kvarn.gateway.identity.changes import KnownChanges, Mark
+from kvarn.identity import changes as changes_module
+from kvarn.identity.changes import KnownChanges, Mark
 from kvarn.store.repositories.revisions import EVERYBODY, Changes
 
 

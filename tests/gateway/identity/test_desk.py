@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from kvarn.config.platform import AuthConfig
-from kvarn.gateway.identity.desk import Desk
-from kvarn.gateway.identity.directory import Directory
+from kvarn.gateway.admin_context import Desk
+from kvarn.identity.key_cache import Directory
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError, StoreAwayError
 from kvarn.store.owner import Owner, Principal, Role

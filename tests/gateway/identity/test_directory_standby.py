@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import make_url
 
 from kvarn.config.platform import AuthConfig
-from kvarn.gateway.identity.directory import Directory
+from kvarn.identity.key_cache import Directory
 from kvarn.store import servers
 from kvarn.store.connecting import with_hosts_apart
 from kvarn.store.engine import Store

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import delete, select, update
 
 from kvarn.config.platform import AuthConfig
-from kvarn.gateway.identity import revision
-from kvarn.gateway.identity.directory import Directory
+from kvarn.identity import revision
+from kvarn.identity.key_cache import Directory
 from kvarn.store.engine import Store
 from kvarn.store.models import ActNumber, Revision
 from kvarn.store.repositories.acts import Actor, acting

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy import event, select
 
-from kvarn.gateway.identity import last_used as last_used_module
-from kvarn.gateway.identity.last_used import LastUsed
+from kvarn.identity import last_used as last_used_module
+from kvarn.identity.last_used import LastUsed
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.models import ApiKey

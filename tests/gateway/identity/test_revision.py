@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvarn.gateway.identity.revision import AWAY_S, RevisionWatch
+from kvarn.identity.revision import AWAY_S, RevisionWatch
 from kvarn.store.engine import Store
 from kvarn.store.repositories.revisions import EVERYBODY, Changes
 from watched_store import WatchedStore

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from kvarn.gateway.admin_context import Desk, desk_of
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.identity.desk import Desk, desk_of
 from kvarn.gateway.openapi import shapes
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.query import check_query

@@ -10,13 +10,13 @@ from starlette.responses import Response, StreamingResponse
 
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.body import read_stream
-from kvarn.gateway.context import gateway_of
+from kvarn.gateway.files import PURPOSES, describe_file, take_file
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations.files import PURPOSES, describe_file, take_file
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Text
 from kvarn.gateway.query import check_query
 from kvarn.gateway.record import record_of
+from kvarn.serving.context import gateway_of
 from kvarn.store.repositories.files import delete_file, find_file, list_files, read_content
 from kvarn.wire.openai.files import FileDeleted, FileObject
 from kvarn.wire.openai.lists import ListObject

@@ -5,12 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from kvarn.gateway.admin_context import desk_of
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.identity.desk import desk_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations.organization import admin_key_object, deleted_object
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.query import check_query
+from kvarn.gateway.routes.organization.objects import admin_key_object, deleted_object
 from kvarn.store.owner import Role
 from kvarn.store.repositories import keys
 from kvarn.store.repositories.tenants import default_project_id

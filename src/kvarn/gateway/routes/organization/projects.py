@@ -5,13 +5,13 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from kvarn.gateway.admin_context import desk_of
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.identity.desk import desk_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations.organization import project_object
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Flag
 from kvarn.gateway.query import check_query
+from kvarn.gateway.routes.organization.objects import project_object
 from kvarn.store.repositories import projects
 from kvarn.wire.openai.lists import ListObject
 from kvarn.wire.openai.organization import ProjectCreate, ProjectUpdate

@@ -10,18 +10,18 @@ from fastapi import APIRouter, Request
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
+from kvarn.gateway.admin_context import Desk, desk_of, platform_desk_of
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.context import Gateway
-from kvarn.gateway.identity.desk import Desk, desk_of, platform_desk_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations.organization import (
+from kvarn.gateway.pagination import ListQuery, list_answer
+from kvarn.gateway.query import check_query
+from kvarn.gateway.routes.organization.objects import (
     RATE_LIMIT_PREFIX,
     deleted_object,
     limit_changes,
     rate_limit_object,
 )
-from kvarn.gateway.pagination import ListQuery, list_answer
-from kvarn.gateway.query import check_query
+from kvarn.serving.context import Gateway
 from kvarn.store.errors import NotFoundError
 from kvarn.store.owner import LimitRule
 from kvarn.store.repositories import rate_limits

@@ -5,17 +5,17 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from kvarn.gateway.admin_context import desk_of
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.identity.desk import desk_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations.organization import (
+from kvarn.gateway.pagination import ListQuery, list_answer
+from kvarn.gateway.query import check_query
+from kvarn.gateway.routes.organization.objects import (
     deleted_object,
     scopes_of,
     service_account_key_object,
     service_account_object,
 )
-from kvarn.gateway.pagination import ListQuery, list_answer
-from kvarn.gateway.query import check_query
 from kvarn.store.repositories import users
 from kvarn.store.repositories.keys import KeyRequest, add_key
 from kvarn.wire.openai.lists import DeletedObject, ListObject

@@ -5,19 +5,19 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from kvarn.gateway.admin_context import platform_desk_of
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.identity.desk import platform_desk_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations.organization import (
+from kvarn.gateway.pagination import ListQuery, list_answer
+from kvarn.gateway.parameters import Flag
+from kvarn.gateway.query import Query, check_query
+from kvarn.gateway.routes.organization.objects import (
     admin_key_object,
     deleted_object,
     project_object,
     storage_fields,
     tenant_object,
 )
-from kvarn.gateway.pagination import ListQuery, list_answer
-from kvarn.gateway.parameters import Flag
-from kvarn.gateway.query import Query, check_query
 from kvarn.store.owner import Role
 from kvarn.store.repositories import tenants
 from kvarn.store.repositories.keys import KeyRequest, add_key
