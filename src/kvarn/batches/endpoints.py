@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from kvarn.responses.operation import start_response
+from kvarn.responses.responses_context import ResponsesContext
 from kvarn.serving.chat.operation import start_chat
 from kvarn.serving.completions.operation import start_completion
-from kvarn.serving.context import Gateway
 from kvarn.serving.embeddings.operation import start_embedding
 from kvarn.serving.moderation.checks import ALIASES
 from kvarn.serving.moderation.operation import start_moderation
@@ -22,42 +22,42 @@ from kvarn.wire.openai.responses import ResponseRequest
 
 MODERATIONS = "/v1/moderations"
 
-Operation = Callable[[Gateway, RequestRecord, bytes], Awaitable[object]]
+Operation = Callable[[ResponsesContext, RequestRecord, bytes], Awaitable[object]]
 """Answers a request body; raises what the operation of its path raises."""
 
 
-async def _chat(gateway: Gateway, record: RequestRecord, body: bytes) -> object:
+async def _chat(serving: ResponsesContext, record: RequestRecord, body: bytes) -> object:
     asked = parse_request(ChatCompletionRequest, body, record.warnings)
     _refuse_stream(asked.stream)
-    run = await start_chat(gateway, record, asked)
+    run = await start_chat(serving, record, asked)
     return await run.collect()
 
 
-async def _completion(gateway: Gateway, record: RequestRecord, body: bytes) -> object:
+async def _completion(serving: ResponsesContext, record: RequestRecord, body: bytes) -> object:
     asked = parse_request(CompletionRequest, body, record.warnings)
     _refuse_stream(asked.stream)
-    run = await start_completion(gateway, record, asked)
+    run = await start_completion(serving, record, asked)
     return await run.collect()
 
 
-async def _embedding(gateway: Gateway, record: RequestRecord, body: bytes) -> object:
+async def _embedding(serving: ResponsesContext, record: RequestRecord, body: bytes) -> object:
     asked = parse_request(EmbeddingRequest, body, record.warnings)
-    work, _ = await start_embedding(gateway, record, asked)
+    work, _ = await start_embedding(serving, record, asked)
     return await work
 
 
-async def _moderation(gateway: Gateway, record: RequestRecord, body: bytes) -> object:
+async def _moderation(serving: ResponsesContext, record: RequestRecord, body: bytes) -> object:
     asked = parse_request(ModerationRequest, body, record.warnings)
-    return await (await start_moderation(gateway, record, asked))
+    return await (await start_moderation(serving, record, asked))
 
 
-async def _response(gateway: Gateway, record: RequestRecord, body: bytes) -> object:
+async def _response(serving: ResponsesContext, record: RequestRecord, body: bytes) -> object:
     asked = parse_request(ResponseRequest, body, record.warnings)
     _refuse_stream(asked.stream)
     if asked.background:
         why = "'background' must be false or left out in a batch."
         raise invalid_request(why, "background", "unsupported_value")
-    return await (await start_response(gateway, record, asked)).collect()
+    return await (await start_response(serving, record, asked)).collect()
 
 
 ENDPOINTS: Mapping[str, Operation] = {
@@ -69,11 +69,11 @@ ENDPOINTS: Mapping[str, Operation] = {
 }
 
 
-def answering_model(gateway: Gateway, endpoint: str, name: str | None) -> str | None:
+def answering_model(serving: ResponsesContext, endpoint: str, name: str | None) -> str | None:
     """The model that answers what asks for `name`: a moderation may name none, or an alias, and be answered by a
     served model all the same."""
     if endpoint == MODERATIONS and (name is None or name in ALIASES):
-        return gateway.moderation.moderator.name
+        return serving.moderation.moderator.name
     return name
 
 

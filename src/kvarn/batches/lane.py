@@ -12,7 +12,7 @@ from kvarn.batches.hold import Hold
 from kvarn.batches.line import Refused, give_up, run_line
 from kvarn.batches.line_source import LineSource
 from kvarn.batches.pacing import PARK_S, Pacing
-from kvarn.serving.context import Gateway
+from kvarn.responses.responses_context import ResponsesContext
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.repositories.batch_lines import Answer, Line, OpenLine, read_line
 from kvarn.store.repositories.batch_runs import LeaseLostError
@@ -40,7 +40,7 @@ class Lane:
 
     Args:
         name: Of the model; empty for those that are not served.
-        gateway: Where the lines run.
+        serving: Where the lines run.
         hold: Their batch.
         gate: The way into the model's engine.
         source: The lines.
@@ -52,7 +52,7 @@ class Lane:
     def __init__(
         self,
         name: str,
-        gateway: Gateway,
+        serving: ResponsesContext,
         hold: Hold,
         gate: LineGate,
         source: LineSource,
@@ -62,7 +62,7 @@ class Lane:
     ) -> None:
         self.name = name
         self.pacing = pacing
-        self._gateway = gateway
+        self._serving = serving
         self._hold = hold
         self._gate = gate
         self._source = source
@@ -140,7 +140,7 @@ class Lane:
                 yield result
                 continue
             if result is not None:
-                self._gateway.metrics.batch_lines.labels("retried").inc()
+                self._serving.metrics.batch_lines.labels("retried").inc()
             self._source.put_back(line)
 
     async def end(self) -> list[Answer]:
@@ -169,7 +169,7 @@ class Lane:
             principal = self._hold.principal
             assert principal is not None
             result = await run_line(
-                self._gateway, principal, batch.id, batch.endpoint, line, self._hold.until_it_gives_way
+                self._serving, principal, batch.id, batch.endpoint, line, self._hold.until_it_gives_way
             )
             if isinstance(result, Refused):
                 self._note_refusal(result)

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 
 from kvarn.batches.capacity import BATCH_PRIORITY
 from kvarn.batches.endpoints import ENDPOINTS
-from kvarn.serving.context import Gateway
+from kvarn.responses.responses_context import ResponsesContext
 from kvarn.serving.errors import STORAGE_FULL, to_api_error
 from kvarn.serving.record import RequestRecord
 from kvarn.serving.run_to_completion import to_the_end
@@ -54,7 +54,7 @@ def line_id(batch_id: str, line: int) -> str:
 
 
 async def run_line(
-    gateway: Gateway,
+    serving: ResponsesContext,
     principal: Principal,
     batch_id: str,
     endpoint: str,
@@ -64,7 +64,7 @@ async def run_line(
     """Run a line to its end. What it did is in the ledger when this returns, however it went.
 
     Args:
-        gateway: Where it runs.
+        serving: Where it runs.
         principal: Who it acts for.
         batch_id: Its batch.
         endpoint: Path of its operation.
@@ -85,7 +85,7 @@ async def run_line(
         client_left=given_up,
     )
     try:
-        body = await ENDPOINTS[endpoint](gateway, record, line.body)
+        body = await ENDPOINTS[endpoint](serving, record, line.body)
     except ClientDisconnect:
         return None
     except Exception as error:

@@ -14,7 +14,7 @@ from kvarn.batches.hold import Hold
 from kvarn.batches.lane import Lane
 from kvarn.batches.line_source import LineSource
 from kvarn.batches.pacing import PARK_S, Pacings
-from kvarn.serving.context import Gateway
+from kvarn.responses.responses_context import ResponsesContext
 from kvarn.store.errors import StoreAwayError
 
 _LOOK_AGAIN_S = 1.0
@@ -27,7 +27,7 @@ class Lines:
     """Runs the open lines of a batch.
 
     Args:
-        gateway: Where they run.
+        serving: Where they run.
         hold: The batch.
         gates: The way into each model's engine; under the empty name, for models that are not served.
         pacings: What the batch has met with so far.
@@ -36,19 +36,19 @@ class Lines:
 
     def __init__(
         self,
-        gateway: Gateway,
+        serving: ResponsesContext,
         hold: Hold,
         gates: Mapping[str, LineGate],
         pacings: Pacings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._gateway = gateway
+        self._serving = serving
         self._hold = hold
         self._gates = gates
         self._pacings = pacings
         self._clock = clock
         self._stirred = asyncio.Event()
-        self._answers = Answers(hold, gateway.metrics)
+        self._answers = Answers(hold, serving.metrics)
         only = hold.batch.model
         names = gates if only is None else {only if only in gates else ""}
         self._lanes = [self._lane(name) for name in names]
@@ -58,7 +58,7 @@ class Lines:
         served = self._gates.keys() - {""}
         source = LineSource(store, batch.id, name) if name else LineSource(store, batch.id, besides=served)
         pacing, gate = self._pacings[name], self._gates[name]
-        return Lane(name, self._gateway, self._hold, gate, source, pacing, self._stirred.set, self._clock)
+        return Lane(name, self._serving, self._hold, gate, source, pacing, self._stirred.set, self._clock)
 
     async def run(self) -> float:
         """Run lines until none is open or the hold is stopped.

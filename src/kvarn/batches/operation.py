@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from kvarn.batches.endpoints import ENDPOINTS
 from kvarn.identity.scopes import check_endpoint
-from kvarn.serving.context import Gateway
+from kvarn.responses.responses_context import ResponsesContext
 from kvarn.store.errors import NotFoundError
 from kvarn.store.models import Batch
 from kvarn.store.owner import Principal
@@ -20,7 +20,7 @@ from kvarn.wire.openai.errors import ApiError, invalid_request
 _WINDOWS = {seconds: window for window, seconds in WINDOW_S.items()}
 
 
-async def start_batch(gateway: Gateway, principal: Principal, asked: BatchRequest) -> BatchObject:
+async def start_batch(serving: ResponsesContext, principal: Principal, asked: BatchRequest) -> BatchObject:
     """Check a request for a batch and take it. Its input is read later.
 
     Raises:
@@ -33,7 +33,7 @@ async def start_batch(gateway: Gateway, principal: Principal, asked: BatchReques
         raise invalid_request(why, "endpoint", "unsupported_value")
     check_endpoint(principal, asked.endpoint)
     try:
-        file = await find_file(gateway.store, principal.owner, asked.input_file_id)
+        file = await find_file(serving.store, principal.owner, asked.input_file_id)
     except NotFoundError as error:
         raise ApiError(404, str(error), code="not_found", param="input_file_id") from None
     if file.purpose != "batch":
@@ -41,14 +41,14 @@ async def start_batch(gateway: Gateway, principal: Principal, asked: BatchReques
         raise invalid_request(why, "input_file_id")
     expiry = asked.output_expires_after
     batch = await create_batch(
-        gateway.store,
+        serving.store,
         principal,
         endpoint=asked.endpoint,
         input_file_id=file.id,
         window_s=WINDOW_S[asked.completion_window],
         metadata=asked.metadata,
         output_expires_after_s=expiry.seconds if expiry is not None else None,
-        most=gateway.room.most,
+        most=serving.room.most,
         input_bytes=file.size,
     )
     return describe_batch(batch)

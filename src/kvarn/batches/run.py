@@ -19,7 +19,7 @@ from kvarn.batches.lines import Lines
 from kvarn.batches.pacing import Pacings
 from kvarn.batches.results import ResultFiles
 from kvarn.batches.validation import InputCheck, split_lines
-from kvarn.serving.context import Gateway
+from kvarn.responses.responses_context import ResponsesContext
 from kvarn.serving.errors import STORAGE_FULL
 from kvarn.store.errors import NotFoundError, StorageFullError
 from kvarn.store.repositories.batch_lines import Line, Result, add_lines, delete_lines
@@ -52,16 +52,16 @@ class BatchRun:
     """Brings a batch as far as it will go.
 
     Args:
-        gateway: Where its lines run.
+        serving: Where its lines run.
         hold: The batch.
         gates: The way into each model's engine.
         pacings: What the batch has met with so far.
     """
 
-    def __init__(self, gateway: Gateway, hold: Hold, gates: Mapping[str, LineGate], pacings: Pacings) -> None:
-        self._gateway = gateway
-        self._store = gateway.store
-        self._config = gateway.config.batches
+    def __init__(self, serving: ResponsesContext, hold: Hold, gates: Mapping[str, LineGate], pacings: Pacings) -> None:
+        self._serving = serving
+        self._store = serving.store
+        self._config = serving.config.batches
         self._hold = hold
         self._gates = gates
         self._pacings = pacings
@@ -89,7 +89,7 @@ class BatchRun:
         if self._hold.batch.status == BatchStatus.VALIDATING:
             await self._validate()
         if self._hold.batch.status == BatchStatus.IN_PROGRESS:
-            pause = await Lines(self._gateway, self._hold, self._gates, self._pacings).run()
+            pause = await Lines(self._serving, self._hold, self._gates, self._pacings).run()
             if pause:
                 return pause
             await self._leave_progress()
@@ -99,7 +99,7 @@ class BatchRun:
 
     async def _validate(self) -> None:
         endpoint = self._hold.batch.endpoint
-        answering = partial(answering_model, self._gateway, endpoint)
+        answering = partial(answering_model, self._serving, endpoint)
         check = InputCheck(endpoint, self._config.max_lines, self._config.max_line_bytes, answering)
         await delete_lines(self._store, self._hold.batch.id)  # of a gateway that died at it
         try:
@@ -134,14 +134,14 @@ class BatchRun:
                     found.append(line)
                     size += len(line.body)
                 if len(found) >= _LINES_AT_ONCE or size >= _BYTES_AT_ONCE:
-                    await add_lines(self._store, batch.id, found, self._gateway.room.most)
+                    await add_lines(self._store, batch.id, found, self._serving.room.most)
                     found, size = [], 0
                 elif number % _CHECKED_AT_ONCE == 0:
                     await asyncio.sleep(0)
             else:
                 check.end()
         if found:
-            await add_lines(self._store, batch.id, found, self._gateway.room.most)
+            await add_lines(self._store, batch.id, found, self._serving.room.most)
 
     async def _leave_progress(self) -> None:
         """No more lines are run: all are answered, or there is a reason to stop."""
@@ -189,7 +189,7 @@ class BatchRun:
         self, origin: set[BatchStatus], status: BatchStatus, files: dict[str, dict[str, Any]], **values: Any
     ) -> None:
         hold = self._hold
-        days = self._gateway.config.retention.files_days
+        days = self._serving.config.retention.files_days
         kept_s = hold.batch.output_expires_after_s or (days and days * _DAY_S)
         async with hold.changing:
             hold.batch = await finish_batch(

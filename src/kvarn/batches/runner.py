@@ -19,7 +19,7 @@ from kvarn.batches.hold import Hold
 from kvarn.batches.pacing import Pacing, Pacings
 from kvarn.batches.run import BatchRun
 from kvarn.config.platform import SloConfig
-from kvarn.serving.context import Gateway
+from kvarn.responses.responses_context import ResponsesContext
 from kvarn.serving.models import ServedModel
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.ids import new_id
@@ -39,21 +39,21 @@ _log = logging.getLogger("kvarn.gateway")
 class BatchRunner:
     """Runs batches beside the requests of clients."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._store = gateway.store
-        self._config = gateway.config.batches
+    def __init__(self, serving: ResponsesContext) -> None:
+        self._serving = serving
+        self._store = serving.store
+        self._config = serving.config.batches
         self._holder = new_id("gw-")
         self._runs: dict[str, asyncio.Task[None]] = {}
         self._holds: dict[str, Hold] = {}
         """Of those runs, in the order in which they were taken."""
         self._pacings: OrderedDict[str, Pacings] = OrderedDict()
         """Of batches that this gateway has let go unfinished, the latest last."""
-        slo_of = gateway.config.slo_of
+        slo_of = serving.config.slo_of
         self._gates = {
-            model.name: self._gate(partial(_stats_of, model), slo_of(model.config)) for model in gateway.models
+            model.name: self._gate(partial(_stats_of, model), slo_of(model.config)) for model in serving.models
         }
-        self._gates[""] = self._gate(EngineStats, gateway.config.slo)
+        self._gates[""] = self._gate(EngineStats, serving.config.slo)
 
     async def run(self) -> None:
         """Run batches until cancelled; those not finished are let go, for any gateway to go on with."""
@@ -83,7 +83,7 @@ class BatchRunner:
             return
         for batch in await claim_batches(self._store, self._holder, self._config.lease_s, room):
             if batch.id not in self._runs:
-                hold = self._holds[batch.id] = Hold(self._store, self._holder, batch, self._config, self._gateway.room)
+                hold = self._holds[batch.id] = Hold(self._store, self._holder, batch, self._config, self._serving.room)
                 task = asyncio.create_task(self._work(batch, hold), name=f"batch {batch.id}")
                 self._runs[batch.id] = task
 
@@ -102,7 +102,7 @@ class BatchRunner:
         pause = 0.0
         pacings = self._pacings.pop(batch.id, None) or Pacings(Pacing)
         try:
-            pause = await BatchRun(self._gateway, hold, self._gates, pacings).run()
+            pause = await BatchRun(self._serving, hold, self._gates, pacings).run()
         except LeaseLostError:
             _log.warning("batch %s was taken over by another gateway", batch.id)
         except StoreAwayError as error:

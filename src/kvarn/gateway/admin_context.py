@@ -10,8 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.requests import Request
 
 from kvarn.gateway.record import record_of
+from kvarn.gateway.state import Gateway, gateway_of
 from kvarn.identity.scopes import insufficient_permissions
-from kvarn.serving.context import Gateway, gateway_of
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.owner import Principal, Role
 from kvarn.store.repositories.acts import Act, Actor, acting

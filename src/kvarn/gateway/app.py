@@ -42,13 +42,14 @@ from kvarn.gateway.routes import (
     tokens,
     usage,
 )
+from kvarn.gateway.state import Gateway
 from kvarn.identity.authenticator import Authenticator
 from kvarn.jobs.retention import sweep_forever
 from kvarn.metering.usage_reports import Reports
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.responses.background import run_background
 from kvarn.responses.runs import ResponseRuns
-from kvarn.serving.context import Gateway
+from kvarn.serving.held_bytes import ByteBudget
 from kvarn.serving.models import ModelTable, ServedModel
 from kvarn.serving.moderation.checks import Moderation
 from kvarn.serving.storage_quota import StorageRoom
@@ -107,21 +108,23 @@ def create_app(
     platform = Platform(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
     runs = ResponseRuns(platform.store, config.responses)
     open_requests = OpenRequests()
+    held = ByteBudget(config.gateway.max_held_bytes)
     gateway = Gateway(
-        config,
-        table,
-        metrics,
-        platform.store,
-        platform.pipeline,
-        platform.identity.directory,
-        runs,
-        Moderation(config.safety, table, text),
-        platform.prompts,
-        BodyReader(config.gateway, text, platform.admission.check_body),
-        text,
-        Reports(platform.store),
-        StorageRoom(platform.store, config.retention.max_stored_bytes),
-        shared,
+        config=config,
+        models=table,
+        metrics=metrics,
+        store=platform.store,
+        pipeline=platform.pipeline,
+        moderation=Moderation(config.safety, table, text),
+        prompts=platform.prompts,
+        text=text,
+        room=StorageRoom(platform.store, config.retention.max_stored_bytes),
+        held=held,
+        responses=runs,
+        directory=platform.identity.directory,
+        bodies=BodyReader(config.gateway, text, held, platform.admission.check_body),
+        reports=Reports(platform.store),
+        shared=shared,
     )
 
     app = FastAPI(

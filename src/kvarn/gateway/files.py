@@ -10,7 +10,7 @@ import msgspec
 from pydantic import ValidationError
 
 from kvarn.gateway.multipart import Mark, MultipartReader, Part
-from kvarn.serving.context import Gateway
+from kvarn.gateway.state import Gateway
 from kvarn.serving.errors import storage_full
 from kvarn.serving.held_bytes import BodyRefusedError
 from kvarn.store.errors import StorageFullError

@@ -17,10 +17,10 @@ from kvarn.responses.ending import Ending
 from kvarn.responses.operation import run_turn
 from kvarn.responses.replay import as_queued, replay
 from kvarn.responses.request import chat_request, new_response
+from kvarn.responses.responses_context import ResponsesContext
 from kvarn.responses.runs import BackgroundRun
 from kvarn.responses.sink import LeasedShelf
 from kvarn.responses.writer import ResponseWriter, end_event
-from kvarn.serving.context import Gateway
 from kvarn.serving.errors import to_api_error
 from kvarn.serving.record import RequestRecord
 from kvarn.serving.run_to_completion import to_the_end
@@ -51,7 +51,7 @@ _BUSY = (409, 429, 503)
 """Refusals that pass: the conversation is locked, a limit is reached, the model is not ready."""
 
 
-async def start_background(gateway: Gateway, record: RequestRecord, asked: ResponseRequest) -> BackgroundRun:
+async def start_background(serving: ResponsesContext, record: RequestRecord, asked: ResponseRequest) -> BackgroundRun:
     """Queue a response and begin to run it.
 
     Raises:
@@ -59,18 +59,18 @@ async def start_background(gateway: Gateway, record: RequestRecord, asked: Respo
         StorageFullError: The organisation would store more than it may.
         StoreAwayError: The database does not answer.
     """
-    gateway.find_model(record, asked.model)
-    with gateway.responses.place_for(record.principal.owner):
-        run = await _queue(gateway, record, asked)
-        gateway.responses.launch(run)
+    serving.find_model(record, asked.model)
+    with serving.responses.place_for(record.principal.owner):
+        run = await _queue(serving, record, asked)
+        serving.responses.launch(run)
     return run
 
 
-async def _queue(gateway: Gateway, record: RequestRecord, asked: ResponseRequest) -> BackgroundRun:
-    principal, runs = record.principal, gateway.responses
+async def _queue(serving: ResponsesContext, record: RequestRecord, asked: ResponseRequest) -> BackgroundRun:
+    principal, runs = record.principal, serving.responses
     response_id = new_id("resp_")
-    turn = await open_turn(gateway, record, asked, response_id)
-    response = new_response(asked, response_id, int(gateway.store.now()))
+    turn = await open_turn(serving, record, asked, response_id)
+    response = new_response(asked, response_id, int(serving.store.now()))
     row = StoredResponse(
         id=response_id,
         input_items=turn.items,
@@ -84,9 +84,9 @@ async def _queue(gateway: Gateway, record: RequestRecord, asked: ResponseRequest
         conversation_id=asked.conversation_id,
     )
     try:
-        await gateway.run(record, lambda: chat_request(asked, asked.model, turn.context))
+        await serving.run(record, lambda: chat_request(asked, asked.model, turn.context))
         await leased.queue_response(
-            gateway.store,
+            serving.store,
             principal.owner,
             row.body,
             row.input_items,
@@ -94,19 +94,19 @@ async def _queue(gateway: Gateway, record: RequestRecord, asked: ResponseRequest
             row.conversation_id,
             runs.gateway_id,
             runs.config.lease_s,
-            gateway.room.most,
+            serving.room.most,
         )
     except BaseException:
         if turn.lock is not None:
             runs.locking.discard(response_id)
-            await to_the_end(unlock_conversation(gateway.store, turn.lock))
+            await to_the_end(unlock_conversation(serving.store, turn.lock))
         raise
     return BackgroundRun(response_id, principal.owner, row, record.body_bytes, principal)
 
 
-async def run_background(gateway: Gateway, run: BackgroundRun) -> None:
+async def run_background(serving: ResponsesContext, run: BackgroundRun) -> None:
     """Run a queued response to its end, whatever that is."""
-    making = _Making(gateway, run)
+    making = _Making(serving, run)
     try:
         await making.run()
     except asyncio.CancelledError:
@@ -118,15 +118,15 @@ async def run_background(gateway: Gateway, run: BackgroundRun) -> None:
 class _Making:
     """One background response while it is made."""
 
-    def __init__(self, gateway: Gateway, run: BackgroundRun) -> None:
+    def __init__(self, serving: ResponsesContext, run: BackgroundRun) -> None:
         row = run.row
         lock = None if row.conversation_id is None else Lock(row.conversation_id, run.id)
         response = msgspec.convert(row.body, Response)
-        self._gateway = gateway
+        self._serving = serving
         self._run = run
         self._turn = Turn([], row.input_items, lock)
         self._writer = ResponseWriter(as_queued(response, row.request["asked"]), len(row.input_items))
-        shelf = LeasedShelf(gateway.store, gateway.responses, run)
+        shelf = LeasedShelf(serving.store, serving.responses, run)
         self._ending = Ending(self._writer, row.input_items, lock, shelf)
         # The input lies in items of its own, with their references resolved.
         self._asked = ResponseRequest.model_validate({**row.request["asked"], "input": ""})
@@ -139,7 +139,7 @@ class _Making:
             await self._ending.fail(ApiError(500, message, type="server_error", code="interrupted"))
             return
         tries = 0
-        last_try = time.monotonic() + self._gateway.config.responses.wait_s
+        last_try = time.monotonic() + self._serving.config.responses.wait_s
         while True:
             record = RequestRecord(self._run.id, endpoint="/v1/responses", body_bytes=self._run.body_bytes)
             try:
@@ -154,17 +154,17 @@ class _Making:
                 pause = min(30.0, float(told.headers.get("retry-after", RETRY_AFTER_S * 2 ** min(tries, 5))))
             finally:
                 if self._run.why == "lost":  # the lock is that of whoever has taken it over
-                    self._gateway.responses.locking.discard(self._run.id)
+                    self._serving.responses.locking.discard(self._run.id)
                 await record.close()
             await asyncio.sleep(pause)
 
     async def _make(self, record: RequestRecord) -> None:
-        gateway, run = self._gateway, self._run
-        record.principal = run.principal or await _principal(gateway, run)
+        serving, run = self._serving, self._run
+        record.principal = run.principal or await _principal(serving, run)
         run.principal = None  # a later try asks again: the key may be revoked by then
-        self._turn = await open_turn_again(gateway, record, self._asked, self._turn)
+        self._turn = await open_turn_again(serving, record, self._asked, self._turn)
         seed = run.row.request["seed"]
-        made = await run_turn(gateway, record, self._asked, self._turn, self._writer, self._ending, seed)
+        made = await run_turn(serving, record, self._asked, self._turn, self._writer, self._ending, seed)
         noted = False
         async with aclosing(made.written()) as batches:
             async for batch in batches:
@@ -189,13 +189,13 @@ class _Making:
     async def _note_begun(self) -> None:
         body = msgspec.to_builtins(self._writer.response)
         try:
-            await leased.note_begun(self._gateway.store, self._gateway.responses.gateway_id, body)
+            await leased.note_begun(self._serving.store, self._serving.responses.gateway_id, body)
         except StoreAwayError as error:  # its end will be written all the same
             _log.debug("background response %s: %s", self._run.id, error)
 
     async def _give_back(self) -> None:
         try:
-            await leased.release_response(self._gateway.store, self._gateway.responses.gateway_id, self._run.id)
+            await leased.release_response(self._serving.store, self._serving.responses.gateway_id, self._run.id)
         except StoreAwayError as error:  # its lease runs out by itself
             _log.debug("background response %s: %s", self._run.id, error)
 
@@ -205,18 +205,18 @@ def _passes(refusal: ApiError) -> bool:
     return refusal.status in _BUSY and refusal.code != "insufficient_quota"
 
 
-async def retrieve_response(gateway: Gateway, owner: Owner, response_id: str) -> Response:
+async def retrieve_response(serving: ResponsesContext, owner: Owner, response_id: str) -> Response:
     """A response as it stands.
 
     Raises:
         NotFoundError: The owner has none of that id.
     """
-    row = await stored.find_response(gateway.store, owner, response_id)
+    row = await stored.find_response(serving.store, owner, response_id)
     return msgspec.convert(row.body, Response)
 
 
 async def follow_response(
-    gateway: Gateway, owner: Owner, response_id: str, after: int
+    serving: ResponsesContext, owner: Owner, response_id: str, after: int
 ) -> AsyncGenerator[list[StreamEvent], None]:
     """The events of a response with numbers above `after`, once more and up to its end. Raises as `retrieve_response`
     does.
@@ -224,19 +224,21 @@ async def follow_response(
     One that runs here is followed live. One that another gateway makes is waited for; of one that has ended, the
     stream is made again, just as it was.
     """
-    run = gateway.responses.find(owner, response_id)
+    run = serving.responses.find(owner, response_id)
     if run is not None:
-        async with aclosing(follow_run(gateway, run, after)) as batches:
+        async with aclosing(follow_run(serving, run, after)) as batches:
             async for batch in batches:
                 yield batch
         return
-    row = await _ended(gateway, owner, response_id)
+    row = await _ended(serving, owner, response_id)
     asked = row.request["asked"] if row.background else None
     again = replay(msgspec.convert(row.body, Response), len(row.input_items), row.cuts, asked)
     yield [event for event in again if event.sequence_number > after]
 
 
-async def follow_run(gateway: Gateway, run: BackgroundRun, after: int = -1) -> AsyncGenerator[list[StreamEvent], None]:
+async def follow_run(
+    serving: ResponsesContext, run: BackgroundRun, after: int = -1
+) -> AsyncGenerator[list[StreamEvent], None]:
     """The events of a response that runs here with numbers above `after`, up to its end. Where this gateway did not end
     it, its end is waited for, and told with the next number.
 
@@ -247,52 +249,52 @@ async def follow_run(gateway: Gateway, run: BackgroundRun, after: int = -1) -> A
         async for batch in batches:
             yield batch
     if not run.log.told_end and run.why != "shutdown":
-        row = await _ended(gateway, run.owner, run.id)
+        row = await _ended(serving, run.owner, run.id)
         yield [end_event(msgspec.convert(row.body, Response), max(len(run.log), after + 1))]
 
 
-async def _ended(gateway: Gateway, owner: Owner, response_id: str) -> StoredResponse:
+async def _ended(serving: ResponsesContext, owner: Owner, response_id: str) -> StoredResponse:
     """The response, once it has ended. Raises as `retrieve_response` does."""
     while True:
-        row = await stored.find_response(gateway.store, owner, response_id)
+        row = await stored.find_response(serving.store, owner, response_id)
         if row.status in ENDED:
             return row
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
-async def cancel_response(gateway: Gateway, owner: Owner, response_id: str) -> Response:
+async def cancel_response(serving: ResponsesContext, owner: Owner, response_id: str) -> Response:
     """Cancel a background response; one that has ended stays as it is.
 
     Raises:
         ApiError: 400, it does not run in the background; 503, it has been stopped, and its end is still to be written.
         NotFoundError: The owner has none of that id.
     """
-    row = await stored.find_response(gateway.store, owner, response_id)
+    row = await stored.find_response(serving.store, owner, response_id)
     if not row.background:
         message = f"The response {response_id!r} does not run in the background: only those can be cancelled."
         raise invalid_request(message, "response_id", "not_cancellable")
-    run = gateway.responses.find(owner, response_id)
+    run = serving.responses.find(owner, response_id)
     if run is not None and not await run.stop("cancelled", _CANCEL_WAIT_S):
         message = "The response has been stopped. How it ended is still to be written, which goes on. Ask again."
         raise unavailable(message, "end_not_written")
-    row = await leased.cancel_response(gateway.store, owner, response_id)
+    row = await leased.cancel_response(serving.store, owner, response_id)
     return msgspec.convert(row.body, Response)
 
 
-async def delete_response(gateway: Gateway, owner: Owner, response_id: str) -> None:
+async def delete_response(serving: ResponsesContext, owner: Owner, response_id: str) -> None:
     """Delete a response; one that runs is stopped. Raises as `retrieve_response` does."""
-    row = await stored.find_response(gateway.store, owner, response_id)
-    await stored.delete_response(gateway.store, owner, response_id)
-    run = gateway.responses.find(owner, response_id)
+    row = await stored.find_response(serving.store, owner, response_id)
+    await stored.delete_response(serving.store, owner, response_id)
+    run = serving.responses.find(owner, response_id)
     if run is not None:
         await run.stop("lost")
     if row.conversation_id is not None:
-        await unlock_conversation(gateway.store, Lock(row.conversation_id, response_id))
+        await unlock_conversation(serving.store, Lock(row.conversation_id, response_id))
 
 
-async def _principal(gateway: Gateway, run: BackgroundRun) -> Principal:
+async def _principal(serving: ResponsesContext, run: BackgroundRun) -> Principal:
     """Whoever asked, as of now: a key may have been revoked since."""
-    principal = await find_bearer(gateway.store, run.owner, run.row.request["key_id"])
+    principal = await find_bearer(serving.store, run.owner, run.row.request["key_id"])
     if principal is None:
         message = "Whoever asked for the response may no longer do so."
         raise ApiError(401, message, code="invalid_api_key")

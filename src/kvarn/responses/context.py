@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from kvarn.responses.items import find_kept_items, no_item
+from kvarn.responses.responses_context import ResponsesContext
 from kvarn.responses.writer import item_id
-from kvarn.serving.context import Gateway
 from kvarn.serving.record import RequestRecord
 from kvarn.serving.run_to_completion import to_the_end
 from kvarn.store.errors import NotFoundError
@@ -45,7 +45,7 @@ class Turn:
         return self.earlier + self.items
 
 
-async def open_turn(gateway: Gateway, record: RequestRecord, asked: ContextFields, response_id: str) -> Turn:
+async def open_turn(serving: ResponsesContext, record: RequestRecord, asked: ContextFields, response_id: str) -> Turn:
     """Read what a response goes on from, and lock its conversation. What is read counts as if the request's body had
     brought it: what is done with the prompt is as much.
 
@@ -54,36 +54,36 @@ async def open_turn(gateway: Gateway, record: RequestRecord, asked: ContextField
             input that does not go together and for too much to go on from.
     """
     if asked.conversation_id is None:
-        return await look_at_turn(gateway, record, asked, response_id)
+        return await look_at_turn(serving, record, asked, response_id)
     lock = Lock(asked.conversation_id, response_id)
-    async with _locked(gateway, record, lock):
-        return replace(await look_at_turn(gateway, record, asked, response_id), lock=lock)
+    async with _locked(serving, record, lock):
+        return replace(await look_at_turn(serving, record, asked, response_id), lock=lock)
 
 
 async def look_at_turn(
-    gateway: Gateway, record: RequestRecord, asked: ContextFields, response_id: str = "resp_"
+    serving: ResponsesContext, record: RequestRecord, asked: ContextFields, response_id: str = "resp_"
 ) -> Turn:
     """As `open_turn`, but nothing is locked."""
-    earlier = await _read_earlier(gateway, record, asked)
-    items = await _new_items(gateway, record, asked.input, earlier, response_id)
+    earlier = await _read_earlier(serving, record, asked)
+    items = await _new_items(serving, record, asked.input, earlier, response_id)
     return _bounded(asked, Turn(earlier, items))
 
 
-async def open_turn_again(gateway: Gateway, record: RequestRecord, asked: ContextFields, known: Turn) -> Turn:
+async def open_turn_again(serving: ResponsesContext, record: RequestRecord, asked: ContextFields, known: Turn) -> Turn:
     """A turn whose own items are known already, with what is earlier by now. Raises as `open_turn` does."""
     if known.lock is None:
-        return _bounded(asked, replace(known, earlier=await _read_earlier(gateway, record, asked)))
-    async with _locked(gateway, record, known.lock):
-        return _bounded(asked, replace(known, earlier=await _read_earlier(gateway, record, asked)))
+        return _bounded(asked, replace(known, earlier=await _read_earlier(serving, record, asked)))
+    async with _locked(serving, record, known.lock):
+        return _bounded(asked, replace(known, earlier=await _read_earlier(serving, record, asked)))
 
 
 @asynccontextmanager
-async def _locked(gateway: Gateway, record: RequestRecord, lock: Lock) -> AsyncGenerator[None]:
+async def _locked(serving: ResponsesContext, record: RequestRecord, lock: Lock) -> AsyncGenerator[None]:
     """Lock a conversation, for longer than the block lasts unless it raises. Its items are read under the lock, not in
     the transaction that takes it: others may write meanwhile."""
-    runs = gateway.responses
+    runs = serving.responses
     try:
-        await conversations.lock_conversation(gateway.store, record.principal.owner, lock, runs.config.lease_s)
+        await conversations.lock_conversation(serving.store, record.principal.owner, lock, runs.config.lease_s)
     except ConversationLockedError as error:
         raise ApiError(409, str(error), code="conversation_locked", param="conversation") from None
     except NotFoundError as error:
@@ -93,22 +93,22 @@ async def _locked(gateway: Gateway, record: RequestRecord, lock: Lock) -> AsyncG
         yield
     except BaseException:
         runs.locking.discard(lock.response_id)
-        await to_the_end(conversations.unlock_conversation(gateway.store, lock))
+        await to_the_end(conversations.unlock_conversation(serving.store, lock))
         raise
 
 
-async def _read_earlier(gateway: Gateway, record: RequestRecord, asked: ContextFields) -> list[StoredItem]:
+async def _read_earlier(serving: ResponsesContext, record: RequestRecord, asked: ContextFields) -> list[StoredItem]:
     """The items of the chain or the conversation that a request goes on from.
 
     Raises:
         ApiError: 404 for what the owner has not, 409 for a response that has not ended, 400 for too much.
     """
-    store, owner = gateway.store, record.principal.owner
+    store, owner = serving.store, record.principal.owner
     try:
         if asked.conversation_id is not None:
             texts = await conversations.read_history(store, owner, asked.conversation_id)
             record.body_bytes += sum(map(len, texts))
-            return await gateway.run(record, lambda: [decode_item(text) for text in texts])
+            return await serving.run(record, lambda: [decode_item(text) for text in texts])
         if asked.previous_response_id is None:
             return []
         chain = await responses.read_chain(store, owner, asked.previous_response_id)
@@ -122,7 +122,7 @@ async def _read_earlier(gateway: Gateway, record: RequestRecord, asked: ContextF
         message = f"The response {chain[-1].id!r} has not ended: wait for it, or cancel it."
         raise ApiError(409, message, code="response_in_progress", param="previous_response_id")
     record.body_bytes += sum(turn.size for turn in chain)
-    return await gateway.run(record, lambda: _items_of(chain))
+    return await serving.run(record, lambda: _items_of(chain))
 
 
 def _items_of(chain: list[KeptTurn]) -> list[StoredItem]:
@@ -148,7 +148,7 @@ def _too_long(asked: ContextFields) -> ApiError:
 
 
 async def _new_items(
-    gateway: Gateway,
+    serving: ResponsesContext,
     record: RequestRecord,
     given: str | Sequence[AnyItem] | None,
     earlier: list[StoredItem],
@@ -161,8 +161,8 @@ async def _new_items(
         return [user_message(given, item_id("msg_", response_id, 0))]
     known = {item["id"] for item in earlier}
     wanted = {item.id for item in given if isinstance(item, ItemReference)} - known
-    found = await find_kept_items(gateway, record, wanted, "input")
-    return await gateway.run(record, lambda: _input_as_kept(given, earlier, found, response_id))
+    found = await find_kept_items(serving, record, wanted, "input")
+    return await serving.run(record, lambda: _input_as_kept(given, earlier, found, response_id))
 
 
 def _input_as_kept(

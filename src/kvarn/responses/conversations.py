@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvarn.responses.items import find_kept_items, no_item
-from kvarn.serving.context import Gateway
+from kvarn.responses.responses_context import ResponsesContext
 from kvarn.serving.record import RequestRecord
 from kvarn.store.ids import new_id
 from kvarn.store.repositories import conversations as stored
@@ -15,7 +15,7 @@ from kvarn.wire.openai.response_items import AnyItem, ItemReference, StoredItem,
 
 
 async def add_items(
-    gateway: Gateway, record: RequestRecord, conversation_id: str, given: Sequence[AnyItem]
+    serving: ResponsesContext, record: RequestRecord, conversation_id: str, given: Sequence[AnyItem]
 ) -> list[StoredItem]:
     """Add items at the end of a conversation; returns them as they are kept.
 
@@ -25,9 +25,9 @@ async def add_items(
         ConflictError: A response is being made in it, or it has an item of one of the ids already.
         StorageFullError: The organisation would store more than it may.
     """
-    items = await kept_items(gateway, record, given)
+    items = await kept_items(serving, record, given)
     try:
-        await stored.add_items(gateway.store, record.principal.owner, conversation_id, items, gateway.room.most)
+        await stored.add_items(serving.store, record.principal.owner, conversation_id, items, serving.room.most)
     except HistoryTooLongError:
         message = (
             f"The conversation would hold more than {MAX_HISTORY_ITEMS} items: delete items of it, or begin a new one."
@@ -36,14 +36,14 @@ async def add_items(
     return items
 
 
-async def kept_items(gateway: Gateway, record: RequestRecord, given: Sequence[AnyItem]) -> list[StoredItem]:
+async def kept_items(serving: ResponsesContext, record: RequestRecord, given: Sequence[AnyItem]) -> list[StoredItem]:
     """The items as they are kept; references are resolved.
 
     Raises:
         ApiError: 404, a reference to what the owner has not.
     """
     wanted = {item.id for item in given if isinstance(item, ItemReference)}
-    found = await find_kept_items(gateway, record, wanted, "items")
+    found = await find_kept_items(serving, record, wanted, "items")
     items: list[StoredItem] = []
     for number, item in enumerate(given):
         if not isinstance(item, ItemReference):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvarn.responses.context import Turn
 from kvarn.responses.request import chat_request
+from kvarn.responses.responses_context import ResponsesContext
 from kvarn.serving.chat.prompt import render_chat
-from kvarn.serving.context import Gateway
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.record import RequestRecord
 from kvarn.text.errors import PromptTooLongError
@@ -17,7 +17,7 @@ _ROOM_FOR_AN_ANSWER = 256
 
 
 async def fitting_chat(
-    gateway: Gateway,
+    serving: ResponsesContext,
     record: RequestRecord,
     asked: ContextFields,
     turn: Turn,
@@ -34,11 +34,11 @@ async def fitting_chat(
     items = turn.context
 
     async def chat_from(start: int) -> ChatCompletionRequest:
-        return await gateway.run(record, lambda: chat_request(asked, model.name, items[start:], seed))
+        return await serving.run(record, lambda: chat_request(asked, model.name, items[start:], seed))
 
     async def fits(chat: ChatCompletionRequest) -> bool:
         try:
-            return len((await render_chat(gateway, record, chat, model)).token_ids) <= room
+            return len((await render_chat(serving, record, chat, model)).token_ids) <= room
         except PromptTooLongError:
             return False
 

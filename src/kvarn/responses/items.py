@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from kvarn.responses.responses_context import ResponsesContext
 from kvarn.responses.writer import response_of_item
-from kvarn.serving.context import Gateway
 from kvarn.serving.record import RequestRecord
 from kvarn.store.repositories import conversations, responses
 from kvarn.store.repositories.histories import (
@@ -21,13 +21,13 @@ from kvarn.wire.openai.response_items import StoredItem
 
 
 async def find_kept_items(
-    gateway: Gateway, record: RequestRecord, wanted: Collection[str], param: str
+    serving: ResponsesContext, record: RequestRecord, wanted: Collection[str], param: str
 ) -> dict[str, StoredItem]:
     """Items of the owner's responses or conversations by their ids, as far as there are any. What is read counts as if
     the request's body had brought it.
 
     Args:
-        gateway: Where they are kept.
+        serving: Where they are kept.
         record: Who asks.
         wanted: Ids.
         param: The field of the request that refers to them.
@@ -37,13 +37,13 @@ async def find_kept_items(
     """
     if not wanted:
         return {}
-    store, owner = gateway.store, record.principal.owner
+    store, owner = serving.store, record.principal.owner
     try:
         check_measure(len(wanted), None)
         holders = {holder for each in wanted if (holder := response_of_item(each)) is not None}
         turns = await responses.read_turns(store, owner, holders) if holders else []
         record.body_bytes += sum(turn.size for turn in turns)
-        found = await gateway.run(record, lambda: _items_among(turns, wanted))
+        found = await serving.run(record, lambda: _items_among(turns, wanted))
         others = [each for each in wanted if each not in found]  # a conversation may still have them
         texts = await conversations.find_items_anywhere(store, owner, others) if others else {}
     except HistoryTooLongError:
@@ -53,7 +53,7 @@ async def find_kept_items(
         )
         raise invalid_request(message, param, "references_too_large") from None
     record.body_bytes += sum(map(len, texts.values()))
-    return found | await gateway.run(record, lambda: {name: decode_item(text) for name, text in texts.items()})
+    return found | await serving.run(record, lambda: {name: decode_item(text) for name, text in texts.items()})
 
 
 def no_item(wanted: str, where: str) -> ApiError:

@@ -13,12 +13,12 @@ from kvarn.responses.context import Turn, look_at_turn, open_turn
 from kvarn.responses.ending import Ending
 from kvarn.responses.fit import fitting_chat
 from kvarn.responses.request import chat_request, in_our_words, new_response
+from kvarn.responses.responses_context import ResponsesContext
 from kvarn.responses.runs import ResponseRuns
 from kvarn.responses.sink import ForegroundShelf
 from kvarn.responses.writer import ResponseWriter
 from kvarn.serving.chat.operation import ChatRun, start_chat
 from kvarn.serving.chat.prompt import render_chat
-from kvarn.serving.context import Gateway
 from kvarn.serving.errors import shutting_down
 from kvarn.serving.logprobs import encoded_bytes
 from kvarn.serving.pipeline import Work
@@ -109,7 +109,7 @@ class ResponseRun:
         yield self.ending.take_last_events()
 
 
-async def start_response(gateway: Gateway, record: RequestRecord, asked: ResponseRequest) -> ResponseRun:
+async def start_response(serving: ResponsesContext, record: RequestRecord, asked: ResponseRequest) -> ResponseRun:
     """Read what a response goes on from, check it, and take it in.
 
     Raises:
@@ -117,16 +117,16 @@ async def start_response(gateway: Gateway, record: RequestRecord, asked: Respons
         ChatTemplateError: The model's template refuses the messages.
         StoreAwayError: The database does not answer, and it is needed for what the response goes on from.
     """
-    await _check_room(gateway, record, asked)
+    await _check_room(serving, record, asked)
     owner, response_id = record.principal.owner, new_id("resp_")
-    turn = await open_turn(gateway, record, asked, response_id)
-    writer = ResponseWriter(new_response(asked, response_id, int(gateway.store.now())), len(turn.items))
-    shelf = ForegroundShelf(gateway.store, owner, gateway.responses)
-    return await run_turn(gateway, record, asked, turn, writer, Ending(writer, turn.items, turn.lock, shelf))
+    turn = await open_turn(serving, record, asked, response_id)
+    writer = ResponseWriter(new_response(asked, response_id, int(serving.store.now())), len(turn.items))
+    shelf = ForegroundShelf(serving.store, owner, serving.responses)
+    return await run_turn(serving, record, asked, turn, writer, Ending(writer, turn.items, turn.lock, shelf))
 
 
 async def run_turn(
-    gateway: Gateway,
+    serving: ResponsesContext,
     record: RequestRecord,
     asked: ResponseRequest,
     turn: Turn,
@@ -136,9 +136,9 @@ async def run_turn(
 ) -> ResponseRun:
     """Take in a response whose turn is open; the turn's lock is let go when the record is closed, or on refusal. Raises
     as `start_response` does."""
-    hold = _Hold(gateway.store, gateway.responses, turn.lock)
+    hold = _Hold(serving.store, serving.responses, turn.lock)
     try:
-        chat = await _start_chat(gateway, record, asked, turn, seed)
+        chat = await _start_chat(serving, record, asked, turn, seed)
     except BaseException:
         await to_the_end(hold.let_go())
         raise
@@ -153,38 +153,38 @@ async def run_turn(
         top_p=defaults.top_p if asked.top_p is None else asked.top_p,
     )
     ending.usage = lambda: response_usage(chat.tally.usage())
-    return ResponseRun(chat, writer, ending, record, gateway.store.now)
+    return ResponseRun(chat, writer, ending, record, serving.store.now)
 
 
-async def count_input_tokens(gateway: Gateway, record: RequestRecord, asked: TokenCountRequest) -> InputTokens:
+async def count_input_tokens(serving: ResponsesContext, record: RequestRecord, asked: TokenCountRequest) -> InputTokens:
     """How many tokens the prompt of a response would have. Raises as `start_response` does."""
-    name = asked.model or next(iter(gateway.models)).name
-    model = gateway.ready_model(record, name, "generate")
-    turn = await look_at_turn(gateway, record, asked)
-    chat = await fitting_chat(gateway, record, asked, turn, model)
-    return InputTokens(input_tokens=len((await render_chat(gateway, record, chat, model)).token_ids))
+    name = asked.model or next(iter(serving.models)).name
+    model = serving.ready_model(record, name, "generate")
+    turn = await look_at_turn(serving, record, asked)
+    chat = await fitting_chat(serving, record, asked, turn, model)
+    return InputTokens(input_tokens=len((await render_chat(serving, record, chat, model)).token_ids))
 
 
 async def _start_chat(
-    gateway: Gateway, record: RequestRecord, asked: ResponseRequest, turn: Turn, seed: int | None
+    serving: ResponsesContext, record: RequestRecord, asked: ResponseRequest, turn: Turn, seed: int | None
 ) -> ChatRun:
     try:
         if asked.truncation == "auto":
-            model = gateway.ready_model(record, asked.model, "generate")
-            chat = await fitting_chat(gateway, record, asked, turn, model, seed)
+            model = serving.ready_model(record, asked.model, "generate")
+            chat = await fitting_chat(serving, record, asked, turn, model, seed)
         else:
-            chat = await gateway.run(record, lambda: chat_request(asked, asked.model, turn.context, seed))
-        return await start_chat(gateway, record, chat)
+            chat = await serving.run(record, lambda: chat_request(asked, asked.model, turn.context, seed))
+        return await start_chat(serving, record, chat)
     except ApiError as error:
         raise in_our_words(error) from None
 
 
-async def _check_room(gateway: Gateway, record: RequestRecord, asked: ResponseRequest) -> None:
+async def _check_room(serving: ResponsesContext, record: RequestRecord, asked: ResponseRequest) -> None:
     if asked.conversation_id is not None:  # it goes on, whether or not the response itself is stored
         instead = "ask without 'conversation', and with 'store': false"
-        await gateway.room.check(record, "conversation", instead)
+        await serving.room.check(record, "conversation", instead)
     elif asked.stored:
-        await gateway.room.check(record, "store", "send 'store': false")
+        await serving.room.check(record, "store", "send 'store': false")
 
 
 class _Hold:

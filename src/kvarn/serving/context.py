@@ -1,4 +1,4 @@
-"""What every route needs, made once and hung on the application."""
+"""What every operation needs, made once."""
 
 from __future__ import annotations
 
@@ -6,18 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel
-from starlette.requests import Request
-
 from kvarn.config.schema import GatewayConfig, KvarnConfig
-from kvarn.gateway.body import BodyReader
-from kvarn.gateway.processes.shared import SharedState
-from kvarn.identity.key_cache import Directory
 from kvarn.identity.scopes import check_model, may_use_model
-from kvarn.metering.usage_reports import Reports
 from kvarn.observe.metrics import GatewayMetrics
-from kvarn.responses.runs import ResponseRuns
 from kvarn.safety.prompt_log import PromptLog
+from kvarn.serving.held_bytes import ByteBudget, HeldBytes, hold_bytes
 from kvarn.serving.models import Answering, ModelTable, ReadyModel, ServedModel
 from kvarn.serving.moderation.checks import Moderation
 from kvarn.serving.pipeline import Pipeline, Work
@@ -29,40 +22,35 @@ from kvarn.store.engine import Store
 from kvarn.store.ledger import BATCH_TIER
 from kvarn.wire.openai.errors import invalid_request
 
-RequestT = TypeVar("RequestT", bound=BaseModel)
 ResultT = TypeVar("ResultT")
 
 _OPERATIONS = {"generate": "chat and text completions", "embed": "embeddings"}
 
 
 @dataclass(frozen=True, slots=True)
-class Gateway:
-    """Everything of one gateway that outlives a request."""
+class ServingContext:
+    """What operations need that outlives a request."""
 
     config: KvarnConfig
     models: ModelTable
     metrics: GatewayMetrics
     store: Store
     pipeline: Pipeline
-    directory: Directory
-    responses: ResponseRuns
     moderation: Moderation
     prompts: PromptLog
-    bodies: BodyReader
     text: TextPool
-    reports: Reports
     room: StorageRoom
-    shared: SharedState | None
-    """What is counted together with other gateway processes of this server; None: there are none."""
+    held: ByteBudget
+    """Memory of bodies and answers that requests may take together."""
 
     @property
     def limits(self) -> GatewayConfig:
         """Bounds of requests."""
         return self.config.gateway
 
-    async def read(self, request: Request, model: type[RequestT]) -> RequestT:
-        """Read and validate the JSON body; see `BodyReader`."""
-        return await self.bodies.read(request, model)
+    def hold(self, record: RequestRecord, size: int = 0) -> HeldBytes:
+        """Memory that a request takes until its record is closed; see `hold_bytes`."""
+        return hold_bytes(self.held, record, size)
 
     async def run(self, record: RequestRecord, work: Callable[[], ResultT]) -> ResultT:
         """Run text work for a request: on the event loop where it is small, in the pool where it is large."""
@@ -138,10 +126,3 @@ class Gateway:
         check_model(record.principal, model.name)
         record.model = model.name
         return model
-
-
-def gateway_of(request: Request) -> Gateway:
-    """The gateway that answers a request."""
-    gateway = request.app.state.gateway
-    assert isinstance(gateway, Gateway)
-    return gateway

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from kvarn.serving.context import Gateway
+from kvarn.serving.context import ServingContext
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.pipeline import DegradedError
 from kvarn.serving.record import RequestRecord
@@ -14,7 +14,7 @@ RunT = TypeVar("RunT")
 
 
 async def start_on_model(
-    gateway: Gateway, record: RequestRecord, name: str, start: Callable[[ReadyModel], Awaitable[RunT]]
+    serving: ServingContext, record: RequestRecord, name: str, start: Callable[[ReadyModel], Awaitable[RunT]]
 ) -> RunT:
     """Start a generation on the model of that name, or on the one that admission puts in its place.
 
@@ -23,9 +23,9 @@ async def start_on_model(
     Raises:
         ApiError: There is no such model, it is not ready, or `start` cannot have its way.
     """
-    model = gateway.ready_model(record, name, "generate")
+    model = serving.ready_model(record, name, "generate")
     try:
         return await start(model)
     except DegradedError as degraded:
         record.degraded_from = name
-        return await start(gateway.ready_model(record, degraded.model, "generate"))
+        return await start(serving.ready_model(record, degraded.model, "generate"))

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from sys import getsizeof
 from typing import Any
 
+from kvarn.serving.record import RequestRecord
 from kvarn.wire.openai.errors import ApiError
 
 _TIMES_FREE = 3
@@ -148,3 +149,15 @@ def memory_of(data: dict[str, Any]) -> int:
             below += [item for item in items if isinstance(item, (dict, list))]
         level = below
     return size
+
+
+def hold_bytes(budget: ByteBudget, record: RequestRecord, size: int = 0) -> HeldBytes:
+    """Memory that a request takes until its record is closed.
+
+    Raises:
+        BodyRefusedError: There is none left for it; see `ByteBudget.take`.
+    """
+    held = HeldBytes(budget, record.principal.organization_id, record.held)
+    record.held.append(held)
+    held.take(size)
+    return held

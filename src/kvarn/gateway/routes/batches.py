@@ -11,7 +11,7 @@ from kvarn.gateway.openapi import shapes
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.query import check_query
 from kvarn.gateway.record import record_of
-from kvarn.serving.context import gateway_of
+from kvarn.gateway.state import gateway_of
 from kvarn.store.repositories.batches import cancel_batch, find_batch, list_batches
 from kvarn.wire.openai.batches import BatchObject, BatchRequest
 from kvarn.wire.openai.lists import ListObject

@@ -13,9 +13,9 @@ from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Entries, Text
 from kvarn.gateway.query import check_query
 from kvarn.gateway.record import record_of
+from kvarn.gateway.state import gateway_of
 from kvarn.serving.chat.operation import start_chat
 from kvarn.serving.chat.stored import describe_completion, stored_messages
-from kvarn.serving.context import gateway_of
 from kvarn.store.repositories.pages import cut_page
 from kvarn.store.repositories.stored_completions import (
     change_metadata,

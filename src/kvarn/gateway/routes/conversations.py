@@ -11,8 +11,8 @@ from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.query import Query, check_query
 from kvarn.gateway.record import record_of
 from kvarn.gateway.routes.responses import INCLUDE
+from kvarn.gateway.state import gateway_of
 from kvarn.responses import conversations
-from kvarn.serving.context import gateway_of
 from kvarn.store.engine import Store
 from kvarn.store.models import Conversation
 from kvarn.store.owner import Owner

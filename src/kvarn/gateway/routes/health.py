@@ -11,7 +11,7 @@ from starlette.responses import Response
 import kvarn
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.openapi import shapes
-from kvarn.serving.context import gateway_of
+from kvarn.gateway.state import gateway_of
 from kvarn.serving.models import ServedModel
 
 router = APIRouter(tags=["operation"])

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.openapi import shapes
 from kvarn.gateway.record import record_of
+from kvarn.gateway.state import gateway_of
 from kvarn.identity.scopes import may_use_model
-from kvarn.serving.context import gateway_of
 from kvarn.serving.models import ServedModel
 from kvarn.wire.openai.errors import model_not_found
 from kvarn.wire.openai.models import Capacity, Model, ModelList

@@ -14,11 +14,11 @@ from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Flag, Number, Texts
 from kvarn.gateway.query import Query, check_query
 from kvarn.gateway.record import record_of
+from kvarn.gateway.state import gateway_of
 from kvarn.responses import background
 from kvarn.responses.ending import Ending
 from kvarn.responses.operation import count_input_tokens, start_response
 from kvarn.responses.stream import ResponseStream
-from kvarn.serving.context import gateway_of
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.pages import cut_page
 from kvarn.store.repositories.responses import find_response

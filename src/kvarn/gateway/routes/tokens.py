@@ -8,7 +8,7 @@ from starlette.responses import Response
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.openapi import shapes
 from kvarn.gateway.record import record_of
-from kvarn.serving.context import Gateway, gateway_of
+from kvarn.gateway.state import Gateway, gateway_of
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.record import RequestRecord
 from kvarn.serving.rendering import render_token_ids

@@ -9,6 +9,7 @@ from kvarn.gateway import usage
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.openapi import shapes
 from kvarn.gateway.record import record_of
+from kvarn.gateway.state import gateway_of
 from kvarn.gateway.usage_query import (
     API_KEY_IDS,
     BATCH,
@@ -19,7 +20,6 @@ from kvarn.gateway.usage_query import (
     USER_IDS,
     UsageParameters,
 )
-from kvarn.serving.context import gateway_of
 from kvarn.store.owner import Principal
 from kvarn.wire.openai.organization_usage import CompletionsUsage, Costs, InputUsage, UsagePage
 

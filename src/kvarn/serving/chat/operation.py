@@ -18,7 +18,7 @@ from kvarn.serving.chat.stored import keep_completion
 from kvarn.serving.chat.stream import ChunkHead, stream_chat
 from kvarn.serving.choice import Choice, Piece
 from kvarn.serving.completions.prompts import choices_of, submit_of
-from kvarn.serving.context import Gateway
+from kvarn.serving.context import ServingContext
 from kvarn.serving.fallback import start_on_model
 from kvarn.serving.generation import Generation
 from kvarn.serving.held_bytes import HeldBytes
@@ -122,7 +122,7 @@ class _Keeping:
         return await self.keep(self.run.completion(self.collectors))
 
 
-async def start_chat(gateway: Gateway, record: RequestRecord, asked: ChatCompletionRequest) -> ChatRun:
+async def start_chat(serving: ServingContext, record: RequestRecord, asked: ChatCompletionRequest) -> ChatRun:
     """Check a chat, render and tokenize its prompt, and take it in.
 
     Raises:
@@ -130,24 +130,26 @@ async def start_chat(gateway: Gateway, record: RequestRecord, asked: ChatComplet
         ChatTemplateError: The model's template refuses the messages.
     """
     if asked.store:
-        await gateway.room.check(record, "store", "send 'store': false")
-    return await start_on_model(gateway, record, asked.model, lambda model: _start(gateway, record, asked, model))
+        await serving.room.check(record, "store", "send 'store': false")
+    return await start_on_model(serving, record, asked.model, lambda model: _start(serving, record, asked, model))
 
 
-async def _start(gateway: Gateway, record: RequestRecord, asked: ChatCompletionRequest, model: ReadyModel) -> ChatRun:
-    checked = await gateway.run(
-        record, lambda: check_sampling(asked, model.tokenizer, gateway.limits, model.sampling_defaults)
+async def _start(
+    serving: ServingContext, record: RequestRecord, asked: ChatCompletionRequest, model: ReadyModel
+) -> ChatRun:
+    checked = await serving.run(
+        record, lambda: check_sampling(asked, model.tokenizer, serving.limits, model.sampling_defaults)
     )
-    prompt = await render_chat(gateway, record, asked, model)
+    prompt = await render_chat(serving, record, asked, model)
     sampling = chat_sampling(
         asked,
         checked,
-        gateway.limits,
+        serving.limits,
         prompt_tokens=len(prompt.token_ids),
         context_length=model.card.max_context_length,
         draw_seed=model.draw_seed,
     )
-    work = await gateway.begin(
+    work = await serving.begin(
         record,
         model,
         prompt_tokens=len(prompt.token_ids),
@@ -157,23 +159,23 @@ async def _start(gateway: Gateway, record: RequestRecord, asked: ChatCompletionR
         priority=asked.priority,
         service_tier=asked.service_tier,
     )
-    gateway.prompts.offer(record.principal, record.request_id, model.name, lambda: {"messages": asked.plain_messages})
+    serving.prompts.offer(record.principal, record.request_id, model.name, lambda: {"messages": asked.plain_messages})
     texts = partial(chat_texts, asked.plain_messages, asked.active_tools)
-    await gateway.moderation.check_input(work, texts, "messages")
+    await serving.moderation.check_input(work, texts, "messages")
     answer_id = f"chatcmpl-{uuid.uuid4().hex}"
     use = asked.tool_use
     choices = choices_of(
         asked,
         sampling,
         model,
-        StopStrings(stop_strings(asked, gateway.limits)),
+        StopStrings(stop_strings(asked, serving.limits)),
         continued=prompt.token_ids if asked.continue_final_message or prompt.opening else (),
         shown=frozenset() if use is None else model.tokenizer.ids_of(model.tool_format.markers),
     )
     submit = submit_of(answer_id, prompt.token_ids, sampling, work, asked.cache_salt)
-    watches = gateway.moderation.watches(work, len(choices))
-    generation = Generation(model, submit, choices, work.tally, gateway.bodies.hold(record), watches)
-    held = gateway.bodies.hold(record)
+    watches = serving.moderation.watches(work, len(choices))
+    generation = Generation(model, submit, choices, work.tally, serving.hold(record), watches)
+    held = serving.hold(record)
     return ChatRun(
         ChunkHead(
             answer_id,
@@ -185,12 +187,12 @@ async def _start(gateway: Gateway, record: RequestRecord, asked: ChatCompletionR
         ),
         asked,
         prompt.token_ids,
-        generation.pieces(gateway.metrics, record.received),
+        generation.pieces(serving.metrics, record.received),
         [_reader(asked, model, use, prompt, choice) for choice in choices],
         work.tally,
         model,
         held,
-        (lambda answer: keep_completion(gateway, record, asked, answer, held.size // 2)) if asked.store else None,
+        (lambda answer: keep_completion(serving, record, asked, answer, held.size // 2)) if asked.store else None,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvarn.serving.context import Gateway
+from kvarn.serving.context import ServingContext
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.record import RequestRecord
 from kvarn.serving.rendering import render_token_ids
@@ -24,7 +24,7 @@ class ChatPrompt:
 
 
 async def render_chat(
-    gateway: Gateway, record: RequestRecord, asked: ChatCompletionRequest, model: ReadyModel
+    serving: ServingContext, record: RequestRecord, asked: ChatCompletionRequest, model: ReadyModel
 ) -> ChatPrompt:
     """Render and tokenize a chat. A forced call is begun in the prompt, for the model to go on with.
 
@@ -35,7 +35,7 @@ async def render_chat(
     use = asked.tool_use
     opening = model.tool_format.opening(use.certain_name) if use is not None and use.forced else ""
     token_ids = await render_token_ids(
-        gateway.text,
+        serving.text,
         record.principal.organization_id,
         record.body_bytes,
         model,

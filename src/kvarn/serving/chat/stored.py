@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from kvarn.serving.context import Gateway
+from kvarn.serving.context import ServingContext
 from kvarn.serving.record import RequestRecord
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.models import StoredCompletion
@@ -26,7 +26,11 @@ _ASKED = (
 
 
 async def keep_completion(
-    gateway: Gateway, record: RequestRecord, asked: ChatCompletionRequest, answer: ChatCompletion, logprobs_bytes: int
+    serving: ServingContext,
+    record: RequestRecord,
+    asked: ChatCompletionRequest,
+    answer: ChatCompletion,
+    logprobs_bytes: int,
 ) -> list[str]:
     """Store a finished answer. Where the database is away, or the answer has more log-probabilities than a body may
     have bytes, the client gets its answer all the same.
@@ -34,9 +38,9 @@ async def keep_completion(
     Returns:
         Warnings for the client.
     """
-    most = gateway.limits.max_body_bytes
+    most = serving.limits.max_body_bytes
     if logprobs_bytes > most:
-        return [f"The answer could not be stored: its log-probabilities take more than gateway.max_body_bytes, {most}."]
+        return [f"The answer could not be stored: its log-probabilities take more than serving.max_body_bytes, {most}."]
     request = asked.model_dump(include={*_ASKED, "tools"}, exclude_none=True)
     fields = msgspec.structs.asdict(answer).items()
     body = {name: value for name, value in fields if value is not UNSET} | {
@@ -48,7 +52,7 @@ async def keep_completion(
     messages = [message.model_dump(exclude_unset=True) for message in asked.messages]
     try:
         await add_completion(
-            gateway.store, record.principal.owner, body, metadata=asked.metadata or {}, messages=messages
+            serving.store, record.principal.owner, body, metadata=asked.metadata or {}, messages=messages
         )
     except StoreAwayError as error:
         _log.warning("completion %s could not be stored: %s", answer.id, error)

@@ -14,7 +14,7 @@ from msgspec import UNSET
 from kvarn.serving.choice import Piece
 from kvarn.serving.completions.choice import CompletionFields, CompletionReader, Prompt
 from kvarn.serving.completions.prompts import check_token_ids, choices_of, submit_of
-from kvarn.serving.context import Gateway
+from kvarn.serving.context import ServingContext
 from kvarn.serving.fallback import start_on_model
 from kvarn.serving.generation import Generation, interleave
 from kvarn.serving.held_bytes import HeldBytes
@@ -96,36 +96,38 @@ class CompletionRun:
         return TextEvents(chunk)
 
 
-async def start_completion(gateway: Gateway, record: RequestRecord, asked: CompletionRequest) -> CompletionRun:
+async def start_completion(serving: ServingContext, record: RequestRecord, asked: CompletionRequest) -> CompletionRun:
     """Check a completion request, tokenize its prompts, and take it in.
 
     Raises:
         ApiError: It cannot be answered as asked, or not now.
     """
-    return await start_on_model(gateway, record, asked.model, lambda model: _start(gateway, record, asked, model))
+    return await start_on_model(serving, record, asked.model, lambda model: _start(serving, record, asked, model))
 
 
-async def _start(gateway: Gateway, record: RequestRecord, asked: CompletionRequest, model: ReadyModel) -> CompletionRun:
-    checked = await gateway.run(
-        record, lambda: check_sampling(asked, model.tokenizer, gateway.limits, model.sampling_defaults)
+async def _start(
+    serving: ServingContext, record: RequestRecord, asked: CompletionRequest, model: ReadyModel
+) -> CompletionRun:
+    checked = await serving.run(
+        record, lambda: check_sampling(asked, model.tokenizer, serving.limits, model.sampling_defaults)
     )
     given = as_list(asked.prompt)
-    most = gateway.limits.max_prompts
+    most = serving.limits.max_prompts
     if len(given) > most:
         raise invalid_request(f"'prompt' has {len(given)} prompts; this server takes at most {most}.", "prompt")
-    prompts = await gateway.run(record, lambda: [_prompt(each, asked, model) for each in given])
+    prompts = await serving.run(record, lambda: [_prompt(each, asked, model) for each in given])
     samplings = [
         completion_sampling(
             asked,
             checked,
-            gateway.limits,
+            serving.limits,
             prompt_tokens=len(prompt.token_ids),
             context_length=model.card.max_context_length,
             draw_seed=model.draw_seed,
         )
         for prompt in prompts
     ]
-    work = await gateway.begin(
+    work = await serving.begin(
         record,
         model,
         prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts),
@@ -134,8 +136,8 @@ async def _start(gateway: Gateway, record: RequestRecord, asked: CompletionReque
         priority=asked.priority,
     )
     texts = partial(_texts, given, model)
-    gateway.prompts.offer(record.principal, record.request_id, model.name, lambda: {"prompt": texts()})
-    await gateway.moderation.check_input(work, texts, "prompt")
+    serving.prompts.offer(record.principal, record.request_id, model.name, lambda: {"prompt": texts()})
+    await serving.moderation.check_input(work, texts, "prompt")
     fields = CompletionFields(
         echo=bool(asked.echo),
         logprobs=asked.logprobs,
@@ -144,18 +146,18 @@ async def _start(gateway: Gateway, record: RequestRecord, asked: CompletionReque
         skip_special_tokens=asked.skip_special_tokens,
     )
     answer_id = f"cmpl-{uuid.uuid4().hex}"
-    stops = StopStrings(stop_strings(asked, gateway.limits))
+    stops = StopStrings(stop_strings(asked, serving.limits))
     generations: list[Generation] = []
     readers: list[CompletionReader] = []
     for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
         choices = choices_of(asked, sampling, model, stops, number * sampling.n, prompt.token_ids)
         submit = submit_of(f"{answer_id}-{number}", prompt.token_ids, sampling, work, asked.cache_salt)
-        watches = gateway.moderation.watches(work, len(choices))
-        generations.append(Generation(model, submit, choices, work.tally, gateway.bodies.hold(record), watches))
+        watches = serving.moderation.watches(work, len(choices))
+        generations.append(Generation(model, submit, choices, work.tally, serving.hold(record), watches))
         readers += [CompletionReader(prompt, fields, model.tokenizer, model.logprobs) for _ in choices]
-    pieces = interleave([generation.pieces(gateway.metrics, record.received) for generation in generations])
+    pieces = interleave([generation.pieces(serving.metrics, record.received) for generation in generations])
     head = (answer_id, int(time.time()), model.name, model.fingerprint, asked.include_usage)
-    return CompletionRun(*head, pieces, readers, work.tally, gateway.bodies.hold(record))
+    return CompletionRun(*head, pieces, readers, work.tally, serving.hold(record))
 
 
 def _prompt(given: str | list[int], asked: CompletionRequest, model: ReadyModel) -> Prompt:

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Coroutine
 
 from kvarn.replica.api import ReplicaLostError, RequestRefusedError
-from kvarn.serving.context import Gateway
+from kvarn.serving.context import ServingContext
 from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.pipeline import Work
@@ -25,23 +25,23 @@ _BYTES_IN_BASE64 = 16
 
 
 async def start_embedding(
-    gateway: Gateway, record: RequestRecord, asked: EmbeddingRequest
+    serving: ServingContext, record: RequestRecord, asked: EmbeddingRequest
 ) -> tuple[Coroutine[None, None, EmbeddingList], HeldBytes]:
     """Check a request, tokenize its inputs, and take it in; what comes back does the work, and counts its memory.
 
     Raises:
         ApiError: It cannot be answered as asked, or not now.
     """
-    model = gateway.ready_model(record, asked.model, "embed")
+    model = serving.ready_model(record, asked.model, "embed")
     inputs = as_list(asked.input)
-    _check(asked, inputs, model, gateway)
-    batch = await gateway.run(record, lambda: [_token_ids(each, model) for each in inputs])
+    _check(asked, inputs, model, serving)
+    batch = await serving.run(record, lambda: [_token_ids(each, model) for each in inputs])
     for position, token_ids in enumerate(batch):
         _check_length(position, token_ids, model)
     numbers = len(batch) * (model.card.embedding_size or 0)
-    held = gateway.bodies.hold(record, numbers * (_BYTES_IN_BASE64 if asked.encoding_format == "base64" else _BYTES))
-    work = await gateway.begin(record, model, prompt_tokens=sum(len(token_ids) for token_ids in batch))
-    return _embed(gateway, record, asked, batch, model, work), held
+    held = serving.hold(record, numbers * (_BYTES_IN_BASE64 if asked.encoding_format == "base64" else _BYTES))
+    work = await serving.begin(record, model, prompt_tokens=sum(len(token_ids) for token_ids in batch))
+    return _embed(serving, record, asked, batch, model, work), held
 
 
 async def embed_tokens(batch: list[list[int]], model: ReadyModel, work: Work) -> list[bytes]:
@@ -62,7 +62,7 @@ async def embed_tokens(batch: list[list[int]], model: ReadyModel, work: Work) ->
 
 
 async def _embed(
-    gateway: Gateway,
+    serving: ServingContext,
     record: RequestRecord,
     asked: EmbeddingRequest,
     batch: list[list[int]],
@@ -71,7 +71,7 @@ async def _embed(
 ) -> EmbeddingList:
     vectors = await embed_tokens(batch, model, work)
     as_base64 = asked.encoding_format == "base64"
-    encoded = await gateway.run(record, lambda: [_encode(vector, as_base64) for vector in vectors])
+    encoded = await serving.run(record, lambda: [_encode(vector, as_base64) for vector in vectors])
     tokens = work.prompt_tokens
     return EmbeddingList(
         model=model.name,
@@ -80,8 +80,8 @@ async def _embed(
     )
 
 
-def _check(asked: EmbeddingRequest, inputs: list[str | list[int]], model: ReadyModel, gateway: Gateway) -> None:
-    most = gateway.limits.max_embedding_inputs
+def _check(asked: EmbeddingRequest, inputs: list[str | list[int]], model: ReadyModel, serving: ServingContext) -> None:
+    most = serving.limits.max_embedding_inputs
     if len(inputs) > most:
         raise invalid_request(f"'input' has {len(inputs)} items; this server takes at most {most}.", "input")
     size = model.card.embedding_size

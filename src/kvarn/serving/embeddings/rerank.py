@@ -11,7 +11,7 @@ from operator import mul
 
 from msgspec import UNSET
 
-from kvarn.serving.context import Gateway
+from kvarn.serving.context import ServingContext
 from kvarn.serving.embeddings.operation import embed_tokens
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.pipeline import Work
@@ -34,12 +34,12 @@ Vector = tuple[float, ...]
 
 
 async def start_rerank(
-    gateway: Gateway, record: RequestRecord, asked: RerankRequest, *, show_documents: bool
+    serving: ServingContext, record: RequestRecord, asked: RerankRequest, *, show_documents: bool
 ) -> Coroutine[None, None, RerankAnswer]:
     """Check a request, tokenize its texts, and take it in; what comes back does the work.
 
     Args:
-        gateway: The gateway.
+        serving: The gateway.
         record: The request.
         asked: Its body.
         show_documents: Whether texts are sent back where the request does not say.
@@ -47,17 +47,17 @@ async def start_rerank(
     Raises:
         ApiError: It cannot be answered as asked, or not now.
     """
-    model = gateway.ready_model(record, asked.model, "embed")
+    model = serving.ready_model(record, asked.model, "embed")
     texts = asked.texts
-    _check_count(gateway, len(texts), "documents")
+    _check_count(serving, len(texts), "documents")
     named = [("query", asked.query), *((f"documents[{i}]", text) for i, text in enumerate(texts))]
-    batch = await gateway.run(record, lambda: _tokenize(model, named, asked.max_tokens_per_doc))
-    work = await gateway.begin(record, model, prompt_tokens=sum(map(len, batch)))
+    batch = await serving.run(record, lambda: _tokenize(model, named, asked.max_tokens_per_doc))
+    work = await serving.begin(record, model, prompt_tokens=sum(map(len, batch)))
     show = show_documents if asked.return_documents is None else asked.return_documents
 
     async def run() -> RerankAnswer:
         query, *documents = await _embed(batch, model, work)
-        scores = await gateway.run(record, lambda: [cosine(query, each) for each in documents])
+        scores = await serving.run(record, lambda: [cosine(query, each) for each in documents])
         ranked = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: asked.top_n]
         return RerankAnswer(
             id=f"rerank-{uuid.uuid4().hex}",
@@ -74,24 +74,24 @@ async def start_rerank(
 
 
 async def start_score(
-    gateway: Gateway, record: RequestRecord, asked: ScoreRequest
+    serving: ServingContext, record: RequestRecord, asked: ScoreRequest
 ) -> Coroutine[None, None, ScoreAnswer]:
     """As `start_rerank`, for pairs of texts. Raises as it does."""
-    model = gateway.ready_model(record, asked.model, "embed")
+    model = serving.ready_model(record, asked.model, "embed")
     left, right = asked.left, asked.right
-    _check_count(gateway, len(left), "text_1")
-    _check_count(gateway, len(right), "text_2")
+    _check_count(serving, len(left), "text_1")
+    _check_count(serving, len(right), "text_2")
     named = [(f"text_1[{i}]", text) for i, text in enumerate(left)]
     named += [(f"text_2[{i}]", text) for i, text in enumerate(right)]
-    batch = await gateway.run(record, lambda: _tokenize(model, named))
-    work = await gateway.begin(record, model, prompt_tokens=sum(map(len, batch)))
+    batch = await serving.run(record, lambda: _tokenize(model, named))
+    work = await serving.begin(record, model, prompt_tokens=sum(map(len, batch)))
 
     async def run() -> ScoreAnswer:
         vectors = await _embed(batch, model, work)
         firsts, seconds = vectors[: len(left)], vectors[len(left) :]
         if len(firsts) == 1:
             firsts = firsts * len(seconds)
-        scores = await gateway.run(record, lambda: [cosine(*pair) for pair in zip(firsts, seconds, strict=True)])
+        scores = await serving.run(record, lambda: [cosine(*pair) for pair in zip(firsts, seconds, strict=True)])
         return ScoreAnswer(
             id=f"score-{uuid.uuid4().hex}",
             created=int(time.time()),
@@ -113,8 +113,8 @@ async def _embed(batch: list[list[int]], model: ReadyModel, work: Work) -> list[
     return [struct.unpack(f"<{len(vector) // 4}f", vector) for vector in await embed_tokens(batch, model, work)]
 
 
-def _check_count(gateway: Gateway, count: int, param: str) -> None:
-    most = gateway.limits.max_embedding_inputs
+def _check_count(serving: ServingContext, count: int, param: str) -> None:
+    most = serving.limits.max_embedding_inputs
     if count > most:
         raise invalid_request(f"{param!r} has {count} texts; this server takes at most {most}.", param)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kvarn.serving.chat.operation import ChatRun, start_chat
 from kvarn.serving.chat.prompt import render_chat
-from kvarn.serving.context import Gateway
+from kvarn.serving.context import ServingContext
 from kvarn.serving.errors import to_api_error
 from kvarn.serving.messages.request import chat_request, in_their_words
 from kvarn.serving.messages.writer import MessageWriter
@@ -61,7 +61,7 @@ class MessageRun:
         return b"event: error\ndata: " + encode_json(error_body(told, self.request_id)) + b"\n\n"
 
 
-async def start_message(gateway: Gateway, record: RequestRecord, asked: MessagesRequest) -> MessageRun:
+async def start_message(serving: ServingContext, record: RequestRecord, asked: MessagesRequest) -> MessageRun:
     """Check a request and take it in. `max_tokens`, which clients must give without knowing the model, is lowered to
     what the context has left.
 
@@ -72,23 +72,23 @@ async def start_message(gateway: Gateway, record: RequestRecord, asked: Messages
     chat = chat_request(asked)
     try:
         try:
-            run = await start_chat(gateway, record, chat)
+            run = await start_chat(serving, record, chat)
         except ContextLengthError as error:
             if error.prompt_tokens >= error.limit:
                 raise
             room = error.limit - error.prompt_tokens
             record.warnings.append(f"lowered 'max_tokens' to {room}, the context's rest")
-            run = await start_chat(gateway, record, chat.model_copy(update={"max_tokens": room}))
+            run = await start_chat(serving, record, chat.model_copy(update={"max_tokens": room}))
     except ApiError as error:
         raise in_their_words(error) from None
     return MessageRun(run, record.request_id, MessageWriter(new_id("msg_"), run.head.model, run.tally))
 
 
-async def count_tokens(gateway: Gateway, record: RequestRecord, asked: CountTokensRequest) -> TokenCount:
+async def count_tokens(serving: ServingContext, record: RequestRecord, asked: CountTokensRequest) -> TokenCount:
     """How many tokens the prompt of a request would have. Raises as `start_message` does."""
-    model = gateway.ready_model(record, asked.model, "generate")
+    model = serving.ready_model(record, asked.model, "generate")
     chat = chat_request(asked)
-    prompt = await render_chat(gateway, record, chat, model)
+    prompt = await render_chat(serving, record, chat, model)
     return TokenCount(input_tokens=len(prompt.token_ids))
 
 

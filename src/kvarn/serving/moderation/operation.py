@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 
 from kvarn.safety.verdict import Verdict
-from kvarn.serving.context import Gateway
+from kvarn.serving.context import ServingContext
 from kvarn.serving.moderation.checks import ALIASES
 from kvarn.serving.pipeline import Work
 from kvarn.serving.record import RequestRecord
@@ -34,33 +34,33 @@ class BuiltInModel:
 
 
 async def start_moderation(
-    gateway: Gateway, record: RequestRecord, asked: ModerationRequest
+    serving: ServingContext, record: RequestRecord, asked: ModerationRequest
 ) -> Coroutine[None, None, ModerationList]:
     """Check a request and take it in; what comes back does the work.
 
     Raises:
         ApiError: It cannot be answered as asked, or not now.
     """
-    name = gateway.moderation.moderator.name
+    name = serving.moderation.moderator.name
     if asked.model is not None and asked.model not in ALIASES and asked.model != name:
         raise model_not_found(asked.model[:200], [name, *sorted(ALIASES)])
-    most = gateway.limits.max_embedding_inputs
+    most = serving.limits.max_embedding_inputs
     if len(asked.input) > most:
         raise invalid_request(f"'input' has {len(asked.input)} items; this server takes at most {most}.", "input")
     record.model = name
     size = sum(len(text.encode()) for text in asked.input)
     tokens = max(len(asked.input), -(-size // _BYTES_PER_TOKEN))
-    work = await gateway.begin(record, BuiltInModel(name), prompt_tokens=tokens)
-    return _moderate(gateway, asked.input, work)
+    work = await serving.begin(record, BuiltInModel(name), prompt_tokens=tokens)
+    return _moderate(serving, asked.input, work)
 
 
-async def _moderate(gateway: Gateway, texts: list[str], work: Work) -> ModerationList:
+async def _moderate(serving: ServingContext, texts: list[str], work: Work) -> ModerationList:
     tally = work.tally
     tally.pending += 1
     results = []
     try:
         for text in texts:
-            results.append(_result(await gateway.moderation.judge(text, work)))
+            results.append(_result(await serving.moderation.judge(text, work)))
             await asyncio.sleep(0)  # a thousand short texts shall not keep the others waiting
     except ApiError:
         tally.failed = True

@@ -21,7 +21,7 @@ from kvarn.gateway.routes.organization.objects import (
     limit_changes,
     rate_limit_object,
 )
-from kvarn.serving.context import Gateway
+from kvarn.gateway.state import Gateway
 from kvarn.store.errors import NotFoundError
 from kvarn.store.owner import LimitRule
 from kvarn.store.repositories import rate_limits
