@@ -24,10 +24,10 @@ FULL = EngineStats(step_times=TIMES, step_s=0.01, running=300, decode_rows=300)
 class Door:
     """A room of a served model, and requests before it."""
 
-    def __init__(self, gateway_server: Any) -> None:
-        self.engine = gateway_server.chat
-        config = gateway_server.config.model_copy(update={"admission": AdmissionConfig(load_shedding=True)})
-        self.room = WaitingRoom(config, gateway_server.served["tiny"], AdmissionMetrics())
+    def __init__(self, server: Any) -> None:
+        self.engine = server.chat
+        config = server.config.model_copy(update={"admission": AdmissionConfig(load_shedding=True)})
+        self.room = WaitingRoom(config, server.served["tiny"], AdmissionMetrics())
         self.queue = self.room._controller.queue
 
     def ask(self, client_left: Callable[[], Awaitable[None]] | None = None) -> asyncio.Task[Any]:
@@ -56,9 +56,9 @@ class Door:
 
 
 @pytest.fixture
-def door(gateway_server: Any) -> Door:
-    gateway_server.chat.stats = FULL
-    return Door(gateway_server)
+def door(server: Any) -> Door:
+    server.chat.stats = FULL
+    return Door(server)
 
 
 @pytest.mark.parametrize("cancelled_first", [False, True])

@@ -40,10 +40,10 @@ def safety() -> SafetyConfig:
 def mill(serve: Any, database_url: str, second: FakeReplica, safety: SafetyConfig, wait_for: WaitFor) -> Iterator[Any]:
     """A gateway of its own on each database, with two chat models; one may answer for the other."""
 
-    def prepare(gateway_server: Any) -> None:
+    def prepare(server: Any) -> None:
         model = ModelConfig(name="second", path="second")
-        tiny, *others = gateway_server.config.models
-        tiny = gateway_server.served["tiny"].config = tiny.model_copy(update={"fallback": "second"})
+        tiny, *others = server.config.models
+        tiny = server.served["tiny"].config = tiny.model_copy(update={"fallback": "second"})
         changes = {
             "models": [tiny, *others, model],
             "admission": AdmissionConfig(load_shedding=True, max_queue_s=1.0),
@@ -51,13 +51,13 @@ def mill(serve: Any, database_url: str, second: FakeReplica, safety: SafetyConfi
             "store": StoreConfig(url=database_url),
             "batches": BatchesConfig(poll_s=0.05, max_in_flight=8),
         }
-        gateway_server.config = gateway_server.config.model_copy(update=changes)
-        gateway_server.served["second"] = ServedModel("second", model, second, gateway_server.served["tiny"].directory)
+        server.config = server.config.model_copy(update=changes)
+        server.served["second"] = ServedModel("second", model, second, server.served["tiny"].directory)
 
-    with serve(prepare) as gateway_server:
-        with gateway_server.client() as client:
+    with serve(prepare) as server:
+        with server.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        yield gateway_server
+        yield server
 
 
 def completed(client: httpx.Client, batch: dict[str, Any]) -> int:

@@ -25,17 +25,17 @@ def with_places(serve: Any, database_url: str, wait_for: WaitFor) -> Open:
 
     @contextmanager
     def make(places: int) -> Iterator[Any]:
-        def prepare(gateway_server: Any) -> None:
+        def prepare(server: Any) -> None:
             changes = {
                 "store": StoreConfig(url=database_url),
                 "batches": BatchesConfig(poll_s=0.05, max_in_flight=8, max_running=places),
                 "metering": MeteringConfig(budget_refresh_s=0.02),
             }
-            gateway_server.config = gateway_server.config.model_copy(update=changes)
+            server.config = server.config.model_copy(update=changes)
 
-        with serve(prepare) as gateway_server, gateway_server.client() as client:
+        with serve(prepare) as server, server.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-            yield gateway_server
+            yield server
 
     return make
 
@@ -49,34 +49,34 @@ def await_start(client: httpx.Client, batch: dict[str, Any], wait_for: WaitFor) 
 
 
 def test_one_organisations_batches_do_not_keep_anothers_out(with_places: Open, wait_for: WaitFor) -> None:
-    with with_places(2) as gateway_server:
-        gateway_server.chat.step_s = 0.05
-        gateway_server.chat.answer = lambda request, index: answer_text("a long answer")
-        with gateway_server.add_tenant("red") as red, gateway_server.add_tenant("blue") as blue:
+    with with_places(2) as server:
+        server.chat.step_s = 0.05
+        server.chat.answer = lambda request, index: answer_text("a long answer")
+        with server.add_tenant("red") as red, server.add_tenant("blue") as blue:
             hers = [send(red, [chat_line(i) for i in range(60)]) for _ in range(3)]
-            wait_for(lambda: len(gateway_server.chat.running) >= 4, "her lines to run")
+            wait_for(lambda: len(server.chat.running) >= 4, "her lines to run")
             await_end(blue, send(blue, [chat_line(0)]), wait_for)
             left = [red.get(f"/v1/batches/{batch['id']}").json()["request_counts"] for batch in hers]
             assert sum(counts["completed"] for counts in left) < 120, "it did not wait until one of hers was over"
-            gateway_server.chat.step_s = 0.0
+            server.chat.step_s = 0.0
             for batch in hers:
                 await_end(red, batch, wait_for)
                 assert len(outputs(red, batch)) == 60
-            assert len(gateway_server.chat.submitted) == 181, "no line was run twice"
+            assert len(server.chat.submitted) == 181, "no line was run twice"
 
 
 def test_batches_that_only_wait_for_a_model_give_way_at_once(
     with_places: Open, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvarn.batches.lane.PARK_S", 1000.0)  # they do not go of themselves
-    with with_places(2) as gateway_server:
-        gateway_server.chat.stats = BUSY
-        with gateway_server.add_tenant("red") as red, gateway_server.add_tenant("blue") as blue:
+    with with_places(2) as server:
+        server.chat.stats = BUSY
+        with server.add_tenant("red") as red, server.add_tenant("blue") as blue:
             hers = [send(red, [chat_line(i) for i in range(5)]) for _ in range(2)]
             for batch in hers:
                 await_start(red, batch, wait_for)
             await_end(blue, send(blue, [embedding()], EMBED), wait_for)
-            assert gateway_server.chat.submitted == []
+            assert server.chat.submitted == []
 
 
 def test_a_batch_whose_model_has_no_room_holds_no_place(
@@ -84,16 +84,16 @@ def test_a_batch_whose_model_has_no_room_holds_no_place(
 ) -> None:
     for module in ("lane", "lines", "pacing"):
         monkeypatch.setattr(f"kvarn.batches.{module}.PARK_S", 1.0)
-    with with_places(1) as gateway_server:
-        gateway_server.chat.stats = BUSY
-        with gateway_server.add_tenant("red") as red, gateway_server.add_tenant("blue") as blue:
+    with with_places(1) as server:
+        server.chat.stats = BUSY
+        with server.add_tenant("red") as red, server.add_tenant("blue") as blue:
             hers = send(red, [chat_line(i) for i in range(5)])
             await_start(red, hers, wait_for)
             others = [(blue, send(blue, [embedding()], EMBED)), (red, send(red, [embedding()], EMBED))]
             for client, batch in others:
                 await_end(client, batch, wait_for)
-            assert gateway_server.chat.submitted == []
-            gateway_server.chat.stats = EngineStats()
+            assert server.chat.submitted == []
+            server.chat.stats = EngineStats()
             await_end(red, hers, wait_for)
             assert hers["request_counts"] == {"total": 5, "completed": 5, "failed": 0}
 
@@ -108,7 +108,7 @@ def test_a_batch_that_is_refused_again_after_a_rest_rests_longer(
     def pauses() -> list[float]:
         return [record.args[1] for record in caplog.records if "a line was refused" in record.msg]  # type: ignore[index, misc]
 
-    with with_places(1) as gateway_server, gateway_server.add_tenant("red") as red:
+    with with_places(1) as server, server.add_tenant("red") as red:
         budget = {"unit": "tokens", "period": "month", "hard_limit": 1}
         assert red.post("/v1/organization/budgets", json=budget).status_code == 200
         asked = chat_line(0)["body"]

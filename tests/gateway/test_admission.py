@@ -43,31 +43,29 @@ def max_queue() -> int:
 
 @pytest.fixture
 def door(serve: Serve, max_queue: int, wait_for: Callable[..., None]) -> Any:
-    """A gateway_server of one's own: what its waiting rooms learn stays there."""
+    """A server of one's own: what its waiting rooms learn stays there."""
 
-    def prepare(gateway_server: Any) -> None:
-        small = gateway_server.config.models[0].model_copy(update={"name": "small"})
+    def prepare(server: Any) -> None:
+        small = server.config.models[0].model_copy(update={"name": "small"})
         admission = AdmissionConfig(load_shedding=True, max_queue=max_queue)
         models = (
-            gateway_server.config.models[0].model_copy(update={"fallback": "small"}),
-            gateway_server.config.models[1],
+            server.config.models[0].model_copy(update={"fallback": "small"}),
+            server.config.models[1],
             small,
         )
-        gateway_server.config = gateway_server.config.model_copy(
+        server.config = server.config.model_copy(
             update={"models": models, "admission": admission, "slo": SloConfig(ttft_target_s=8.0)}
         )
-        gateway_server.served["tiny"].config = models[0]
-        gateway_server.small = FakeReplica(GENERATE_CARD)
-        gateway_server.small.stats = SWAMPED
-        gateway_server.small.answer = lambda request, index: answer_text("from the small one")
-        gateway_server.served["small"] = ServedModel(
-            "small", small, gateway_server.small, gateway_server.served["tiny"].directory
-        )
+        server.served["tiny"].config = models[0]
+        server.small = FakeReplica(GENERATE_CARD)
+        server.small.stats = SWAMPED
+        server.small.answer = lambda request, index: answer_text("from the small one")
+        server.served["small"] = ServedModel("small", small, server.small, server.served["tiny"].directory)
 
-    with serve(prepare) as gateway_server, gateway_server.client() as client:
+    with serve(prepare) as server, server.client() as client:
         wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        gateway_server.http = client
-        yield gateway_server
+        server.http = client
+        yield server
 
 
 def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:
@@ -206,22 +204,18 @@ def test_no_other_model_answers_where_as_many_wait_as_may(door: Any, wait_for: A
 
 
 def test_the_server_stops_while_requests_wait(serve: Serve, wait_for: Any) -> None:
-    def prepare(gateway_server: Any) -> None:
-        gateway_server.config = gateway_server.config.model_copy(
-            update={"admission": AdmissionConfig(load_shedding=True)}
-        )
+    def prepare(server: Any) -> None:
+        server.config = server.config.model_copy(update={"admission": AdmissionConfig(load_shedding=True)})
 
-    with serve(prepare, drain_timeout_s=0.1) as gateway_server:
-        with gateway_server.client() as client:
+    with serve(prepare, drain_timeout_s=0.1) as server:
+        with server.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        gateway_server.chat.stats = FULL
-        answer = in_thread(lambda: httpx.post(gateway_server.url + CHAT, json=body(), timeout=20))
-        with gateway_server.client() as client:
-            gateway_server.http = client
+        server.chat.stats = FULL
+        answer = in_thread(lambda: httpx.post(server.url + CHAT, json=body(), timeout=20))
+        with server.client() as client:
+            server.http = client
             length = {"model": "tiny", "tier": "interactive"}
-            wait_for(
-                lambda: metric(gateway_server, "kvarn_admission_queue_length", **length) == 1, "the request to wait"
-            )
+            wait_for(lambda: metric(server, "kvarn_admission_queue_length", **length) == 1, "the request to wait")
     assert answer().status_code == 503 and answer().json()["error"]["code"] == "draining"
 
 

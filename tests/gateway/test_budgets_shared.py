@@ -45,43 +45,43 @@ def gateways(
         def make(**limits: Any) -> list[Any]:
             redis_url = f"redis://127.0.0.1:{own_redis.port}/0"
 
-            def prepare(gateway_server: Any) -> None:
+            def prepare(server: Any) -> None:
                 changes = {
                     "store": StoreConfig(url=database_url, timeout_s=30),
                     "limits": LimitsConfig(**{"redis_url": redis_url, "timeout_s": 20.0, **limits}),
                     "metering": MeteringConfig(budget_refresh_s=0.1),
-                    "data_dir": str(tmp_path / f"data-{id(gateway_server)}"),
+                    "data_dir": str(tmp_path / f"data-{id(server)}"),
                 }
-                gateway_server.config = gateway_server.config.model_copy(update=changes)
-                gateway_server.chat.answer = _answer
+                server.config = server.config.model_copy(update=changes)
+                server.chat.answer = _answer
 
             houses = [open_houses.enter_context(serve(prepare)) for _ in range(2)]
-            for gateway_server in houses:
-                with gateway_server.client() as client:
+            for server in houses:
+                with server.client() as client:
                     wait_for(lambda client=client: client.get("/ready").status_code == 200, "the gateway to be ready")
             with houses[0].add_tenant("shared", key_id="key_1") as admin:
                 budget = {"unit": "tokens", "period": "total", "hard_limit": LIMIT}
                 admin.post("/v1/organization/budgets", json=budget).raise_for_status()
             houses[1].authenticator.principals["shared"] = houses[0].authenticator.principals["shared"]
-            for gateway_server in houses:
-                wait_for(lambda gateway_server=gateway_server: knows_budgets(gateway_server), "the budget to be known")
+            for server in houses:
+                wait_for(lambda server=server: knows_budgets(server), "the budget to be known")
             return houses
 
         make.stop = open_houses.close  # type: ignore[attr-defined]
         yield make
 
 
-def knows_budgets(gateway_server: Any) -> bool:
-    return bool(metering_of(gateway_server).budgets.all_standings(time.time()))
+def knows_budgets(server: Any) -> bool:
+    return bool(metering_of(server).budgets.all_standings(time.time()))
 
 
-def metering_of(gateway_server: Any) -> Metering:
-    (stage,) = [stage for stage in gateway_server.gateway.pipeline._stages if isinstance(stage, BudgetStage)]
+def metering_of(server: Any) -> Metering:
+    (stage,) = [stage for stage in server.gateway.pipeline._stages if isinstance(stage, BudgetStage)]
     return stage._metering
 
 
-def _ask_once(gateway_server: Any, max_tokens: int, choices: int = 1) -> httpx.Response:
-    with httpx.Client(base_url=gateway_server.url, timeout=20, headers={"authorization": "Bearer shared"}) as client:
+def _ask_once(server: Any, max_tokens: int, choices: int = 1) -> httpx.Response:
+    with httpx.Client(base_url=server.url, timeout=20, headers={"authorization": "Bearer shared"}) as client:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": max_tokens, "n": choices}
         return client.post(CHAT, json=body)
 
@@ -127,8 +127,8 @@ def test_two_hundred_clients_of_two_gateways_never_spend_more_than_the_budget(ga
     wait_for(lambda: _spent(houses[1]) == total, "the ledger to have it all")
 
 
-def _spent(gateway_server: Any) -> int:
-    with httpx.Client(base_url=gateway_server.url, timeout=20, headers={"authorization": "Bearer shared"}) as client:
+def _spent(server: Any) -> int:
+    with httpx.Client(base_url=server.url, timeout=20, headers={"authorization": "Bearer shared"}) as client:
         (budget,) = client.get("/v1/organization/budgets").json()["data"]
     return int(budget["spent"])
 
@@ -145,15 +145,15 @@ def test_a_request_that_may_come_to_more_than_is_left_is_told_how_much_that_is(g
 def test_a_redis_that_is_away_closes_budgets_where_the_configuration_says_so(gateways: Any, own_redis: Any) -> None:
     houses = gateways(when_away="closed", timeout_s=2.0)
     own_redis.kill()
-    for gateway_server in houses:
-        refused = _ask_once(gateway_server, 6)
+    for server in houses:
+        refused = _ask_once(server, 6)
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "budgets_unavailable"
 
 
 def test_a_gateway_that_is_stopped_leaves_nothing_held(gateways: Any, own_redis: Any) -> None:
     houses = gateways()
-    for gateway_server in houses:
-        metering_of(gateway_server)._budgets_read = float("inf")  # not read again while it runs
+    for server in houses:
+        metering_of(server)._budgets_read = float("inf")  # not read again while it runs
     assert _ask_once(houses[0], 6).status_code == 200
     with redis.Redis(port=own_redis.port) as client:
         (held,) = client.keys("kvarn:budgets:{*}:*:leases")

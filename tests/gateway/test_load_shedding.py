@@ -29,17 +29,17 @@ def body(text: str = "x") -> dict[str, Any]:
 
 @pytest.fixture
 def shedding(serve: Callable[..., AbstractContextManager[Any]], wait_for: Any) -> Iterator[Any]:
-    def prepare(gateway_server: Any) -> None:
-        tiny, *others = gateway_server.config.models
-        tiny = gateway_server.served["tiny"].config = tiny.model_copy(update={"aliases": ("small",)})
+    def prepare(server: Any) -> None:
+        tiny, *others = server.config.models
+        tiny = server.served["tiny"].config = tiny.model_copy(update={"aliases": ("small",)})
         changes = {"admission": AdmissionConfig(load_shedding=True), "slo": SloConfig(ttft_target_s=1.0)}
         changes |= {"models": (tiny, *others)}
-        gateway_server.config = gateway_server.config.model_copy(update=changes)
+        server.config = server.config.model_copy(update=changes)
 
-    with serve(prepare) as gateway_server, gateway_server.client() as client:
+    with serve(prepare) as server, server.client() as client:
         wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        gateway_server.http = client
-        yield gateway_server
+        server.http = client
+        yield server
 
 
 def test_time_counts_from_the_last_byte_of_the_body(shedding: Any) -> None:

@@ -47,8 +47,8 @@ IGNORE_THE_QUERY = {
 
 
 @pytest.fixture(scope="module")
-def document(shared_gateway_server: Any) -> dict[str, Any]:
-    with shared_gateway_server.client() as client:
+def document(shared_server: Any) -> dict[str, Any]:
+    with shared_server.client() as client:
         made: dict[str, Any] = client.get("/openapi.json").json()
     return made
 

@@ -25,24 +25,24 @@ CHAT_HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hej"}]}
 def small(serve: Any, database_url: str, wait_for: Any) -> Iterator[Any]:
     """A gateway on each database whose organisations may store 2 MiB each."""
 
-    def prepare(gateway_server: Any) -> None:
+    def prepare(server: Any) -> None:
         changes = {
             "store": StoreConfig(url=database_url),
             "retention": RetentionConfig(max_stored_bytes=MOST),
             "batches": BatchesConfig(poll_s=0.05),
         }
-        gateway_server.config = gateway_server.config.model_copy(update=changes)
+        server.config = server.config.model_copy(update=changes)
 
-    with serve(prepare) as gateway_server:
-        with gateway_server.client() as client:
+    with serve(prepare) as server:
+        with server.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        yield gateway_server
+        yield server
 
 
-def fill(gateway_server: Any, client: httpx.Client, spare: int = 0) -> str:
+def fill(server: Any, client: httpx.Client, spare: int = 0) -> str:
     """Store files until but `spare` bytes are left; the id of the last."""
-    organization_id = gateway_server.authenticator.principals["red"].organization_id
-    left = MOST - gateway_server.do(account(gateway_server.gateway.store, organization_id)) - 1024 - spare
+    organization_id = server.authenticator.principals["red"].organization_id
+    left = MOST - server.do(account(server.gateway.store, organization_id)) - 1024 - spare
     form = {"data": {"purpose": "user_data"}, "files": {"file": ("a.bin", b"x" * left)}}
     answer = client.post("/v1/files", **form)
     assert answer.status_code == 200, answer.text

@@ -16,15 +16,15 @@ from kvarn.identity.bootstrap import FILE
 class Door:
     """A gateway that asks for keys, and its first administrator."""
 
-    def __init__(self, gateway_server: Any, admin_key: str) -> None:
-        self.gateway_server = gateway_server
+    def __init__(self, server: Any, admin_key: str) -> None:
+        self.server = server
         self.admin_key = admin_key
         self._clients: list[httpx.Client] = []
 
     def client(self, key: str | None) -> httpx.Client:
         """Somebody who presents this key."""
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        made = httpx.Client(base_url=self.gateway_server.url, timeout=20, headers=headers)
+        made = httpx.Client(base_url=self.server.url, timeout=20, headers=headers)
         self._clients.append(made)
         return made
 
@@ -46,15 +46,15 @@ def open_door(serve: Callable[..., Any], tmp_path) -> Callable[..., AbstractCont
             "data_dir": str(data),
         }
 
-        def prepare(gateway_server: Any) -> None:
-            gateway_server.config = gateway_server.config.model_copy(update=changes)
-            gateway_server.authenticator = None
+        def prepare(server: Any) -> None:
+            server.config = server.config.model_copy(update=changes)
+            server.authenticator = None
 
-        with serve(prepare) as gateway_server, httpx.Client(base_url=gateway_server.url) as probe:
+        with serve(prepare) as server, httpx.Client(base_url=server.url) as probe:
             while probe.get("/ready").status_code != 200:
                 pass
             file = data / FILE
-            door = Door(gateway_server, file.read_text().strip() if file.exists() else "")
+            door = Door(server, file.read_text().strip() if file.exists() else "")
             yield door
             door.close()
 

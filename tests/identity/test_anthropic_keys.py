@@ -11,15 +11,15 @@ ASK: dict[str, Any] = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "
 
 
 def test_anthropics_client_brings_its_key_in_its_own_header(door: Any) -> None:
-    with anthropic.Anthropic(base_url=door.gateway_server.url, api_key=door.admin_key, max_retries=0) as claude:
+    with anthropic.Anthropic(base_url=door.server.url, api_key=door.admin_key, max_retries=0) as claude:
         assert claude.messages.create(**ASK).content
-    with anthropic.Anthropic(base_url=door.gateway_server.url, auth_token=door.admin_key, max_retries=0) as claude:
+    with anthropic.Anthropic(base_url=door.server.url, auth_token=door.admin_key, max_retries=0) as claude:
         assert claude.messages.create(**ASK).content
 
 
 def test_a_wrong_key_is_told_in_its_words(door: Any) -> None:
     with (
-        anthropic.Anthropic(base_url=door.gateway_server.url, api_key="kv-wrong", max_retries=0) as claude,
+        anthropic.Anthropic(base_url=door.server.url, api_key="kv-wrong", max_retries=0) as claude,
         pytest.raises(anthropic.AuthenticationError) as refused,
     ):
         claude.messages.create(**ASK)

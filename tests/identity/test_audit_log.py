@@ -26,10 +26,10 @@ def administrator(door, root: httpx.Client, organization_id: str, email: str) ->
 
     async def make():
         asked = KeyRequest(name="theirs", role=Role.ADMIN, user_id=user)
-        async with acting(door.gateway_server.gateway.store, Actor("test")) as act:
+        async with acting(door.server.gateway.store, Actor("test")) as act:
             return await add_key(act, organization_id, project, asked)
 
-    key, value = door.gateway_server.do(make())
+    key, value = door.server.do(make())
     return user, key.id, door.client(value)
 
 
@@ -81,10 +81,10 @@ def test_the_command_line_is_the_platforms_too(door) -> None:
     organization_id, first = tenant(door)
 
     async def change() -> None:
-        async with acting(door.gateway_server.gateway.store, actor()) as act:
+        async with acting(door.server.gateway.store, actor()) as act:
             await change_organization(act, organization_id, {"weight": 2.0})
 
-    door.gateway_server.do(change())
+    door.server.do(change())
     wanted = {"event_types[]": "organization.updated"}
     assert log(first, **wanted)[0]["actor"]["name"] == "platform administrator"
     assert log(door.client(door.admin_key), **wanted)[0]["actor"]["name"].startswith("command line (")

@@ -22,13 +22,13 @@ def make_key(door, **asked):
     """A tenant with one key; organisation, key id, value."""
 
     async def make():
-        store = door.gateway_server.gateway.store
+        store = door.server.gateway.store
         tenant = await create_organization(store, "tenant")
         async with acting(store, ACTOR) as act:
             key, value = await add_key(act, tenant.organization_id, tenant.project_id, KeyRequest(name="k", **asked))
         return tenant, key.id, value
 
-    return door.gateway_server.do(make())
+    return door.server.do(make())
 
 
 def test_without_a_valid_key_nobody_gets_in_and_all_hear_the_same(door) -> None:
@@ -53,16 +53,16 @@ def test_paths_of_probes_need_no_key(door) -> None:
 
 def test_the_official_clients_work_with_a_key(door) -> None:
     _, _, value = make_key(door)
-    with openai.OpenAI(base_url=f"{door.gateway_server.url}/v1", api_key=value, max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{door.server.url}/v1", api_key=value, max_retries=0) as client:
         assert client.chat.completions.create(**ASK).choices[0].message.content
-    stranger = openai.OpenAI(base_url=f"{door.gateway_server.url}/v1", api_key="wrong", max_retries=0)
+    stranger = openai.OpenAI(base_url=f"{door.server.url}/v1", api_key="wrong", max_retries=0)
     with stranger, pytest.raises(openai.AuthenticationError, match="Incorrect API key"):
         stranger.models.list()
 
 
 def test_a_key_is_read_from_anthropics_header_too(door) -> None:
     _, _, value = make_key(door)
-    with httpx.Client(base_url=door.gateway_server.url) as client:
+    with httpx.Client(base_url=door.server.url) as client:
         assert client.get("/v1/models", headers={"x-api-key": value}).status_code == 200
         assert client.get("/v1/models", headers={"x-api-key": "wrong"}).status_code == 401
         both = {"x-api-key": value, "authorization": "Bearer none"}
@@ -76,7 +76,7 @@ def test_what_a_request_does_is_done_under_its_tenants_salt(door) -> None:
     other, _, other_value = make_key(door)
     for key in (value, other_value):
         assert door.client(key).post("/v1/chat/completions", json=ASK).status_code == 200
-    submitted = door.gateway_server.chat.submitted[-2:]
+    submitted = door.server.chat.submitted[-2:]
     assert [each.tenant for each in submitted] == [tenant.organization_id, other.organization_id]
     assert [each.cache_salt.partition("/")[0] for each in submitted] == [tenant.cache_salt, other.cache_salt]
 
@@ -91,10 +91,10 @@ def test_a_key_revoked_at_one_gateway_is_refused_by_another_within_refresh_s(ope
             assert client.get("/v1/models").status_code == 200
 
             async def revoke() -> None:
-                async with acting(first.gateway_server.gateway.store, ACTOR) as act:
+                async with acting(first.server.gateway.store, ACTOR) as act:
                     await revoke_key(act, tenant.organization_id, key_id)
 
-            first.gateway_server.do(revoke())
+            first.server.do(revoke())
             time.sleep(0.21)
             assert client.get("/v1/models").status_code == 401
 
@@ -127,9 +127,9 @@ def test_an_open_server_honours_a_key_that_exists_and_takes_all_others_as_anybod
         tenant, _, value = make_key(door)
         for key in (value, new_key().value, "none", None):
             assert door.client(key).post("/v1/chat/completions", json=ASK).status_code == 200
-        tenants = [each.tenant for each in door.gateway_server.chat.submitted]
+        tenants = [each.tenant for each in door.server.chat.submitted]
         assert tenants == [tenant.organization_id, "org-default", "org-default", "org-default"]
-        assert all(len(each.cache_salt) > 30 for each in door.gateway_server.chat.submitted)
+        assert all(len(each.cache_salt) > 30 for each in door.server.chat.submitted)
         assert door.admin_key, "a new database has its first key even there"
 
 
@@ -140,10 +140,10 @@ def test_when_a_key_was_last_used_is_written_at_the_end(open_door, database_url)
     with open_door(database_url) as door:
 
         async def read():
-            async with door.gateway_server.gateway.store.reading() as session:
+            async with door.server.gateway.store.reading() as session:
                 return await get_key(session, tenant.organization_id, key_id)
 
-        assert abs(door.gateway_server.do(read()).last_used_at - time.time()) < 60
+        assert abs(door.server.do(read()).last_used_at - time.time()) < 60
 
 
 def test_the_first_key_is_an_administrators(door) -> None:
@@ -151,10 +151,10 @@ def test_the_first_key_is_an_administrators(door) -> None:
     from kvarn.store.repositories.principals import find_grant
 
     async def read():
-        async with door.gateway_server.gateway.store.reading() as session:
+        async with door.server.gateway.store.reading() as session:
             return await find_grant(session, lookup_of(door.admin_key), time.time())
 
-    assert door.gateway_server.do(read()).principal.role is Role.ADMIN
+    assert door.server.do(read()).principal.role is Role.ADMIN
     assert door.client(door.admin_key).get("/v1/models").status_code == 200
 
 

@@ -81,7 +81,7 @@ def test_an_open_server_tells_nothing_to_a_name_that_points_at_it(open_door, tmp
         assert keyed.get("/v1/models", headers=rebound).status_code == 200, "a page does not know a key"
         assert nobody.get("/health", headers=rebound).status_code == 200
         for host in ("[", "[::1", "127.0.0.1\r\nOrigin: http://["):
-            assert first_line(door.gateway_server.url, host) == "HTTP/1.1 403 Forbidden", host
+            assert first_line(door.server.url, host) == "HTTP/1.1 403 Forbidden", host
 
 
 def test_a_server_that_asks_for_keys_may_have_any_name(open_door, tmp_path) -> None:
@@ -101,12 +101,12 @@ def first_line(url: str, host: str) -> str:
 
 
 def test_an_open_server_lets_in_the_pages_of_an_origin_that_it_names(serve, tmp_path) -> None:
-    def prepare(gateway_server) -> None:
-        names = gateway_server.config.gateway.model_copy(update={"allowed_origins": ("https://chat.example",)})
-        gateway_server.config = gateway_server.config.model_copy(update={"gateway": names})
-        gateway_server.authenticator = None
+    def prepare(server) -> None:
+        names = server.config.gateway.model_copy(update={"allowed_origins": ("https://chat.example",)})
+        server.config = server.config.model_copy(update={"gateway": names})
+        server.authenticator = None
 
-    with serve(prepare) as gateway_server, gateway_server.client() as page:
+    with serve(prepare) as server, server.client() as page:
         answer = page.get("/v1/models", headers={"origin": "https://chat.example"})
         assert answer.status_code == 200
         assert answer.headers["access-control-allow-origin"] == "https://chat.example"
@@ -116,12 +116,12 @@ def test_an_open_server_lets_in_the_pages_of_an_origin_that_it_names(serve, tmp_
 
 @pytest.mark.parametrize(("origins", "allowed"), [(None, False), (("*",), True)])
 def test_a_page_from_anywhere_needs_a_key_even_where_every_page_may_read(serve, origins, allowed: bool) -> None:
-    def prepare(gateway_server) -> None:
-        names = gateway_server.config.gateway.model_copy(update={"allowed_origins": origins})
-        gateway_server.config = gateway_server.config.model_copy(update={"gateway": names})
-        gateway_server.authenticator = None
+    def prepare(server) -> None:
+        names = server.config.gateway.model_copy(update={"allowed_origins": origins})
+        server.config = server.config.model_copy(update={"gateway": names})
+        server.authenticator = None
 
-    with serve(prepare) as gateway_server, gateway_server.client() as page:
+    with serve(prepare) as server, server.client() as page:
         refused = page.get("/v1/models", headers={"origin": "https://evil.example"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "host_not_allowed")
         assert ("access-control-allow-origin" in refused.headers) is allowed

@@ -12,7 +12,7 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_t
 def admin(door):
     """The first administrator, with OpenAI's client."""
     with openai.OpenAI(
-        base_url=f"{door.gateway_server.url}/v1",
+        base_url=f"{door.server.url}/v1",
         api_key="none",
         admin_api_key=door.admin_key,
         max_retries=0,
@@ -132,10 +132,10 @@ def test_an_administrator_who_is_none_any_more_administers_nothing(admin, door) 
         from kvarn.store.repositories.keys import KeyRequest, add_key
 
         asked = KeyRequest(name="hers", role=Role.ADMIN, user_id=made["id"])
-        async with acting(door.gateway_server.gateway.store, Actor("test")) as act:
+        async with acting(door.server.gateway.store, Actor("test")) as act:
             return (await add_key(act, "org-default", "proj_default", asked))[1]
 
-    hers = door.client(door.gateway_server.do(key_of_hers()))
+    hers = door.client(door.server.do(key_of_hers()))
     mine = hers.post("/v1/organization/admin_api_keys", json={"name": "more"}).json()
     assert mine["owner"]["id"] == made["id"], "the keys she makes are hers"
     admin.users.update(made["id"], role="reader")
@@ -182,9 +182,9 @@ def test_rate_limits_are_listed_for_every_model_set_and_taken_away(admin, door) 
     assert root.post(f"{key_path}/rl-*", json={"max_requests_per_1_minute": 5}).status_code == 200
 
     async def rules():
-        return (await door.gateway_server.gateway.directory.bearer_of(made["value"])).limits
+        return (await door.server.gateway.directory.bearer_of(made["value"])).limits
 
-    found = {(rule.holder, rule.model, rule.requests_per_minute) for rule in door.gateway_server.do(rules())}
+    found = {(rule.holder, rule.model, rule.requests_per_minute) for rule in door.server.do(rules())}
     assert found == {(project, "tiny", 60), (made["id"], "*", 5)}
     assert root.delete(f"{path}/rl-tiny").status_code == 200
     for wrong in ("rl-none", "tiny"):
@@ -247,8 +247,8 @@ def test_the_audit_log_says_who_did_what_where_and_no_secret(admin, door) -> Non
         ("tenants", {"name": "t", "weight": 0}, "weight"),
     ],
 )
-def test_what_cannot_be_set_is_refused_by_name(shared_gateway_server, path, body, param) -> None:
-    with shared_gateway_server.client() as client:
+def test_what_cannot_be_set_is_refused_by_name(shared_server, path, body, param) -> None:
+    with shared_server.client() as client:
         answer = client.post(f"/v1/organization/{path}", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"].startswith(param)

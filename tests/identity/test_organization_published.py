@@ -20,9 +20,9 @@ def asked(client: httpx.Client, method: str, path: str, body: dict[str, Any] | N
 
 
 @pytest.fixture
-def anybody(gateway_server):
+def anybody(server):
     """An administrator of an open server."""
-    with gateway_server.client() as made:
+    with server.client() as made:
         yield made
 
 

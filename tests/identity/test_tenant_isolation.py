@@ -181,34 +181,34 @@ def test_a_deleted_tenant_leaves_nothing_but_the_news_of_it_and_what_it_owes(
     pair, door, erase_usage, monkeypatch, wait_for
 ) -> None:
     owned, first, second = pair
-    root, gateway = door.client(door.admin_key), door.gateway_server.gateway
+    root, gateway = door.client(door.admin_key), door.server.gateway
     listed = root.get("/v1/organization/tenants").json()["data"]
     other = next(each["id"] for each in listed if each["name"] == "b")
     tenant = f"/v1/organization/tenants/{owned['tenant']}"
     chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
     assert first.post("/v1/chat/completions", json={**chat, "store": True}).status_code == 200
-    door.gateway_server.do(keep_more_than_one_step(gateway.store, owned))
-    wait_for(lambda: "usage_events" in door.gateway_server.do(rows_of(gateway.store, owned["tenant"])), "the ledger")
-    door.gateway_server.do(bill_all(gateway.store))
-    before = door.gateway_server.do(rows_of(gateway.store, owned["tenant"]))
+    door.server.do(keep_more_than_one_step(gateway.store, owned))
+    wait_for(lambda: "usage_events" in door.server.do(rows_of(gateway.store, owned["tenant"])), "the ledger")
+    door.server.do(bill_all(gateway.store))
+    before = door.server.do(rows_of(gateway.store, owned["tenant"]))
     assert before["stored_completions"] == 61
-    others = door.gateway_server.do(rows_of(gateway.store, other))
+    others = door.server.do(rows_of(gateway.store, other))
 
     under_way, go_on = pause_deletion(monkeypatch, before="files")
     with ThreadPoolExecutor(1) as pool:
         deletion = pool.submit(root.delete, tenant, params={"erase_usage": str(erase_usage).lower()})
         assert under_way.wait(20)
-        part = door.gateway_server.do(rows_of(gateway.store, owned["tenant"]))
+        part = door.server.do(rows_of(gateway.store, owned["tenant"]))
         unknown = first.get("/v1/models").status_code
         go_on.set()
         assert deletion.result().json()["deleted"]
     assert unknown == 401 and "stored_completions" not in part and {"files", "projects"} <= set(part)
 
     ledger = {model.__tablename__ for model in USAGE}
-    left = door.gateway_server.do(rows_of(gateway.store, owned["tenant"]))
+    left = door.server.do(rows_of(gateway.store, owned["tenant"]))
     assert set(left) == {"audit_log"} | (set() if erase_usage else ledger)
     assert all(left[name] == before[name] for name in set(left) - {"audit_log"})
-    assert door.gateway_server.do(rows_of(gateway.store, other)) == others
+    assert door.server.do(rows_of(gateway.store, other)) == others
     assert second.get("/v1/models").status_code == 200
     log = root.get("/v1/organization/audit_logs", params={"resource_ids[]": owned["tenant"]}).json()["data"]
     assert log[0]["type"] == "organization.deleted"

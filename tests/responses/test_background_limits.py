@@ -19,10 +19,10 @@ from kvarn.wire.openai.errors import ApiError
 
 @pytest.fixture
 def kept(open_gateway: Open, wait_for: Any) -> Iterator[Any]:
-    with open_gateway() as gateway_server:
-        with gateway_server.client() as client:
+    with open_gateway() as server:
+        with server.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        yield gateway_server
+        yield server
 
 
 def test_refusals_that_pass_are_waited_out_and_others_fail_it(kept: Any, wait_for: Any) -> None:
@@ -43,16 +43,16 @@ def test_refusals_that_pass_are_waited_out_and_others_fail_it(kept: Any, wait_fo
 
 
 def test_no_more_run_than_the_server_allows(open_gateway: Open, wait_for: Any) -> None:
-    with open_gateway(max_background=1) as gateway_server, gateway_server.client() as client:
+    with open_gateway(max_background=1) as server, server.client() as client:
         wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        hold(gateway_server)
-        first = queue(gateway_server)
+        hold(server)
+        first = queue(server)
         answer = client.post("/v1/responses", json={"model": "tiny", "input": "x", "background": True})
         assert answer.status_code == 429 and answer.json()["error"]["code"] == "too_many_background"
         assert "retry-after" in answer.headers
         client.post(f"/v1/responses/{first}/cancel").raise_for_status()
-        gateway_server.chat.hold = None
-        queue(gateway_server)
+        server.chat.hold = None
+        queue(server)
 
 
 def test_an_empty_account_is_not_waited_for(kept: Any, wait_for: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,21 +95,21 @@ def test_a_key_revoked_while_it_waits_ends_a_response(kept: Any, wait_for: Any) 
 
 
 def test_one_organisation_does_not_take_all_places(open_gateway: Open, wait_for: Any) -> None:
-    with open_gateway(max_background=16) as gateway_server, gateway_server.client() as client:
+    with open_gateway(max_background=16) as server, server.client() as client:
         wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        hold(gateway_server)
+        hold(server)
         asked = {"model": "tiny", "input": "x", "background": True}
-        with gateway_server.add_tenant("red") as red, gateway_server.add_tenant("blue") as blue:
+        with server.add_tenant("red") as red, server.add_tenant("blue") as blue:
             assert [red.post("/v1/responses", json=asked).status_code for _ in range(3)] == [200, 200, 429]
             assert blue.post("/v1/responses", json=asked).status_code == 200
 
 
 def test_places_are_not_exceeded_by_those_who_ask_at_once(open_gateway: Open, wait_for: Any) -> None:
-    with open_gateway(max_background=16) as gateway_server, gateway_server.client() as client:
+    with open_gateway(max_background=16) as server, server.client() as client:
         wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        hold(gateway_server)
+        hold(server)
         asked = {"model": "tiny", "input": "x", "background": True}
-        with gateway_server.add_tenant("red") as red, ThreadPoolExecutor(16) as pool:
+        with server.add_tenant("red") as red, ThreadPoolExecutor(16) as pool:
             answers = list(pool.map(lambda _: red.post("/v1/responses", json=asked), range(16)))
             assert sorted(answer.status_code for answer in answers) == [200] * 2 + [429] * 14
             made = next(answer.json()["id"] for answer in answers if answer.status_code == 200)

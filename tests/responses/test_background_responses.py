@@ -24,10 +24,10 @@ from kvarn.store.repositories import responses
 
 @pytest.fixture
 def kept(open_gateway: Open, wait_for: Any) -> Iterator[Any]:
-    with open_gateway() as gateway_server:
-        with gateway_server.client() as client:
+    with open_gateway() as server:
+        with server.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        yield gateway_server
+        yield server
 
 
 @pytest.fixture
@@ -36,12 +36,12 @@ def sdk(kept: Any) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def usage_events(gateway_server: Any) -> int:
+def usage_events(server: Any) -> int:
     async def count() -> int:
-        async with gateway_server.gateway.store.reading() as session:
+        async with server.gateway.store.reading() as session:
             return int(await session.scalar(select(func.count()).select_from(UsageEvent)) or 0)
 
-    counted: int = gateway_server.do(count())
+    counted: int = server.do(count())
     return counted
 
 
@@ -193,26 +193,26 @@ def test_a_gateway_that_stops_hands_its_responses_on(open_gateway: Open, wait_fo
         assert {submit.sampling.seed for submit in second.chat.submitted} == seeds
 
 
-def attempts(gateway_server: Any, ids: list[str]) -> list[int]:
+def attempts(server: Any, ids: list[str]) -> list[int]:
     async def read() -> list[int]:
-        async with gateway_server.gateway.store.reading() as session:
+        async with server.gateway.store.reading() as session:
             query = select(StoredResponse.attempts).where(StoredResponse.id.in_(ids))
             return list(await session.scalars(query))
 
-    found: list[int] = gateway_server.do(read())
+    found: list[int] = server.do(read())
     return found
 
 
-def die(gateway_server: Any) -> None:
+def die(server: Any) -> None:
     """Leave everything as a killed gateway would: nothing is written any more, no lease renewed or given back."""
-    runs = gateway_server.gateway.responses
+    runs = server.gateway.responses
 
     async def vanish() -> None:
         runs._upkeep.cancel()
         for run in list(runs._runs.values()):
             await run.stop("lost")
 
-    gateway_server.do(vanish())
+    server.do(vanish())
 
 
 def test_the_responses_of_a_dead_gateway_are_taken_over_once_and_then_given_up(
@@ -255,10 +255,10 @@ def test_a_gateway_that_stood_still_does_not_take_over_what_runs_in_it(kept: Any
 
 def test_two_gateways_share_the_work_and_any_can_follow_and_cancel(open_gateway: Open, wait_for: Any) -> None:
     with open_gateway() as first, open_gateway() as second:
-        for gateway_server in (first, second):
-            with gateway_server.client() as client:
+        for server in (first, second):
+            with server.client() as client:
                 wait_for(lambda client=client: client.get("/ready").status_code == 200, "the gateways to be ready")
-        ids = [queue(gateway_server) for gateway_server in (first, second) for _ in range(4)]
+        ids = [queue(server) for server in (first, second) for _ in range(4)]
         wait_for(lambda: all(state(first, each)["status"] == "completed" for each in ids), "all to be made")
         assert len(first.chat.submitted) == len(second.chat.submitted) == 4
         assert events_again(second, ids[0]) == events_again(first, ids[0])
@@ -278,24 +278,24 @@ def test_two_gateways_share_the_work_and_any_can_follow_and_cancel(open_gateway:
 def test_answers_survive_a_database_that_is_away(serve: Any, tmp_path: Any, wait_for: Any) -> None:
     path = tmp_path / "kvarn.db"
 
-    def prepare(gateway_server: Any) -> None:
+    def prepare(server: Any) -> None:
         config = StoreConfig(url=f"sqlite:///{path}", timeout_s=2)
-        gateway_server.config = gateway_server.config.model_copy(update={"store": config})
+        server.config = server.config.model_copy(update={"store": config})
 
-    with serve(prepare) as gateway_server, gateway_server.client() as client:
+    with serve(prepare) as server, server.client() as client:
         wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         conversation = client.post("/v1/conversations", json={}).json()["id"]
-        gates = [hold(gateway_server)]
-        response_id = queue(gateway_server)
-        wait_for(lambda: len(gateway_server.chat.running) == 1, "the background one to run")
+        gates = [hold(server)]
+        response_id = queue(server)
+        wait_for(lambda: len(server.chat.running) == 1, "the background one to run")
         with _locked(path):
             gates[0]()
-            gateway_server.chat.hold = None
+            server.chat.hold = None
             answer = client.post("/v1/responses", json={"model": "tiny", "input": "x"}).json()
             assert answer["status"] == "completed" and answer["store"] is False
             again = client.post("/v1/responses", json={"model": "tiny", "input": "x", "conversation": conversation})
             assert again.status_code == 503 and again.json()["error"]["code"] == "database_away"
-        wait_for(lambda: state(gateway_server, response_id)["status"] == "completed", "the background one to be kept")
+        wait_for(lambda: state(server, response_id)["status"] == "completed", "the background one to be kept")
 
 
 class _locked:  # noqa: N801  reads as a verb

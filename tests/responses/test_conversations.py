@@ -21,13 +21,13 @@ from kvarn.store.repositories import histories
 def kept(serve: Any, database_url: str, wait_for: Any) -> Iterator[Any]:
     """A gateway of its own on each database."""
 
-    def prepare(gateway_server: Any) -> None:
-        gateway_server.config = gateway_server.config.model_copy(update={"store": StoreConfig(url=database_url)})
+    def prepare(server: Any) -> None:
+        server.config = server.config.model_copy(update={"store": StoreConfig(url=database_url)})
 
-    with serve(prepare) as gateway_server:
-        with gateway_server.client() as client:
+    with serve(prepare) as server:
+        with server.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        yield gateway_server
+        yield server
 
 
 @pytest.fixture
@@ -44,9 +44,9 @@ def say(text: str, role: str = "user") -> Any:
     return {"role": role, "content": text}
 
 
-def prompt_of(gateway_server: Any) -> str:
-    submitted = gateway_server.chat.submitted[-1].prompt_token_ids
-    return str(gateway_server.served["tiny"].tokenizer.decode(submitted, skip_special_tokens=False))
+def prompt_of(server: Any) -> str:
+    submitted = server.chat.submitted[-1].prompt_token_ids
+    return str(server.served["tiny"].tokenizer.decode(submitted, skip_special_tokens=False))
 
 
 def test_a_conversation_is_made_read_changed_and_deleted(sdk: openai.OpenAI) -> None:
@@ -236,10 +236,10 @@ def test_a_response_that_lost_its_hold_adds_nothing_and_says_so(
     sdk.responses.create(model="tiny", input="next", conversation=made.id)
 
 
-async def _let_the_hold_run_out(gateway_server: Any) -> None:
+async def _let_the_hold_run_out(server: Any) -> None:
     """As if the gateway had stood still for longer than the lease."""
-    gateway_server.gateway.responses.locking.clear()
-    async with gateway_server.gateway.store.transaction() as session:
+    server.gateway.responses.locking.clear()
+    async with server.gateway.store.transaction() as session:
         await session.execute(update(Conversation).values(locked_until=0))
 
 

@@ -20,14 +20,14 @@ from kvarn.store.repositories import conversations, histories
 
 @pytest.fixture
 def kept(open_gateway: Open, wait_for: Any) -> Iterator[Any]:
-    def patient(gateway_server: Any) -> None:
-        store = gateway_server.config.store.model_copy(update={"timeout_s": 60})
-        gateway_server.config = gateway_server.config.model_copy(update={"store": store})
+    def patient(server: Any) -> None:
+        store = server.config.store.model_copy(update={"timeout_s": 60})
+        server.config = server.config.model_copy(update={"store": store})
 
-    with open_gateway(patient) as gateway_server:
-        with gateway_server.client() as client:
+    with open_gateway(patient) as server:
+        with server.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        yield gateway_server
+        yield server
 
 
 def say(number: int, parts: int = 1) -> dict[str, Any]:
@@ -35,8 +35,8 @@ def say(number: int, parts: int = 1) -> dict[str, Any]:
     return {"id": f"msg_{number}", "type": "message", "status": "completed", "role": "user", "content": content}
 
 
-def conversation_of(gateway_server: Any, items: list[dict[str, Any]]) -> str:
-    made = gateway_server.do(conversations.create_conversation(gateway_server.gateway.store, ANYBODY.owner, {}, items))
+def conversation_of(server: Any, items: list[dict[str, Any]]) -> str:
+    made = server.do(conversations.create_conversation(server.gateway.store, ANYBODY.owner, {}, items))
     return str(made.id)
 
 

@@ -102,15 +102,15 @@ class Cable:
 class Scene:
     """One response, asked for in one way, while a plan is acted out."""
 
-    def __init__(self, gateway_server: Any, cable: Cable, plan: Plan) -> None:
-        self.gateway, self.cable, self.plan = gateway_server.gateway, cable, plan
+    def __init__(self, server: Any, cable: Cable, plan: Plan) -> None:
+        self.gateway, self.cable, self.plan = server.gateway, cable, plan
         self.seen = Seen()
         self.taken, self.gone = asyncio.Event(), asyncio.Event()
         self.run: Any = None
         self.scope: Any = {"type": "http", "headers": [], "path": "/v1/responses"}
         self.record: RequestRecord = new_record(self.scope)
         self.conversation_id: str | None = None
-        chat = gateway_server.chat
+        chat = server.chat
         chat.step_s, chat.lose_after = 0.001, 5 if plan.answer == "lost" else None
         chat.answer = lambda request, index: answer_text("x" * (400 if plan.answer == "too long" else 9))
 
@@ -201,11 +201,11 @@ class Scene:
 
 
 @pytest.fixture
-def scenes(gateway_server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def scenes(server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Acts out a plan; tells what came of it."""
     monkeypatch.setattr(response_shelves, "RETRY_AFTER_S", 0.005)
     monkeypatch.setattr(background, "RETRY_AFTER_S", 0.005)
-    cable = Cable(gateway_server.gateway.store, monkeypatch)
+    cable = Cable(server.gateway.store, monkeypatch)
     kept: list[tuple[str, str]] = []
     used: list[tuple[str, str]] = []
     keep, finish, settle = stored.keep_response, stored.finish_background, Metering.finish
@@ -230,19 +230,17 @@ def scenes(gateway_server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any
 
     def act_out(plan: Plan) -> Seen:
         async def play() -> Seen:
-            scene = Scene(gateway_server, cable, plan)
+            scene = Scene(server, cable, plan)
             scene.record.request_id = f"req-{uuid.uuid4().hex}"
             seen = await scene.act_out()
             ids = (scene.record.request_id, seen.response_id)
             seen.kept = [state for name, state in kept if name == seen.response_id]
             seen.used = [outcome for name, outcome in used if name in ids]
             if seen.row is not None:
-                await stored.delete_response(
-                    gateway_server.gateway.store, scene.record.principal.owner, seen.response_id
-                )
+                await stored.delete_response(server.gateway.store, scene.record.principal.owner, seen.response_id)
             return seen
 
-        result: Seen = gateway_server.do(play())
+        result: Seen = server.do(play())
         return result
 
     yield act_out

@@ -20,13 +20,13 @@ HI = {"model": "tiny", "input": "hi"}
 def kept(serve: Any, database_url: str, wait_for: Any) -> Iterator[Any]:
     """A gateway of its own on each database."""
 
-    def prepare(gateway_server: Any) -> None:
-        gateway_server.config = gateway_server.config.model_copy(update={"store": StoreConfig(url=database_url)})
+    def prepare(server: Any) -> None:
+        server.config = server.config.model_copy(update={"store": StoreConfig(url=database_url)})
 
-    with serve(prepare) as gateway_server:
-        with gateway_server.client() as client:
+    with serve(prepare) as server:
+        with server.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        yield gateway_server
+        yield server
 
 
 @pytest.fixture(params=["organization", "project"])
@@ -38,19 +38,19 @@ def clients(kept: Any, request: pytest.FixtureRequest) -> Iterator[tuple[httpx.C
         yield mine, other
 
 
-def _other_project(gateway_server: Any) -> httpx.Client:
-    principal = gateway_server.authenticator.principals["mine"]
+def _other_project(server: Any) -> httpx.Client:
+    principal = server.authenticator.principals["mine"]
     owner = Owner(principal.organization_id, "proj_second")
 
     async def add() -> None:
-        async with gateway_server.gateway.store.transaction() as session:
+        async with server.gateway.store.transaction() as session:
             session.add(
                 Project(id=owner.project_id, organization_id=owner.organization_id, name="second", created_at=1)
             )
 
-    gateway_server.do(add())
-    gateway_server.authenticator.principals["second"] = replace(principal, owner=owner)
-    return httpx.Client(base_url=gateway_server.url, timeout=20, headers={"authorization": "Bearer second"})
+    server.do(add())
+    server.authenticator.principals["second"] = replace(principal, owner=owner)
+    return httpx.Client(base_url=server.url, timeout=20, headers={"authorization": "Bearer second"})
 
 
 def test_anothers_things_are_as_unknown_as_none(clients: tuple[httpx.Client, httpx.Client]) -> None:

@@ -18,14 +18,14 @@ RULES = {"rules": ("(?i)i will kill you",), "threshold": 0.999}
 def guarded(serve: Any, wait_for: Any) -> Iterator[Any]:
     """A gateway that looks at prompts and answers."""
 
-    def prepare(gateway_server: Any) -> None:
+    def prepare(server: Any) -> None:
         safety = SafetyConfig(moderate_input=True, moderate_output=True, **RULES)
-        gateway_server.config = gateway_server.config.model_copy(update={"safety": safety})
+        server.config = server.config.model_copy(update={"safety": safety})
 
-    with serve(prepare) as gateway_server:
-        with gateway_server.client() as client:
+    with serve(prepare) as server:
+        with server.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        yield gateway_server
+        yield server
 
 
 @pytest.fixture

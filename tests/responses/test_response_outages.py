@@ -21,61 +21,61 @@ HELLO = {"model": "tiny", "input": "Hej"}
 
 
 @pytest.fixture
-def gateway_server(serve: Any, tmp_path: Path, wait_for: Any) -> Iterator[Any]:
+def server(serve: Any, tmp_path: Path, wait_for: Any) -> Iterator[Any]:
     """A gateway on a database of its own."""
 
-    def prepare(gateway_server: Any) -> None:
+    def prepare(server: Any) -> None:
         changes = {
             "store": StoreConfig(url=f"sqlite:///{tmp_path}/kvarn.db"),
             "responses": ResponsesConfig(lease_s=30, wait_s=600),
             "data_dir": str(tmp_path / "data"),
         }
-        gateway_server.config = gateway_server.config.model_copy(update=changes)
+        server.config = server.config.model_copy(update=changes)
 
-    with serve(prepare, drain_timeout_s=0.5) as gateway_server:
-        with gateway_server.client() as client:
+    with serve(prepare, drain_timeout_s=0.5) as server:
+        with server.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        yield gateway_server
+        yield server
 
 
 @pytest.fixture
-def writing(gateway_server: Any, wait_for: Any) -> str:
+def writing(server: Any, wait_for: Any) -> str:
     """A background response that is being written."""
-    gateway_server.chat.step_s, gateway_server.chat.answer = 0.02, lambda request, index: answer_text("abc" * 3000)
-    response_id = queue(gateway_server)
-    wait_for(lambda: state(gateway_server, response_id)["status"] == "in_progress", "the response to begin")
+    server.chat.step_s, server.chat.answer = 0.02, lambda request, index: answer_text("abc" * 3000)
+    response_id = queue(server)
+    wait_for(lambda: state(server, response_id)["status"] == "in_progress", "the response to begin")
     return response_id
 
 
-def cancel(gateway_server: Any, response_id: str) -> Any:
-    with gateway_server.client() as client:
+def cancel(server: Any, response_id: str) -> Any:
+    with server.client() as client:
         return client.post(f"/v1/responses/{response_id}/cancel")
 
 
 def test_a_cancellation_that_cannot_be_written_is_told_in_time_and_holds_all_the_same(
-    gateway_server: Any, writing: str, wait_for: Any, monkeypatch: pytest.MonkeyPatch
+    server: Any, writing: str, wait_for: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background_responses, "_CANCEL_WAIT_S", 0.2)
-    switch = SqliteSwitch(gateway_server.gateway.store)
+    switch = SqliteSwitch(server.gateway.store)
     switch.is_on = True
     for _ in range(2):
-        answer = cancel(gateway_server, writing)
+        answer = cancel(server, writing)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "end_not_written")
         assert int(answer.headers["retry-after"]) >= 1
-    wait_for(lambda: len(gateway_server.chat.aborted) == 1, "the engine's request to be aborted")
+    wait_for(lambda: len(server.chat.aborted) == 1, "the engine's request to be aborted")
     switch.is_on = False
-    wait_for(lambda: state(gateway_server, writing)["status"] == "cancelled", "the cancellation to be written")
-    assert state(gateway_server, writing)["output"], "what was written stays"
-    assert cancel(gateway_server, writing).json() == state(gateway_server, writing)
+    wait_for(lambda: state(server, writing)["status"] == "cancelled", "the cancellation to be written")
+    assert state(server, writing)["output"], "what was written stays"
+    assert cancel(server, writing).json() == state(server, writing)
 
 
 def test_a_gateway_stops_while_the_end_of_a_cancelled_response_cannot_be_written(
-    gateway_server: Any, writing: str, monkeypatch: pytest.MonkeyPatch
+    server: Any, writing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background_responses, "_CANCEL_WAIT_S", 0.2)
-    SqliteSwitch(gateway_server.gateway.store).is_on = True
-    assert cancel(gateway_server, writing).status_code == 503
-    gateway_server.do(gateway_server.gateway.responses.stop())  # raises where it takes long
+    SqliteSwitch(server.gateway.store).is_on = True
+    assert cancel(server, writing).status_code == 503
+    server.do(server.gateway.responses.stop())  # raises where it takes long
 
 
 def test_a_response_that_has_ended_is_kept_where_the_gateway_stops_meanwhile(
@@ -90,10 +90,10 @@ def test_a_response_that_has_ended_is_kept_where_the_gateway_stops_meanwhile(
         return await finish(*asked)
 
     monkeypatch.setattr(responses, "finish_background", refuse_once)
-    with open_gateway() as gateway_server:
-        with gateway_server.client() as client:
+    with open_gateway() as server:
+        with server.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        response_id = queue(gateway_server)
+        response_id = queue(server)
         wait_for(refused.is_set, "its end to be written")
     with open_gateway() as other:
         assert state(other, response_id)["status"] == "completed"
@@ -102,10 +102,10 @@ def test_a_response_that_has_ended_is_kept_where_the_gateway_stops_meanwhile(
 
 @pytest.mark.parametrize("failures", [1, 2])
 def test_a_whole_answer_outside_conversations_is_given_whatever_the_database_says_of_it(
-    gateway_server: Any, monkeypatch: pytest.MonkeyPatch, failures: int
+    server: Any, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     fail_to_keep(monkeypatch, "keep_response", failures)
-    with gateway_server.client() as client:
+    with server.client() as client:
         answer = client.post("/v1/responses", json=HELLO)
         assert answer.status_code == 200, answer.text
         assert answer.json()["status"] == "completed" and answer.json()["store"] is (failures == 1)
@@ -114,19 +114,19 @@ def test_a_whole_answer_outside_conversations_is_given_whatever_the_database_say
 
 
 def test_a_whole_answer_in_the_background_outlasts_an_error_of_the_database(
-    gateway_server: Any, wait_for: Any, monkeypatch: pytest.MonkeyPatch
+    server: Any, wait_for: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_to_keep(monkeypatch, "finish_background", 1)
-    response_id = queue(gateway_server)
-    wait_for(lambda: state(gateway_server, response_id)["status"] == "completed", "the response to be kept")
-    assert len(gateway_server.chat.submitted) == 1
+    response_id = queue(server)
+    wait_for(lambda: state(server, response_id)["status"] == "completed", "the response to be kept")
+    assert len(server.chat.submitted) == 1
 
 
 def test_a_conversation_does_not_go_on_from_an_answer_that_the_database_refuses(
-    gateway_server: Any, monkeypatch: pytest.MonkeyPatch
+    server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_to_keep(monkeypatch, "keep_response", 1)
-    with gateway_server.client() as client:
+    with server.client() as client:
         conversation = client.post("/v1/conversations", json={}).json()["id"]
         answer = client.post("/v1/responses", json={**HELLO, "conversation": conversation})
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "conversation_not_kept")

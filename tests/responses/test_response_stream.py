@@ -112,10 +112,8 @@ def test_log_probabilities_come_with_their_text(answering: Callable[..., None], 
     assert done["logprobs"] == [each for event in deltas for each in event["logprobs"]]
 
 
-def test_what_the_engine_refuses_before_the_first_token_is_an_ordinary_error(
-    gateway_server: Any, client: httpx.Client
-) -> None:
-    gateway_server.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "the queue is full", retry_after_s=3)
+def test_what_the_engine_refuses_before_the_first_token_is_an_ordinary_error(server: Any, client: httpx.Client) -> None:
+    server.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "the queue is full", retry_after_s=3)
     for body in ({"stream": True}, {}):
         answer = client.post("/v1/responses", json={"model": "tiny", "input": "x", **body})
         assert answer.status_code == 429 and answer.headers["retry-after"] == "3"
@@ -123,26 +121,26 @@ def test_what_the_engine_refuses_before_the_first_token_is_an_ordinary_error(
 
 
 def test_an_engine_lost_in_mid_stream_fails_the_response_and_what_was_written_is_kept(
-    gateway_server: Any, client: httpx.Client
+    server: Any, client: httpx.Client
 ) -> None:
-    gateway_server.chat.lose_after = 5
+    server.chat.lose_after = 5
     events = stream(client)
     assert events[-1]["type"] == "response.failed"
     final = events[-1]["response"]
     assert final["status"] == "failed" and final["error"]["code"] == "server_error"
     assert final["output"][0]["status"] == "incomplete" and final["output"][0]["content"][0]["text"] == "Hello"
     assert client.get(f"/v1/responses/{final['id']}").json() == final
-    gateway_server.chat.lose_after = 5
+    server.chat.lose_after = 5
     assert client.post("/v1/responses", json={"model": "tiny", "input": "x"}).status_code == 503
 
 
 def test_a_client_that_leaves_cancels_the_response_and_what_was_written_is_kept(
-    gateway_server: Any, client: httpx.Client, answering: Callable[..., None], wait_for: Callable[..., None]
+    server: Any, client: httpx.Client, answering: Callable[..., None], wait_for: Callable[..., None]
 ) -> None:
     answering("abc" * 100)
-    gateway_server.chat.step_s = 0.01
+    server.chat.step_s = 0.01
     body = json.dumps({"model": "tiny", "input": "x", "stream": True}).encode()
-    raw: socket.socket = gateway_server.connect()
+    raw: socket.socket = server.connect()
     head = f"POST /v1/responses HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
     raw.sendall(head.encode() + b"\r\n\r\n" + body)
     received = b""
@@ -150,12 +148,12 @@ def test_a_client_that_leaves_cancels_the_response_and_what_was_written_is_kept(
         received += raw.recv(65536)
     raw.close()
     response_id = received.partition(b'"id":"')[2].partition(b'"')[0].decode()
-    wait_for(lambda: len(gateway_server.chat.aborted) == 1, "the engine's request to be aborted")
+    wait_for(lambda: len(server.chat.aborted) == 1, "the engine's request to be aborted")
     wait_for(lambda: client.get(f"/v1/responses/{response_id}").status_code == 200, "the response to be kept")
     kept = client.get(f"/v1/responses/{response_id}").json()
     assert kept["status"] == "cancelled" and kept["output"][0]["status"] == "incomplete"
     assert kept["output"][0]["content"][0]["text"].startswith("abcab") and kept["usage"]["output_tokens"] >= 5
-    gateway_server.chat.reset()
+    server.chat.reset()
     assert (
         client.post("/v1/responses", json={"model": "tiny", "input": "y", "previous_response_id": response_id}).json()[
             "status"
@@ -184,8 +182,8 @@ def test_a_stream_can_be_sent_again_from_any_event(
         assert client.get(f"/v1/responses/{response_id}?{wrong}").status_code == 400
 
 
-def test_the_first_event_does_not_wait_for_the_last(gateway_server: Any, client: httpx.Client) -> None:
-    gateway_server.chat.step_s = 0.02
+def test_the_first_event_does_not_wait_for_the_last(server: Any, client: httpx.Client) -> None:
+    server.chat.step_s = 0.02
     began = time.monotonic()
     with client.stream("POST", "/v1/responses", json={"model": "tiny", "input": "x", "stream": True}) as answer:
         arrived = [time.monotonic() - began for _ in answer.iter_raw()]
@@ -195,16 +193,16 @@ def test_the_first_event_does_not_wait_for_the_last(gateway_server: Any, client:
 def test_a_server_that_stops_says_so_in_the_streams_own_words(serve: Any, wait_for: Any) -> None:
     received: list[str] = []
 
-    def listen(gateway_server: Any) -> None:
+    def listen(server: Any) -> None:
         body = {"model": "tiny", "input": "x", "stream": True}
-        with gateway_server.client() as client, client.stream("POST", "/v1/responses", json=body) as answer:
+        with server.client() as client, client.stream("POST", "/v1/responses", json=body) as answer:
             received.extend(answer.iter_text())
 
-    with serve(drain_timeout_s=0.2) as gateway_server:
-        with gateway_server.client() as client:
+    with serve(drain_timeout_s=0.2) as server:
+        with server.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        gateway_server.chat.step_s, gateway_server.chat.answer = 0.05, lambda request, index: [97] * 400
-        thread = threading.Thread(target=listen, args=(gateway_server,))
+        server.chat.step_s, server.chat.answer = 0.05, lambda request, index: [97] * 400
+        thread = threading.Thread(target=listen, args=(server,))
         thread.start()
         wait_for(lambda: "output_text.delta" in "".join(received), "the stream to begin")
     thread.join(20)

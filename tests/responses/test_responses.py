@@ -14,14 +14,14 @@ ADD: Any = {"type": "function", "name": "add", "parameters": {"type": "object"},
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 
 
-def prompt_of(gateway_server: Any, number: int = -1) -> str:
+def prompt_of(server: Any, number: int = -1) -> str:
     """The prompt that the engine was given."""
-    submitted = gateway_server.chat.submitted[number].prompt_token_ids
-    return str(gateway_server.served["tiny"].tokenizer.decode(submitted, skip_special_tokens=False))
+    submitted = server.chat.submitted[number].prompt_token_ids
+    return str(server.served["tiny"].tokenizer.decode(submitted, skip_special_tokens=False))
 
 
-def test_a_text_is_answered_and_the_answer_has_all_that_was_asked(gateway_server: Any, sdk: openai.OpenAI) -> None:
-    gateway_server.chat.cached_tokens = 3
+def test_a_text_is_answered_and_the_answer_has_all_that_was_asked(server: Any, sdk: openai.OpenAI) -> None:
+    server.chat.cached_tokens = 3
     made = sdk.responses.create(
         model="tiny",
         input="Hej",
@@ -33,17 +33,17 @@ def test_a_text_is_answered_and_the_answer_has_all_that_was_asked(gateway_server
     )
     assert made.id.startswith("resp_") and made.status == "completed" and made.error is None
     assert made.output_text == "Hello, världen! 🌍"
-    assert prompt_of(gateway_server) == "<bos><|system|>Be kind.<|user|>Hej<|assistant|>"
+    assert prompt_of(server) == "<bos><|system|>Be kind.<|user|>Hej<|assistant|>"
     assert (made.instructions, made.temperature, made.metadata, made.user) == ("Be kind.", 0.5, {"a": "b"}, "u")
-    assert made.max_output_tokens == 100 and gateway_server.chat.submitted[0].sampling.max_tokens == 100
+    assert made.max_output_tokens == 100 and server.chat.submitted[0].sampling.max_tokens == 100
     assert made.usage is not None
-    assert made.usage.input_tokens == len(gateway_server.chat.submitted[0].prompt_token_ids)
+    assert made.usage.input_tokens == len(server.chat.submitted[0].prompt_token_ids)
     assert made.usage.output_tokens == 22 and made.usage.total_tokens == made.usage.input_tokens + 22
     assert made.usage.input_tokens_details.cached_tokens == 3
     assert sdk.responses.retrieve(made.id) == made
 
 
-def test_items_become_the_messages_of_a_chat(gateway_server: Any, sdk: openai.OpenAI) -> None:
+def test_items_become_the_messages_of_a_chat(server: Any, sdk: openai.OpenAI) -> None:
     sdk.responses.create(
         model="tiny",
         input=[
@@ -54,13 +54,11 @@ def test_items_become_the_messages_of_a_chat(gateway_server: Any, sdk: openai.Op
             {"role": "user", "content": "Three"},
         ],
     )
-    assert (
-        prompt_of(gateway_server) == "<bos><|system|>Short.<|user|>One\ntwo<|assistant|>Yes<|user|>Three<|assistant|>"
-    )
+    assert prompt_of(server) == "<bos><|system|>Short.<|user|>One\ntwo<|assistant|>Yes<|user|>Three<|assistant|>"
 
 
 def test_a_chain_is_rebuilt_whole_without_earlier_instructions(
-    gateway_server: Any, answering: Callable[..., None], sdk: openai.OpenAI
+    server: Any, answering: Callable[..., None], sdk: openai.OpenAI
 ) -> None:
     answering("one")
     first = sdk.responses.create(model="tiny", input="1", instructions="Earlier.")
@@ -69,12 +67,12 @@ def test_a_chain_is_rebuilt_whole_without_earlier_instructions(
     answering("three")
     third = sdk.responses.create(model="tiny", input="3", previous_response_id=second.id, instructions="Now.")
     assert third.previous_response_id == second.id and third.output_text == "three"
-    assert prompt_of(gateway_server) == (
+    assert prompt_of(server) == (
         "<bos><|system|>Now.<|user|>1<|assistant|>one<|user|>2<|assistant|>two<|user|>3<|assistant|>"
     )
     sdk.responses.delete(first.id)
     sdk.responses.create(model="tiny", input="3", previous_response_id=second.id)
-    assert prompt_of(gateway_server) == "<bos><|user|>2<|assistant|>two<|user|>3<|assistant|>"
+    assert prompt_of(server) == "<bos><|user|>2<|assistant|>two<|user|>3<|assistant|>"
 
 
 def test_a_chain_goes_on_only_from_what_is_there(sdk: openai.OpenAI) -> None:
@@ -90,7 +88,7 @@ def test_a_chain_goes_on_only_from_what_is_there(sdk: openai.OpenAI) -> None:
 
 
 def test_a_function_is_called_and_its_result_goes_back(
-    gateway_server: Any, answering: Callable[..., None], sdk: openai.OpenAI
+    server: Any, answering: Callable[..., None], sdk: openai.OpenAI
 ) -> None:
     answering("Let me see.\n" + CALL)
     first = sdk.responses.create(model="tiny", input="1 + 2?", tools=[ADD])
@@ -102,11 +100,11 @@ def test_a_function_is_called_and_its_result_goes_back(
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
     second = sdk.responses.create(model="tiny", input=[result], previous_response_id=first.id, tools=[ADD])
     assert second.output_text == "3"
-    assert prompt_of(gateway_server).endswith("<|user|>1 + 2?<|assistant|>Let me see.<|tool|>3<|assistant|>")
+    assert prompt_of(server).endswith("<|user|>1 + 2?<|assistant|>Let me see.<|tool|>3<|assistant|>")
     # The whole history sent by the client itself says the same.
     again = [{"role": "user", "content": "1 + 2?"}, *[item.to_dict() for item in first.output], result]
     sdk.responses.create(model="tiny", input=again, tools=[ADD], store=False)  # type: ignore[arg-type]
-    assert prompt_of(gateway_server) == prompt_of(gateway_server, -2)
+    assert prompt_of(server) == prompt_of(server, -2)
 
 
 def test_a_result_without_its_call_is_refused_by_name(sdk: openai.OpenAI) -> None:
@@ -117,7 +115,7 @@ def test_a_result_without_its_call_is_refused_by_name(sdk: openai.OpenAI) -> Non
 
 
 def test_references_stand_for_items_that_are_kept(
-    gateway_server: Any, answering: Callable[..., None], sdk: openai.OpenAI
+    server: Any, answering: Callable[..., None], sdk: openai.OpenAI
 ) -> None:
     answering("blue")
     first = sdk.responses.create(model="tiny", input="colour?")
@@ -128,7 +126,7 @@ def test_references_stand_for_items_that_are_kept(
         {"role": "user", "content": "?"},
     ]
     second = sdk.responses.create(model="tiny", input=items)
-    assert prompt_of(gateway_server) == "<bos><|user|>colour?<|assistant|>blue<|user|>?<|assistant|>"
+    assert prompt_of(server) == "<bos><|user|>colour?<|assistant|>blue<|user|>?<|assistant|>"
     assert [item.id for item in sdk.responses.input_items.list(second.id, order="asc")][:2] == [
         asked.id,
         first.output[0].id,
@@ -138,7 +136,7 @@ def test_references_stand_for_items_that_are_kept(
     assert missing.value.param == "input[0].id"
     # What the model is shown anyway is not shown twice, and is not taken twice.
     sdk.responses.create(model="tiny", input=items[1:], previous_response_id=first.id)
-    assert prompt_of(gateway_server) == "<bos><|user|>colour?<|assistant|>blue<|user|>?<|assistant|>"
+    assert prompt_of(server) == "<bos><|user|>colour?<|assistant|>blue<|user|>?<|assistant|>"
     echoed: Any = first.output[0].to_dict()
     with pytest.raises(openai.BadRequestError) as twice:
         sdk.responses.create(model="tiny", input=[echoed], previous_response_id=first.id)
@@ -159,7 +157,7 @@ def test_input_items_are_listed_in_pages(sdk: openai.OpenAI) -> None:
 
 
 def test_an_answer_cut_short_is_incomplete_and_says_why(
-    gateway_server: Any, answering: Callable[..., None], sdk: openai.OpenAI
+    server: Any, answering: Callable[..., None], sdk: openai.OpenAI
 ) -> None:
     answering("x" * 50)
     made = sdk.responses.create(model="tiny", input="x", max_output_tokens=16)
@@ -186,7 +184,7 @@ def test_log_probabilities_are_given_where_included(answering: Callable[..., Non
     assert sdk.responses.retrieve(made.id) == made
 
 
-def test_truncation_leaves_out_the_oldest_items_and_no_more(gateway_server: Any, sdk: openai.OpenAI) -> None:
+def test_truncation_leaves_out_the_oldest_items_and_no_more(server: Any, sdk: openai.OpenAI) -> None:
     items: Any = [{"role": "user", "content": f"{i}" * 100} for i in range(6)]
     with pytest.raises(openai.BadRequestError) as refusal:
         sdk.responses.create(model="tiny", input=items)
@@ -194,13 +192,13 @@ def test_truncation_leaves_out_the_oldest_items_and_no_more(gateway_server: Any,
     made = sdk.responses.create(model="tiny", input=items, truncation="auto", max_output_tokens=100, instructions="I")
     assert made.truncation == "auto"
     kept = "".join(f"<|user|>{str(i) * 100}" for i in (2, 3, 4, 5))
-    assert prompt_of(gateway_server) == f"<bos><|system|>I{kept}<|assistant|>"
+    assert prompt_of(server) == f"<bos><|system|>I{kept}<|assistant|>"
     assert len(sdk.responses.input_items.list(made.id).data) == 6
     with pytest.raises(openai.BadRequestError):  # one item that is too long by itself
         sdk.responses.create(model="tiny", input="x" * 600, truncation="auto")
 
 
-def test_input_tokens_are_those_of_the_prompt(gateway_server: Any, sdk: openai.OpenAI) -> None:
+def test_input_tokens_are_those_of_the_prompt(server: Any, sdk: openai.OpenAI) -> None:
     first = sdk.responses.create(model="tiny", input="Hej", tools=[ADD])
     options: Any = {"input": "och då?", "previous_response_id": first.id, "tools": [ADD], "instructions": "Kort."}
     counted = sdk.responses.input_tokens.count(model="tiny", **options)
@@ -252,7 +250,7 @@ def test_hints_are_taken_and_echoed(client: httpx.Client) -> None:
     assert answer["service_tier"] == "default" and answer["text"]["verbosity"] == "medium"
 
 
-def test_a_text_may_hold_any_character(gateway_server: Any, answering: Callable[..., None], sdk: openai.OpenAI) -> None:
+def test_a_text_may_hold_any_character(server: Any, answering: Callable[..., None], sdk: openai.OpenAI) -> None:
     answering("a\0b")
     made = sdk.responses.create(model="tiny", input="x\0y", metadata={"k\0": "v\0"})
     assert sdk.responses.retrieve(made.id).output_text == "a\0b"
@@ -277,7 +275,7 @@ def test_ids_that_nothing_can_have_are_unknown(client: httpx.Client) -> None:
 
 
 def test_calls_are_forced_and_bounded_as_in_a_chat(
-    answering: Callable[..., None], sdk: openai.OpenAI, gateway_server: Any
+    answering: Callable[..., None], sdk: openai.OpenAI, server: Any
 ) -> None:
     other: Any = {**ADD, "name": "sub"}
     answering(' "add", "arguments": {"a": 1}}\n</tool_call>')
@@ -290,7 +288,7 @@ def test_calls_are_forced_and_bounded_as_in_a_chat(
     allowed: Any = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "sub"}]}
     answering("Nothing.")
     sdk.responses.create(model="tiny", input="x", tools=[ADD, other], tool_choice=allowed)
-    assert '"sub"' in prompt_of(gateway_server) and '"add"' not in prompt_of(gateway_server)
+    assert '"sub"' in prompt_of(server) and '"add"' not in prompt_of(server)
     with pytest.raises(openai.BadRequestError) as refusal:
         sdk.responses.create(model="tiny", input="x", tools=[other], tool_choice=choice)
     assert "add" in str(refusal.value)
@@ -304,7 +302,7 @@ def test_parallel_calls_can_be_switched_off(answering: Callable[..., None], sdk:
 
 
 @pytest.mark.parametrize("tier", ["flex", "priority"])
-def test_the_tier_reaches_the_engine_and_the_answer(gateway_server: Any, sdk: openai.OpenAI, tier: Any) -> None:
+def test_the_tier_reaches_the_engine_and_the_answer(server: Any, sdk: openai.OpenAI, tier: Any) -> None:
     made = sdk.responses.create(model="tiny", input="x", service_tier=tier)
     assert made.service_tier == tier
-    assert (gateway_server.chat.submitted[-1].priority > 0) == (tier == "flex")
+    assert (server.chat.submitted[-1].priority > 0) == (tier == "flex")

@@ -41,10 +41,10 @@ def test_responses_and_their_events(
     check("TokenCountsResource", client.post("/v1/responses/input_tokens", json=counted).json())
 
 
-def test_failed_and_background_ones(gateway_server: Any, client: httpx.Client) -> None:
-    gateway_server.chat.lose_after = 3
+def test_failed_and_background_ones(server: Any, client: httpx.Client) -> None:
+    server.chat.lose_after = 3
     _check_events(client.post("/v1/responses", json={"model": "tiny", "input": "x", "stream": True}).text)
-    gateway_server.chat.lose_after = None
+    server.chat.lose_after = None
     queued = client.post("/v1/responses", json={"model": "tiny", "input": "x", "background": True}).json()
     assert queued["status"] == "queued"
     check("Response", queued)

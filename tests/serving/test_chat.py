@@ -18,23 +18,21 @@ def events_of(response: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
-def test_a_whole_answer_has_text_finish_reason_and_usage(gateway_server: Any, sdk: openai.OpenAI) -> None:
-    gateway_server.chat.cached_tokens = 3
+def test_a_whole_answer_has_text_finish_reason_and_usage(server: Any, sdk: openai.OpenAI) -> None:
+    server.chat.cached_tokens = 3
     answer = sdk.chat.completions.create(model="tiny", messages=HELLO)
     assert answer.object == "chat.completion" and answer.id.startswith("chatcmpl-") and answer.model == "tiny"
     assert answer.choices[0].message.content == "Hello, världen! 🌍"
     assert answer.choices[0].message.role == "assistant"
     assert answer.choices[0].finish_reason == "stop"
-    prompt = gateway_server.chat.submitted[0].prompt_token_ids
+    prompt = server.chat.submitted[0].prompt_token_ids
     assert answer.usage.prompt_tokens == len(prompt)
     assert answer.usage.completion_tokens == len("Hello, världen! 🌍".encode()) + 1
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
     assert answer.usage.prompt_tokens_details.cached_tokens == 3
 
 
-def test_a_stream_gives_role_text_and_finish_reason_and_never_cuts_a_character(
-    gateway_server: Any, sdk: openai.OpenAI
-) -> None:
+def test_a_stream_gives_role_text_and_finish_reason_and_never_cuts_a_character(server: Any, sdk: openai.OpenAI) -> None:
     chunks = list(sdk.chat.completions.create(model="tiny", messages=HELLO, stream=True))
     assert chunks[0].choices[0].delta.role == "assistant"
     texts = [chunk.choices[0].delta.content or "" for chunk in chunks]
@@ -74,18 +72,18 @@ def test_choices_are_interleaved_and_kept_apart(answering: Callable[..., None], 
     assert whole.usage is not None and whole.usage.completion_tokens == 4 + 13 + 4
 
 
-def test_max_tokens_ends_with_length(gateway_server: Any, sdk: openai.OpenAI) -> None:
+def test_max_tokens_ends_with_length(server: Any, sdk: openai.OpenAI) -> None:
     answer = sdk.chat.completions.create(model="tiny", messages=HELLO, max_completion_tokens=5)
     assert answer.choices[0].message.content == "Hello" and answer.choices[0].finish_reason == "length"
     assert answer.usage is not None and answer.usage.completion_tokens == 5
 
 
 def test_a_stop_string_ends_the_answer_before_it_and_aborts_the_request(
-    gateway_server: Any, answering: Callable[..., None], sdk: openai.OpenAI, wait_for: Callable[..., None]
+    server: Any, answering: Callable[..., None], sdk: openai.OpenAI, wait_for: Callable[..., None]
 ) -> None:
     answering("one two STOP three " * 50)
     for stream in (False, True):
-        gateway_server.chat.aborted.clear()
+        server.chat.aborted.clear()
         if stream:
             chunks = list(sdk.chat.completions.create(model="tiny", messages=HELLO, stop=["STOP"], stream=True))
             text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
@@ -95,7 +93,7 @@ def test_a_stop_string_ends_the_answer_before_it_and_aborts_the_request(
             text, reason = answer.choices[0].message.content, answer.choices[0].finish_reason
             assert answer.usage is not None and answer.usage.completion_tokens == len("one two STOP")
         assert (text, reason) == ("one two ", "stop")
-        wait_for(lambda: len(gateway_server.chat.aborted) == 1, "the engine's request to be aborted")
+        wait_for(lambda: len(server.chat.aborted) == 1, "the engine's request to be aborted")
 
 
 def test_a_stopped_choice_does_not_end_the_others(answering: Callable[..., None], sdk: openai.OpenAI) -> None:
@@ -154,11 +152,11 @@ def test_without_tools_or_with_choice_none_the_text_stays_text(
         assert choice.message.content == text and choice.finish_reason == "stop"
 
 
-def test_the_engine_gets_the_rendered_prompt_and_the_extensions(gateway_server: Any, sdk: openai.OpenAI) -> None:
+def test_the_engine_gets_the_rendered_prompt_and_the_extensions(server: Any, sdk: openai.OpenAI) -> None:
     extra = {"top_k": 7, "min_p": 0.1, "ignore_eos": True, "min_tokens": 2, "priority": 10, "cache_salt": "s"}
     sdk.chat.completions.create(model="tiny", messages=HELLO, seed=11, max_tokens=4, extra_body=extra)
-    submit = gateway_server.chat.submitted[0]
-    assert gateway_server.served["tiny"].tokenizer.decode(submit.prompt_token_ids, skip_special_tokens=False) == (
+    submit = server.chat.submitted[0]
+    assert server.served["tiny"].tokenizer.decode(submit.prompt_token_ids, skip_special_tokens=False) == (
         "<bos><|user|>Hej<|assistant|>"
     )
     sampling = submit.sampling

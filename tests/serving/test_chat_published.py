@@ -29,9 +29,9 @@ REQUESTS: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def tenant(gateway_server: Any, answering: Callable[..., None]) -> Iterator[httpx.Client]:
+def tenant(server: Any, answering: Callable[..., None]) -> Iterator[httpx.Client]:
     answering(f"So: {CALL}{CALL}")
-    with gateway_server.add_tenant(f"published-{time.monotonic_ns()}") as made:
+    with server.add_tenant(f"published-{time.monotonic_ns()}") as made:
         yield made
 
 

@@ -35,7 +35,7 @@ def test_sixteen_tokens_are_the_default(answering: Callable[..., None], sdk: ope
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_prompts_times_n_are_numbered_prompt_by_prompt(
-    gateway_server: Any, sdk: openai.OpenAI, answering: Callable[..., None], stream: bool
+    server: Any, sdk: openai.OpenAI, answering: Callable[..., None], stream: bool
 ) -> None:
     answering("a1", "b22")
     prompts: Any = [[72, 101], [106], [1, 2, 3]]
@@ -49,27 +49,27 @@ def test_prompts_times_n_are_numbered_prompt_by_prompt(
         assert answer.usage is not None
         assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (6, 3 * (3 + 4))
     assert texts == {0: "a1", 1: "b22", 2: "a1", 3: "b22", 4: "a1", 5: "b22"}
-    assert [submit.prompt_token_ids for submit in gateway_server.chat.submitted] == prompts
+    assert [submit.prompt_token_ids for submit in server.chat.submitted] == prompts
 
 
 def test_one_refused_prompt_refuses_all_and_aborts_the_others(
-    gateway_server: Any, sdk: openai.OpenAI, wait_for: Callable[..., None]
+    server: Any, sdk: openai.OpenAI, wait_for: Callable[..., None]
 ) -> None:
-    normal = gateway_server.chat.generate
+    normal = server.chat.generate
 
     def refuse_second(request: Any, hold: Any = None) -> Any:
         if request.request_id.endswith("-1"):
-            gateway_server.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "full")
+            server.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "full")
         else:
-            gateway_server.chat.refusal = None
+            server.chat.refusal = None
         return normal(request, hold)
 
-    gateway_server.chat.step_s = 0.01
-    gateway_server.chat.answer = lambda request, index: [120] * 400
-    gateway_server.chat.generate = refuse_second
+    server.chat.step_s = 0.01
+    server.chat.answer = lambda request, index: [120] * 400
+    server.chat.generate = refuse_second
     with pytest.raises(openai.RateLimitError):
         sdk.completions.create(model="tiny", prompt=["a", "b", "c"], max_tokens=400)
-    wait_for(lambda: not gateway_server.chat.running, "the other prompts to be aborted")
+    wait_for(lambda: not server.chat.running, "the other prompts to be aborted")
 
 
 def test_logprobs_have_the_older_shape_with_offsets(answering: Callable[..., None], sdk: openai.OpenAI) -> None:
@@ -93,7 +93,7 @@ def test_offsets_point_into_the_text_where_characters_take_several_tokens(
 
 
 def test_bad_words_are_tokenized_once_however_many_prompts_there_are(
-    gateway_server: Any, sdk: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+    server: Any, sdk: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches: list[list[str]] = []
     encode_batch = Tokenizer.encode_batch
@@ -105,7 +105,7 @@ def test_bad_words_are_tokenized_once_however_many_prompts_there_are(
     monkeypatch.setattr(Tokenizer, "encode_batch", counted)
     sdk.completions.create(model="tiny", prompt=["a", "b", "c"], extra_body={"bad_words": ["no"]})
     assert batches.count(["no", " no"]) == 1
-    assert [submit.sampling.bad_words for submit in gateway_server.chat.submitted] == [[[110, 111], [32, 110, 111]]] * 3
+    assert [submit.sampling.bad_words for submit in server.chat.submitted] == [[[110, 111], [32, 110, 111]]] * 3
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -129,7 +129,7 @@ def test_echo_begins_with_the_prompt_and_its_logprobs(
     assert logprobs["top_logprobs"][0] is None
 
 
-def test_a_prompt_can_be_scored_without_an_answer(gateway_server: Any, client: httpx.Client) -> None:
+def test_a_prompt_can_be_scored_without_an_answer(server: Any, client: httpx.Client) -> None:
     body = {"model": "tiny", "prompt": "abc", "echo": True, "logprobs": 0, "max_tokens": 0}
     answer = client.post("/v1/completions", json=body).json()
     choice = answer["choices"][0]
@@ -143,7 +143,7 @@ def test_the_stop_string_is_kept_where_asked_for(answering: Callable[..., None],
     assert answer.choices[0].text == "one." and answer.choices[0].model_dump()["stop_reason"] == "."
 
 
-def test_a_stop_token_of_the_client_is_named_and_not_shown(gateway_server: Any, sdk: openai.OpenAI) -> None:
+def test_a_stop_token_of_the_client_is_named_and_not_shown(server: Any, sdk: openai.OpenAI) -> None:
     answer = sdk.completions.create(model="tiny", prompt="x", extra_body={"stop_token_ids": [ord("o")]})
     assert answer.choices[0].text == "Hell"
     assert answer.choices[0].model_dump()["stop_reason"] == ord("o")

@@ -23,15 +23,15 @@ def test_floats_and_base64_carry_the_same_numbers(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("given", ["hi", ["hi"], [104, 105], [[104, 105]]])
-def test_every_form_of_input_is_taken(gateway_server: Any, sdk: openai.OpenAI, given: Any) -> None:
+def test_every_form_of_input_is_taken(server: Any, sdk: openai.OpenAI, given: Any) -> None:
     answer = sdk.embeddings.create(model="vec", input=given)
-    assert gateway_server.embed.embedded == [[[104, 105]]]
+    assert server.embed.embedded == [[[104, 105]]]
     assert len(answer.data) == 1 and len(answer.data[0].embedding) == 4
 
 
-def test_a_batch_goes_to_the_engine_as_one_request(gateway_server: Any, sdk: openai.OpenAI) -> None:
+def test_a_batch_goes_to_the_engine_as_one_request(server: Any, sdk: openai.OpenAI) -> None:
     assert len(sdk.embeddings.create(model="vec", input=[f"text {i}" for i in range(50)]).data) == 50
-    assert [len(batch) for batch in gateway_server.embed.embedded] == [50]
+    assert [len(batch) for batch in server.embed.embedded] == [50]
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ def test_the_models_own_size_may_be_asked_for(sdk: openai.OpenAI) -> None:
 def test_the_memory_of_an_answer_is_counted_before_the_work(
     serve: Any, wait_for: Any, coding: str, status: int
 ) -> None:
-    def prepare(gateway_server: Any) -> None:
-        gateway_server.embed.card = msgspec.structs.replace(gateway_server.embed.card, embedding_size=1000)
+    def prepare(server: Any) -> None:
+        server.embed.card = msgspec.structs.replace(server.embed.card, embedding_size=1000)
 
-    with serve(prepare, max_held_bytes=1 << 20) as gateway_server, gateway_server.client() as client:
+    with serve(prepare, max_held_bytes=1 << 20) as server, server.client() as client:
         wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         body = {"model": "vec", "input": ["a"] * 20, "encoding_format": coding}
         answer = client.post("/v1/embeddings", json=body)
         assert answer.status_code == status
-        assert len(gateway_server.embed.embedded) == (status == 200)
-        wait_for(lambda: gateway_server.gateway.bodies.budget.used == 0, "the memory to be given back")
+        assert len(server.embed.embedded) == (status == 200)
+        wait_for(lambda: server.gateway.bodies.budget.used == 0, "the memory to be given back")

@@ -53,10 +53,10 @@ class Probe:
         most_held: Most bytes of the budget that were held.
     """
 
-    def __init__(self, gateway_server: Any) -> None:
+    def __init__(self, server: Any) -> None:
         self.longest_turn_s = 0.0
         self.most_held = 0
-        self._budget = gateway_server.gateway.bodies.budget
+        self._budget = server.gateway.bodies.budget
 
     @property
     def held(self) -> int:
@@ -95,27 +95,27 @@ def probed(serve: Any, wait_for: WaitFor) -> Any:
 
     @contextmanager
     def make(**gateway: Any) -> Iterator[tuple[Any, Probe]]:
-        def prepare(gateway_server: Any) -> None:
-            gateway_server.chat.card = msgspec.structs.replace(gateway_server.chat.card, max_context_length=100_000)
-            gateway_server.chat.answer = lambda request, index: [97] * request.sampling.max_tokens
-            gateway_server.chat.tokens_per_step = POSITIONS
+        def prepare(server: Any) -> None:
+            server.chat.card = msgspec.structs.replace(server.chat.card, max_context_length=100_000)
+            server.chat.answer = lambda request, index: [97] * request.sampling.max_tokens
+            server.chat.tokens_per_step = POSITIONS
 
-        with serve(prepare, drain_timeout_s=0.5, **gateway) as gateway_server:
-            with gateway_server.client() as client:
+        with serve(prepare, drain_timeout_s=0.5, **gateway) as server:
+            with server.client() as client:
                 wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-            probe = Probe(gateway_server)
-            looking = asyncio.run_coroutine_threadsafe(probe.look(), gateway_server.loop)
-            yield gateway_server, probe
+            probe = Probe(server)
+            looking = asyncio.run_coroutine_threadsafe(probe.look(), server.loop)
+            yield server, probe
             wait_for(lambda: probe.held == 0, "all memory to be given back")
             looking.cancel()
 
     return make
 
 
-def post(gateway_server: Any, path: str, body: dict[str, Any]) -> Any:
+def post(server: Any, path: str, body: dict[str, Any]) -> Any:
     """Send a request from a client that reads next to nothing by itself."""
     content = json.dumps(body).encode()
-    raw = gateway_server.connect(receive_buffer=4096)
+    raw = server.connect(receive_buffer=4096)
     head = (
         f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
     )
@@ -127,22 +127,22 @@ def post(gateway_server: Any, path: str, body: dict[str, Any]) -> Any:
 def test_slow_readers_hold_up_nobody_before_or_after_they_are_cut(
     probed: Any, wait_for: WaitFor, converted: list[int], path: str
 ) -> None:
-    with probed(write_timeout_s=2) as (gateway_server, probe), ExitStack() as opened:
+    with probed(write_timeout_s=2) as (server, probe), ExitStack() as opened:
         for _ in range(6):
-            opened.enter_context(post(gateway_server, path, body_of(path, stream=True)))
-        wait_for(lambda: len(gateway_server.chat.submitted) == 6, "all streams to begin")
-        with gateway_server.client() as client:
+            opened.enter_context(post(server, path, body_of(path, stream=True)))
+        wait_for(lambda: len(server.chat.submitted) == 6, "all streams to begin")
+        with server.client() as client:
             assert client.get("/health").status_code == 200
         wait_for(lambda: probe.held > 6 * POSITIONS * TOP * 16 * 0.9, "what nobody reads to be counted")
-        wait_for(lambda: len(gateway_server.chat.aborted) == 6, "all of them to be cut", seconds=60)
+        wait_for(lambda: len(server.chat.aborted) == 6, "all of them to be cut", seconds=60)
         at_the_cut = sum(converted)
         wait_for(lambda: probe.held == 0, "their memory to be given back")
-        with gateway_server.client() as client:
+        with server.client() as client:
             assert client.get("/health").status_code == 200
     assert probe.longest_turn_s < 1, "it was forty seconds"
     assert sum(converted) == at_the_cut <= 6 * POSITIONS / 20, "what nobody reads is not converted"
     assert max(converted, default=0) <= 64
-    assert gateway_server.chat.finished == []
+    assert server.chat.finished == []
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
@@ -151,7 +151,7 @@ def test_a_large_plain_answer_holds_up_nobody_and_is_counted_until_it_is_read(
 ) -> None:
     positions = POSITIONS if path != RESPONSES else POSITIONS // 4
     body = body_of(path, **({"store": False} if path == RESPONSES else {}))
-    with probed() as (gateway_server, probe), httpx.Client(base_url=gateway_server.url, timeout=120) as client:
+    with probed() as (server, probe), httpx.Client(base_url=server.url, timeout=120) as client:
         with client.stream("POST", path, json=body) as answer:
             assert answer.status_code == 200
             size = int(answer.headers["content-length"])
@@ -169,28 +169,28 @@ def test_a_large_plain_answer_holds_up_nobody_and_is_counted_until_it_is_read(
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
 def test_a_stream_that_holds_too_much_unread_ends_with_a_typed_error(probed: Any, wait_for: WaitFor, path: str) -> None:
-    with probed(max_held_bytes=4 * MIB) as (gateway_server, probe):
-        gateway_server.chat.tokens_per_step, gateway_server.chat.step_s = 10 if path != RESPONSES else 300, 0.01
-        with post(gateway_server, path, body_of(path, stream=True)) as raw:
+    with probed(max_held_bytes=4 * MIB) as (server, probe):
+        server.chat.tokens_per_step, server.chat.step_s = 10 if path != RESPONSES else 300, 0.01
+        with post(server, path, body_of(path, stream=True)) as raw:
             wait_for(lambda: probe.most_held > 2 * MIB, "what nobody reads to be counted")
             wait_for(lambda: probe.held < 2 * MIB, "what nobody reads to be dropped")
-            assert not gateway_server.chat.aborted, "the client has read nothing yet"
+            assert not server.chat.aborted, "the client has read nothing yet"
             answer = b""
             while not answer.endswith(b"0\r\n\r\n") and (part := raw.recv(MIB)):
                 answer += part
         typed = b"request_too_large" if path != RESPONSES else b"event: response.failed"
         assert typed in answer and b"gateway.max_held_bytes" in answer and b"[DONE]" not in answer
-        wait_for(lambda: len(gateway_server.chat.aborted) == 1, "the engine to be told")
+        wait_for(lambda: len(server.chat.aborted) == 1, "the engine to be told")
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
 def test_a_plain_answer_for_which_there_is_no_memory_is_refused(probed: Any, path: str) -> None:
-    with probed(max_held_bytes=4 * MIB) as (gateway_server, _), gateway_server.client() as client:
-        gateway_server.chat.tokens_per_step = 10  # it comes little by little, and is taken as it comes
+    with probed(max_held_bytes=4 * MIB) as (server, _), server.client() as client:
+        server.chat.tokens_per_step = 10  # it comes little by little, and is taken as it comes
         answer = client.post(path, json=body_of(path))
         assert answer.status_code == 413 and answer.json()["error"]["code"] == "request_too_large"
         assert "gateway.max_held_bytes" in answer.json()["error"]["message"]
-        assert len(gateway_server.chat.aborted) == 1
+        assert len(server.chat.aborted) == 1
         assert client.post(CHAT, json=body_of(CHAT, n=1, max_tokens=5)).status_code == 200
 
 
@@ -199,20 +199,20 @@ def test_a_plain_answer_that_could_not_be_encoded_ends_while_it_is_gathered(
     probed: Any, converted: list[int], path: str
 ) -> None:
     fields = {"max_output_tokens": 4 * TOKENS} if path == RESPONSES else {"n": 1, "max_tokens": 4 * TOKENS}
-    with probed() as (gateway_server, _), gateway_server.client() as client:
-        gateway_server.chat.tokens_per_step, gateway_server.chat.step_s = 50, 0.01
+    with probed() as (server, _), server.client() as client:
+        server.chat.tokens_per_step, server.chat.step_s = 50, 0.01
         size = len(client.post(path, json=body_of(path, **fields)).content)
     already = len(converted)
-    with probed(max_held_bytes=int(2.3 * size)) as (gateway_server, _), gateway_server.client() as client:
-        gateway_server.chat.tokens_per_step, gateway_server.chat.step_s = 50, 0.01
+    with probed(max_held_bytes=int(2.3 * size)) as (server, _), server.client() as client:
+        server.chat.tokens_per_step, server.chat.step_s = 50, 0.01
         answer = client.post(path, json=body_of(path, **fields))
         assert answer.status_code == 413 and answer.json()["error"]["code"] == "request_too_large"
     assert sum(converted[already:]) < 4 * TOKENS
 
 
 def test_an_answer_is_refused_where_others_of_its_organisation_hold_too_much(probed: Any, wait_for: WaitFor) -> None:
-    with probed(max_held_bytes=64 * MIB) as (gateway_server, probe), gateway_server.client() as client:
-        slow = post(gateway_server, CHAT, body_of(CHAT, stream=True))
+    with probed(max_held_bytes=64 * MIB) as (server, probe), server.client() as client:
+        slow = post(server, CHAT, body_of(CHAT, stream=True))
         wait_for(lambda: probe.held > POSITIONS * TOP * 16 * 0.9, "what nobody reads to be counted")
         answer = client.post(CHAT, json=body_of(CHAT, n=8))
         assert answer.status_code == 429 and answer.json()["error"]["code"] == "over_share"
@@ -223,7 +223,7 @@ def test_an_answer_is_refused_where_others_of_its_organisation_hold_too_much(pro
 
 
 def test_a_large_answer_is_not_stored_and_says_so(probed: Any) -> None:
-    with probed(max_body_bytes=MIB) as (gateway_server, _), gateway_server.client() as client:
+    with probed(max_body_bytes=MIB) as (server, _), server.client() as client:
         small = client.post(CHAT, json=body_of(CHAT, n=1, max_tokens=10, store=True)).json()
         kept = client.get(f"{CHAT}/{small['id']}").json()
         assert kept["choices"] == small["choices"]
@@ -233,7 +233,7 @@ def test_a_large_answer_is_not_stored_and_says_so(probed: Any) -> None:
 
 
 def test_a_response_keeps_its_logprobs_as_it_sent_them(probed: Any) -> None:
-    with probed() as (gateway_server, _), gateway_server.client() as client:
+    with probed() as (server, _), server.client() as client:
         body = body_of(RESPONSES, max_output_tokens=100, stream=True)
         text = client.post(RESPONSES, json=body).text
         last = json.loads(text.rpartition("data: ")[2])["response"]
@@ -258,12 +258,12 @@ def test_a_plain_answer_is_not_finished_for_a_client_that_left(
 ) -> None:
     for _ in range(10):  # on a busy machine the answer may be finished before this client has left
         converted.clear()
-        with probed() as (gateway_server, _):
-            raw = post(gateway_server, CHAT, body_of(CHAT))
+        with probed() as (server, _):
+            raw = post(server, CHAT, body_of(CHAT))
             wait_for(lambda: sum(converted) > 0, "the answer to begin")
             raw.close()
             wait_for(
-                lambda gateway_server=gateway_server: gateway_server.chat.aborted or sum(converted) >= POSITIONS,
+                lambda server=server: server.chat.aborted or sum(converted) >= POSITIONS,
                 "the request to be given up",
             )
             at_the_end = sum(converted)

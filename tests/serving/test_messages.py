@@ -26,29 +26,29 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Lund"}}\n</t
 
 
 @pytest.fixture
-def claude(gateway_server: Any) -> Iterator[anthropic.Anthropic]:
+def claude(server: Any) -> Iterator[anthropic.Anthropic]:
     """The official client, which does not try again by itself."""
-    with anthropic.Anthropic(base_url=gateway_server.url, api_key="none", max_retries=0, timeout=20) as made:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=20) as made:
         yield made
 
 
-def prompt_of(gateway_server: Any) -> str:
-    text: str = gateway_server.served["tiny"].tokenizer.decode(
-        gateway_server.chat.submitted[-1].prompt_token_ids, skip_special_tokens=False
+def prompt_of(server: Any) -> str:
+    text: str = server.served["tiny"].tokenizer.decode(
+        server.chat.submitted[-1].prompt_token_ids, skip_special_tokens=False
     )
     return text
 
 
-def test_a_whole_message_has_text_stop_reason_and_usage(gateway_server: Any, claude: anthropic.Anthropic) -> None:
-    gateway_server.chat.cached_tokens = 3
+def test_a_whole_message_has_text_stop_reason_and_usage(server: Any, claude: anthropic.Anthropic) -> None:
+    server.chat.cached_tokens = 3
     message = claude.messages.create(system="Be brief.", **ASK)
     assert message.id.startswith("msg_") and message.role == "assistant" and message.model == "tiny"
     assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "Hello, världen! 🌍"}]
     assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
-    tokens = len(gateway_server.chat.submitted[0].prompt_token_ids)
+    tokens = len(server.chat.submitted[0].prompt_token_ids)
     assert message.usage.input_tokens == tokens - 3 and message.usage.cache_read_input_tokens == 3
     assert message.usage.output_tokens == 22
-    assert prompt_of(gateway_server) == "<bos><|system|>Be brief.<|user|>Hej<|assistant|>"
+    assert prompt_of(server) == "<bos><|system|>Be brief.<|user|>Hej<|assistant|>"
 
 
 def test_a_stream_has_anthropics_events_in_order(client: httpx.Client) -> None:
@@ -67,11 +67,11 @@ def test_a_stream_has_anthropics_events_in_order(client: httpx.Client) -> None:
 
 
 def test_blocks_stand_in_the_order_in_which_they_were_written(
-    gateway_server: Any, answering: Callable[..., None], claude: anthropic.Anthropic
+    server: Any, answering: Callable[..., None], claude: anthropic.Anthropic
 ) -> None:
     answering(f"First. {CALL} Then. {CALL} Last.")
     for tokens in (1, 500):
-        gateway_server.chat.tokens_per_step = tokens
+        server.chat.tokens_per_step = tokens
         message = claude.messages.create(tools=[WEATHER], **{**ASK, "max_tokens": 300})
         kinds = [block.text if block.type == "text" else block.type for block in message.content]
         assert kinds == ["First.", "tool_use", "Then.", "tool_use", "Last."]
@@ -104,7 +104,7 @@ def test_a_streamed_message_says_what_the_whole_one_says(
     ],
 )
 def test_a_tool_can_be_chosen(
-    gateway_server: Any,
+    server: Any,
     answering: Callable[..., None],
     claude: anthropic.Anthropic,
     choice: Any,
@@ -114,15 +114,15 @@ def test_a_tool_can_be_chosen(
     answering(answer)
     message = claude.messages.create(tools=[WEATHER], tool_choice=choice, **ASK)
     assert [getattr(block, "input", None) for block in message.content] == [{"city": "Lund"}]
-    assert message.stop_reason == "tool_use" and prompt_of(gateway_server).endswith(opening)
+    assert message.stop_reason == "tool_use" and prompt_of(server).endswith(opening)
 
 
-def test_tools_are_not_shown_where_none_may_be_used(gateway_server: Any, claude: anthropic.Anthropic) -> None:
+def test_tools_are_not_shown_where_none_may_be_used(server: Any, claude: anthropic.Anthropic) -> None:
     claude.messages.create(tools=[WEATHER], tool_choice={"type": "none"}, **ASK)
-    assert "get_weather" not in prompt_of(gateway_server)
+    assert "get_weather" not in prompt_of(server)
 
 
-def test_results_calls_and_turns_reach_the_template(gateway_server: Any, claude: anthropic.Anthropic) -> None:
+def test_results_calls_and_turns_reach_the_template(server: Any, claude: anthropic.Anthropic) -> None:
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "rain"}]}
     messages: Any = [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
@@ -131,14 +131,14 @@ def test_results_calls_and_turns_reach_the_template(gateway_server: Any, claude:
         {"role": "user", "content": [{"type": "text", "text": "Well?"}, result, {**result, "is_error": True}]},
     ]
     claude.messages.create(**{**ASK, "messages": messages}, tools=[WEATHER])
-    assert prompt_of(gateway_server).endswith(
+    assert prompt_of(server).endswith(
         "<|user|>a\nb\nc<|assistant|>So:<|tool|>rain<|tool|>Error: rain<|user|>Well?<|assistant|>"
     )
 
 
-def test_a_last_message_of_the_assistant_is_gone_on_with(gateway_server: Any, claude: anthropic.Anthropic) -> None:
+def test_a_last_message_of_the_assistant_is_gone_on_with(server: Any, claude: anthropic.Anthropic) -> None:
     claude.messages.create(**{**ASK, "messages": [*HELLO, {"role": "assistant", "content": "The best is ("}]})
-    assert prompt_of(gateway_server).endswith("<|assistant|>The best is (")
+    assert prompt_of(server).endswith("<|assistant|>The best is (")
 
 
 def test_stop_sequences_and_max_tokens_end_a_message(
@@ -152,10 +152,10 @@ def test_stop_sequences_and_max_tokens_end_a_message(
     assert cut.stop_reason == "max_tokens" and cut.usage.output_tokens == 3
 
 
-def test_the_engine_gets_the_sampling_asked_for(gateway_server: Any, claude: anthropic.Anthropic) -> None:
+def test_the_engine_gets_the_sampling_asked_for(server: Any, claude: anthropic.Anthropic) -> None:
     extra = {"temperature": 0.5, "top_p": 0.9, "top_k": 7}
     claude.messages.create(metadata={"user_id": "u"}, extra_body=extra, **ASK)
-    sampling = gateway_server.chat.submitted[0].sampling
+    sampling = server.chat.submitted[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_tokens) == (0.5, 0.9, 7, 200)
 
 
@@ -166,12 +166,12 @@ def test_input_that_is_no_json_is_handed_over_as_it_is(answering: Callable[..., 
     assert message["warnings"] == ["Tool call 0 (get_weather): its arguments are not valid JSON."]
 
 
-def test_tokens_are_counted_as_they_will_be(gateway_server: Any, claude: anthropic.Anthropic) -> None:
+def test_tokens_are_counted_as_they_will_be(server: Any, claude: anthropic.Anthropic) -> None:
     asked: Any = {"model": "tiny", "messages": HELLO, "system": [{"type": "text", "text": "Be brief."}]}
     choice: Any = {"type": "any"}
     counted = claude.messages.count_tokens(tools=[WEATHER], tool_choice=choice, **asked)
     message = claude.messages.create(tools=[WEATHER], tool_choice=choice, max_tokens=9, **asked)
-    assert counted.input_tokens == message.usage.input_tokens == len(gateway_server.chat.submitted[0].prompt_token_ids)
+    assert counted.input_tokens == message.usage.input_tokens == len(server.chat.submitted[0].prompt_token_ids)
 
 
 def test_strict_tools_and_unknown_fields_are_taken_with_a_warning(client: httpx.Client) -> None:
@@ -181,10 +181,10 @@ def test_strict_tools_and_unknown_fields_are_taken_with_a_warning(client: httpx.
     assert "ignored unknown field 'colour'" in warning and "ignored 'strict'" in warning
 
 
-def test_max_tokens_beyond_the_context_is_lowered_with_a_warning(gateway_server: Any, client: httpx.Client) -> None:
+def test_max_tokens_beyond_the_context_is_lowered_with_a_warning(server: Any, client: httpx.Client) -> None:
     answer = client.post("/v1/messages", json={**ASK, "max_tokens": 100_000})
     assert answer.status_code == 200, answer.text
-    submitted = gateway_server.chat.submitted[-1]
+    submitted = server.chat.submitted[-1]
     room = 512 - len(submitted.prompt_token_ids)
     assert submitted.sampling.max_tokens == room
     assert answer.headers["x-kvarn-warning"] == f"lowered 'max_tokens' to {room}, the context's rest"
@@ -234,11 +234,11 @@ def test_every_field_of_the_official_client_is_known(client: httpx.Client) -> No
     assert counted.keys() - CountTokensRequest.model_fields.keys() <= in_headers
 
 
-def test_refusals_reach_the_client_as_its_own_errors(gateway_server: Any, claude: anthropic.Anthropic) -> None:
+def test_refusals_reach_the_client_as_its_own_errors(server: Any, claude: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError) as unknown:
         claude.messages.create(**{**ASK, "model": "claude"})
     assert unknown.value.body["error"]["type"] == "not_found_error"  # type: ignore[index, call-overload]
-    gateway_server.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "full")
+    server.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "full")
     for stream in (False, True):
         with pytest.raises(anthropic.RateLimitError) as full:
             claude.messages.create(stream=stream, **ASK)
@@ -246,17 +246,17 @@ def test_refusals_reach_the_client_as_its_own_errors(gateway_server: Any, claude
         assert full.value.body["error"]["type"] == "rate_limit_error"  # type: ignore[index, call-overload]
 
 
-def test_a_limit_is_told_in_its_words(gateway_server: Any) -> None:
+def test_a_limit_is_told_in_its_words(server: Any) -> None:
     rule = LimitRule("limited-claude", requests_per_minute=1)
-    with gateway_server.add_tenant("limited-claude", limits=(rule,)) as tenant:
+    with server.add_tenant("limited-claude", limits=(rule,)) as tenant:
         assert tenant.post("/v1/messages", json=ASK).status_code == 200
         refused = tenant.post("/v1/messages", json={**ASK, "stream": True})
     assert refused.status_code == 429 and int(refused.headers["retry-after"]) > 0
     assert refused.json()["type"] == "error" and refused.json()["error"]["type"] == "rate_limit_error"
 
 
-def test_an_error_in_mid_stream_is_an_event(gateway_server: Any, claude: anthropic.Anthropic) -> None:
-    gateway_server.chat.lose_after = 3
+def test_an_error_in_mid_stream_is_an_event(server: Any, claude: anthropic.Anthropic) -> None:
+    server.chat.lose_after = 3
     with pytest.raises(anthropic.APIStatusError) as lost:
         for _ in claude.messages.create(stream=True, **ASK):
             pass

@@ -18,8 +18,8 @@ from kvarn.replica.api import ReplicaState
 from kvarn.wire.messages import EngineStats
 
 
-def test_models_are_listed_with_readiness_and_capacity(gateway_server: Any, sdk: openai.OpenAI) -> None:
-    gateway_server.chat.stats = EngineStats(kv_blocks_total=64, kv_blocks_free=60, running=3, waiting=2)
+def test_models_are_listed_with_readiness_and_capacity(server: Any, sdk: openai.OpenAI) -> None:
+    server.chat.stats = EngineStats(kv_blocks_total=64, kv_blocks_free=60, running=3, waiting=2)
     listed = {model.id: model.model_dump() for model in sdk.models.list()}
     assert list(listed) == ["tiny", "vec"]
     assert listed["tiny"]["ready"] and listed["tiny"]["kind"] == "generate" and listed["tiny"]["max_model_len"] == 512
@@ -32,9 +32,9 @@ def test_models_are_listed_with_readiness_and_capacity(gateway_server: Any, sdk:
     assert sdk.models.retrieve("vec").model_dump()["kind"] == "embed"
 
 
-def test_ready_says_how_far_each_model_is(gateway_server: Any, client: httpx.Client) -> None:
+def test_ready_says_how_far_each_model_is(server: Any, client: httpx.Client) -> None:
     assert client.get("/ready").json()["models"]["tiny"] == {"ready": True, "state": "ready"}
-    gateway_server.chat.state, gateway_server.chat.progress = ReplicaState.STARTING, ("load weights", 0.4)
+    server.chat.state, server.chat.progress = ReplicaState.STARTING, ("load weights", 0.4)
     answer = client.get("/ready")
     assert answer.status_code == 503
     assert answer.json()["models"]["tiny"] == {
@@ -77,7 +77,7 @@ def test_the_openapi_document_describes_every_body_and_resolves(client: httpx.Cl
 
 
 def test_metrics_count_requests_and_measure_tokens(serve: Any, wait_for: Any) -> None:
-    with serve() as gateway_server, gateway_server.client() as client:
+    with serve() as server, server.client() as client:
         wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         _check_metrics(client)
 
@@ -108,18 +108,16 @@ def test_version_ping_and_load_answer_in_the_forms_that_load_balancers_know(clie
     assert client.get("/load").json() == {"server_load": 0}
 
 
-def test_load_counts_the_requests_that_are_being_answered(
-    gateway_server: Any, client: httpx.Client, wait_for: Any
-) -> None:
+def test_load_counts_the_requests_that_are_being_answered(server: Any, client: httpx.Client, wait_for: Any) -> None:
     def load() -> int:
         answer: int = client.get("/load").json()["server_load"]
         return answer
 
-    gateway_server.chat.hold = asyncio.Event()
+    server.chat.hold = asyncio.Event()
     with ThreadPoolExecutor() as pool:
-        answer = pool.submit(httpx.post, f"{gateway_server.url}/v1/completions", json={"model": "tiny", "prompt": "x"})
+        answer = pool.submit(httpx.post, f"{server.url}/v1/completions", json={"model": "tiny", "prompt": "x"})
         wait_for(lambda: load() == 1, "the request to be taken")
-        gateway_server.loop.call_soon_threadsafe(gateway_server.chat.hold.set)
+        server.loop.call_soon_threadsafe(server.chat.hold.set)
         assert answer.result().status_code == 200
     wait_for(lambda: load() == 0, "the request to be over")
 

@@ -15,15 +15,15 @@ ANGLES = {"east": 0.0, "almost east": 0.1, "north east": math.pi / 4, "north": m
 
 
 @pytest.fixture(autouse=True)
-def directions(gateway_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def directions(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts that are directions are embedded as such."""
 
     async def embed(request_id: str, inputs: list[list[int]]) -> list[bytes]:
-        gateway_server.embed.embedded.append(inputs)
+        server.embed.embedded.append(inputs)
         angles = [ANGLES[bytes(each).decode()] for each in inputs]
         return [struct.pack("<4f", 3 * math.cos(angle), 3 * math.sin(angle), 0, 0) for angle in angles]
 
-    monkeypatch.setattr(gateway_server.embed, "embed", embed)
+    monkeypatch.setattr(server.embed, "embed", embed)
 
 
 def rank(client: httpx.Client, path: str = "/v1/rerank", **fields: Any) -> dict[str, Any]:
@@ -34,9 +34,7 @@ def rank(client: httpx.Client, path: str = "/v1/rerank", **fields: Any) -> dict[
     return found
 
 
-def test_documents_come_back_by_relevance_with_their_place_in_the_request(
-    gateway_server: Any, client: httpx.Client
-) -> None:
+def test_documents_come_back_by_relevance_with_their_place_in_the_request(server: Any, client: httpx.Client) -> None:
     answer = rank(client)
     assert [result["index"] for result in answer["results"]] == [2, 1, 0]
     scores = [result["relevance_score"] for result in answer["results"]]
@@ -45,7 +43,7 @@ def test_documents_come_back_by_relevance_with_their_place_in_the_request(
     tokens = len("eastwestnorthalmost east")
     assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
     assert answer["meta"] == {"tokens": {"input_tokens": tokens}} and answer["model"] == "vec"
-    assert len(gateway_server.embed.embedded) == 1  # query and documents in one pass
+    assert len(server.embed.embedded) == 1  # query and documents in one pass
 
 
 def test_top_n_cuts_and_documents_are_sent_as_asked(client: httpx.Client) -> None:
@@ -62,9 +60,9 @@ def test_equal_documents_keep_their_order(client: httpx.Client) -> None:
     assert [result["index"] for result in answer["results"]] == [1, 3, 0, 2]
 
 
-def test_documents_are_cut_where_the_request_says_so(gateway_server: Any, client: httpx.Client) -> None:
+def test_documents_are_cut_where_the_request_says_so(server: Any, client: httpx.Client) -> None:
     rank(client, documents=["north east", "west"], max_tokens_per_doc=5)
-    assert gateway_server.embed.embedded == [[list(b"east"), list(b"north"), list(b"west")]]
+    assert server.embed.embedded == [[list(b"east"), list(b"north"), list(b"west")]]
 
 
 @pytest.mark.parametrize(

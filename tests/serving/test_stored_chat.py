@@ -17,8 +17,8 @@ HELLO: Any = [{"role": "user", "content": "Hej"}]
 
 
 @pytest.fixture
-def tenant(gateway_server: Any) -> Any:
-    with gateway_server.add_tenant(f"tenant-{time.monotonic_ns()}") as made:
+def tenant(server: Any) -> Any:
+    with server.add_tenant(f"tenant-{time.monotonic_ns()}") as made:
         yield made
 
 
@@ -37,7 +37,7 @@ def test_an_answer_is_kept_only_where_asked_for(tenant: httpx.Client) -> None:
 
 
 def test_a_streamed_answer_is_there_when_its_last_chunk_is(
-    gateway_server: Any, answering: Callable[..., None], sdk: openai.OpenAI
+    server: Any, answering: Callable[..., None], sdk: openai.OpenAI
 ) -> None:
     answering("ett", "två")
     for chunk in sdk.chat.completions.create(model="tiny", messages=HELLO, n=2, store=True, stream=True):
@@ -97,9 +97,9 @@ def test_metadata_can_be_changed_and_the_rest_deleted(tenant: httpx.Client) -> N
     assert tenant.get(f"{PATH}/{kept}").status_code == tenant.delete(f"{PATH}/{kept}").status_code == 404
 
 
-def test_another_tenant_finds_nothing(gateway_server: Any, tenant: httpx.Client) -> None:
+def test_another_tenant_finds_nothing(server: Any, tenant: httpx.Client) -> None:
     kept = ask(tenant, store=True)["id"]
-    with gateway_server.add_tenant("stranger") as stranger:
+    with server.add_tenant("stranger") as stranger:
         for answer in (
             stranger.get(f"{PATH}/{kept}"),
             stranger.get(f"{PATH}/{kept}/messages"),
@@ -113,12 +113,12 @@ def test_another_tenant_finds_nothing(gateway_server: Any, tenant: httpx.Client)
 
 
 def test_without_the_database_the_answer_comes_with_a_warning(
-    gateway_server: Any, answering: Callable[..., None], client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+    server: Any, answering: Callable[..., None], client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*_: object) -> None:
         raise StoreAwayError("the database is away")
 
-    monkeypatch.setattr(gateway_server.gateway.store, "transaction", away)
+    monkeypatch.setattr(server.gateway.store, "transaction", away)
     answering("hej")
     answer = ask(client, store=True)
     assert answer["choices"][0]["message"]["content"] == "hej" and "could not be stored" in answer["warnings"][0]
@@ -129,7 +129,7 @@ def test_without_the_database_the_answer_comes_with_a_warning(
 
 
 def test_what_a_model_writes_can_be_stored_whatever_it_is(
-    gateway_server: Any, tenant: httpx.Client, answering: Callable[..., None]
+    server: Any, tenant: httpx.Client, answering: Callable[..., None]
 ) -> None:
     answering("a\x00b \\u0000 🌍")
     kept = ask(tenant, store=True, messages=[{"role": "user", "content": "\x00"}])["id"]

@@ -40,24 +40,22 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 def bombed(serve: Any, wait_for: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A gateway with a harmless model, one with all the bombs, one that always goes off, and one that cannot start."""
 
-    def prepare(gateway_server: Any) -> None:
+    def prepare(server: Any) -> None:
         for name, source in SOURCES.items():
             model = ModelConfig(name=name, path=name)
             directory = write_checkpoint(tmp_path_factory.mktemp(name), source)
-            gateway_server.config = gateway_server.config.model_copy(
-                update={"models": [*gateway_server.config.models, model]}
-            )
-            gateway_server.served[name] = ServedModel(name, model, FakeReplica(GENERATE_CARD), directory)
+            server.config = server.config.model_copy(update={"models": [*server.config.models, model]})
+            server.served[name] = ServedModel(name, model, FakeReplica(GENERATE_CARD), directory)
 
-    with serve(prepare, template_timeout_s=2, template_memory_bytes=192 * MIB) as gateway_server:
-        with gateway_server.client() as client:
+    with serve(prepare, template_timeout_s=2, template_memory_bytes=192 * MIB) as server:
+        with server.client() as client:
 
             def settled(name: str) -> bool:
                 state = client.get("/ready").json()["models"][name]
                 return state["ready"] or "error" in state
 
-            wait_for(lambda: all(map(settled, gateway_server.served)), "the models to be ready or broken", 60)
-        yield gateway_server
+            wait_for(lambda: all(map(settled, server.served)), "the models to be ready or broken", 60)
+        yield server
 
 
 def chat(model: str, bomb: str | None = None) -> dict[str, Any]:
@@ -150,9 +148,9 @@ def test_chats_of_one_model_wait_for_their_turn_at_its_template(bombed: Any) -> 
 def test_a_gateway_survives_the_end_of_its_processes_and_leaves_none_behind(
     serve: Any, wait_for: Callable[..., None]
 ) -> None:
-    with serve() as gateway_server, gateway_server.client() as client:
+    with serve() as server, server.client() as client:
         wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        process = gateway_server.served["tiny"].chat_template.process
+        process = server.served["tiny"].chat_template.process
         for _ in range(3):
             killed = process.pid
             os.kill(killed, signal.SIGKILL)
@@ -160,5 +158,5 @@ def test_a_gateway_survives_the_end_of_its_processes_and_leaves_none_behind(
             assert process.pid != killed
         last = process.pid
         assert Path(f"/proc/{last}").exists()
-        assert gateway_server.served["vec"].chat_template.process.pid, "it has a template too"
+        assert server.served["vec"].chat_template.process.pid, "it has a template too"
     assert not Path(f"/proc/{last}").exists()

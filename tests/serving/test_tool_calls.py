@@ -21,9 +21,9 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Lund"}}\n</t
 NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 
 
-def prompt_of(gateway_server: Any) -> str:
-    tokens = gateway_server.chat.submitted[-1].prompt_token_ids
-    text: str = gateway_server.served["tiny"].tokenizer.decode(tokens, skip_special_tokens=False)
+def prompt_of(server: Any) -> str:
+    tokens = server.chat.submitted[-1].prompt_token_ids
+    text: str = server.served["tiny"].tokenizer.decode(tokens, skip_special_tokens=False)
     return text
 
 
@@ -50,51 +50,51 @@ def whole(sdk: openai.OpenAI, **options: Any) -> tuple[str, list[tuple[str, str]
 
 @pytest.mark.parametrize("ask", [whole, streamed])
 def test_a_named_function_is_begun_in_the_prompt_and_gone_on_with(
-    gateway_server: Any, answering: Callable[..., None], sdk: openai.OpenAI, ask: Any
+    server: Any, answering: Callable[..., None], sdk: openai.OpenAI, ask: Any
 ) -> None:
     answering(' {"city": "Lund"}}\n</tool_call> and a lot more')
     seen = ask(sdk, tools=[ADD, WEATHER], tool_choice=NAMED)
     assert seen == ("", [("get_weather", '{"city": "Lund"}')], "stop")
-    assert prompt_of(gateway_server).endswith('<|assistant|><tool_call>\n{"name": "get_weather", "arguments":')
+    assert prompt_of(server).endswith('<|assistant|><tool_call>\n{"name": "get_weather", "arguments":')
 
 
 @pytest.mark.parametrize("ask", [whole, streamed])
 def test_some_function_can_be_required(
-    gateway_server: Any, answering: Callable[..., None], sdk: openai.OpenAI, ask: Any
+    server: Any, answering: Callable[..., None], sdk: openai.OpenAI, ask: Any
 ) -> None:
     answering(f' "get_weather", "arguments": {{"city": "Lund"}}}}\n</tool_call>\n{CALL}')
     calls = [("get_weather", '{"city": "Lund"}')] * 2
     assert ask(sdk, tools=[ADD, WEATHER], tool_choice="required") == ("", calls, "tool_calls")
-    assert prompt_of(gateway_server).endswith('<tool_call>\n{"name":')
+    assert prompt_of(server).endswith('<tool_call>\n{"name":')
     answering(f' {{"city": "Lund"}}}}\n</tool_call>\n{CALL}')
     assert ask(sdk, tools=[WEATHER], tool_choice="required") == ("", calls, "tool_calls")
-    assert prompt_of(gateway_server).endswith('"arguments":'), "of one tool the name is certain"
+    assert prompt_of(server).endswith('"arguments":'), "of one tool the name is certain"
 
 
 @pytest.mark.parametrize("ask", [whole, streamed])
 def test_only_allowed_tools_are_shown_and_called(
-    gateway_server: Any, answering: Callable[..., None], sdk: openai.OpenAI, ask: Any
+    server: Any, answering: Callable[..., None], sdk: openai.OpenAI, ask: Any
 ) -> None:
     add = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
     answering(f"{CALL}{add}")
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{**NAMED}]}}
     text, calls, reason = ask(sdk, tools=[ADD, WEATHER], tool_choice=allowed)
     assert (text, calls, reason) == (add, [("get_weather", '{"city": "Lund"}')], "tool_calls")
-    assert "get_weather" in prompt_of(gateway_server) and '"add"' not in prompt_of(gateway_server)
+    assert "get_weather" in prompt_of(server) and '"add"' not in prompt_of(server)
 
 
 @pytest.mark.parametrize("ask", [whole, streamed])
 def test_without_parallel_calls_the_answer_ends_with_the_first(
-    gateway_server: Any, answering: Callable[..., None], sdk: openai.OpenAI, wait_for: Callable[..., None], ask: Any
+    server: Any, answering: Callable[..., None], sdk: openai.OpenAI, wait_for: Callable[..., None], ask: Any
 ) -> None:
     answering(f"Well. {CALL} {CALL}" + "x" * 300)
     seen = ask(sdk, tools=[WEATHER], parallel_tool_calls=False)
     assert seen == ("Well.", [("get_weather", '{"city": "Lund"}')], "tool_calls")
-    wait_for(lambda: len(gateway_server.chat.aborted) == 1, "the engine's request to be aborted")
+    wait_for(lambda: len(server.chat.aborted) == 1, "the engine's request to be aborted")
 
 
 def test_a_client_that_leaves_with_its_call_has_had_a_whole_answer(
-    gateway_server: Any, answering: Callable[..., None], client: httpx.Client, wait_for: Callable[..., None]
+    server: Any, answering: Callable[..., None], client: httpx.Client, wait_for: Callable[..., None]
 ) -> None:
     outcomes: list[str] = []
 
@@ -105,8 +105,8 @@ def test_a_client_that_leaves_with_its_call_has_had_a_whole_answer(
         async def leave(self, work: Any) -> None:
             outcomes.append(str(work.outcome))
 
-    stages = gateway_server.gateway.pipeline._stages
-    gateway_server.gateway.pipeline._stages = (*stages, Watch())
+    stages = server.gateway.pipeline._stages
+    server.gateway.pipeline._stages = (*stages, Watch())
     try:
         answering(CALL + "x" * 300)
         body = {"model": "tiny", "messages": HELLO, "tools": [WEATHER], "parallel_tool_calls": False, "stream": True}
@@ -116,7 +116,7 @@ def test_a_client_that_leaves_with_its_call_has_had_a_whole_answer(
                     break
         wait_for(lambda: bool(outcomes), "the work to be settled")
     finally:
-        gateway_server.gateway.pipeline._stages = stages
+        server.gateway.pipeline._stages = stages
     assert outcomes == ["finished"]
 
 
@@ -149,28 +149,28 @@ def test_arguments_are_sent_while_they_are_written(answering: Callable[..., None
     ],
 )
 def test_the_models_own_format_is_read(
-    gateway_server: Any,
+    server: Any,
     answering: Callable[..., None],
     sdk: openai.OpenAI,
     monkeypatch: pytest.MonkeyPatch,
     kind: Any,
     text: str,
 ) -> None:
-    monkeypatch.setattr(gateway_server.served["tiny"], "tool_format", kind)
+    monkeypatch.setattr(server.served["tiny"], "tool_format", kind)
     answering(text)
     for ask in (whole, streamed):
         assert ask(sdk, tools=[WEATHER]) == ("", [("get_weather", '{"city": "Lund"}')], "tool_calls")
 
 
 def test_special_tokens_that_mark_calls_reach_the_parser(
-    gateway_server: Any, sdk: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+    server: Any, sdk: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marked = MISTRAL_TAGGED.__class__(
         "mistral", MISTRAL_TAGGED.parser, MISTRAL_TAGGED.opening, ("<|system|>",), MISTRAL_TAGGED.new_id
     )
-    monkeypatch.setattr(gateway_server.served["tiny"], "tool_format", marked)
+    monkeypatch.setattr(server.served["tiny"], "tool_format", marked)
     system = 258
-    gateway_server.chat.answer = lambda request, index: [*b"a", system, *b"b", *answer_text("c")]
+    server.chat.answer = lambda request, index: [*b"a", system, *b"b", *answer_text("c")]
     assert whole(sdk, tools=[WEATHER])[0] == "a<|system|>bc"
     assert whole(sdk)[0] == "abc"
 
@@ -197,7 +197,7 @@ def test_a_call_that_is_cut_off_ends_with_length(answering: Callable[..., None],
 
 @pytest.mark.parametrize("choice", ["auto", {"name": "get_weather"}])
 def test_functions_of_old_clients_are_tools(
-    gateway_server: Any, answering: Callable[..., None], sdk: openai.OpenAI, choice: Any
+    server: Any, answering: Callable[..., None], sdk: openai.OpenAI, choice: Any
 ) -> None:
     answering(CALL if choice == "auto" else ' {"city": "Lund"}}')
     options: Any = {"model": "tiny", "functions": [WEATHER["function"]], "function_call": choice}
@@ -216,15 +216,15 @@ def test_functions_of_old_clients_are_tools(
         {"role": "function", "name": "get_weather", "content": "sunny"},
     ]
     sdk.chat.completions.create(messages=history, **options)  # type: ignore[call-overload]
-    assert "<|tool|>sunny" in prompt_of(gateway_server)
+    assert "<|tool|>sunny" in prompt_of(server)
 
 
 @pytest.mark.parametrize("tokens_per_step", [1, 5, 1000])
 def test_old_clients_hear_text_and_call_in_the_order_in_which_they_were_written(
-    gateway_server: Any, answering: Callable[..., None], sdk: openai.OpenAI, tokens_per_step: int
+    server: Any, answering: Callable[..., None], sdk: openai.OpenAI, tokens_per_step: int
 ) -> None:
     answering("I look it up. " + CALL)
-    gateway_server.chat.tokens_per_step = tokens_per_step
+    server.chat.tokens_per_step = tokens_per_step
     heard = []
     options: Any = {"functions": [WEATHER["function"]], "stream": True}
     for chunk in sdk.chat.completions.create(model="tiny", messages=HELLO, **options):
@@ -246,5 +246,5 @@ def test_a_result_must_belong_to_a_call(client: httpx.Client) -> None:
     assert error["param"] == "messages[3].tool_call_id" and "'c2'" in error["message"]
 
 
-def test_the_demo_models_format_is_found(gateway_server: Any) -> None:
-    assert gateway_server.served["tiny"].tool_format is HERMES
+def test_the_demo_models_format_is_found(server: Any) -> None:
+    assert server.served["tiny"].tool_format is HERMES

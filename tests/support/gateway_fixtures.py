@@ -105,7 +105,7 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 10.0) ->
         time.sleep(0.005)
 
 
-def make_gateway_server(directory: Path, **gateway: object) -> GatewayServer:
+def make_server(directory: Path, **gateway: object) -> GatewayServer:
     config = KvarnConfig.model_validate(
         {
             "gateway": {"port": 0, **gateway},
@@ -122,29 +122,29 @@ def make_gateway_server(directory: Path, **gateway: object) -> GatewayServer:
 
 
 @contextmanager
-def running(gateway_server: GatewayServer, *, wait_ready: bool = True) -> Iterator[GatewayServer]:
-    """Serve a gateway_server in a thread until the block ends."""
-    listener = bind(gateway_server.config.gateway)
-    gateway_server.port = listener.getsockname()[1]
-    gateway_server.app = create_app(gateway_server.config, gateway_server.served, gateway_server.authenticator)
-    server = build_server(gateway_server.app, gateway_server.config.gateway)
+def running(server: GatewayServer, *, wait_ready: bool = True) -> Iterator[GatewayServer]:
+    """Serve a server in a thread until the block ends."""
+    listener = bind(server.config.gateway)
+    server.port = listener.getsockname()[1]
+    server.app = create_app(server.config, server.served, server.authenticator)
+    uvicorn_server = build_server(server.app, server.config.gateway)
 
     async def main() -> None:
-        gateway_server.loop = asyncio.get_running_loop()
-        await server.serve(sockets=[listener])
+        server.loop = asyncio.get_running_loop()
+        await uvicorn_server.serve(sockets=[listener])
 
     thread = threading.Thread(target=lambda: asyncio.run(main()), name="gateway")
     thread.start()
     try:
-        with gateway_server.client() as client:
-            wait_for(lambda: server.started, "the gateway to listen")
-            models = gateway_server.served.values()
+        with server.client() as client:
+            wait_for(lambda: uvicorn_server.started, "the gateway to listen")
+            models = server.served.values()
             wait_for(lambda: all(model.tokenizer or model.load_error for model in models), "text to be loaded")
             if wait_ready:
                 wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        yield gateway_server
+        yield server
     finally:
-        server.should_exit = True
+        uvicorn_server.should_exit = True
         thread.join(20)
         assert not thread.is_alive(), "the gateway did not stop"
 
@@ -155,41 +155,39 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def shared_gateway_server(checkpoint: Path) -> Iterator[GatewayServer]:
-    with running(
-        make_gateway_server(checkpoint, drain_timeout_s=1, body_timeout_s=1, max_body_bytes=200_000)
-    ) as served:
+def shared_server(checkpoint: Path) -> Iterator[GatewayServer]:
+    with running(make_server(checkpoint, drain_timeout_s=1, body_timeout_s=1, max_body_bytes=200_000)) as served:
         yield served
 
 
 @pytest.fixture
-def gateway_server(shared_gateway_server: GatewayServer) -> GatewayServer:
+def server(shared_server: GatewayServer) -> GatewayServer:
     """The shared gateway with its replicas as new."""
-    for replica in (shared_gateway_server.chat, shared_gateway_server.embed):
+    for replica in (shared_server.chat, shared_server.embed):
         wait_for(lambda replica=replica: not replica.running, "the requests of the test before to end")
         replica.reset()
-    return shared_gateway_server
+    return shared_server
 
 
 @pytest.fixture
-def client(gateway_server: GatewayServer) -> Iterator[httpx.Client]:
-    with gateway_server.client() as made:
+def client(server: GatewayServer) -> Iterator[httpx.Client]:
+    with server.client() as made:
         yield made
 
 
 @pytest.fixture
-def sdk(gateway_server: GatewayServer) -> Iterator[openai.OpenAI]:
+def sdk(server: GatewayServer) -> Iterator[openai.OpenAI]:
     """The official client, which does not try again by itself."""
-    with openai.OpenAI(base_url=f"{gateway_server.url}/v1", api_key="none", max_retries=0, timeout=20) as made:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20) as made:
         yield made
 
 
 @pytest.fixture
-def answering(gateway_server: GatewayServer) -> Callable[..., None]:
+def answering(server: GatewayServer) -> Callable[..., None]:
     """Make the chat model answer these texts, one for each choice."""
 
     def set_answers(*texts: str, end: bool = True) -> None:
-        gateway_server.chat.answer = lambda request, index: answer_text(texts[index % len(texts)], end=end)
+        server.chat.answer = lambda request, index: answer_text(texts[index % len(texts)], end=end)
 
     return set_answers
 
@@ -201,16 +199,16 @@ def wait_for_fixture() -> Callable[..., None]:
 
 @pytest.fixture(scope="session")
 def serve(checkpoint: Path) -> Callable[..., AbstractContextManager[GatewayServer]]:
-    """Serve a gateway_server of one's own: `with serve(lambda gateway_server: ..., max_prompts=2) as gateway_server`."""
+    """Serve a server of one's own: `with serve(lambda server: ..., max_prompts=2) as server`."""
 
     @contextmanager
     def make(
-        prepare: Callable[[GatewayServer], None] = lambda gateway_server: None, **gateway: object
+        prepare: Callable[[GatewayServer], None] = lambda server: None, **gateway: object
     ) -> Iterator[GatewayServer]:
-        gateway_server = make_gateway_server(checkpoint, **gateway)
-        prepare(gateway_server)
-        with running(gateway_server, wait_ready=False):
-            yield gateway_server
+        server = make_server(checkpoint, **gateway)
+        prepare(server)
+        with running(server, wait_ready=False):
+            yield server
 
     return make
 
@@ -219,16 +217,14 @@ def serve(checkpoint: Path) -> Callable[..., AbstractContextManager[GatewayServe
 def open_gateway(serve: Any, database_url: str) -> Open:
     """Serves a gateway on the test's database; several may be open at once, or one after another."""
 
-    def make(
-        prepare: Callable[[Any], None] = lambda gateway_server: None, **responses: Any
-    ) -> AbstractContextManager[Any]:
-        def prepared(gateway_server: Any) -> None:
+    def make(prepare: Callable[[Any], None] = lambda server: None, **responses: Any) -> AbstractContextManager[Any]:
+        def prepared(server: Any) -> None:
             changes = {
                 "store": StoreConfig(url=database_url),
                 "responses": ResponsesConfig(**{"lease_s": 3, **responses}),
             }
-            gateway_server.config = gateway_server.config.model_copy(update=changes)
-            prepare(gateway_server)
+            server.config = server.config.model_copy(update=changes)
+            prepare(server)
 
         made: AbstractContextManager[Any] = serve(prepared, drain_timeout_s=0.5)
         return made
@@ -240,13 +236,11 @@ def open_gateway(serve: Any, database_url: str) -> Open:
 def mill(serve: Any, database_url: str, wait_for: Callable[..., None]) -> Iterator[Any]:
     """A gateway of its own on each database, which looks for batches often."""
 
-    def prepare(gateway_server: Any) -> None:
+    def prepare(server: Any) -> None:
         batches = BatchesConfig(poll_s=0.05, max_in_flight=8)
-        gateway_server.config = gateway_server.config.model_copy(
-            update={"store": StoreConfig(url=database_url), "batches": batches}
-        )
+        server.config = server.config.model_copy(update={"store": StoreConfig(url=database_url), "batches": batches})
 
-    with serve(prepare) as gateway_server:
-        with gateway_server.client() as client:
+    with serve(prepare) as server:
+        with server.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        yield gateway_server
+        yield server
