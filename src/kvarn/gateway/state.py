@@ -12,7 +12,7 @@ from kvarn.gateway.body import BodyReader
 from kvarn.gateway.processes.shared import SharedState
 from kvarn.identity.key_cache import Directory
 from kvarn.metering.usage_reports import Reports
-from kvarn.responses.service import ResponsesContext
+from kvarn.responses.responses_context import ResponsesContext
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
