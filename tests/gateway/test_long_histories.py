@@ -15,7 +15,7 @@ from background_runs import Open, queue, state
 from kvarn.gateway.operations import response_context
 from kvarn.gateway.operations.response_request import chat_request
 from kvarn.store.owner import ANYBODY
-from kvarn.store.repositories import conversations, histories
+from kvarn.store.repositories.conversations import conversations, histories
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from kvarn.gateway.response_runs import BackgroundRun, ResponseRuns
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.owner import Owner
-from kvarn.store.repositories import responses as stored
-from kvarn.store.repositories.responses import Ended
+from kvarn.store.repositories.conversations import responses as stored
+from kvarn.store.repositories.conversations.responses import Ended
 
 _log = logging.getLogger("kvarn.gateway")
 

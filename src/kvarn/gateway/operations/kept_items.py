@@ -7,8 +7,8 @@ from collections.abc import Collection
 from kvarn.gateway.context import Gateway
 from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.response_writer import response_of_item
-from kvarn.store.repositories import conversations, responses
-from kvarn.store.repositories.histories import (
+from kvarn.store.repositories.conversations import conversations, responses
+from kvarn.store.repositories.conversations.histories import (
     MAX_HISTORY_BYTES,
     MAX_HISTORY_ITEMS,
     HistoryTooLongError,

@@ -20,8 +20,8 @@ from kvarn.gateway.record import record_of
 from kvarn.gateway.response_ending import Ending
 from kvarn.gateway.response_stream import ResponseStream
 from kvarn.store.owner import Owner
+from kvarn.store.repositories.conversations.responses import find_response
 from kvarn.store.repositories.pages import cut_page
-from kvarn.store.repositories.responses import find_response
 from kvarn.wire.openai import response_answer
 from kvarn.wire.openai.errors import invalid_request
 from kvarn.wire.openai.lists import ListObject
