@@ -17,9 +17,9 @@ from kvarn.batches.line import line_id
 from kvarn.batches.pacing import PARK_S
 from kvarn.serving.record import RequestRecord
 from kvarn.store.engine import Store
-from kvarn.store.repositories.batch_lines import Line, add_lines, read_line
-from kvarn.store.repositories.batch_runs import move_batch
-from kvarn.store.repositories.batches import BatchStatus
+from kvarn.store.repositories.batches.batches import BatchStatus
+from kvarn.store.repositories.batches.lines import Line, add_lines, read_line
+from kvarn.store.repositories.batches.runs import move_batch
 from kvarn.wire.messages import EngineStats
 from kvarn.wire.openai.errors import ApiError, unavailable
 

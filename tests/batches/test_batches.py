@@ -19,9 +19,9 @@ from batch_jobs import CHAT, WaitFor, await_end, chat_line, jsonl, outputs, read
 from fake_replica import answer_text
 from kvarn.replica.api import ReplicaLostError, ReplicaState, RequestRefusedError
 from kvarn.store.owner import Principal, Scopes
-from kvarn.store.repositories.acts import Actor, acting
-from kvarn.store.repositories.files import read_content
-from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
+from kvarn.store.repositories.files.files import read_content
+from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
+from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, revoke_key
 from kvarn.wire.messages import EngineStats, RefusalReason
 
 MISSING = "missing_required_parameter"
@@ -253,8 +253,8 @@ def make_key(mill: Any, tenant: str, **asked: Any) -> str:
     principal = mill.authenticator.principals[tenant]
 
     async def make() -> str:
-        async with acting(mill.gateway.store, Actor("a test")) as act:
-            key, _ = await add_key(act, *_ids(principal), KeyRequest(name="k", **asked))
+        async with audited_change(mill.gateway.store, Actor("a test")) as change:
+            key, _ = await add_key(change, *_ids(principal), KeyRequest(name="k", **asked))
         return key.id
 
     key_id: str = mill.do(make())
@@ -274,8 +274,8 @@ def test_a_revoked_key_stops_its_batch(mill: Any, wait_for: WaitFor) -> None:
         wait_for(lambda: len(mill.chat.submitted) > 10, "some lines to run")
 
         async def revoke() -> None:
-            async with acting(mill.gateway.store, Actor("a test")) as act:
-                await revoke_key(act, mill.authenticator.principals["red"].organization_id, key_id)
+            async with audited_change(mill.gateway.store, Actor("a test")) as change:
+                await revoke_key(change, mill.authenticator.principals["red"].organization_id, key_id)
 
         mill.do(revoke())
         await_end(red, batch, wait_for, "cancelled")

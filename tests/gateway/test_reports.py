@@ -11,7 +11,7 @@ from sqlalchemy import make_url
 from kvarn.metering.usage_reports import Reports
 from kvarn.store.engine import REPORT_CONNECTIONS, Store
 from kvarn.store.ledger import UsageFilter, UsageSum
-from kvarn.store.repositories import usage_sums
+from kvarn.store.repositories.usage import sums as usage_sums
 
 
 class Desk:

@@ -12,7 +12,7 @@ import pytest
 
 from kvarn.config.platform import StoreConfig
 from kvarn.store.owner import Role
-from kvarn.store.repositories import usage
+from kvarn.store.repositories.usage import events as usage_events
 from sample_usage import make_event
 
 DAY = 1_790_000_000 // 86_400 * 86_400
@@ -50,7 +50,7 @@ def tenant(server: Any) -> Iterator[httpx.Client]:
             make_event(first + 5, finished_at=DAY + HOUR, endpoint="/v1/moderations", output_tokens=0, **made),
             make_event(first + 6, finished_at=DAY + 3 * 86_400, **{**made, "project_id": "proj_2"}),
         ]
-    server.do(usage.record(server.gateway.store, events))
+    server.do(usage_events.record(server.gateway.store, events))
     with client:
         yield client
 

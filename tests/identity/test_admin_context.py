@@ -12,9 +12,9 @@ from kvarn.identity.key_cache import Directory
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError, StoreAwayError
 from kvarn.store.owner import Owner, Principal, Role
-from kvarn.store.repositories.acts import Actor, acting
-from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
-from kvarn.store.repositories.tenants import create_organization
+from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
+from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, revoke_key
+from kvarn.store.repositories.tenants.organizations import create_organization
 from kvarn.wire.openai.errors import ApiError
 from watched_store import WatchedStore
 
@@ -30,9 +30,9 @@ class Scene:
 
     async def furnish(self) -> Scene:
         self.owner = (await create_organization(self.store, "a")).owner
-        async with acting(self.store, Actor("test")) as act:
+        async with audited_change(self.store, Actor("test")) as change:
             key, self.value = await add_key(
-                act, self.owner.organization_id, self.owner.project_id, KeyRequest(name="k")
+                change, self.owner.organization_id, self.owner.project_id, KeyRequest(name="k")
             )
         self.key_id = key.id
         assert await self.holds()
@@ -44,8 +44,8 @@ class Scene:
     async def revoke(self, key_id: str) -> None:
         gateway = SimpleNamespace(store=self.watched, directory=self.directory)
         desk = Desk(gateway, Principal(self.owner, Role.ADMIN, key_id="key_admin"))  # type: ignore[arg-type]
-        async with desk.acting() as act:
-            await revoke_key(act, self.owner.organization_id, key_id)
+        async with desk.audited_change() as change:
+            await revoke_key(change, self.owner.organization_id, key_id)
 
 
 async def test_an_act_that_could_not_begin_leaves_the_keys_of_all_believed(store: Store) -> None:

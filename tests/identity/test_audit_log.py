@@ -8,9 +8,9 @@ import httpx
 
 from kvarn.cli.administration import actor
 from kvarn.store.owner import Role
-from kvarn.store.repositories.acts import Actor, acting
-from kvarn.store.repositories.keys import KeyRequest, add_key
-from kvarn.store.repositories.tenants import change_organization
+from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
+from kvarn.store.repositories.tenants.keys import KeyRequest, add_key
+from kvarn.store.repositories.tenants.organizations import change_organization
 
 LOG = "/v1/organization/audit_logs"
 
@@ -26,8 +26,8 @@ def administrator(door, root: httpx.Client, organization_id: str, email: str) ->
 
     async def make():
         asked = KeyRequest(name="theirs", role=Role.ADMIN, user_id=user)
-        async with acting(door.server.gateway.store, Actor("test")) as act:
-            return await add_key(act, organization_id, project, asked)
+        async with audited_change(door.server.gateway.store, Actor("test")) as change:
+            return await add_key(change, organization_id, project, asked)
 
     key, value = door.server.do(make())
     return user, key.id, door.client(value)
@@ -81,8 +81,8 @@ def test_the_command_line_is_the_platforms_too(door) -> None:
     organization_id, first = tenant(door)
 
     async def change() -> None:
-        async with acting(door.server.gateway.store, actor()) as act:
-            await change_organization(act, organization_id, {"weight": 2.0})
+        async with audited_change(door.server.gateway.store, actor()) as change:
+            await change_organization(change, organization_id, {"weight": 2.0})
 
     door.server.do(change())
     wanted = {"event_types[]": "organization.updated"}

@@ -10,9 +10,9 @@ import pytest
 
 from kvarn.store.keys import new_key
 from kvarn.store.owner import Role, Scopes
-from kvarn.store.repositories.acts import Actor, acting
-from kvarn.store.repositories.keys import KeyRequest, add_key, get_key, revoke_key
-from kvarn.store.repositories.tenants import create_organization
+from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
+from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, get_key, revoke_key
+from kvarn.store.repositories.tenants.organizations import create_organization
 
 ACTOR = Actor("test")
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
@@ -24,8 +24,8 @@ def make_key(door, **asked):
     async def make():
         store = door.server.gateway.store
         tenant = await create_organization(store, "tenant")
-        async with acting(store, ACTOR) as act:
-            key, value = await add_key(act, tenant.organization_id, tenant.project_id, KeyRequest(name="k", **asked))
+        async with audited_change(store, ACTOR) as change:
+            key, value = await add_key(change, tenant.organization_id, tenant.project_id, KeyRequest(name="k", **asked))
         return tenant, key.id, value
 
     return door.server.do(make())
@@ -91,8 +91,8 @@ def test_a_key_revoked_at_one_gateway_is_refused_by_another_within_refresh_s(ope
             assert client.get("/v1/models").status_code == 200
 
             async def revoke() -> None:
-                async with acting(first.server.gateway.store, ACTOR) as act:
-                    await revoke_key(act, tenant.organization_id, key_id)
+                async with audited_change(first.server.gateway.store, ACTOR) as change:
+                    await revoke_key(change, tenant.organization_id, key_id)
 
             first.server.do(revoke())
             time.sleep(0.21)
@@ -148,7 +148,7 @@ def test_when_a_key_was_last_used_is_written_at_the_end(open_door, database_url)
 
 def test_the_first_key_is_an_administrators(door) -> None:
     from kvarn.store.keys import lookup_of
-    from kvarn.store.repositories.principals import find_grant
+    from kvarn.store.repositories.tenants.principals import find_grant
 
     async def read():
         async with door.server.gateway.store.reading() as session:

@@ -22,10 +22,10 @@ from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.keys import is_key, lookup_of
 from kvarn.store.models import ApiKey
 from kvarn.store.owner import Role
-from kvarn.store.repositories.acts import Actor, acting
-from kvarn.store.repositories.keys import list_all_keys
-from kvarn.store.repositories.principals import find_grant
-from kvarn.store.repositories.tenants import ensure_default_organization
+from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
+from kvarn.store.repositories.tenants.keys import list_all_keys
+from kvarn.store.repositories.tenants.organizations import ensure_default_organization
+from kvarn.store.repositories.tenants.principals import find_grant
 
 
 def config_of(directory: Path, url: str | None = None, **auth: object) -> KvarnConfig:
@@ -109,9 +109,9 @@ async def test_a_server_that_asks_for_keys_makes_one_where_the_last_is_gone(data
         await platform.start()
         keys = await keys_in(platform.store)
         counts.append(len([key for key in keys if key.revoked_at is None]))
-        async with acting(platform.store, Actor("test")) as act:
+        async with audited_change(platform.store, Actor("test")) as change:
             for key in keys:
-                (await act.session.get_one(ApiKey, key.id)).revoked_at = act.now
+                (await change.session.get_one(ApiKey, key.id)).revoked_at = change.now
         await platform.stop()
     assert counts == [1, 0, 1]
 

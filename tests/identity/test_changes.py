@@ -8,7 +8,7 @@ import pytest
 
 from kvarn.identity import changes as changes_module
 from kvarn.identity.changes import KnownChanges, Mark
-from kvarn.store.repositories.revisions import EVERYBODY, Changes
+from kvarn.store.repositories.tenants.revisions import EVERYBODY, Changes
 
 
 def told(number: int, complete_from: int = 0, *, is_anew: bool = False, **holders: int) -> Changes:

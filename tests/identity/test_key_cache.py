@@ -16,12 +16,12 @@ from kvarn.store.keys import new_key
 from kvarn.store.migrate import upgrade
 from kvarn.store.models import ApiKey
 from kvarn.store.owner import Role
-from kvarn.store.repositories.acts import Actor, acting
-from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
-from kvarn.store.repositories.projects import add_project, archive_project
-from kvarn.store.repositories.rate_limits import set_limit
-from kvarn.store.repositories.tenants import create_organization, ensure_default_organization
-from kvarn.store.repositories.users import add_service_account, add_user
+from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
+from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, revoke_key
+from kvarn.store.repositories.tenants.organizations import create_organization, ensure_default_organization
+from kvarn.store.repositories.tenants.projects import add_project, archive_project
+from kvarn.store.repositories.tenants.rate_limits import set_limit
+from kvarn.store.repositories.tenants.users import add_service_account, add_user
 from kvarn.wire.openai.errors import ApiError
 from watched_store import WatchedStore
 
@@ -49,14 +49,14 @@ class Scene:
     async def furnish(self) -> Scene:
         tenant = await create_organization(self.store, "a")
         self.organization_id = tenant.organization_id
-        async with acting(self.store, ACTOR) as act:
-            key, self.value = await add_key(act, tenant.organization_id, tenant.project_id, KeyRequest(name="k"))
+        async with audited_change(self.store, ACTOR) as change:
+            key, self.value = await add_key(change, tenant.organization_id, tenant.project_id, KeyRequest(name="k"))
         self.key_id = key.id
         return self
 
     async def revoke(self) -> None:
-        async with acting(self.store, ACTOR) as act:
-            await revoke_key(act, self.organization_id, self.key_id)
+        async with audited_change(self.store, ACTOR) as change:
+            await revoke_key(change, self.organization_id, self.key_id)
 
     async def holds(self) -> bool:
         return await self.directory.bearer_of(self.value) is not None
@@ -106,8 +106,8 @@ async def test_a_key_made_after_it_was_asked_for_in_vain_is_found(store: Store) 
     scene = await Scene(store, refresh_s=60).furnish()
     tenant = await create_organization(store, "b")
     assert await scene.directory.bearer_of(new_key().value) is None
-    async with acting(store, ACTOR) as act:
-        _, value = await add_key(act, tenant.organization_id, tenant.project_id, KeyRequest(name="k"))
+    async with audited_change(store, ACTOR) as change:
+        _, value = await add_key(change, tenant.organization_id, tenant.project_id, KeyRequest(name="k"))
     assert await scene.directory.bearer_of(value) is not None
 
 
@@ -136,17 +136,17 @@ async def test_an_act_after_which_all_keys_grant_what_they_did_makes_none_be_rea
     scene = await Scene(store, refresh_s=1.0).furnish()
     assert await scene.holds()
     tenant = await create_organization(store, "b")
-    async with acting(store, ACTOR) as act:
-        project = await add_project(act, tenant.organization_id, "p")
-        await add_user(act, tenant.organization_id, "ada@example.org", "Ada", Role.ADMIN)
-        await add_service_account(act, tenant.organization_id, tenant.project_id, "s", "member")
-        await add_key(act, tenant.organization_id, tenant.project_id, KeyRequest(name="k"))
+    async with audited_change(store, ACTOR) as change:
+        project = await add_project(change, tenant.organization_id, "p")
+        await add_user(change, tenant.organization_id, "ada@example.org", "Ada", Role.ADMIN)
+        await add_service_account(change, tenant.organization_id, tenant.project_id, "s", "member")
+        await add_key(change, tenant.organization_id, tenant.project_id, KeyRequest(name="k"))
     reads = scene.watched.reads
     scene.clock.now += 2
     assert await scene.holds()
     assert scene.watched.reads == reads + 1, "the number alone is asked for"
-    async with acting(store, ACTOR) as act:
-        await archive_project(act, tenant.organization_id, project.id)
+    async with audited_change(store, ACTOR) as change:
+        await archive_project(change, tenant.organization_id, project.id)
     scene.clock.now += 2
     assert await scene.holds()
     assert scene.watched.reads == reads + 2, "the change was another organisation's"
@@ -212,8 +212,8 @@ async def test_a_key_not_read_since_a_change_elsewhere_is_not_believed_while_the
     scene = await Scene(store, refresh_s=0.25, stale_s=100).furnish()
     assert await scene.holds()
     tenant = await create_organization(store, "b")
-    async with acting(store, ACTOR) as act:
-        _, other = await add_key(act, tenant.organization_id, tenant.project_id, KeyRequest(name="k"))
+    async with audited_change(store, ACTOR) as change:
+        _, other = await add_key(change, tenant.organization_id, tenant.project_id, KeyRequest(name="k"))
     await scene.revoke()
     scene.clock.now += 1
     assert await scene.directory.bearer_of(other) is not None, "tells the directory of the change"
@@ -269,8 +269,8 @@ async def test_an_expired_key_ends_without_a_query(store: Store) -> None:
     scene = await Scene(store, refresh_s=60).furnish()
     tenant = await create_organization(store, "b")
     asked = KeyRequest(name="k", lifetime_s=100)
-    async with acting(store, ACTOR) as act:
-        _, value = await add_key(act, tenant.organization_id, tenant.project_id, asked)
+    async with audited_change(store, ACTOR) as change:
+        _, value = await add_key(change, tenant.organization_id, tenant.project_id, asked)
     assert await scene.directory.bearer_of(value) is not None
     reads = scene.watched.reads
     scene.watched.now = lambda: store.now() + 101
@@ -285,8 +285,8 @@ async def test_anybody_has_the_default_organisations_salt_and_limits(store: Stor
     assert not await ensure_default_organization(store)
     anybody = await scene.directory.anybody()
     assert anybody.organization_id == DEFAULT_ORGANIZATION and anybody.cache_salt and anybody.limits == ()
-    async with acting(store, ACTOR) as act:
-        await set_limit(act, DEFAULT_ORGANIZATION, DEFAULT_ORGANIZATION, "*", {"tokens_per_minute": 9})
+    async with audited_change(store, ACTOR) as change:
+        await set_limit(change, DEFAULT_ORGANIZATION, DEFAULT_ORGANIZATION, "*", {"tokens_per_minute": 9})
     scene.clock.now += 61
     assert [rule.tokens_per_minute for rule in (await scene.directory.anybody()).limits] == [9]
 

@@ -15,9 +15,9 @@ from kvarn.store import servers
 from kvarn.store.connecting import with_hosts_apart
 from kvarn.store.engine import Store
 from kvarn.store.migrate import upgrade
-from kvarn.store.repositories.acts import Actor, acting
-from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
-from kvarn.store.repositories.tenants import create_organization
+from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
+from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, revoke_key
+from kvarn.store.repositories.tenants.organizations import create_organization
 from kvarn.wire.openai.errors import ApiError
 
 
@@ -59,16 +59,16 @@ async def test_what_was_revoked_stays_so_while_a_standby_lags_and_new_keys_wait(
     directory = Directory(store, AuthConfig(refresh_s=0.25, stale_s=300), lambda: now)
     tenants = [(await create_organization(store, name)).owner for name in "ab"]
     values, ids = [], []
-    async with acting(store, Actor("test")) as act:
+    async with audited_change(store, Actor("test")) as change:
         for owner in tenants:
-            key, value = await add_key(act, owner.organization_id, owner.project_id, KeyRequest(name="k"))
+            key, value = await add_key(change, owner.organization_id, owner.project_id, KeyRequest(name="k"))
             ids.append(key.id)
             values.append(value)
     await stop_following(standby_url, keys=2)
     assert [await directory.bearer_of(value) is not None for value in values] == [True, True]
-    async with acting(store, Actor("test")) as act:
-        await revoke_key(act, tenants[0].organization_id, ids[0])
-        _, late = await add_key(act, tenants[1].organization_id, tenants[1].project_id, KeyRequest(name="late"))
+    async with audited_change(store, Actor("test")) as change:
+        await revoke_key(change, tenants[0].organization_id, ids[0])
+        _, late = await add_key(change, tenants[1].organization_id, tenants[1].project_id, KeyRequest(name="late"))
     now += 1
     assert await directory.bearer_of(values[1]) is not None, "asks, and so hears of it"
 

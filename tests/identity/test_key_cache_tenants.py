@@ -13,13 +13,13 @@ from kvarn.config.platform import AuthConfig
 from kvarn.identity import revision
 from kvarn.identity.key_cache import Directory
 from kvarn.store.engine import Store
-from kvarn.store.models import ActNumber, Revision
-from kvarn.store.repositories.acts import Actor, acting
-from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
-from kvarn.store.repositories.rate_limits import set_limit
-from kvarn.store.repositories.revisions import EVERYBODY
-from kvarn.store.repositories.tenant_deletion import delete_organization
-from kvarn.store.repositories.tenants import create_organization, ensure_default_organization
+from kvarn.store.models import ChangeNumber, Revision
+from kvarn.store.repositories.retention.organization_deletion import delete_organization
+from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
+from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, revoke_key
+from kvarn.store.repositories.tenants.organizations import create_organization, ensure_default_organization
+from kvarn.store.repositories.tenants.rate_limits import set_limit
+from kvarn.store.repositories.tenants.revisions import EVERYBODY
 from kvarn.wire.openai.errors import ApiError
 from watched_store import WatchedStore
 
@@ -37,19 +37,20 @@ class Tenant:
     @classmethod
     async def make(cls, store: Store, keys: int) -> Tenant:
         owner = (await create_organization(store, "t")).owner
-        async with acting(store, ACTOR) as act:
+        async with audited_change(store, ACTOR) as change:
             made = [
-                await add_key(act, owner.organization_id, owner.project_id, KeyRequest(name="k")) for _ in range(keys)
+                await add_key(change, owner.organization_id, owner.project_id, KeyRequest(name="k"))
+                for _ in range(keys)
             ]
         return cls(store, owner.organization_id, {key.id: value for key, value in made})
 
     async def limit(self, concurrency: int) -> None:
-        async with acting(self.store, ACTOR) as act:
-            await set_limit(act, self.id, self.id, "*", {"concurrency": concurrency})
+        async with audited_change(self.store, ACTOR) as change:
+            await set_limit(change, self.id, self.id, "*", {"concurrency": concurrency})
 
     async def revoke(self, key_id: str) -> None:
-        async with acting(self.store, ACTOR) as act:
-            await revoke_key(act, self.id, key_id)
+        async with audited_change(self.store, ACTOR) as change:
+            await revoke_key(change, self.id, key_id)
 
 
 @pytest.fixture
@@ -113,8 +114,8 @@ async def test_what_concerns_all_is_read_again_by_all(store: Store, tenants) -> 
     a, b = tenants
     gate = Gate(store)
     await gate.holding(a), await gate.holding(b)
-    async with acting(store, ACTOR) as act:
-        act.touched.add(EVERYBODY)
+    async with audited_change(store, ACTOR) as change:
+        change.touched.add(EVERYBODY)
     gate.now += 1
     assert await gate.holding(a) == (3, 1 + 3) and await gate.holding(b) == (5, 5)
 
@@ -163,7 +164,7 @@ async def test_the_keys_of_an_organisation_that_was_erased_end_however_late_a_ga
     touched: set[str] = set()
 
     async def erase() -> None:
-        await delete_organization(store, partial(acting, store, ACTOR), a.id, erase_usage=True)
+        await delete_organization(store, partial(audited_change, store, ACTOR), a.id, erase_usage=True)
         touched.add(a.id)
 
     await erase()
@@ -211,16 +212,16 @@ async def test_a_revocation_after_acts_were_lost_is_missed_by_nobody_however_man
     await a.limit(1)
     async with store.reading() as session:
         replicated = [(row.holder, row.number) for row in await session.scalars(select(Revision))]
-        numbers = list(await session.scalars(select(ActNumber.number)))
+        numbers = list(await session.scalars(select(ChangeNumber.number)))
     for concurrency in (2, 3):
         await a.limit(concurrency)
     gate = Gate(store)
     await gate.holding(a), await gate.holding(b)
     async with store.transaction() as session:
         await session.execute(delete(Revision))
-        await session.execute(delete(ActNumber))
+        await session.execute(delete(ChangeNumber))
         session.add_all([Revision(holder=holder, number=number) for holder, number in replicated])
-        session.add_all([ActNumber(number=number) for number in numbers])
+        session.add_all([ChangeNumber(number=number) for number in numbers])
     await b.revoke(next(iter(b.values)))  # by another gateway, before this one looks
     for concurrency in range(1, later):
         await a.limit(concurrency)

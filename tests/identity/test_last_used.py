@@ -14,9 +14,9 @@ from kvarn.identity.last_used import LastUsed
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.models import ApiKey
-from kvarn.store.repositories.acts import Actor, acting
-from kvarn.store.repositories.keys import KeyRequest, add_key, mark_used
-from kvarn.store.repositories.tenants import create_organization
+from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
+from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, mark_used
+from kvarn.store.repositories.tenants.organizations import create_organization
 
 
 class Failing:
@@ -37,9 +37,9 @@ class Failing:
 
 async def add_keys(store: Store, count: int = 1) -> list[str]:
     tenant = await create_organization(store, "a")
-    async with acting(store, Actor("test")) as act:
+    async with audited_change(store, Actor("test")) as change:
         asked = KeyRequest(name="k")
-        made = [(await add_key(act, tenant.organization_id, tenant.project_id, asked))[0] for _ in range(count)]
+        made = [(await add_key(change, tenant.organization_id, tenant.project_id, asked))[0] for _ in range(count)]
     return [key.id for key in made]
 
 

@@ -128,12 +128,12 @@ def test_an_administrator_who_is_none_any_more_administers_nothing(admin, door) 
 
     async def key_of_hers() -> str:
         from kvarn.store.owner import Role
-        from kvarn.store.repositories.acts import Actor, acting
-        from kvarn.store.repositories.keys import KeyRequest, add_key
+        from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
+        from kvarn.store.repositories.tenants.keys import KeyRequest, add_key
 
         asked = KeyRequest(name="hers", role=Role.ADMIN, user_id=made["id"])
-        async with acting(door.server.gateway.store, Actor("test")) as act:
-            return (await add_key(act, "org-default", "proj_default", asked))[1]
+        async with audited_change(door.server.gateway.store, Actor("test")) as change:
+            return (await add_key(change, "org-default", "proj_default", asked))[1]
 
     hers = door.client(door.server.do(key_of_hers()))
     mine = hers.post("/v1/organization/admin_api_keys", json={"name": "more"}).json()

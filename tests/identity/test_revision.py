@@ -6,7 +6,7 @@ import pytest
 
 from kvarn.identity.revision import AWAY_S, RevisionWatch
 from kvarn.store.engine import Store
-from kvarn.store.repositories.revisions import EVERYBODY, Changes
+from kvarn.store.repositories.tenants.revisions import EVERYBODY, Changes
 from watched_store import WatchedStore
 
 REFRESH_S = 10.0

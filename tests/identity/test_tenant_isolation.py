@@ -13,9 +13,10 @@ from sqlalchemy import func, select
 
 from kvarn.store.engine import Store
 from kvarn.store.models import Base, File, StoredCompletion
-from kvarn.store.repositories import billing, tenant_deletion
-from kvarn.store.repositories.deletion import Doomed
-from kvarn.store.repositories.fates import USAGE
+from kvarn.store.repositories.retention import organization_deletion
+from kvarn.store.repositories.retention.policy import USAGE
+from kvarn.store.repositories.retention.row_deletion import Doomed
+from kvarn.store.repositories.usage import billing
 
 PROJECT = "/v1/organization/projects/{project}"
 
@@ -244,7 +245,7 @@ async def rows_of(store: Store, organization_id: str) -> dict[str, int]:
 
 def pause_deletion(monkeypatch: pytest.MonkeyPatch, before: str) -> tuple[threading.Event, threading.Event]:
     """Hold a deletion before it comes to a table: set when it is there, and to be set when it may go on."""
-    delete_rows, there, go_on = tenant_deletion.delete_rows, threading.Event(), threading.Event()
+    delete_rows, there, go_on = organization_deletion.delete_rows, threading.Event(), threading.Event()
 
     async def paused(store: Store, doomed: Doomed, **given: Any) -> int:
         if doomed.model.__tablename__ == before:
@@ -252,5 +253,5 @@ def pause_deletion(monkeypatch: pytest.MonkeyPatch, before: str) -> tuple[thread
             await asyncio.to_thread(go_on.wait, 20)
         return await delete_rows(store, doomed, **given)
 
-    monkeypatch.setattr(tenant_deletion, "delete_rows", paused)
+    monkeypatch.setattr(organization_deletion, "delete_rows", paused)
     return there, go_on

@@ -11,8 +11,8 @@ import pytest
 
 from background_runs import Open, events_again, hold, queue, state
 from kvarn.replica.api import ReplicaState, RequestRefusedError
-from kvarn.store.repositories.acts import Actor, acting
-from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
+from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
+from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, revoke_key
 from kvarn.wire.messages import RefusalReason
 from kvarn.wire.openai.errors import ApiError
 
@@ -75,11 +75,11 @@ def test_a_key_revoked_while_it_waits_ends_a_response(kept: Any, wait_for: Any) 
         owner = kept.authenticator.principals["red"]
 
         async def change(revoked: str | None) -> str:
-            async with acting(kept.gateway.store, Actor("a test")) as act:
+            async with audited_change(kept.gateway.store, Actor("a test")) as change:
                 if revoked is not None:
-                    await revoke_key(act, owner.organization_id, revoked)
+                    await revoke_key(change, owner.organization_id, revoked)
                     return revoked
-                key, _ = await add_key(act, owner.organization_id, owner.project_id, KeyRequest(name="k"))
+                key, _ = await add_key(change, owner.organization_id, owner.project_id, KeyRequest(name="k"))
                 return key.id
 
         key_id = kept.do(change(None))

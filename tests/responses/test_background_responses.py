@@ -19,7 +19,7 @@ from background_runs import Open, events_again, hold, hold_later, queue, state
 from fake_replica import answer_text
 from kvarn.config.platform import StoreConfig
 from kvarn.store.models import StoredResponse, UsageEvent
-from kvarn.store.repositories import responses
+from kvarn.store.repositories.conversations import responses
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from sqlalchemy import update
 from fake_replica import answer_text
 from kvarn.config.platform import StoreConfig
 from kvarn.store.models import Conversation
-from kvarn.store.repositories import histories
+from kvarn.store.repositories.conversations import histories
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from background_runs import Open, queue, state
 from kvarn.responses import context as response_context
 from kvarn.responses.request import chat_request
 from kvarn.store.owner import ANYBODY
-from kvarn.store.repositories import conversations, histories
+from kvarn.store.repositories.conversations import conversations, histories
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ from kvarn.serving.record import RequestRecord
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.models import Conversation, ConversationItem, StoredResponse
-from kvarn.store.repositories import responses as stored
-from kvarn.store.repositories.conversations import create_conversation
+from kvarn.store.repositories.conversations import responses as stored
+from kvarn.store.repositories.conversations.conversations import create_conversation
 from kvarn.wire.openai.response_answer import ENDED
 from kvarn.wire.openai.responses import ResponseRequest
 
@@ -120,9 +120,9 @@ class Scene:
             self.conversation_id = (await create_conversation(store, owner, {}, [])).id
         asking = asyncio.create_task(self._ask(self._request()))
         await self.taken.wait()
-        for delay_ms, act in self.plan.acts:
+        for delay_ms, change in self.plan.acts:
             await asyncio.sleep(delay_ms / 1000)
-            await self._act(act, asking)
+            await self._act(change, asking)
         self.cable.cut = False
         with suppress(asyncio.CancelledError):
             await asking
@@ -167,9 +167,9 @@ class Scene:
         if not self.gone.is_set():
             self.seen.sent += message.get("body", b"")
 
-    async def _act(self, act: str, asking: asyncio.Task[None]) -> None:
+    async def _act(self, change: str, asking: asyncio.Task[None]) -> None:
         in_background = self.plan.way == "background"
-        match act:
+        match change:
             case "cancel" if in_background and not self.cable.cut:
                 owner = self.record.principal.owner
                 with suppress(StoreAwayError):
@@ -182,7 +182,7 @@ class Scene:
             case "stop" if not asking.cancelling():  # a server stops once
                 asking.cancel()
             case "away" | "back":
-                self.cable.cut = act == "away"
+                self.cable.cut = change == "away"
             case "steal" if self.conversation_id is not None and not self.cable.cut:
                 async with self.gateway.store.transaction() as session:
                     stolen = update(Conversation).where(Conversation.id == self.conversation_id)
@@ -274,7 +274,7 @@ def check_kept(plan: Plan, seen: Seen) -> None:
         assert seen.kept == [status] and status in ENDED
     else:  # given back, or cancelled before its task began
         assert plan.way == "background" and status in ("queued", "in_progress", "cancelled")
-        assert status == "cancelled" or any(act == "stop" for _, act in plan.acts)
+        assert status == "cancelled" or any(change == "stop" for _, change in plan.acts)
 
 
 def check_told(plan: Plan, seen: Seen) -> None:
@@ -294,13 +294,13 @@ def check_told(plan: Plan, seen: Seen) -> None:
         assert (seen.row.body == told and seen.kept) if told["store"] else (seen.row is None and not seen.kept)
     elif plan.way == "background":
         assert not seen.kept, "ended, and its followers did not hear of it"
-    elif not any(act == "leave" for _, act in plan.acts):
+    elif not any(change == "leave" for _, change in plan.acts):
         assert seen.row is None, "kept, and its client did not hear of it"
 
 
 def check_conversation(plan: Plan, seen: Seen) -> None:
     """It goes on from answers that came to their end, and from no others."""
-    stolen = any(act == "steal" for _, act in plan.acts)
+    stolen = any(change == "steal" for _, change in plan.acts)
     if not plan.in_conversation:
         return
     if seen.kept and seen.kept[0] in WHOLE:
@@ -308,5 +308,5 @@ def check_conversation(plan: Plan, seen: Seen) -> None:
     else:
         assert seen.items == []
     given_back = seen.row is not None and not seen.kept  # it may hold on to its conversation
-    if not (stolen or given_back or any(act == "away" for _, act in plan.acts)):
+    if not (stolen or given_back or any(change == "away" for _, change in plan.acts)):
         assert seen.locked_by is None, "the conversation stays locked"

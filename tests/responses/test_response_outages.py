@@ -14,7 +14,7 @@ from fake_replica import answer_text
 from kvarn.config.platform import ResponsesConfig, StoreConfig
 from kvarn.responses import background as background_responses
 from kvarn.store.errors import StoreAwayError
-from kvarn.store.repositories import responses
+from kvarn.store.repositories.conversations import responses
 from read_only import SqliteSwitch
 
 HELLO = {"model": "tiny", "input": "Hej"}

@@ -19,10 +19,10 @@ from kvarn.batches.pacing import Pacing, Pacings
 from kvarn.config.platform import BatchesConfig
 from kvarn.serving.record import RequestRecord
 from kvarn.store.engine import Store
-from kvarn.store.repositories.batch_lines import FIRST, Line, add_lines, open_lines
-from kvarn.store.repositories.batch_runs import claim_batches
-from kvarn.store.repositories.batches import create_batch
-from kvarn.store.repositories.tenants import create_organization
+from kvarn.store.repositories.batches.batches import create_batch
+from kvarn.store.repositories.batches.lines import FIRST, Line, add_lines, open_lines
+from kvarn.store.repositories.batches.runs import claim_batches
+from kvarn.store.repositories.tenants.organizations import create_organization
 from kvarn.wire.messages import EngineStats
 
 BUSY = EngineStats(waiting=1, waiting_by_priority={0: 1})

@@ -8,7 +8,7 @@ import logging
 from kvarn.batches.hold import Hold
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.store.errors import StoreAwayError
-from kvarn.store.repositories.batch_lines import Answer, answer_lines
+from kvarn.store.repositories.batches.lines import Answer, answer_lines
 
 _TRY_AGAIN_S = 1.0
 

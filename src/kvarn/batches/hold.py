@@ -12,9 +12,9 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.models import Batch
 from kvarn.store.owner import Owner, Principal
-from kvarn.store.repositories.batch_runs import LeaseLostError, renew_lease
-from kvarn.store.repositories.batches import BatchStatus
-from kvarn.store.repositories.bearers import find_bearer
+from kvarn.store.repositories.batches.batches import BatchStatus
+from kvarn.store.repositories.batches.runs import LeaseLostError, renew_lease
+from kvarn.store.repositories.tenants.bearers import find_bearer
 
 _log = logging.getLogger("kvarn.gateway")
 

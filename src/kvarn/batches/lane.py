@@ -14,8 +14,8 @@ from kvarn.batches.line_source import LineSource
 from kvarn.batches.pacing import PARK_S, Pacing
 from kvarn.responses.responses_context import ResponsesContext
 from kvarn.store.errors import StoreAwayError
-from kvarn.store.repositories.batch_lines import Answer, Line, OpenLine, read_line
-from kvarn.store.repositories.batch_runs import LeaseLostError
+from kvarn.store.repositories.batches.lines import Answer, Line, OpenLine, read_line
+from kvarn.store.repositories.batches.runs import LeaseLostError
 
 _AT_GATE = 4
 """Lines that wait at a gate at which all places are taken: for the next that become free."""

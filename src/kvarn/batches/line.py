@@ -20,7 +20,7 @@ from kvarn.serving.errors import STORAGE_FULL, to_api_error
 from kvarn.serving.record import RequestRecord
 from kvarn.serving.run_to_completion import to_the_end
 from kvarn.store.owner import Principal
-from kvarn.store.repositories.batch_lines import Answer, Line
+from kvarn.store.repositories.batches.lines import Answer, Line
 from kvarn.wire.openai.batches import LineResponse, OutputLine
 from kvarn.wire.openai.errors import ApiError
 

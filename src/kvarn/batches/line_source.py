@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Collection
 
 from kvarn.store.engine import Store
-from kvarn.store.repositories.batch_lines import FIRST, OpenLine, open_lines
+from kvarn.store.repositories.batches.lines import FIRST, OpenLine, open_lines
 
 _READ_AT_ONCE = 64
 

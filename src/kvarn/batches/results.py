@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from kvarn.store.engine import Store
-from kvarn.store.file_writer import FileWriter
 from kvarn.store.models import Batch
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.batch_lines import Result, read_results
+from kvarn.store.repositories.batches.lines import Result, read_results
+from kvarn.store.repositories.files.file_writer import FileWriter
 
 _LINES_AT_ONCE = 50
 

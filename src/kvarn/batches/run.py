@@ -22,10 +22,10 @@ from kvarn.batches.validation import InputCheck, split_lines
 from kvarn.responses.responses_context import ResponsesContext
 from kvarn.serving.errors import STORAGE_FULL
 from kvarn.store.errors import NotFoundError, StorageFullError
-from kvarn.store.repositories.batch_lines import Line, Result, add_lines, delete_lines
-from kvarn.store.repositories.batch_runs import finish_batch, move_batch
-from kvarn.store.repositories.batches import BatchStatus
-from kvarn.store.repositories.files import find_file, read_content
+from kvarn.store.repositories.batches.batches import BatchStatus
+from kvarn.store.repositories.batches.lines import Line, Result, add_lines, delete_lines
+from kvarn.store.repositories.batches.runs import finish_batch, move_batch
+from kvarn.store.repositories.files.files import find_file, read_content
 from kvarn.wire.openai.batches import BatchFault
 
 _LINES_AT_ONCE = 200

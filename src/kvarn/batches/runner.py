@@ -24,8 +24,8 @@ from kvarn.serving.models import ServedModel
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.ids import new_id
 from kvarn.store.models import Batch
-from kvarn.store.repositories.batch_runs import LeaseLostError, claim_batches, release_batch, waiting_organizations
-from kvarn.store.repositories.batches import OVER
+from kvarn.store.repositories.batches.batches import OVER
+from kvarn.store.repositories.batches.runs import LeaseLostError, claim_batches, release_batch, waiting_organizations
 from kvarn.wire.messages import EngineStats
 
 _AFTER_A_FAULT_S = 60.0

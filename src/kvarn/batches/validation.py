@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from kvarn.store.repositories.batch_lines import Line
+from kvarn.store.repositories.batches.lines import Line
 from kvarn.wire.openai.batches import BatchFault
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.parse import decode_body

@@ -14,7 +14,7 @@ from kvarn.gateway.state import Gateway, gateway_of
 from kvarn.identity.scopes import insufficient_permissions
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.owner import Principal, Role
-from kvarn.store.repositories.acts import Act, Actor, acting
+from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange, audited_change
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +34,17 @@ class Desk:
         return self.gateway.store.reading()
 
     @asynccontextmanager
-    async def acting(self) -> AsyncGenerator[Act, None]:
+    async def audited_change(self) -> AsyncGenerator[AuditedChange, None]:
         """An administrative act; once it is over, it holds for all requests of this gateway. One that failed before
         it could hold changes nothing for them: while the database is away, their keys are still believed, and after one
         of which nobody knows whether it holds, those of all whom it did not touch."""
-        act: Act | None = None
+        change: AuditedChange | None = None
         try:
-            async with acting(self.gateway.store, self.actor) as act:
-                yield act
+            async with audited_change(self.gateway.store, self.actor) as change:
+                yield change
         finally:
-            if act is not None and act.may_hold:
-                self.gateway.directory.renew(act.touched)
+            if change is not None and change.may_hold:
+                self.gateway.directory.renew(change.touched)
 
     @property
     def actor(self) -> Actor:

@@ -14,10 +14,10 @@ from kvarn.gateway.state import Gateway
 from kvarn.serving.errors import storage_full
 from kvarn.serving.held_bytes import BodyRefusedError
 from kvarn.store.errors import StorageFullError
-from kvarn.store.file_writer import FileWriter
 from kvarn.store.models import File
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.files import publish_file
+from kvarn.store.repositories.files.file_writer import FileWriter
+from kvarn.store.repositories.files.files import publish_file
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.files import FileExpiry, FileObject
 

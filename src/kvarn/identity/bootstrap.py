@@ -11,10 +11,10 @@ from kvarn.store.engine import Store, data_dir, sync_directory
 from kvarn.store.errors import StoreError
 from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT
 from kvarn.store.owner import Role
-from kvarn.store.repositories.acts import Actor, acting
-from kvarn.store.repositories.administrators import has_admin_key
-from kvarn.store.repositories.keys import KeyRequest, add_key
-from kvarn.store.repositories.revisions import EVERYBODY
+from kvarn.store.repositories.tenants.administrators import has_admin_key
+from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
+from kvarn.store.repositories.tenants.keys import KeyRequest, add_key
+from kvarn.store.repositories.tenants.revisions import EVERYBODY
 
 FILE = "bootstrap-admin-key"
 
@@ -35,12 +35,13 @@ async def ensure_admin_key(store: Store, config: KvarnConfig) -> Path | None:
     async with store.reading() as session:  # most often there is one, and nothing need be written to know it
         if await has_admin_key(session, DEFAULT_ORGANIZATION, int(store.now())):
             return None
-    async with acting(store, Actor("server (first start)")) as act:
-        if await has_admin_key(act.session, DEFAULT_ORGANIZATION, act.now):
+    async with audited_change(store, Actor("server (first start)")) as change:
+        if await has_admin_key(change.session, DEFAULT_ORGANIZATION, change.now):
             return None
         asked = KeyRequest(name="Bootstrap admin key", role=Role.ADMIN)
-        _, value = await add_key(act, DEFAULT_ORGANIZATION, DEFAULT_PROJECT, asked)
-        act.touched.add(EVERYBODY)  # whoever finds its file before the commit is remembered as unknown only until then
+        _, value = await add_key(change, DEFAULT_ORGANIZATION, DEFAULT_PROJECT, asked)
+        # Whoever reads the file before the commit is cached as unknown only until then.
+        change.touched.add(EVERYBODY)
         # On disk before the commit: a key in the database that nobody knows would keep the next start from making one.
         path = _write(config, value)
     _log.warning("an administrator's key was made: read it from the file, then delete the file", extra={"file": path})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvarn.store.repositories.revisions import EVERYBODY, Changes
+from kvarn.store.repositories.tenants.revisions import EVERYBODY, Changes
 
 _HOLDERS_MOST = 20_000
 """Organisations whose changes are told apart; of those that changed longest ago all are taken to have changed."""

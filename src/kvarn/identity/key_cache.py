@@ -26,8 +26,8 @@ from kvarn.store.errors import StoreError
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.keys import digest_of, lookup_of
 from kvarn.store.owner import ANYBODY, Principal
-from kvarn.store.repositories.principals import Grant, find_anybody, find_grant
-from kvarn.store.repositories.revisions import read_changes
+from kvarn.store.repositories.tenants.principals import Grant, find_anybody, find_grant
+from kvarn.store.repositories.tenants.revisions import read_changes
 from kvarn.wire.openai.errors import unavailable
 
 _KNOWN_MOST = 65_536

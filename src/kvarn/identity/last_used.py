@@ -7,7 +7,7 @@ import logging
 
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
-from kvarn.store.repositories.keys import mark_used
+from kvarn.store.repositories.tenants.keys import mark_used
 
 _WRITE_EVERY_S = 10.0
 _KEYS_AT_ONCE = 500

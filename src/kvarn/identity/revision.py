@@ -23,7 +23,7 @@ from typing import NamedTuple
 from kvarn.identity.changes import KnownChanges, Mark
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError
-from kvarn.store.repositories.revisions import EVERYBODY, Changes, read_changes
+from kvarn.store.repositories.tenants.revisions import EVERYBODY, Changes, read_changes
 
 AWAY_S = 1.0
 """Seconds for which a database that did not answer is not waited for again, and how long it is waited for."""
@@ -130,7 +130,7 @@ class RevisionWatch:
         if was_taken:  # one that was not tells nothing of what is known
             self._asked_at = max(self._asked_at, question.began)
             self._acts_heard = max(self._acts_heard, question.acts)
-            self._doubted = {holder: act for holder, act in self._doubted.items() if act > self._acts_heard}
+            self._doubted = {holder: change for holder, change in self._doubted.items() if change > self._acts_heard}
         return mark
 
     def note_failure(self, error: StoreError) -> None:

@@ -13,7 +13,7 @@ from kvarn.identity.last_used import LastUsed
 from kvarn.identity.mode import auth_mode
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError
-from kvarn.store.repositories.tenants import ensure_default_organization
+from kvarn.store.repositories.tenants.organizations import ensure_default_organization
 
 _log = logging.getLogger("kvarn.gateway")
 

@@ -10,7 +10,7 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.ids import new_id
 from kvarn.store.repositories import leases
-from kvarn.store.repositories.retention import delete_expired
+from kvarn.store.repositories.retention.sweep import delete_expired
 
 _LEASE = "retention"
 _LOOKS = 4

@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 from kvarn.store.engine import REPORT_CONNECTIONS, Store
 from kvarn.store.ledger import UsageFilter, UsageSum
-from kvarn.store.repositories import usage_sums
+from kvarn.store.repositories.usage import sums as usage_sums
 
 
 class Reports:

@@ -28,10 +28,10 @@ from kvarn.store.errors import StoreAwayError
 from kvarn.store.ids import new_id
 from kvarn.store.models import StoredResponse
 from kvarn.store.owner import Owner, Principal
-from kvarn.store.repositories import background_responses as leased
-from kvarn.store.repositories import responses as stored
-from kvarn.store.repositories.bearers import find_bearer
-from kvarn.store.repositories.conversations import Lock, unlock_conversation
+from kvarn.store.repositories.conversations import background_responses as leased
+from kvarn.store.repositories.conversations import responses as stored
+from kvarn.store.repositories.conversations.conversations import Lock, unlock_conversation
+from kvarn.store.repositories.tenants.bearers import find_bearer
 from kvarn.wire.openai.errors import RETRY_AFTER_S, ApiError, invalid_request, unavailable
 from kvarn.wire.openai.response_answer import ENDED, Response, StreamEvent
 from kvarn.wire.openai.responses import ResponseRequest

@@ -12,10 +12,10 @@ from kvarn.responses.writer import item_id
 from kvarn.serving.record import RequestRecord
 from kvarn.serving.run_to_completion import to_the_end
 from kvarn.store.errors import NotFoundError
-from kvarn.store.repositories import conversations, responses
-from kvarn.store.repositories.background_responses import RUNNING
-from kvarn.store.repositories.conversations import ConversationLockedError, Lock
-from kvarn.store.repositories.histories import (
+from kvarn.store.repositories.conversations import conversations, responses
+from kvarn.store.repositories.conversations.background_responses import RUNNING
+from kvarn.store.repositories.conversations.conversations import ConversationLockedError, Lock
+from kvarn.store.repositories.conversations.histories import (
     MAX_HISTORY_BYTES,
     MAX_HISTORY_ITEMS,
     HistoryTooLongError,

@@ -8,8 +8,8 @@ from kvarn.responses.items import find_kept_items, no_item
 from kvarn.responses.responses_context import ResponsesContext
 from kvarn.serving.record import RequestRecord
 from kvarn.store.ids import new_id
-from kvarn.store.repositories import conversations as stored
-from kvarn.store.repositories.histories import MAX_HISTORY_ITEMS, HistoryTooLongError
+from kvarn.store.repositories.conversations import conversations as stored
+from kvarn.store.repositories.conversations.histories import MAX_HISTORY_ITEMS, HistoryTooLongError
 from kvarn.wire.openai.errors import invalid_request
 from kvarn.wire.openai.response_items import AnyItem, ItemReference, StoredItem, stored_item
 

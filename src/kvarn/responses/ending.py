@@ -36,8 +36,8 @@ from msgspec.structs import replace
 from kvarn.responses.writer import ResponseWriter
 from kvarn.serving.errors import to_api_error
 from kvarn.serving.run_to_completion import to_the_end
-from kvarn.store.repositories.conversations import ConversationLockedError, Lock
-from kvarn.store.repositories.responses import Ended
+from kvarn.store.repositories.conversations.conversations import ConversationLockedError, Lock
+from kvarn.store.repositories.conversations.responses import Ended
 from kvarn.wire.openai.chat_answer import FinishReason
 from kvarn.wire.openai.response_answer import ResponseError, ResponseUsage, StreamEvent
 from kvarn.wire.openai.response_items import StoredItem

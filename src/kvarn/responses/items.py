@@ -7,8 +7,8 @@ from collections.abc import Collection
 from kvarn.responses.responses_context import ResponsesContext
 from kvarn.responses.writer import response_of_item
 from kvarn.serving.record import RequestRecord
-from kvarn.store.repositories import conversations, responses
-from kvarn.store.repositories.histories import (
+from kvarn.store.repositories.conversations import conversations, responses
+from kvarn.store.repositories.conversations.histories import (
     MAX_HISTORY_BYTES,
     MAX_HISTORY_ITEMS,
     HistoryTooLongError,

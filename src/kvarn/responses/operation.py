@@ -28,7 +28,7 @@ from kvarn.serving.tiers import tier_of
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.ids import new_id
-from kvarn.store.repositories.conversations import Lock, unlock_conversation
+from kvarn.store.repositories.conversations.conversations import Lock, unlock_conversation
 from kvarn.wire.openai.chat_answer import FinishReason
 from kvarn.wire.openai.errors import ApiError, unavailable
 from kvarn.wire.openai.response_answer import InputTokens, Response, StreamEvent, response_usage

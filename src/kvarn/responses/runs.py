@@ -20,7 +20,7 @@ from kvarn.store.errors import StoreAwayError
 from kvarn.store.ids import new_id
 from kvarn.store.models import StoredResponse
 from kvarn.store.owner import Owner, Principal
-from kvarn.store.repositories import background_responses, conversations
+from kvarn.store.repositories.conversations import background_responses, conversations
 from kvarn.wire.openai.errors import ApiError
 
 _log = logging.getLogger("kvarn.gateway")

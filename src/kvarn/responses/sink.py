@@ -11,8 +11,8 @@ from kvarn.responses.runs import BackgroundRun, ResponseRuns
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.owner import Owner
-from kvarn.store.repositories import responses as stored
-from kvarn.store.repositories.responses import Ended
+from kvarn.store.repositories.conversations import responses as stored
+from kvarn.store.repositories.conversations.responses import Ended
 from kvarn.wire.openai.errors import RETRY_AFTER_S
 
 _log = logging.getLogger("kvarn.gateway")

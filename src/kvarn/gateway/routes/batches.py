@@ -12,7 +12,7 @@ from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.query import check_query
 from kvarn.gateway.record import record_of
 from kvarn.gateway.state import gateway_of
-from kvarn.store.repositories.batches import cancel_batch, find_batch, list_batches
+from kvarn.store.repositories.batches.batches import cancel_batch, find_batch, list_batches
 from kvarn.wire.openai.batches import BatchObject, BatchRequest
 from kvarn.wire.openai.lists import ListObject
 

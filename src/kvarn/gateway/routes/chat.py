@@ -16,13 +16,13 @@ from kvarn.gateway.record import record_of
 from kvarn.gateway.state import gateway_of
 from kvarn.serving.chat.operation import start_chat
 from kvarn.serving.chat.stored import describe_completion, stored_messages
-from kvarn.store.repositories.pages import cut_page
-from kvarn.store.repositories.stored_completions import (
+from kvarn.store.repositories.conversations.stored_completions import (
     change_metadata,
     delete_completion,
     find_completion,
     list_completions,
 )
+from kvarn.store.repositories.pages import cut_page
 from kvarn.wire.openai.chat import ChatCompletionRequest, CompletionChange
 from kvarn.wire.openai.chat_answer import ChatCompletion, ChatCompletionDeleted
 from kvarn.wire.openai.lists import ListObject

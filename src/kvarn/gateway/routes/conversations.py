@@ -16,7 +16,7 @@ from kvarn.responses import conversations
 from kvarn.store.engine import Store
 from kvarn.store.models import Conversation
 from kvarn.store.owner import Owner
-from kvarn.store.repositories import conversations as stored
+from kvarn.store.repositories.conversations import conversations as stored
 from kvarn.store.repositories.pages import Page
 from kvarn.wire.openai.conversations import (
     ConversationAnswer,

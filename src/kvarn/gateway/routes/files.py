@@ -17,7 +17,7 @@ from kvarn.gateway.parameters import Text
 from kvarn.gateway.query import check_query
 from kvarn.gateway.record import record_of
 from kvarn.gateway.state import gateway_of
-from kvarn.store.repositories.files import delete_file, find_file, list_files, read_content
+from kvarn.store.repositories.files.files import delete_file, find_file, list_files, read_content
 from kvarn.wire.openai.files import FileDeleted, FileObject
 from kvarn.wire.openai.lists import ListObject
 

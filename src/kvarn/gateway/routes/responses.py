@@ -20,8 +20,8 @@ from kvarn.responses.ending import Ending
 from kvarn.responses.operation import count_input_tokens, start_response
 from kvarn.responses.stream import ResponseStream
 from kvarn.store.owner import Owner
+from kvarn.store.repositories.conversations.responses import find_response
 from kvarn.store.repositories.pages import cut_page
-from kvarn.store.repositories.responses import find_response
 from kvarn.wire.openai import response_answer
 from kvarn.wire.openai.errors import invalid_request
 from kvarn.wire.openai.lists import ListObject

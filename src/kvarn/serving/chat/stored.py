@@ -12,7 +12,7 @@ from kvarn.serving.context import ServingContext
 from kvarn.serving.record import RequestRecord
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.models import StoredCompletion
-from kvarn.store.repositories.stored_completions import add_completion
+from kvarn.store.repositories.conversations.stored_completions import add_completion
 from kvarn.wire.openai.chat import ChatCompletionRequest
 from kvarn.wire.openai.chat_answer import ChatCompletion
 

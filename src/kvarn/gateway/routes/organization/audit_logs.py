@@ -11,7 +11,7 @@ from kvarn.gateway.openapi import shapes
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Flag, Texts, TimeRange
 from kvarn.gateway.routes.organization.objects import audit_log_object
-from kvarn.store.repositories.audit import AuditFilter, list_audit_log
+from kvarn.store.repositories.tenants.audit_log import AuditFilter, list_audit_log
 from kvarn.wire.openai.lists import ListObject
 from kvarn.wire.openai.organization_objects import AuditLogObject
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from kvarn.store.models import ApiKey, Organization, Project, User
 from kvarn.store.owner import LimitRule, Role, Scopes
-from kvarn.store.repositories.audit import AuditRecord
-from kvarn.store.repositories.users import Member
+from kvarn.store.repositories.tenants.audit_log import AuditRecord
+from kvarn.store.repositories.tenants.users import Member
 from kvarn.wire.openai.lists import DeletedObject
 from kvarn.wire.openai.organization import UNLIMITED, OrganizationRole, RateLimitUpdate
 from kvarn.wire.openai.organization_objects import (

@@ -1,9 +1,10 @@
 """Whose principals have changed since a cache has looked.
 
-Acts that change what known keys may do are numbered, over all gateways, in the order in which they hold: each takes a
-higher number while it holds the row of the newest (`acts.py`), and leaves it with those whose keys it touched. So one
-look tells all that has changed since a number, and whose it was. The numbers of the last acts are kept: a database that
-does not have the one that is asked about has lost it (restored from a backup, a failover), and others with it.
+Audited changes that alter what known keys may do are numbered, over all gateways, in the order in which they commit:
+each takes a higher number while it holds the row of the newest, and leaves it with those whose keys it touched. So one
+query returns all that has changed since a number, and whose it was. The numbers of the last changes are kept: a
+database that does not have the one that is asked about has lost it (restored from a backup, a failover), and others
+with it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sqlalchemy import ColumnElement, delete, exists, func, literal, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.errors import StoreBehindError, StoreError
-from kvarn.store.models import ActNumber, Revision
+from kvarn.store.models import ChangeNumber, Revision
 from kvarn.store.repositories.dialect import insert, is_postgresql
 
 EVERYBODY = "*"
@@ -60,11 +61,11 @@ async def note_changes(session: AsyncSession, holders: Collection[str]) -> None:
         raise _lost()
     statement = insert(session, Revision).on_conflict_do_update(index_elements=["holder"], set_={"number": number})
     await session.execute(statement, [{"holder": holder, "number": number} for holder in sorted(holders)])
-    session.add(ActNumber(number=number))
+    session.add(ChangeNumber(number=number))
     await session.flush()
-    newest_first = select(ActNumber.number).order_by(ActNumber.number.desc())
+    newest_first = select(ChangeNumber.number).order_by(ChangeNumber.number.desc())
     oldest_kept = newest_first.offset(_NUMBERS_KEPT - 1).limit(1).scalar_subquery()
-    await session.execute(delete(ActNumber).where(ActNumber.number < oldest_kept))
+    await session.execute(delete(ChangeNumber).where(ChangeNumber.number < oldest_kept))
 
 
 async def read_changes(session: AsyncSession, since: int) -> Changes:
@@ -78,7 +79,7 @@ async def read_changes(session: AsyncSession, since: int) -> Changes:
             that was taken back, and may still hold what has been withdrawn.
         StoreError: The database has not been prepared.
     """
-    is_had = or_(literal(since == 0), exists().where(ActNumber.number == since))
+    is_had = or_(literal(since == 0), exists().where(ChangeNumber.number == since))
     columns = Revision.holder, Revision.number, is_had.label("is_had"), _is_read_only(session).label("is_read_only")
     query = select(*columns).order_by(Revision.number.desc()).limit(_CHANGES_MOST)
     rows = (await session.execute(query.where(Revision.number >= since))).all()
@@ -96,7 +97,7 @@ async def read_changes(session: AsyncSession, since: int) -> Changes:
 
 async def restore_newest(session: AsyncSession) -> None:
     """Number acts on where the number of the newest was lost. Nobody knows what was lost with it: all changes."""
-    last = [await session.scalar(select(func.max(column))) or 0 for column in (Revision.number, ActNumber.number)]
+    last = [await session.scalar(select(func.max(column))) or 0 for column in (Revision.number, ChangeNumber.number)]
     newest = insert(session, Revision).values(holder=_NEWEST, number=max(last)).on_conflict_do_nothing()
     if await session.scalar(newest.returning(Revision.number)) is not None:
         await note_changes(session, [EVERYBODY])

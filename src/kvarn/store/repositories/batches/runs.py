@@ -15,9 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
 from kvarn.store.models import Batch
-from kvarn.store.repositories.batches import OVER, BatchStatus
-from kvarn.store.repositories.files import publish_file
-from kvarn.store.repositories.line_bytes import bytes_of_lines
+from kvarn.store.repositories.batches.batches import OVER, BatchStatus
+from kvarn.store.repositories.batches.line_bytes import bytes_of_lines
+from kvarn.store.repositories.files.files import publish_file
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, json_bytes
 
 

@@ -14,7 +14,6 @@ from sqlalchemy import ColumnElement, or_
 
 from kvarn.config.platform import RetentionConfig
 from kvarn.store.models import (
-    ActNumber,
     ApiKey,
     AuditEntry,
     Base,
@@ -23,6 +22,7 @@ from kvarn.store.models import (
     BilledEvent,
     BilledHour,
     Budget,
+    ChangeNumber,
     Conversation,
     ConversationItem,
     ErasedOrganization,
@@ -44,8 +44,8 @@ from kvarn.store.models import (
     UsagePeriod,
     User,
 )
-from kvarn.store.repositories.batches import OVER
-from kvarn.store.repositories.deletion import Condition, Drop, drop_batches, drop_counted, drop_files
+from kvarn.store.repositories.batches.batches import OVER
+from kvarn.store.repositories.retention.row_deletion import Condition, Drop, drop_batches, drop_counted, drop_files
 
 _UNFINISHED = ("queued", "in_progress")
 
@@ -119,7 +119,7 @@ KEPT: Final[Mapping[type[Base], str]] = {
     AuditEntry: "for the platform's administrators: a log that its subject can delete would be none",
     ErasedOrganization: "its id alone, so that no event that was still on its way brings erased usage back",
     Revision: "a number, so that a gateway that looks after an organisation's end learns of it",
-    ActNumber: "numbers of acts, which name nobody; the oldest go when new ones come",
+    ChangeNumber: "numbers of acts, which name nobody; the oldest go when new ones come",
     Lease: "of nobody: a row for each piece of work",
 }
 """Go with nobody, and why."""

@@ -1,4 +1,4 @@
-"""Deleting what has been kept for long enough. What goes when says `fates.py`."""
+"""Deleting what has been kept for long enough. What goes when says `policy.py`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sqlalchemy import and_, func, select
 from kvarn.config.platform import RetentionConfig
 from kvarn.store.engine import Store
 from kvarn.store.models import Batch, BatchLine, Organization
-from kvarn.store.repositories.batch_lines import delete_lines
-from kvarn.store.repositories.batches import OVER
-from kvarn.store.repositories.deletion import Doomed, delete_rows
-from kvarn.store.repositories.fates import STORED, Stored
+from kvarn.store.repositories.batches.batches import OVER
+from kvarn.store.repositories.batches.lines import delete_lines
+from kvarn.store.repositories.retention.policy import STORED, Stored
+from kvarn.store.repositories.retention.row_deletion import Doomed, delete_rows
 
 _DAY_S = 24 * 3600
 _AT_ONCE = 25

@@ -13,7 +13,7 @@ from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.ids import is_id, new_id
 from kvarn.store.models import Conversation, ConversationItem
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.histories import Item, check_measure, size_of, text_of
+from kvarn.store.repositories.conversations.histories import Item, check_measure, size_of, text_of
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.stored_bytes import PART_BYTES, ROW_BYTES, count_bytes, json_bytes, storing
 

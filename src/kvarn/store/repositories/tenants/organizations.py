@@ -13,16 +13,16 @@ from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT, new_id
 from kvarn.store.models import Organization, Project
 from kvarn.store.owner import Owner, Principal, Role
-from kvarn.store.repositories.acts import Act, Actor, acting
 from kvarn.store.repositories.pages import Cursor, Page, read_page
+from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange, audited_change
 
 _THE_SERVER = Actor("server")
 
 
 async def create_organization(store: Store, name: str) -> Principal:
     """A new organisation with one project; the principal may do everything in both."""
-    async with acting(store, _THE_SERVER) as act:
-        organization, project = await add_organization(act, name)
+    async with audited_change(store, _THE_SERVER) as change:
+        organization, project = await add_organization(change, name)
     return Principal(Owner(organization.id, project.id), Role.ADMIN, cache_salt=organization.cache_salt)
 
 
@@ -35,15 +35,15 @@ async def ensure_default_organization(store: Store) -> bool:
     async with store.reading() as session:  # most often it is there, and nobody need wait for a writer
         if await session.get(Organization, DEFAULT_ORGANIZATION) is not None:
             return False
-    async with acting(store, _THE_SERVER) as act:
-        if await act.session.get(Organization, DEFAULT_ORGANIZATION) is not None:
+    async with audited_change(store, _THE_SERVER) as change:
+        if await change.session.get(Organization, DEFAULT_ORGANIZATION) is not None:
             return False
-        await add_organization(act, "Default", ids=(DEFAULT_ORGANIZATION, DEFAULT_PROJECT))
+        await add_organization(change, "Default", ids=(DEFAULT_ORGANIZATION, DEFAULT_PROJECT))
         return True
 
 
 async def add_organization(
-    act: Act,
+    change: AuditedChange,
     name: str,
     *,
     weight: float = 1.0,
@@ -56,20 +56,20 @@ async def add_organization(
     organization = Organization(
         id=organization_id,
         name=name,
-        created_at=act.now,
+        created_at=change.now,
         weight=weight,
         priority=priority,
         retention_days=retention_days,
         cache_salt=secrets.token_hex(16),
     )
-    act.session.add(organization)
-    await act.session.flush()
+    change.session.add(organization)
+    await change.session.flush()
     project = Project(
-        id=project_id, organization_id=organization_id, name="Default project", created_at=act.now, is_default=True
+        id=project_id, organization_id=organization_id, name="Default project", created_at=change.now, is_default=True
     )
-    act.session.add(project)
+    change.session.add(project)
     data = {"name": name, "weight": weight, "priority": priority, "retention_days": retention_days}
-    act.record("organization.created", organization_id, organization_id, data=data)
+    change.record("organization.created", organization_id, organization_id, data=data)
     return organization, project
 
 
@@ -112,21 +112,21 @@ async def default_project_id(session: AsyncSession, organization_id: str) -> str
     return found
 
 
-async def change_organization(act: Act, organization_id: str, changes: dict[str, Any]) -> Organization:
+async def change_organization(change: AuditedChange, organization_id: str, changes: dict[str, Any]) -> Organization:
     """Set fields of an organisation: `name`, `weight`, `priority`, `retention_days`, `archived`.
 
     Raises:
         NotFoundError: There is none of that id.
         ConflictError: The default organisation is to be archived: its administrators run the platform.
     """
-    organization = await get_organization(act.session, organization_id)
+    organization = await get_organization(change.session, organization_id)
     fields = dict(changes)
     archived = fields.pop("archived", None)
     if archived and organization_id == DEFAULT_ORGANIZATION:
         raise ConflictError("The default organization cannot be archived: its administrators run the platform.")
     if archived is not None:
-        fields["archived_at"] = (organization.archived_at or act.now) if archived else None
+        fields["archived_at"] = (organization.archived_at or change.now) if archived else None
     for name, value in fields.items():
         setattr(organization, name, value)
-    act.record("organization.updated", organization_id, organization_id, changes_requested=changes)
+    change.record("organization.updated", organization_id, organization_id, changes_requested=changes)
     return organization

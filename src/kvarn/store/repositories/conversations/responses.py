@@ -15,8 +15,8 @@ from kvarn.store.errors import NotFoundError
 from kvarn.store.ids import is_id
 from kvarn.store.models import StoredResponse
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.conversations import Lock, finish_turn
-from kvarn.store.repositories.histories import (
+from kvarn.store.repositories.conversations.conversations import Lock, finish_turn
+from kvarn.store.repositories.conversations.histories import (
     HistoryTooLongError,
     Item,
     KeptTurn,

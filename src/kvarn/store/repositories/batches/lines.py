@@ -14,9 +14,9 @@ from sqlalchemy import bindparam, delete, insert, literal, select, tuple_, updat
 
 from kvarn.store.engine import Store
 from kvarn.store.models import Batch, BatchLine
-from kvarn.store.repositories.batch_runs import LeaseLostError, change_batch
-from kvarn.store.repositories.batches import OVER, BatchStatus
-from kvarn.store.repositories.line_bytes import LINE_BYTES
+from kvarn.store.repositories.batches.batches import OVER, BatchStatus
+from kvarn.store.repositories.batches.line_bytes import LINE_BYTES
+from kvarn.store.repositories.batches.runs import LeaseLostError, change_batch
 from kvarn.store.repositories.stored_bytes import PART_BYTES, count_bytes, expect_room
 
 _DELETED_AT_ONCE = 500

@@ -14,9 +14,9 @@ from sqlalchemy import ColumnElement, or_, select, update
 from kvarn.store.engine import Store
 from kvarn.store.models import StoredResponse
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.conversations import Lock, unlock_conversation
-from kvarn.store.repositories.histories import Item
-from kvarn.store.repositories.responses import hold_response, response_bytes
+from kvarn.store.repositories.conversations.conversations import Lock, unlock_conversation
+from kvarn.store.repositories.conversations.histories import Item
+from kvarn.store.repositories.conversations.responses import hold_response, response_bytes
 from kvarn.store.repositories.stored_bytes import count_bytes, json_bytes, storing
 
 RUNNING = ("queued", "in_progress")

@@ -1,4 +1,4 @@
-"""The end of an organisation, and of its usage. What goes with which says `fates.py`."""
+"""The end of an organisation, and of its usage. What goes with which says `policy.py`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.models import AuditEntry, Base, BilledEvent, UsageEvent
-from kvarn.store.repositories.acts import Act
-from kvarn.store.repositories.deletion import Condition, Doomed, delete_rows, drop_rows
-from kvarn.store.repositories.erasures import note_erased
-from kvarn.store.repositories.fates import OWNED, STORED, USAGE
-from kvarn.store.repositories.tenants import change_organization, get_organization
+from kvarn.store.repositories.retention.policy import OWNED, STORED, USAGE
+from kvarn.store.repositories.retention.row_deletion import Condition, Doomed, delete_rows, drop_rows
+from kvarn.store.repositories.tenants.audited_changes import AuditedChange
+from kvarn.store.repositories.tenants.organizations import change_organization, get_organization
+from kvarn.store.repositories.usage.erasures import note_erased
 
 _DELETED = "organization.deleted"
 _FEW_OBJECTS, _MANY_ROWS = 25, 1000
@@ -26,7 +26,7 @@ _FEW_OBJECTS, _MANY_ROWS = 25, 1000
 
 async def delete_organization(
     store: Store,
-    begin_act: Callable[[], AbstractAsyncContextManager[Act]],
+    begin_change: Callable[[], AbstractAsyncContextManager[AuditedChange]],
     organization_id: str,
     *,
     erase_usage: bool = False,
@@ -47,26 +47,26 @@ async def delete_organization(
     if organization_id == DEFAULT_ORGANIZATION:
         raise ConflictError("The default organization cannot be deleted: its administrators run the platform.")
     try:
-        async with begin_act() as act:
-            await change_organization(act, organization_id, {"archived": True})
+        async with begin_change() as change:
+            await change_organization(change, organization_id, {"archived": True})
     except NotFoundError:
         if not (erase_usage and await _was_here(store, organization_id)):
             raise
         await _erase_usage(store, organization_id)
-        async with begin_act() as act:
-            act.record("organization.usage_erased", DEFAULT_ORGANIZATION, organization_id)
+        async with begin_change() as change:
+            change.record("organization.usage_erased", DEFAULT_ORGANIZATION, organization_id)
         return
     await delete_organization_data(store, organization_id)
     for model in OWNED:
         await delete_rows(store, Doomed(model, "id", _theirs(model, organization_id)), at_once=_MANY_ROWS)
     if erase_usage:
         await _erase_usage(store, organization_id)
-    async with begin_act() as act:
-        organization = await get_organization(act.session, organization_id)
-        await act.session.delete(organization)
+    async with begin_change() as change:
+        organization = await get_organization(change.session, organization_id)
+        await change.session.delete(organization)
         data = {"name": organization.name, "erase_usage": erase_usage}
-        act.record(_DELETED, DEFAULT_ORGANIZATION, organization_id, data=data)
-        act.touched.add(organization_id)
+        change.record(_DELETED, DEFAULT_ORGANIZATION, organization_id, data=data)
+        change.touched.add(organization_id)
 
 
 async def delete_organization_data(store: Store, organization_id: str) -> Counter[str]:

@@ -10,8 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT
 from kvarn.store.models import ApiKey, Organization, Project, User
 from kvarn.store.owner import ANYBODY, Owner, Principal, Role
-from kvarn.store.repositories.keys import scopes_from_json
-from kvarn.store.repositories.rate_limits import limits_of
+from kvarn.store.repositories.tenants.keys import scopes_from_json
+from kvarn.store.repositories.tenants.rate_limits import limits_of
 
 
 @dataclass(frozen=True, slots=True)

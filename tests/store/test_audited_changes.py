@@ -12,26 +12,26 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.models import AuditEntry, RateLimit
 from kvarn.store.owner import Role
-from kvarn.store.repositories import revisions
-from kvarn.store.repositories.acts import Act, Actor, acting
-from kvarn.store.repositories.administrators import has_admin_key
-from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
 from kvarn.store.repositories.pages import Cursor
-from kvarn.store.repositories.projects import add_project, archive_project
-from kvarn.store.repositories.rate_limits import set_limit
-from kvarn.store.repositories.revisions import read_changes
-from kvarn.store.repositories.tenant_deletion import delete_organization
-from kvarn.store.repositories.tenants import create_organization
-from kvarn.store.repositories.users import add_user, list_users
+from kvarn.store.repositories.retention.organization_deletion import delete_organization
+from kvarn.store.repositories.tenants import revisions
+from kvarn.store.repositories.tenants.administrators import has_admin_key
+from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange, audited_change
+from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, revoke_key
+from kvarn.store.repositories.tenants.organizations import create_organization
+from kvarn.store.repositories.tenants.projects import add_project, archive_project
+from kvarn.store.repositories.tenants.rate_limits import set_limit
+from kvarn.store.repositories.tenants.revisions import read_changes
+from kvarn.store.repositories.tenants.users import add_user, list_users
 
 
-async def at_once(store: Store, *acts: Callable[[Act], Awaitable[object]]) -> list[object]:
+async def at_once(store: Store, *acts: Callable[[AuditedChange], Awaitable[object]]) -> list[object]:
     """Do the acts at once, each at a gateway of its own; what each gave or raised."""
     gateways = [Store(store.url, timeout_s=20) for _ in acts]
 
-    async def perform(gateway: Store, work: Callable[[Act], Awaitable[object]]) -> object:
-        async with acting(gateway, Actor("test")) as act:
-            return await work(act)
+    async def perform(gateway: Store, work: Callable[[AuditedChange], Awaitable[object]]) -> object:
+        async with audited_change(gateway, Actor("test")) as change:
+            return await work(change)
 
     try:
         pairs = zip(gateways, acts, strict=True)
@@ -44,10 +44,10 @@ async def at_once(store: Store, *acts: Callable[[Act], Awaitable[object]]) -> li
 async def test_two_administrators_cannot_revoke_each_other(store: Store) -> None:
     tenant = await create_organization(store, "a")
     asked = KeyRequest(name="k", role=Role.ADMIN)
-    async with acting(store, Actor("test")) as act:
-        keys = [(await add_key(act, tenant.organization_id, tenant.project_id, asked))[0] for _ in range(2)]
+    async with audited_change(store, Actor("test")) as change:
+        keys = [(await add_key(change, tenant.organization_id, tenant.project_id, asked))[0] for _ in range(2)]
     outcomes = await at_once(
-        store, *[lambda act, key=key: revoke_key(act, tenant.organization_id, key.id, admin=True) for key in keys]
+        store, *[lambda change, key=key: revoke_key(change, tenant.organization_id, key.id, admin=True) for key in keys]
     )
     assert sum(isinstance(outcome, ConflictError) for outcome in outcomes) == 1
     async with store.reading() as session:
@@ -57,7 +57,7 @@ async def test_two_administrators_cannot_revoke_each_other(store: Store) -> None
 async def test_one_address_is_one_user(store: Store) -> None:
     organization_id = (await create_organization(store, "a")).organization_id
     outcomes = await at_once(
-        store, *[lambda act: add_user(act, organization_id, "ada@example.org", "Ada", Role.MEMBER)] * 4
+        store, *[lambda change: add_user(change, organization_id, "ada@example.org", "Ada", Role.MEMBER)] * 4
     )
     assert sum(isinstance(outcome, ConflictError) for outcome in outcomes) == 3
     async with store.reading() as session:
@@ -69,7 +69,10 @@ async def test_limits_set_at_once_are_one_limit_with_what_all_have_set(store: St
     names = ("requests_per_minute", "tokens_per_minute", "concurrency")
     outcomes = await at_once(
         store,
-        *[lambda act, name=name: set_limit(act, organization_id, organization_id, "tiny", {name: 7}) for name in names],
+        *[
+            lambda change, name=name: set_limit(change, organization_id, organization_id, "tiny", {name: 7})
+            for name in names
+        ],
     )
     assert not any(isinstance(outcome, Exception) for outcome in outcomes), outcomes
     async with store.reading() as session:
@@ -79,12 +82,12 @@ async def test_limits_set_at_once_are_one_limit_with_what_all_have_set(store: St
 
 async def test_no_key_is_made_in_a_project_that_is_being_archived(store: Store) -> None:
     organization_id = (await create_organization(store, "a")).organization_id
-    async with acting(store, Actor("test")) as act:
-        project = await add_project(act, organization_id, "p")
+    async with audited_change(store, Actor("test")) as change:
+        project = await add_project(change, organization_id, "p")
     outcomes = await at_once(
         store,
-        lambda act: archive_project(act, organization_id, project.id),
-        *[lambda act: add_key(act, organization_id, project.id, KeyRequest(name="k"))] * 3,
+        lambda change: archive_project(change, organization_id, project.id),
+        *[lambda change: add_key(change, organization_id, project.id, KeyRequest(name="k"))] * 3,
     )
     kinds: list[str] = []
     async with store.reading() as session:
@@ -101,10 +104,10 @@ async def test_every_act_that_changes_what_keys_may_do_is_counted(store: Store, 
     async with store.reading() as session:
         before = (await read_changes(session, 0)).number
     limits = [
-        lambda act, model=model: set_limit(act, organization_id, organization_id, model, {"concurrency": 1})
+        lambda change, model=model: set_limit(change, organization_id, organization_id, model, {"concurrency": 1})
         for model in "abcdefgh"
     ]
-    await at_once(store, *limits, *[lambda act: add_project(act, organization_id, "p")] * 2)
+    await at_once(store, *limits, *[lambda change: add_project(change, organization_id, "p")] * 2)
     async with store.reading() as session:
         changes = await read_changes(session, before)
     assert changes.number == before + 8 and changes.holders == {organization_id: before + 8}
@@ -112,9 +115,9 @@ async def test_every_act_that_changes_what_keys_may_do_is_counted(store: Store, 
 
 async def test_an_organisation_is_deleted_once(store: Store) -> None:
     organization_id = (await create_organization(store, "a")).organization_id
-    begin_act = partial(acting, store, Actor("test"))
+    begin_change = partial(audited_change, store, Actor("test"))
     outcomes = await asyncio.gather(
-        *[delete_organization(store, begin_act, organization_id) for _ in range(2)], return_exceptions=True
+        *[delete_organization(store, begin_change, organization_id) for _ in range(2)], return_exceptions=True
     )
     assert [type(outcome) for outcome in outcomes if outcome is not None] in ([NotFoundError], [])
     async with store.reading() as session:

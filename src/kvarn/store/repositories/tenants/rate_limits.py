@@ -11,7 +11,7 @@ from kvarn.store.errors import NotFoundError
 from kvarn.store.ids import new_id
 from kvarn.store.models import RateLimit
 from kvarn.store.owner import LimitRule
-from kvarn.store.repositories.acts import Act
+from kvarn.store.repositories.tenants.audited_changes import AuditedChange
 
 LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrency")
 """Fields of a `RateLimit` that may be set; None: no limit."""
@@ -27,7 +27,7 @@ async def limits_of(session: AsyncSession, holders: Collection[str]) -> tuple[Li
 
 
 async def set_limit(
-    act: Act,
+    change: AuditedChange,
     organization_id: str,
     holder_id: str,
     model: str,
@@ -45,30 +45,30 @@ async def set_limit(
         changes: Some of `LIMITS`.
         project_id: The project of the holder, for the audit log.
     """
-    row = await act.session.scalar(_query(holder_id, model))
+    row = await change.session.scalar(_query(holder_id, model))
     if row is None:
         row = RateLimit(id=new_id("rl_"), organization_id=organization_id, holder_id=holder_id, model=model)
-        act.session.add(row)
+        change.session.add(row)
     for name in LIMITS:
         setattr(row, name, changes[name] if name in changes else getattr(row, name))
     detail = {"holder": holder_id, "model": model, **changes}
-    act.record("rate_limit.updated", organization_id, row.id, project_id=project_id, changes_requested=detail)
+    change.record("rate_limit.updated", organization_id, row.id, project_id=project_id, changes_requested=detail)
     return LimitRule(holder_id, model, row.requests_per_minute, row.tokens_per_minute, row.concurrency)
 
 
 async def drop_limit(
-    act: Act, organization_id: str, holder_id: str, model: str, *, project_id: str | None = None
+    change: AuditedChange, organization_id: str, holder_id: str, model: str, *, project_id: str | None = None
 ) -> None:
     """Take away the limits of one holder for one model.
 
     Raises:
         NotFoundError: It has none.
     """
-    row = await act.session.scalar(_query(holder_id, model))
+    row = await change.session.scalar(_query(holder_id, model))
     if row is None:
         raise NotFoundError(f"No such rate limit: {model!r}.")
-    await act.session.delete(row)
-    act.record("rate_limit.deleted", organization_id, row.id, project_id=project_id, holder=holder_id, model=model)
+    await change.session.delete(row)
+    change.record("rate_limit.deleted", organization_id, row.id, project_id=project_id, holder=holder_id, model=model)
 
 
 def _query(holder_id: str, model: str) -> Select[RateLimit]:

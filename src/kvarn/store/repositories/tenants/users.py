@@ -13,11 +13,11 @@ from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.ids import new_id
 from kvarn.store.models import ProjectMember, User
 from kvarn.store.owner import Role
-from kvarn.store.repositories.acts import Act
-from kvarn.store.repositories.administrators import keeping_an_administrator
-from kvarn.store.repositories.keys import revoke_keys_of
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.projects import get_active_project, get_project
+from kvarn.store.repositories.tenants.administrators import keeping_an_administrator
+from kvarn.store.repositories.tenants.audited_changes import AuditedChange
+from kvarn.store.repositories.tenants.keys import revoke_keys_of
+from kvarn.store.repositories.tenants.projects import get_active_project, get_project
 
 Kind = Literal["person", "service_account"]
 _ORDER = (User.created_at, User.id)
@@ -53,14 +53,14 @@ async def get_user(session: AsyncSession, organization_id: str, user_id: str) ->
     return _found(await session.scalar(query), user_id)
 
 
-async def add_user(act: Act, organization_id: str, email: str, name: str, role: Role) -> User:
+async def add_user(change: AuditedChange, organization_id: str, email: str, name: str, role: Role) -> User:
     """A new person.
 
     Raises:
         ConflictError: Somebody of the organisation has that address.
     """
     taken = select(User.id).where(User.organization_id == organization_id, User.email == email.lower())
-    if await act.session.scalar(taken) is not None:
+    if await change.session.scalar(taken) is not None:
         raise ConflictError(f"There is a user with the address {email!r} already.")
     user = User(
         id=new_id("user-"),
@@ -68,69 +68,77 @@ async def add_user(act: Act, organization_id: str, email: str, name: str, role: 
         name=name,
         email=email.lower(),
         role=str(role),
-        created_at=act.now,
+        created_at=change.now,
     )
-    act.session.add(user)
-    act.record("user.added", organization_id, user.id, data={"role": str(role), "email": user.email})
+    change.session.add(user)
+    change.record("user.added", organization_id, user.id, data={"role": str(role), "email": user.email})
     return user
 
 
-async def change_user(act: Act, organization_id: str, user_id: str, role: Role) -> User:
+async def change_user(change: AuditedChange, organization_id: str, user_id: str, role: Role) -> User:
     """Set a person's role in the organisation.
 
     Raises:
         NotFoundError: The organisation has none of that id.
         ConflictError: Nobody could administer the organisation any more.
     """
-    async with keeping_an_administrator(act, organization_id):
-        user = await get_user(act.session, organization_id, user_id)
+    async with keeping_an_administrator(change, organization_id):
+        user = await get_user(change.session, organization_id, user_id)
         user.role = str(role)
-        act.record("user.updated", organization_id, user_id, changes_requested={"role": str(role)})
+        change.record("user.updated", organization_id, user_id, changes_requested={"role": str(role)})
     return user
 
 
-async def delete_user(act: Act, organization_id: str, user_id: str) -> None:
+async def delete_user(change: AuditedChange, organization_id: str, user_id: str) -> None:
     """Delete a person with all their keys. Raises as `change_user` does."""
-    async with keeping_an_administrator(act, organization_id):
-        user = await get_user(act.session, organization_id, user_id)
-        await act.session.delete(user)
-        act.record("user.deleted", organization_id, user_id)
+    async with keeping_an_administrator(change, organization_id):
+        user = await get_user(change.session, organization_id, user_id)
+        await change.session.delete(user)
+        change.record("user.deleted", organization_id, user_id)
 
 
-async def add_service_account(act: Act, organization_id: str, project_id: str, name: str, role: str) -> Member:
+async def add_service_account(
+    change: AuditedChange, organization_id: str, project_id: str, name: str, role: str
+) -> Member:
     """A new service account in a project. Raises as `get_active_project` does."""
-    await get_active_project(act, organization_id, project_id)
+    await get_active_project(change, organization_id, project_id)
     user = User(
         id=new_id("user-"),
         organization_id=organization_id,
         kind="service_account",
         name=name,
         role=str(Role.MEMBER),
-        created_at=act.now,
+        created_at=change.now,
     )
-    act.session.add(user)
-    await act.session.flush()
-    act.session.add(ProjectMember(project_id=project_id, user_id=user.id, role=role, created_at=act.now))
-    act.record("service_account.created", organization_id, user.id, project_id=project_id, data={"role": role})
-    return Member(user, role, act.now)
+    change.session.add(user)
+    await change.session.flush()
+    change.session.add(ProjectMember(project_id=project_id, user_id=user.id, role=role, created_at=change.now))
+    change.record("service_account.created", organization_id, user.id, project_id=project_id, data={"role": role})
+    return Member(user, role, change.now)
 
 
 async def change_service_account(
-    act: Act, organization_id: str, project_id: str, user_id: str, *, name: str | None = None, role: str | None = None
+    change: AuditedChange,
+    organization_id: str,
+    project_id: str,
+    user_id: str,
+    *,
+    name: str | None = None,
+    role: str | None = None,
 ) -> Member:
     """Set a service account's name or its role in the project. Raises as `get_member` does."""
-    membership, user = await _find_member(act.session, organization_id, project_id, user_id, "service_account")
+    membership, user = await _find_member(change.session, organization_id, project_id, user_id, "service_account")
     user.name, membership.role = name or user.name, role or membership.role
     changes = {key: value for key, value in (("name", name), ("role", role)) if value is not None}
-    act.record("service_account.updated", organization_id, user_id, project_id=project_id, changes_requested=changes)
+    change.record("service_account.updated", organization_id, user_id, project_id=project_id, changes_requested=changes)
     return Member(user, membership.role, membership.created_at)
 
 
-async def delete_service_account(act: Act, organization_id: str, project_id: str, user_id: str) -> None:
+async def delete_service_account(change: AuditedChange, organization_id: str, project_id: str, user_id: str) -> None:
     """Delete a service account with all its keys. Raises as `get_member` does."""
-    _, user = await _find_member(act.session, organization_id, project_id, user_id, "service_account")
-    await act.session.delete(user)
-    act.record("service_account.deleted", organization_id, user_id, project_id=project_id)
+    _, user = await _find_member(change.session, organization_id, project_id, user_id, "service_account")
+    await change.session.delete(user)
+    change.record("service_account.deleted", organization_id, user_id, project_id=project_id)
 
 
 async def list_members(
@@ -160,37 +168,39 @@ async def get_member(
     return Member(user, membership.role, membership.created_at)
 
 
-async def add_member(act: Act, organization_id: str, project_id: str, user: User, role: str) -> Member:
+async def add_member(change: AuditedChange, organization_id: str, project_id: str, user: User, role: str) -> Member:
     """Give a person of the organisation a place in a project.
 
     Raises:
         NotFoundError: The organisation has no such project.
         ConflictError: The project is archived, or they are in it.
     """
-    await get_active_project(act, organization_id, project_id)
-    if await act.session.get(ProjectMember, (project_id, user.id)) is not None:
+    await get_active_project(change, organization_id, project_id)
+    if await change.session.get(ProjectMember, (project_id, user.id)) is not None:
         raise ConflictError(f"The user {user.id!r} is in the project already.")
-    act.session.add(ProjectMember(project_id=project_id, user_id=user.id, role=role, created_at=act.now))
-    act.record("user.added", organization_id, user.id, project_id=project_id, data={"role": role})
-    return Member(user, role, act.now)
+    change.session.add(ProjectMember(project_id=project_id, user_id=user.id, role=role, created_at=change.now))
+    change.record("user.added", organization_id, user.id, project_id=project_id, data={"role": role})
+    return Member(user, role, change.now)
 
 
-async def change_member(act: Act, organization_id: str, project_id: str, user_id: str, role: str) -> Member:
+async def change_member(
+    change: AuditedChange, organization_id: str, project_id: str, user_id: str, role: str
+) -> Member:
     """Set a person's role in a project. Raises as `get_member` does."""
-    membership, user = await _find_member(act.session, organization_id, project_id, user_id, "person")
+    membership, user = await _find_member(change.session, organization_id, project_id, user_id, "person")
     membership.role = role
-    act.record("user.updated", organization_id, user_id, project_id=project_id, changes_requested={"role": role})
+    change.record("user.updated", organization_id, user_id, project_id=project_id, changes_requested={"role": role})
     return Member(user, role, membership.created_at)
 
 
-async def remove_member(act: Act, organization_id: str, project_id: str, user_id: str) -> None:
+async def remove_member(change: AuditedChange, organization_id: str, project_id: str, user_id: str) -> None:
     """Take a person out of a project; the keys they have in it are revoked. Raises as `get_member` does, and
     ConflictError where nobody could administer the organisation any more."""
-    async with keeping_an_administrator(act, organization_id):
-        membership, _ = await _find_member(act.session, organization_id, project_id, user_id, "person")
-        await act.session.delete(membership)
-        await revoke_keys_of(act, project_id, user_id)
-        act.record("user.deleted", organization_id, user_id, project_id=project_id)
+    async with keeping_an_administrator(change, organization_id):
+        membership, _ = await _find_member(change.session, organization_id, project_id, user_id, "person")
+        await change.session.delete(membership)
+        await revoke_keys_of(change, project_id, user_id)
+        change.record("user.deleted", organization_id, user_id, project_id=project_id)
 
 
 async def find_user(session: AsyncSession, organization_id: str, email: str) -> User:

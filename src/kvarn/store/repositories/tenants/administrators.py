@@ -11,20 +11,20 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from kvarn.store.errors import ConflictError
 from kvarn.store.models import ApiKey, Organization, Project, User
 from kvarn.store.owner import Role
-from kvarn.store.repositories.acts import Act
+from kvarn.store.repositories.tenants.audited_changes import AuditedChange
 
 
 @asynccontextmanager
-async def keeping_an_administrator(act: Act, organization_id: str) -> AsyncGenerator[None, None]:
+async def keeping_an_administrator(change: AuditedChange, organization_id: str) -> AsyncGenerator[None, None]:
     """A change after which somebody must still be able to administer the organisation, if anybody was before.
 
     Raises:
         ConflictError: Nobody could.
     """
-    before = await has_admin_key(act.session, organization_id, act.now)
+    before = await has_admin_key(change.session, organization_id, change.now)
     yield
-    await act.session.flush()
-    if before and not await has_admin_key(act.session, organization_id, act.now):
+    await change.session.flush()
+    if before and not await has_admin_key(change.session, organization_id, change.now):
         raise ConflictError("This would end the organization's last administrator's key: make another one first.")
 
 

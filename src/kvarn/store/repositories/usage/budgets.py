@@ -12,9 +12,9 @@ from kvarn.store.errors import NotFoundError
 from kvarn.store.ids import new_id
 from kvarn.store.ledger import BudgetRule, period_name
 from kvarn.store.models import Budget, UsagePeriod
-from kvarn.store.repositories.acts import Act, Actor
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.projects import get_active_project
+from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange
+from kvarn.store.repositories.tenants.projects import get_active_project
 
 
 async def read_budgets(store: Store) -> tuple[list[BudgetRule], dict[str, int]]:
@@ -60,7 +60,7 @@ async def note_alert(store: Store, rule: BudgetRule, period: str) -> bool:
         )
         if noted.scalar_one_or_none() is None:
             return False
-        Act(session, Actor("ledger"), int(store.now())).record(
+        AuditedChange(session, Actor("ledger"), int(store.now())).record(
             "budget.alerted",
             rule.organization_id,
             rule.id,
@@ -92,7 +92,7 @@ async def find_budget(session: AsyncSession, organization_id: str, budget_id: st
 
 
 async def add_budget(
-    act: Act,
+    change: AuditedChange,
     organization_id: str,
     project_id: str | None,
     unit: str,
@@ -108,37 +108,39 @@ async def add_budget(
         ConflictError: The project is archived.
     """
     if project_id is not None:
-        await get_active_project(act, organization_id, project_id)
+        await get_active_project(change, organization_id, project_id)
     budget = Budget(
         id=new_id("budget-"),
         organization_id=organization_id,
         holder_id=project_id or organization_id,
-        created_at=act.now,
+        created_at=change.now,
         unit=unit,
         currency=currency,
         period=period,
         hard_limit=hard_limit,
         soft_limit=soft_limit,
     )
-    act.session.add(budget)
+    change.session.add(budget)
     limits = {"hard_limit": hard_limit, "soft_limit": soft_limit}
-    act.record("budget.created", organization_id, budget.id, project_id=project_id, unit=unit, period=period, **limits)
+    change.record(
+        "budget.created", organization_id, budget.id, project_id=project_id, unit=unit, period=period, **limits
+    )
     return budget
 
 
-def change_budget(act: Act, budget: Budget, limits: Mapping[str, int | None]) -> None:
+def change_budget(change: AuditedChange, budget: Budget, limits: Mapping[str, int | None]) -> None:
     """Set `hard_limit` and `soft_limit` where given. When a new soft limit is passed, there is an alert again."""
     for name, amount in limits.items():
         setattr(budget, name, amount)
     if "soft_limit" in limits:
         budget.alerted_period = None
-    act.record("budget.updated", budget.organization_id, budget.id, project_id=_project_of(budget), **limits)
+    change.record("budget.updated", budget.organization_id, budget.id, project_id=_project_of(budget), **limits)
 
 
-async def delete_budget(act: Act, budget: Budget) -> None:
+async def delete_budget(change: AuditedChange, budget: Budget) -> None:
     """Take a budget away."""
-    await act.session.delete(budget)
-    act.record("budget.deleted", budget.organization_id, budget.id, project_id=_project_of(budget))
+    await change.session.delete(budget)
+    change.record("budget.deleted", budget.organization_id, budget.id, project_id=_project_of(budget))
 
 
 def _project_of(budget: Budget) -> str | None:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from kvarn.store.engine import Store
 from kvarn.store.models import Organization, Project
 from kvarn.store.owner import Owner, Principal
-from kvarn.store.repositories.principals import find_grant_by_id
-from kvarn.store.repositories.rate_limits import limits_of
+from kvarn.store.repositories.tenants.principals import find_grant_by_id
+from kvarn.store.repositories.tenants.rate_limits import limits_of
 
 
 async def find_bearer(store: Store, owner: Owner, key_id: str | None) -> Principal | None:

@@ -14,10 +14,10 @@ from kvarn.store.ids import new_id
 from kvarn.store.keys import lookup_of, new_key
 from kvarn.store.models import ApiKey, User
 from kvarn.store.owner import UNRESTRICTED, Role, Scopes
-from kvarn.store.repositories.acts import Act
-from kvarn.store.repositories.administrators import keeping_an_administrator
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.projects import get_active_project
+from kvarn.store.repositories.tenants.administrators import keeping_an_administrator
+from kvarn.store.repositories.tenants.audited_changes import AuditedChange
+from kvarn.store.repositories.tenants.projects import get_active_project
 
 _ORDER = (ApiKey.created_at, ApiKey.id)
 
@@ -35,39 +35,41 @@ class KeyRequest:
     """Seconds after which it expires; None: never."""
 
 
-async def add_key(act: Act, organization_id: str, project_id: str, asked: KeyRequest) -> tuple[ApiKey, str]:
+async def add_key(
+    change: AuditedChange, organization_id: str, project_id: str, request: KeyRequest
+) -> tuple[ApiKey, str]:
     """A new key and its value, which nobody can ask for again.
 
     Raises:
         NotFoundError: The organisation has no such project.
         ConflictError: The project is archived, or an administrator's key is to have scopes, or a user who is none.
     """
-    await get_active_project(act, organization_id, project_id)
-    scopes = scopes_as_json(asked.scopes)
-    if asked.role is Role.ADMIN and scopes:
+    await get_active_project(change, organization_id, project_id)
+    scopes = scopes_as_json(request.scopes)
+    if request.role is Role.ADMIN and scopes:
         raise ConflictError("An administrator's key cannot have scopes: it could make itself one without them.")
-    if asked.role is Role.ADMIN and asked.user_id is not None:
-        theirs = await act.session.scalar(select(User.role).where(User.id == asked.user_id))
+    if request.role is Role.ADMIN and request.user_id is not None:
+        theirs = await change.session.scalar(select(User.role).where(User.id == request.user_id))
         if theirs != str(Role.ADMIN):
-            raise ConflictError(f"The user {asked.user_id!r} is no administrator of the organization.")
+            raise ConflictError(f"The user {request.user_id!r} is no administrator of the organization.")
     made = new_key()
     key = ApiKey(
         id=new_id("key_"),
         organization_id=organization_id,
         project_id=project_id,
-        user_id=asked.user_id,
-        name=asked.name,
+        user_id=request.user_id,
+        name=request.name,
         lookup=made.lookup,
         digest=made.digest,
         redacted=made.redacted,
-        role=str(asked.role),
+        role=str(request.role),
         scopes=scopes,
-        created_at=act.now,
-        expires_at=None if asked.lifetime_s is None else act.now + asked.lifetime_s,
+        created_at=change.now,
+        expires_at=None if request.lifetime_s is None else change.now + request.lifetime_s,
     )
-    act.session.add(key)
+    change.session.add(key)
     data = {"name": key.name, "role": key.role, "expires_at": key.expires_at, "scopes": _scope_names(scopes)}
-    act.record("api_key.created", organization_id, key.id, project_id=project_id, data=data)
+    change.record("api_key.created", organization_id, key.id, project_id=project_id, data=data)
     return key, made.value
 
 
@@ -117,7 +119,7 @@ async def find_key(session: AsyncSession, key_id: str | None = None, *, value: s
 
 
 async def revoke_key(
-    act: Act, organization_id: str, key_id: str, *, project_id: str | None = None, admin: bool = False
+    change: AuditedChange, organization_id: str, key_id: str, *, project_id: str | None = None, admin: bool = False
 ) -> ApiKey:
     """Revoke a key for good.
 
@@ -125,19 +127,19 @@ async def revoke_key(
         NotFoundError: There is no such key, or it is revoked already.
         ConflictError: It is the last with which the organisation can be administered.
     """
-    async with keeping_an_administrator(act, organization_id):
-        key = await get_key(act.session, organization_id, key_id, project_id=project_id, admin=admin)
-        key.revoked_at = act.now
-        act.record("api_key.deleted", organization_id, key_id, project_id=key.project_id, name=key.name)
+    async with keeping_an_administrator(change, organization_id):
+        key = await get_key(change.session, organization_id, key_id, project_id=project_id, admin=admin)
+        key.revoked_at = change.now
+        change.record("api_key.deleted", organization_id, key_id, project_id=key.project_id, name=key.name)
     return key
 
 
-async def revoke_keys_of(act: Act, project_id: str, user_id: str) -> None:
+async def revoke_keys_of(change: AuditedChange, project_id: str, user_id: str) -> None:
     """Revoke all keys that a user or service account has in a project."""
     mine = select(ApiKey).where(ApiKey.project_id == project_id, ApiKey.user_id == user_id, ApiKey.revoked_at.is_(None))
-    for key in await act.session.scalars(mine):
-        key.revoked_at = act.now
-        act.record("api_key.deleted", key.organization_id, key.id, project_id=project_id, name=key.name)
+    for key in await change.session.scalars(mine):
+        key.revoked_at = change.now
+        change.record("api_key.deleted", key.organization_id, key.id, project_id=project_id, name=key.name)
 
 
 async def mark_used(session: AsyncSession, used_at: Mapping[str, int]) -> None:

@@ -12,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
 from kvarn.store.models import Base, Batch, File
-from kvarn.store.repositories.batch_lines import delete_lines
-from kvarn.store.repositories.files import INCOMPLETE, drop_file
+from kvarn.store.repositories.batches.lines import delete_lines
+from kvarn.store.repositories.files.files import INCOMPLETE, drop_file
 from kvarn.store.repositories.stored_bytes import count_bytes
 
 Condition = ColumnElement[bool]

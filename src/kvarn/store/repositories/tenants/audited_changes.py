@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from kvarn.store.engine import Store
 from kvarn.store.ids import new_id
 from kvarn.store.models import ApiKey, AuditEntry, User
-from kvarn.store.repositories.revisions import lock_revisions, note_changes
+from kvarn.store.repositories.tenants.revisions import lock_revisions, note_changes
 
 _NO_NEWS = frozenset(
     {
@@ -52,7 +52,7 @@ class Actor:
 
 
 @dataclass(slots=True)
-class Act:
+class AuditedChange:
     """An act under way: repositories change rows in its session and record what they did."""
 
     session: AsyncSession
@@ -98,7 +98,7 @@ class Act:
 
 
 @asynccontextmanager
-async def acting(store: Store, actor: Actor) -> AsyncGenerator[Act, None]:
+async def audited_change(store: Store, actor: Actor) -> AsyncGenerator[AuditedChange, None]:
     """One administrative act. All gateways read the principals again that it touched, and no others.
 
     Acts happen one after the other, in all gateways: what an act has looked at is still so when it ends.
@@ -108,12 +108,12 @@ async def acting(store: Store, actor: Actor) -> AsyncGenerator[Act, None]:
     """
     async with store.transaction() as session:
         await lock_revisions(session)
-        act = Act(session, await _known(session, actor), int(store.now()))
-        yield act
-        if act.touched:
+        change = AuditedChange(session, await _known(session, actor), int(store.now()))
+        yield change
+        if change.touched:
             await session.flush()
-            await note_changes(session, act.touched)
-            act.may_hold = True
+            await note_changes(session, change.touched)
+            change.may_hold = True
 
 
 async def _known(session: AsyncSession, actor: Actor) -> Actor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from kvarn.store.models import Base, BilledEvent, Organization
-from kvarn.store.repositories.fates import KEPT, OWNED, PARTS, STORED, USAGE
+from kvarn.store.repositories.retention.policy import KEPT, OWNED, PARTS, STORED, USAGE
 
 
 def test_every_table_stands_in_exactly_one_list() -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 from kvarn.store.engine import Store
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.files import CHUNK_BYTES, add_chunks, begin_file, drop_file
+from kvarn.store.repositories.files.files import CHUNK_BYTES, add_chunks, begin_file, drop_file
 
 _FLUSH_CHUNKS = 4
 """Chunks written in one transaction."""

@@ -13,9 +13,9 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import UnstorableError
 from kvarn.store.ledger import LedgerEvent
 from kvarn.store.models import OutboxEntry, UsageEvent, UsageHour, UsagePeriod
-from kvarn.store.repositories import rollups
 from kvarn.store.repositories.dialect import insert
-from kvarn.store.repositories.erasures import without_erased
+from kvarn.store.repositories.usage import rollups
+from kvarn.store.repositories.usage.erasures import without_erased
 
 _DATA_AT_FAULT = ("22", "23")
 """Classes of SQLSTATE: data exception, integrity constraint violation."""
