@@ -31,8 +31,8 @@ from kvarn.store.errors import StoreError
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.migrate import check
 from kvarn.store.outages import cause_of
-from kvarn.store.repositories.acts import Act, Actor, acting
-from kvarn.store.repositories.tenants import ensure_default_organization
+from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange, audited_change
+from kvarn.store.repositories.tenants.organizations import ensure_default_organization
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.parse import validate
 
@@ -57,9 +57,9 @@ class Database:
     store: Store
     config: KvarnConfig
 
-    def acting(self) -> AbstractAsyncContextManager[Act]:
-        """A transaction that the audit log names the user of this machine for."""
-        return acting(self.store, actor())
+    def audited_change(self) -> AbstractAsyncContextManager[AuditedChange]:
+        """A transaction, recorded in the audit log as one by the user of this machine."""
+        return audited_change(self.store, actor())
 
     def warn_of_unknown_models(self, names: Sequence[str]) -> None:
         """A server may serve other models than the configured ones, so an unknown name is no error."""

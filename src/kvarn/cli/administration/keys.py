@@ -8,14 +8,14 @@ import typer
 
 from kvarn.cli.administration.database import Database, JsonOption, checked, database_command, seconds_of
 from kvarn.cli.output import show, show_secret
-from kvarn.gateway.operations.organization import project_key_object, scopes_of
+from kvarn.gateway.routes.organization.objects import project_key_object, scopes_of
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.keys import is_key
 from kvarn.store.models import ApiKey
 from kvarn.store.owner import Role
-from kvarn.store.repositories import keys
-from kvarn.store.repositories.tenants import default_project_id, get_active_organization, get_organization
-from kvarn.store.repositories.users import get_member
+from kvarn.store.repositories.tenants import keys
+from kvarn.store.repositories.tenants.organizations import default_project_id, get_active_organization, get_organization
+from kvarn.store.repositories.tenants.users import get_member
 from kvarn.wire.openai.organization import ProjectKeyCreate
 
 app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True, add_completion=False)
@@ -48,13 +48,13 @@ async def create(
     lifetime_s = None if expires_in is None else seconds_of(expires_in)
     over_http = "service" if role is Role.ADMIN else str(role)
     checked(ProjectKeyCreate, name=name, role=over_http, user_id=user, scopes=scopes, expires_in_seconds=lifetime_s)
-    async with database.acting() as act:
-        await get_active_organization(act.session, tenant)
-        project_id = project or await default_project_id(act.session, tenant)
+    async with database.audited_change() as change:
+        await get_active_organization(change.session, tenant)
+        project_id = project or await default_project_id(change.session, tenant)
         if user is not None:
-            await get_member(act.session, tenant, project_id, user)
+            await get_member(change.session, tenant, project_id, user)
         wanted = keys.KeyRequest(name=name, role=role, user_id=user, scopes=scopes_of(scopes), lifetime_s=lifetime_s)
-        key, value = await keys.add_key(act, tenant, project_id, wanted)
+        key, value = await keys.add_key(change, tenant, project_id, wanted)
     made = _fields(key)
     database.warn_of_unknown_models(model or ())
     sentence = f"{made['id']} ({made['role']}) of {made['project']}; it is not shown again:"
@@ -83,9 +83,9 @@ async def revoke(
     key: Annotated[str, typer.Argument(help="Its id (key_…), or the key itself where it has leaked.")],
 ) -> None:
     """Revoke a key. Running servers notice within auth.refresh_s."""
-    async with database.acting() as act:
-        found = await keys.find_key(act.session, **{"value" if is_key(key) else "key_id": key})
-        await keys.revoke_key(act, found.organization_id, found.id, admin=found.role == Role.ADMIN)
+    async with database.audited_change() as change:
+        found = await keys.find_key(change.session, **{"value" if is_key(key) else "key_id": key})
+        await keys.revoke_key(change, found.organization_id, found.id, admin=found.role == Role.ADMIN)
     typer.echo(f"revoked {found.id} ({found.name})")
 
 

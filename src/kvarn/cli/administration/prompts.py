@@ -38,10 +38,10 @@ async def show(
     seal = Seal.load(database.config, make=False)
     lines = [_line(sample, seal) for sample in samples]  # before the audit log: an unreadable sample was not read
     counts = Counter((sample.organization_id, sample.project_id) for sample in samples)
-    async with database.acting() as act:
+    async with database.audited_change() as change:
         for (organization_id, project_id), count in counts.items():
             data = {"prompts": count}
-            act.record("prompts.read", organization_id, project_id, project_id=project_id, data=data)
+            change.record("prompts.read", organization_id, project_id, project_id=project_id, data=data)
     for line in lines:
         typer.echo(line)
 

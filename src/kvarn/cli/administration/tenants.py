@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from kvarn.cli.administration.database import Database, JsonOption, OptionError, actor, checked, database_command
+from kvarn.cli.administration.database import Database, JsonOption, OptionError, checked, database_command
 from kvarn.cli.output import show, show_fields, show_secret
-from kvarn.gateway.operations.organization import project_object, storage_fields, tenant_object
+from kvarn.gateway.routes.organization.objects import project_object, storage_fields, tenant_object
 from kvarn.store.owner import Role
-from kvarn.store.repositories import rate_limits, tenants
-from kvarn.store.repositories.acts import acting
-from kvarn.store.repositories.keys import KeyRequest, add_key, list_all_keys
 from kvarn.store.repositories.pages import Cursor
-from kvarn.store.repositories.projects import list_projects
+from kvarn.store.repositories.retention.organization_deletion import delete_organization
 from kvarn.store.repositories.stored_bytes import sum_of
-from kvarn.store.repositories.tenant_deletion import delete_organization
+from kvarn.store.repositories.tenants import organizations, rate_limits
+from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, list_all_keys
+from kvarn.store.repositories.tenants.projects import list_projects
 from kvarn.wire.openai.organization import RateLimitUpdate, TenantCreate, TenantUpdate
 
 app = typer.Typer(help="Organisations, what they may, and their end.", no_args_is_help=True, add_completion=False)
@@ -45,12 +43,12 @@ async def create(
     Standard output carries the key alone."""
     settings = {"weight": weight, "priority": priority, "retention_days": retention_days or None}
     request = checked(TenantCreate, name=name, **settings)
-    async with database.acting() as act:
+    async with database.audited_change() as change:
         given = request.model_dump(exclude_none=True, exclude={"name"})
-        organization, project = await tenants.add_organization(act, name, **given)
-        await act.session.flush()
+        organization, project = await organizations.add_organization(change, name, **given)
+        await change.session.flush()
         first = KeyRequest(name="First admin key", role=Role.ADMIN)
-        key, value = await add_key(act, organization.id, project.id, first)
+        key, value = await add_key(change, organization.id, project.id, first)
     made = tenant_object(organization) | {"project": project.id, "admin_key": key.id, "value": value}
     sentence = f"{made['id']} with {made['project']} and this administrator's key, not shown again:"
     show_secret(made, sentence, as_json=as_json)
@@ -60,7 +58,7 @@ async def create(
 async def list_tenants(database: Database, as_json: JsonOption = False) -> None:
     """List all organisations, oldest first."""
     async with database.store.reading() as session:
-        rows = [{**tenant_object(each)} for each in (await tenants.list_organizations(session, _ALL)).items]
+        rows = [{**tenant_object(each)} for each in (await organizations.list_organizations(session, _ALL)).items]
     show(rows, _COLUMNS, as_json=as_json, nothing="no organisations")
 
 
@@ -68,7 +66,7 @@ async def list_tenants(database: Database, as_json: JsonOption = False) -> None:
 async def show_tenant(database: Database, tenant: TenantArgument, as_json: JsonOption = False) -> None:
     """Show an organisation with what it stores, its projects and limits."""
     async with database.store.reading() as session:
-        organization = await tenants.get_organization(session, tenant)
+        organization = await organizations.get_organization(session, tenant)
         stored = await sum_of(session, tenant)
         projects = (await list_projects(session, tenant, _ALL, archived=True)).items
         limits = await rate_limits.limits_of(session, [tenant])
@@ -125,12 +123,12 @@ async def set_tenant(
     )
     if limits and model != "*":
         database.warn_of_unknown_models([model])
-    async with database.acting() as act:
-        await tenants.get_organization(act.session, tenant)
+    async with database.audited_change() as change:
+        await organizations.get_organization(change.session, tenant)
         if changes:
-            await tenants.change_organization(act, tenant, changes)
+            await organizations.change_organization(change, tenant, changes)
         if limits:
-            await rate_limits.set_limit(act, tenant, tenant, model, limits)
+            await rate_limits.set_limit(change, tenant, tenant, model, limits)
     typer.echo(f"changed {tenant}")
 
 
@@ -144,6 +142,5 @@ async def delete(
     """Delete an organisation and all it owns: projects, keys, conversations, files."""
     if not yes:
         typer.confirm(f"Delete {tenant} and all it owns? This cannot be undone.", abort=True)
-    acting_here = partial(acting, database.store, actor())
-    await delete_organization(database.store, acting_here, tenant, erase_usage=erase_usage)
+    await delete_organization(database.store, database.audited_change, tenant, erase_usage=erase_usage)
     typer.echo(f"deleted {tenant}")

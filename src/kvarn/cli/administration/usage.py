@@ -12,9 +12,9 @@ from kvarn.cli.administration.database import Database, JsonOption, OptionError,
 from kvarn.cli.output import show
 from kvarn.metering.prices import BILLIONTHS
 from kvarn.store.ledger import DAY_S, HOUR_S, UsageFilter, UsageSum
-from kvarn.store.repositories import usage_sums
-from kvarn.store.repositories.batches import check_batch
-from kvarn.store.repositories.tenants import get_organization
+from kvarn.store.repositories.batches.batches import check_batch
+from kvarn.store.repositories.tenants.organizations import get_organization
+from kvarn.store.repositories.usage import sums as usage_sums
 
 GROUPS = {
     "tenant": "organization_id",
