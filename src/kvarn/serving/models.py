@@ -21,13 +21,12 @@ from kvarn.fairness.turns import Turns
 from kvarn.replica.api import Replica, ReplicaState
 from kvarn.serving.logprobs import LogprobsEncoder
 from kvarn.text.chat_template import ChatTemplate
-from kvarn.text.checkpoint import resolve_tokenizer
-from kvarn.text.fingerprint import checkpoint_fingerprint
-from kvarn.text.generation_config import read_generation_config
-from kvarn.text.sampling_defaults import SamplingDefaults
+from kvarn.text.checkpoint import checkpoint_fingerprint, resolve_tokenizer
+from kvarn.text.config_files import read_generation_config
+from kvarn.text.sampling import SamplingDefaults
 from kvarn.text.template_process import TemplateLimits
 from kvarn.text.tokenizer import Tokenizer
-from kvarn.text.tool_calls import HERMES, ToolFormat, find_format
+from kvarn.text.tool_calls.formats import HERMES, ToolFormat, find_format
 from kvarn.wire.messages import EngineStats, ModelCard
 from kvarn.wire.openai.errors import ApiError, model_not_found, unavailable
 

@@ -201,7 +201,7 @@ def _reader(
 ) -> ChatReader:
     calls = None
     if use is not None:
-        parser = model.tool_format.make_parser(use.names, opening=prompt.opening, most_calls=use.most_calls)
+        parser = model.tool_format.make_parser(use.names, opening=prompt.opening, max_calls=use.max_calls)
         calls = CallReading(use, parser, choice.end)
     final = asked.plain_messages[-1]["content"] if asked.echo else ""
     return ChatReader(

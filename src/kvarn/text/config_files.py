@@ -1,18 +1,17 @@
-"""generation_config.json: a checkpoint's end tokens and the sampling its authors recommend."""
+"""The fields of generation_config.json and tokenizer_config.json that Kvarn reads, validated."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from kvarn.text.errors import CheckpointError
 from kvarn.text.json_file import read_json, validate
-from kvarn.text.sampling_defaults import SamplingDefaults
+from kvarn.text.sampling import SamplingDefaults
 
-FILE_NAME = "generation_config.json"
 _MAX_ID = 2**31 - 1
 
 
@@ -74,7 +73,7 @@ def read_generation_config(directory: Path, setting: str = "auto") -> Generation
         CheckpointError: The file is broken, or the named folder has none.
     """
     own = setting in ("auto", "none")
-    path = (directory if own else Path(setting).expanduser()) / FILE_NAME
+    path = (directory if own else Path(setting).expanduser()) / "generation_config.json"
     if not own and not path.is_file():
         raise CheckpointError(
             f"generation_config names {setting!r}, but there is no {path}: use auto, none or a folder."
@@ -95,3 +94,31 @@ def read_end_tokens(directory: Path, setting: str = "auto") -> list[int]:
     path = directory / "config.json"
     found = read_generation_config(directory, setting).eos_token_id
     return found or validate(_EndTokensOfModel, read_json(path), path).eos_token_id
+
+
+class _Token(CheckpointFile):
+    content: str
+
+
+class _NamedTemplate(CheckpointFile):
+    name: str
+    template: str
+
+
+class _TokenizerConfig(CheckpointFile):
+    bos_token: str | _Token | None = None
+    eos_token: str | _Token | None = None
+    model_max_length: float | None = None
+    chat_template: str | list[_NamedTemplate] | None = None
+
+
+def read_tokenizer_config(directory: Path) -> dict[str, Any]:
+    """The content of a checkpoint's tokenizer_config.json; empty where there is none.
+
+    Raises:
+        CheckpointError: The file is broken; the message names the wrong field.
+    """
+    path = directory / "tokenizer_config.json"
+    content = read_json(path)
+    validate(_TokenizerConfig, content, path)
+    return content
