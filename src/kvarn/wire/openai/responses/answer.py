@@ -7,8 +7,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from kvarn.wire.openai.chat_answer import TokenLogprobs
-from kvarn.wire.openai.response_items import StoredItem
+from kvarn.wire.openai.chat.answer import TokenLogprobs
+from kvarn.wire.openai.responses.items import StoredItem
 from kvarn.wire.openai.usage import Usage
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]

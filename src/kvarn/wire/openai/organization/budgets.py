@@ -8,7 +8,7 @@ import msgspec
 from pydantic import Field, model_validator
 
 from kvarn.wire.openai.common import RequestModel, disagreement
-from kvarn.wire.openai.organization import ObjectId
+from kvarn.wire.openai.organization.requests import ObjectId
 
 MAX_AMOUNT = 9_000_000_000
 """Money in a limit at most: billionths of it are 64-bit integers."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from kvarn.wire.openai.chat_tools import Strict
+from kvarn.wire.openai.chat.tools import Strict
 from kvarn.wire.openai.common import (
     SAMPLING_FIELDS,
     LenientModel,
@@ -22,7 +22,7 @@ from kvarn.wire.openai.common import (
     only,
     refused,
 )
-from kvarn.wire.openai.response_items import InputItems
+from kvarn.wire.openai.responses.items import InputItems
 
 Include = Literal[
     "file_search_call.results",

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from kvarn.wire.openai.chat_messages import Messages, check_tool_results, plain_messages
-from kvarn.wire.openai.chat_tools import (
+from kvarn.wire.openai.chat.messages import Messages, check_tool_results, plain_messages
+from kvarn.wire.openai.chat.tools import (
     AllowedToolsChoice,
     FunctionCallChoice,
     FunctionDefinition,

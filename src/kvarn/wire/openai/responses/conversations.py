@@ -8,7 +8,7 @@ import msgspec
 from pydantic import Field
 
 from kvarn.wire.openai.common import Metadata, RequestModel
-from kvarn.wire.openai.response_items import InputItem
+from kvarn.wire.openai.responses.items import InputItem
 
 MAX_NEW_ITEMS = 20
 """Items that one request may add."""
