@@ -24,10 +24,10 @@ from kvarn.store.repositories.conversations.responses import find_response
 from kvarn.store.repositories.pages import cut_page
 from kvarn.wire.openai.errors import invalid_request
 from kvarn.wire.openai.lists import ListObject
+from kvarn.wire.openai.responses import answer as response_answer
 from kvarn.wire.openai.responses.answer import DeletedResponse, InputTokens, StreamEvent
 from kvarn.wire.openai.responses.items import StoredItem
 from kvarn.wire.openai.responses.request import Include, ResponseRequest, TokenCountRequest
-from kvarn.wire.openai.responses.request import answer as response_answer
 
 router = APIRouter(prefix="/v1/responses", tags=["responses"])
 
