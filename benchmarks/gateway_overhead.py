@@ -25,7 +25,6 @@ from pathlib import Path
 from kvarn.config.schema import GatewayConfig, KvarnConfig, ReplicaConfig
 from kvarn.engine.plan import Row, RowResult, StepPlan, StepResult
 from kvarn.gateway.app import create_app
-from kvarn.gateway.served import ServedModel
 from kvarn.gateway.server import bind, build_server
 from kvarn.replica.generate import GenerateService
 from kvarn.replica.launch import EngineProcess
@@ -33,6 +32,7 @@ from kvarn.replica.local import LocalReplica
 from kvarn.replica.service import ReportProgress
 from kvarn.replica.spawn import SpawnedEngine
 from kvarn.replica.spec import ReplicaSpec
+from kvarn.serving.models import ServedModel
 from kvarn.wire.messages import ModelCard, PositionLogprobs, TokenLogprob
 
 DEMO = Path(__file__).parent.parent / "src" / "kvarn" / "assets" / "kvarn-demo"

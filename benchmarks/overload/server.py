@@ -23,13 +23,13 @@ from starlette.types import Scope
 from benchmarks.overload.traffic import TENANTS
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.app import create_app
-from kvarn.gateway.served import ServedModel
 from kvarn.gateway.server import GatewayServer, bind, build_server
 from kvarn.observe.logging import configure_logging
 from kvarn.replica.launch import EngineProcess
 from kvarn.replica.local import LocalReplica
 from kvarn.replica.spawn import DEFAULT_FACTORY, SpawnedEngine
 from kvarn.replica.spec import ReplicaSpec
+from kvarn.serving.models import ServedModel
 from kvarn.store.owner import Owner, Principal
 from kvarn.text.checkpoint import resolve_checkpoint
 

@@ -18,13 +18,13 @@ from pathlib import Path
 from benchmarks.proxies.clock_engine import STEP_VARIABLE
 from kvarn.config.schema import GatewayConfig, KvarnConfig, ReplicaConfig
 from kvarn.gateway.app import create_app
-from kvarn.gateway.served import ServedModel
 from kvarn.gateway.server import GatewayServer, bind, build_server
 from kvarn.observe.logging import configure_logging
 from kvarn.replica.launch import EngineProcess
 from kvarn.replica.local import LocalReplica
 from kvarn.replica.spawn import SpawnedEngine
 from kvarn.replica.spec import ReplicaSpec
+from kvarn.serving.models import ServedModel
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "src" / "kvarn" / "assets" / "kvarn-demo"

@@ -18,7 +18,7 @@ from kvarn.replica.api import ReplicaState
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from kvarn.gateway.served import ServedModel
+    from kvarn.serving.models import ServedModel
 
 _LOOK_EVERY_S = 0.02
 

@@ -17,7 +17,7 @@ from kvarn.cli.configure import configure
 from kvarn.cli.options import ServeOptions
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import GatewayConfig, KvarnConfig
-from kvarn.gateway.identity.mode import Mode, auth_mode
+from kvarn.identity.mode import Mode, auth_mode
 from kvarn.observe.logging import configure_gateway_logging
 from kvarn.replica.cores import keep_to, share_cores
 from kvarn.replica.launch import EngineProcess
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     import uvicorn
 
     from kvarn.gateway.processes.supervisor import GatewayProcesses
-    from kvarn.gateway.served import ServedModel
     from kvarn.observe.metrics import GatewayMetrics
+    from kvarn.serving.models import ServedModel
 
 EXIT_OK = 0
 EXIT_NO_MODEL = 1
@@ -129,8 +129,8 @@ def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -
     # Imported here: they take their time, and by now the engines use it.
     from kvarn.gateway.app import create_app
     from kvarn.gateway.processes.supervisor import GatewayProcesses
-    from kvarn.gateway.served import ServedModel
     from kvarn.gateway.server import bind, build_server, collect_garbage_less, share_port
+    from kvarn.serving.models import ServedModel
 
     models = {
         entry.name: ServedModel(entry.name, model, entry.replica, entry.directory)

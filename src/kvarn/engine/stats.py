@@ -1,0 +1,115 @@
+"""Gauges and totals of one engine, and what they say about how long a retry should wait."""
+
+from __future__ import annotations
+
+from kvarn.config.schema import BLOCK_SIZE
+from kvarn.engine.plan import StepResult
+from kvarn.engine.scheduler import Scheduler
+from kvarn.engine.step_time import StepShape
+from kvarn.wire.messages import EngineStats, RefusalReason, StepTimes
+
+
+class StatsRecorder:
+    """Counts what happens; reads the rest from the scheduler when asked."""
+
+    MIN_RETRY_S = 1.0
+    MAX_RETRY_S = 600.0
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._refused: dict[str, int] = {}
+        self._last_tokens = 0
+        self._last_rows = 0
+        self._last_step_s = 0.0
+        self._tokens_per_s = 0.0
+        self._kv_tokens_read = 0
+        self._pairs = 0.0
+        self.aborts = 0
+        self.finished = 0
+
+    def count_refusal(self, reason: RefusalReason) -> None:
+        """A request was refused or given up."""
+        self._refused[reason.value] = self._refused.get(reason.value, 0) + 1
+
+    def count_step(self, shape: StepShape, result: StepResult) -> None:
+        """A step of this shape ran. The throughput is a moving average over about 50 steps."""
+        self._last_tokens = shape.num_tokens
+        self._kv_tokens_read += shape.decode_context
+        self._pairs += shape.decode_context + shape.prefill_pairs
+        self._last_rows = len(result.rows)
+        self._last_step_s = result.elapsed_s
+        if result.elapsed_s > 0:
+            speed = self._last_tokens / result.elapsed_s
+            self._tokens_per_s += (speed - self._tokens_per_s) * (0.02 if self._tokens_per_s else 1.0)
+
+    def retry_after_s(self, waiting_tokens: int) -> float:
+        """Seconds in which the present throughput works off the prompts that wait, within sensible bounds."""
+        if not self._tokens_per_s:
+            return self.MIN_RETRY_S
+        return min(max(waiting_tokens / self._tokens_per_s, self.MIN_RETRY_S), self.MAX_RETRY_S)
+
+    def stats(self) -> EngineStats:
+        """All gauges and totals now."""
+        scheduler = self._scheduler
+        pool, totals = scheduler.memory.pool, scheduler.totals
+        contexts = [len(each.tokens) for each in scheduler.running if len(each.tokens) - each.num_computed == 1]
+        known, computed = self._running_tokens()
+        return EngineStats(
+            step=totals.steps,
+            running=len(scheduler.running),
+            waiting=len(scheduler.queue),
+            waiting_by_priority=scheduler.queue.by_priority(),
+            waiting_tokens_by_priority=scheduler.queue.tokens_by_priority(),
+            prefill_tokens=known - computed - len(contexts),
+            decode_rows=len(contexts),
+            decode_context=sum(contexts),
+            step_times=self._step_times(),
+            kv_blocks_total=pool.num_blocks,
+            kv_blocks_free=pool.num_available,
+            kv_blocks_cached=pool.num_idle,
+            kv_waste_ratio=self._kv_waste_ratio(computed),
+            batch_tokens=self._last_tokens,
+            batch_seqs=self._last_rows,
+            step_s=self._last_step_s,
+            prompt_tokens_total=totals.prompt_tokens,
+            cached_tokens_total=totals.cached_tokens,
+            output_tokens_total=totals.output_tokens,
+            preemptions_total=totals.preemptions,
+            aborts_total=self.aborts,
+            finished_total=self.finished,
+            refused_total=dict(self._refused),
+            kv_tokens_read_total=self._kv_tokens_read,
+            attended_pairs_total=int(self._pairs),
+            evictions_total=scheduler.memory.cache.evictions,
+            tenant_tokens_total=scheduler.tenants.served_tokens(),
+        )
+
+    def _running_tokens(self) -> tuple[int, int]:
+        """Tokens of running sequences: known, and computed of those."""
+        running = self._scheduler.running
+        return sum([len(each.tokens) for each in running]), sum([each.num_computed for each in running])
+
+    def _step_times(self) -> StepTimes | None:
+        model = self._scheduler.step_time
+        if not model.is_measured:
+            return None
+        fixed, prefill_token, prefill_pair, decode_row, decode_token = model.coefficients
+        return StepTimes(
+            fixed_s=fixed,
+            prefill_token_s=prefill_token,
+            prefill_pair_s=prefill_pair,
+            decode_row_s=decode_row,
+            decode_token_s=decode_token,
+        )
+
+    def _kv_waste_ratio(self, computed: int) -> float:
+        """Empty slots of running sequences over all slots they hold.
+
+        Only a table's last blocks have empty slots, and those are never shared after a step: whoever shares one
+        copies it in the step in which it starts.
+        """
+        held = self._scheduler.memory.pool.num_held * BLOCK_SIZE
+        if not held:
+            return 0.0
+        slots = sum([len(sequence.blocks) for sequence in self._scheduler.running]) * BLOCK_SIZE
+        return (slots - computed) / held

@@ -1,0 +1,195 @@
+"""One step: its plan while it is built (`StepBuilder`), the slots it names, one row of its result (`apply_result`)."""
+
+from __future__ import annotations
+
+import heapq
+
+from kvarn.config.schema import EngineConfig
+from kvarn.engine.errors import IntegrityError
+from kvarn.engine.plan import BlockCopy, NewSequence, Row, RowResult, StepPlan
+from kvarn.engine.request import Request, Sequence
+from kvarn.engine.step_time import StepShape, StepTimeModel
+from kvarn.wire.messages import FinishReason, PositionLogprobs, TokenDelta
+
+
+class SlotAllocator:
+    """Slots by which the executor knows running sequences: 0 to `num_slots - 1`.
+
+    The lowest free one goes first, so that the executor's batch stays dense.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._free = list(range(num_slots))
+        self._released: list[int] = []
+        self._num_slots = num_slots
+
+    @property
+    def num_free(self) -> int:
+        """Slots that can be taken now."""
+        return len(self._free)
+
+    def take(self) -> int:
+        """The lowest free slot."""
+        return heapq.heappop(self._free)
+
+    def release(self, slot: int) -> None:
+        """Free a slot; the next plan tells the executor."""
+        heapq.heappush(self._free, slot)
+        self._released.append(slot)
+
+    def drain_released(self) -> list[int]:
+        """Slots released since the last call, in order."""
+        released, self._released = self._released, []
+        return released
+
+    def check_integrity(self, taken: list[int]) -> None:
+        """Compare with the slots that running sequences say they have. Raises `IntegrityError`."""
+        if sorted(self._free + taken) != list(range(self._num_slots)):
+            raise IntegrityError(f"slots {sorted(taken)} are taken and {sorted(self._free)} are free")
+
+
+class StepBuilder:
+    """The budget object of one step: it hands out shares until nothing is left, then becomes a `StepPlan`.
+
+    Most rows are a decode's single token: they are an entry of `rows`, and what only others have stands beside it.
+    """
+
+    def __init__(self, config: EngineConfig, step_time: StepTimeModel) -> None:
+        self.tokens_left = config.token_budget
+        self.shape = StepShape()
+        self.rows: dict[Sequence, int] = {}
+        """Tokens of each sequence to be computed. A row can still be taken out of the step."""
+        self.charged: dict[Sequence, int] = {}
+        """Prompt tokens charged to the tenant for a row, where there are any."""
+        self.copies: dict[Sequence, list[BlockCopy]] = {}
+        """Blocks to be copied for a row, where there are any."""
+        self.admitted: list[Sequence] = []
+        self.preempted = False
+        """Whether memory ran out: then nobody new starts in this step."""
+        self._target_s = config.tpot_target_ms / 1000
+        self._max_stretch = config.max_prefill_stretch
+        self._min_prefill_chunk = config.min_prefill_chunk
+        self._step_time = step_time
+
+    def share(self, start: int, wanted: int) -> int:
+        """Tokens that a sequence with `wanted` tokens to compute from `start` on gets in this step.
+
+        A single token is a decode and needs only budget. A longer part is cut so that the step keeps the TPOT target
+        of the decodes beside it; where they miss it even alone, so that they are stretched by no more than the
+        configured factor. The step always carries `min_prefill_chunk` prompt tokens.
+        """
+        granted = min(wanted, self.tokens_left)
+        if wanted == 1 or not self.shape.decode_rows:
+            return granted
+        in_time = self._step_time.prefill_room(self.shape, start, self._longest_s())
+        return min(granted, max(in_time, self._min_prefill_chunk - self.shape.prefill_tokens))
+
+    def _longest_s(self) -> float:
+        """How long the step may take, in seconds."""
+        if not self._step_time.is_settled:
+            return self._target_s
+        decodes = StepShape(decode_rows=self.shape.decode_rows, decode_context=self.shape.decode_context)
+        return max(self._target_s, self._max_stretch * self._step_time.predict(decodes))
+
+    def add(self, sequence: Sequence, num_tokens: int) -> None:
+        """Put a row into the step."""
+        self.rows[sequence] = num_tokens
+        self.tokens_left -= num_tokens
+        self.shape.add(sequence.num_computed, num_tokens)
+
+    def remove(self, sequence: Sequence) -> int:
+        """Take a sequence's row, if it has one, out again, its copies with it; returns the tokens charged for it."""
+        num_tokens = self.rows.pop(sequence, 0)
+        if num_tokens:
+            self.tokens_left += num_tokens
+            self.shape.add(sequence.num_computed, num_tokens, sign=-1)
+        self.copies.pop(sequence, None)
+        return self.charged.pop(sequence, 0)
+
+    def plan(self, step: int, releases: list[int]) -> StepPlan:
+        """The finished plan. Block-table changes pass from the sequences to it.
+
+        A shared block is copied by the sibling forked from it, in the step in which that starts. So no copy's source
+        is another's target, and an executor may carry the copies out in any order.
+        """
+        return StepPlan(
+            step=step,
+            releases=releases,
+            admissions=[_new_sequence(sequence) for sequence in self.admitted],
+            copies=[copy for copies in self.copies.values() for copy in copies],
+            rows=[_row(sequence, num_tokens) for sequence, num_tokens in self.rows.items()],
+        )
+
+
+def _new_sequence(sequence: Sequence) -> NewSequence:
+    request, slot = sequence.request, sequence.slot
+    assert slot is not None, "an admitted sequence has a slot"
+    outputs = sequence.tokens[sequence.num_prompt :]
+    return NewSequence(slot, request.sampling, sequence.seed, request.prompt, outputs, request.scope.adapter)
+
+
+def _row(sequence: Sequence, num_tokens: int) -> Row:
+    request, slot, start, tokens = sequence.request, sequence.slot, sequence.num_computed, sequence.tokens
+    assert slot is not None, "a row belongs to a running sequence"
+    end = start + num_tokens
+    updates = sequence.pending_updates
+    if updates:
+        sequence.pending_updates = []
+    return Row(
+        slot,
+        start,
+        tokens[start:end],
+        list(updates),
+        end == len(tokens) and request.sampling.max_tokens > 0,
+        request.wants_prompt_logprobs and sequence.index == 0,
+    )
+
+
+def apply_result(sequence: Sequence, num_tokens: int, result: RowResult) -> TokenDelta | None:
+    """Advance a sequence by `num_tokens` computed ones and take the tokens drawn.
+
+    Returns the delta to send: None where there is nothing to tell.
+    """
+    request, start = sequence.request, sequence.num_computed
+    sequence.num_computed = start + num_tokens
+    if result.prompt_logprobs is not None:
+        _collect_prompt_logprobs(request, start, result.prompt_logprobs)
+    first = sequence.index == 0 and len(sequence.tokens) == sequence.num_prompt
+    kept = sequence.accept(result.token_ids)
+    if not kept:
+        if request.sampling.max_tokens > 0 or sequence.num_computed < sequence.num_tokens:
+            return None
+        sequence.finish_reason = FinishReason.LENGTH
+    logprobs = result.logprobs[: len(kept)] if result.logprobs is not None else None
+    if first:
+        return _first_delta(sequence, kept, logprobs)
+    return TokenDelta(
+        request_id=request.request_id,
+        index=sequence.index,
+        token_ids=kept,
+        logprobs=logprobs,
+        finish_reason=sequence.finish_reason,
+    )
+
+
+def _first_delta(sequence: Sequence, kept: list[int], logprobs: list[PositionLogprobs] | None) -> TokenDelta:
+    """The request's first: it carries what is told once."""
+    request = sequence.request
+    assert request.first_step_s is not None, "a sequence that ran has had its first step"
+    return TokenDelta(
+        request_id=request.request_id,
+        index=sequence.index,
+        token_ids=kept,
+        logprobs=logprobs,
+        prompt_logprobs=request.prompt_logprobs if request.sampling.prompt_logprobs is not None else None,
+        finish_reason=sequence.finish_reason,
+        cached_tokens=request.cached_tokens,
+        queue_s=request.first_step_s - request.arrival_s,
+    )
+
+
+def _collect_prompt_logprobs(request: Request, start: int, entries: list[PositionLogprobs]) -> None:
+    """Entry i belongs to prompt position start + 1 + i; positions computed a second time are known already."""
+    known = len(request.prompt_logprobs) - (start + 1)
+    request.prompt_logprobs.extend(entries[known:])
+    request.wants_prompt_logprobs = len(request.prompt_logprobs) < len(request.prompt)
