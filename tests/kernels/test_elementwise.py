@@ -10,7 +10,6 @@ import torch
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.batch import Rotation
 from kvarn.kernels.dispatch import kernels_for
-from kvarn.kernels.errors import UnknownBackendError
 from kvarn.kernels.linear import Norm
 from kvarn.kernels.torch.attention import rotate
 from kvarn.kernels.weights import Weight
@@ -100,8 +99,3 @@ def test_packed_products_equal_the_plain_one(rows: int, dtype: torch.dtype, with
     assert (packed.out_features, packed.in_features, found.dtype) == (37, 50, dtype)
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
     torch.testing.assert_close(found.double(), want, atol=tolerance, rtol=tolerance / 3)
-
-
-def test_an_unknown_backend_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(UnknownBackendError, match="torch"):
-        kernels_for("abacus")
