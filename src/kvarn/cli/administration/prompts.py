@@ -1,4 +1,4 @@
-"""`kvarn prompts`: what projects allowed to be kept of their prompts, opened for the server's operator."""
+"""`kvarn prompts`: prompts that projects allowed to be kept, decrypted for the server's operator."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from typing import Annotated
 
 import typer
 
-from kvarn.cli.administration import ConfigOption, actor, with_store
-from kvarn.config.load import load_config
+from kvarn.cli.administration.database import Database, database_command
 from kvarn.safety.errors import SafetyError
 from kvarn.safety.sealing import Seal
-from kvarn.store.engine import Store
 from kvarn.store.models import PromptSample
 from kvarn.store.repositories.prompt_samples import latest_samples
-from kvarn.store.repositories.tenants.audited_changes import audited_change
 
 app = typer.Typer(help="Prompts that projects allowed to be kept.", no_args_is_help=True)
 
@@ -26,35 +23,27 @@ def prompts() -> None:
     """Prompts that projects allowed to be kept."""
 
 
-@app.command()
-def show(
+@database_command(app, "show")
+async def show(
+    database: Database,
     last: Annotated[int, typer.Option("--last", "-n", min=1, max=10_000, help="How many, newest first.")] = 20,
     project: Annotated[str | None, typer.Option(help="Only of this project.")] = None,
     request: Annotated[str | None, typer.Option(help="Only of this request id.")] = None,
-    config: ConfigOption = None,
 ) -> None:
     """Print kept prompts, one JSON object a line. Needs the server's database and its key file; the audit log of each
-    organisation tells it."""
-
-    async def read(store: Store) -> list[str]:
-        samples = await latest_samples(store, last, project_id=project, request_id=request)
-        if not samples:
-            return []
-        seal = Seal.load(load_config(config), make=False)
-        lines = [_line(sample, seal) for sample in samples]  # first: what cannot be opened has not been read
-        await _record(store, samples)
-        return lines
-
-    for line in with_store(config, read):
-        typer.echo(line)
-
-
-async def _record(store: Store, samples: list[PromptSample]) -> None:
+    organisation records it."""
+    samples = await latest_samples(database.store, last, project_id=project, request_id=request)
+    if not samples:
+        return
+    seal = Seal.load(database.config, make=False)
+    lines = [_line(sample, seal) for sample in samples]  # before the audit log: an unreadable sample was not read
     counts = Counter((sample.organization_id, sample.project_id) for sample in samples)
-    async with audited_change(store, actor()) as change:
+    async with database.audited_change() as change:
         for (organization_id, project_id), count in counts.items():
             data = {"prompts": count}
             change.record("prompts.read", organization_id, project_id, project_id=project_id, data=data)
+    for line in lines:
+        typer.echo(line)
 
 
 def _line(sample: PromptSample, seal: Seal) -> str:
