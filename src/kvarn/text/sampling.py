@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,7 +19,7 @@ from kvarn.wire.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from kvarn.config.schema import GatewayConfig
-    from kvarn.wire.openai.chat import ChatCompletionRequest
+    from kvarn.wire.openai.chat.request import ChatCompletionRequest
     from kvarn.wire.openai.common import SamplingFields
     from kvarn.wire.openai.completions import CompletionRequest
 
@@ -82,9 +82,12 @@ def check_sampling(
     model_ends = () if request.ignore_eos else tokenizer.eos_token_ids
     request_ends = _token_ids("stop_token_ids", request.stop_token_ids or [], tokenizer)
     prompt_logprobs = request.prompt_logprobs
+    decimals: dict[str, Any] = {
+        name: _decimal(name, getattr(request, name), getattr(defaults, name, 0.0)) for name in _DECIMALS
+    }
     return SamplingParams(
         seed=_draw_seed() if request.seed is None else _integer("seed", request.seed, -(2**63), 2**64 - 1) % 2**64,
-        **{name: _decimal(name, getattr(request, name), getattr(defaults, name, 0.0)) for name in _DECIMALS},
+        **decimals,
         top_k=defaults.top_k if request.top_k is None else max(0, _integer("top_k", request.top_k, -1, _MAX_INT)),
         logit_bias=_logit_bias(request.logit_bias or {}, tokenizer),
         allowed_token_ids=_allowed_token_ids(request.allowed_token_ids, tokenizer),
