@@ -1,4 +1,4 @@
-"""What quantisation costs: exact answers of the golden set, and perplexity, for each form of the weights and the cache.
+"""What quantization costs: exact answers of the golden set, and perplexity, for each form of the weights and the cache.
 
     python -m benchmarks.quality --kernels auto
 

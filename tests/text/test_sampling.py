@@ -10,7 +10,7 @@ import pytest
 from kvarn.config.schema import GatewayConfig
 from kvarn.text import Tokenizer, chat_sampling, check_sampling, completion_sampling
 from kvarn.text.sampling import stop_strings
-from kvarn.wire.openai.chat import ChatCompletionRequest
+from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.completions import CompletionRequest
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.sampling import SamplingParams

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvarn.wire.openai.chat import ChatCompletionRequest
+from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.parse import parse_request
 

@@ -16,7 +16,7 @@ from kvarn.wire.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from kvarn.config.schema import GatewayConfig
-    from kvarn.wire.openai.chat import ChatCompletionRequest
+    from kvarn.wire.openai.chat.request import ChatCompletionRequest
     from kvarn.wire.openai.common import SamplingFields
     from kvarn.wire.openai.completions import CompletionRequest
 

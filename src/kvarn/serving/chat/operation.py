@@ -31,9 +31,9 @@ from kvarn.serving.tiers import tier_of
 from kvarn.text.sampling import chat_sampling, check_sampling, stop_strings
 from kvarn.text.stop_strings import StopStrings
 from kvarn.wire.messages import PositionLogprobs
-from kvarn.wire.openai.chat import ChatCompletionRequest
-from kvarn.wire.openai.chat_answer import ChatCompletion
-from kvarn.wire.openai.chat_tools import ToolUse
+from kvarn.wire.openai.chat.answer import ChatCompletion
+from kvarn.wire.openai.chat.request import ChatCompletionRequest
+from kvarn.wire.openai.chat.tools import ToolUse
 from kvarn.wire.openai.usage import PromptLogprobs
 
 Keep = Callable[[ChatCompletion], Awaitable[list[str]]]
