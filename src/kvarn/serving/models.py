@@ -17,7 +17,7 @@ from typing import Protocol
 
 import kvarn
 from kvarn.config.schema import GatewayConfig, ModelConfig
-from kvarn.fairness.turns import Turns
+from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.replica.api import Replica, ReplicaState
 from kvarn.serving.logprobs import LogprobsEncoder
 from kvarn.text.chat_template import ChatTemplate
@@ -70,7 +70,7 @@ class ReadyModel:
     """Sampling parameters of requests that leave them out."""
     draw_seed: Callable[[], int] | None = None
     """Gives a seed to requests that have none."""
-    template_turns: Turns = field(default_factory=lambda: Turns(1))
+    template_turns: FairSemaphore = field(default_factory=lambda: FairSemaphore(1))
     """Tenants take turns at the template's process."""
 
     @property
@@ -108,7 +108,7 @@ class ServedModel:
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     """Those of the checkpoint's generation_config.json; known once the tokenizer is."""
     load_error: str | None = None
-    template_turns: Turns = field(default_factory=lambda: Turns(1))
+    template_turns: FairSemaphore = field(default_factory=lambda: FairSemaphore(1))
     """See `ReadyModel`."""
     draw_seed: Callable[[], int] | None = None
     process: int = 0
