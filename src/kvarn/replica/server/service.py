@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kvarn.replica.spec import ReplicaSpec
-from kvarn.wire.messages import Embed, EngineStats, FromEngine, ModelCard, Refused, Submit
+from kvarn.wire.messages import Embed, Embedded, EngineStats, ModelCard, Refused, StepOutput, Submit
+
+Response = StepOutput | Refused | Embedded
+"""What a step brings."""
 
 ReportProgress = Callable[[str, float], None]
 """Called while a model loads, with the stage and the fraction of it that is done."""
@@ -36,7 +39,7 @@ class Service(Protocol):
         """Whether a step would do anything."""
         ...
 
-    def step(self) -> Sequence[FromEngine]:
+    def step(self) -> Sequence[Response]:
         """Work once; the messages it brought, in order, none where nothing could be done. An exception ends all."""
         ...
 

@@ -13,11 +13,11 @@ from kvarn.engine.errors import AdmissionError
 from kvarn.engine.plan import Executor
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.planner import DecoderCosts
-from kvarn.replica.check import find_problem
+from kvarn.replica.server.service import Response
+from kvarn.replica.server.validate import find_problem
 from kvarn.wire.messages import (
     Embed,
     EngineStats,
-    FromEngine,
     ModelCard,
     RefusalReason,
     Refused,
@@ -89,7 +89,7 @@ class GenerateService:
         """Whether a request is here."""
         return self._core.has_work()
 
-    def step(self) -> Sequence[FromEngine]:
+    def step(self) -> Sequence[Response]:
         """One step: what was given up, then all deltas in one message."""
         output = self._core.step()
         if not output.computed and not output.refused:

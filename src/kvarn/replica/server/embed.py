@@ -11,12 +11,12 @@ from typing import Protocol
 import msgspec
 
 from kvarn.config.schema import EngineConfig
-from kvarn.replica.check import find_embed_problem
+from kvarn.replica.server.service import Response
+from kvarn.replica.server.validate import find_embed_problem
 from kvarn.wire.messages import (
     Embed,
     Embedded,
     EngineStats,
-    FromEngine,
     ModelCard,
     RefusalReason,
     Refused,
@@ -100,7 +100,7 @@ class EmbedService:
         """Whether a request is here."""
         return bool(self._jobs)
 
-    def step(self) -> Sequence[FromEngine]:
+    def step(self) -> Sequence[Response]:
         """One pass; the answers of the requests that it completes, and the gauges after it."""
         began = self._clock()
         batch = self._next_batch()

@@ -1,5 +1,4 @@
-"""The engine's end of the message queues that join it to the gateway: one that all its processes send to, and one to
-each of them.
+"""The engine's end of the message queues: one that all others send to, one to its supervisor, one to each client.
 
 Each direction is a PUSH socket at the sender and a PULL socket at the receiver. The receiver binds and the sender
 connects: a connected PUSH socket always has a queue to write to, so a sender never waits for its peer. High-water marks
@@ -18,24 +17,49 @@ import zmq
 
 from kvarn.wire.messages import FromEngine, RefusalReason, Refused, ToEngine
 
-_LINGER_MS = 60_000
-"""An engine that fails at once says why before the gateway, which may still be starting, listens. It never outlives the
-gateway: see `Handover`."""
-_OTHERS_LINGER_MS = 2000
-"""The other gateway processes listen, or are gone."""
+_SUPERVISOR_LINGER_MS = 60_000
+"""An engine that fails at once says why before its supervisor, which may still be starting, listens. It never outlives
+the supervisor: see `kvarn.replica.server.parent`."""
+_CLIENT_LINGER_MS = 2000
+"""Clients listen, or are gone."""
+
 log = logging.getLogger(__name__)
 
 
-class EngineLink:
-    """Receives what the gateway asks and sends what the engine answers. For one thread."""
+class Outbox:
+    """Sends messages of the engine to one address. For one thread; several may feed the same receiver."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], inbox: str, outbox: str) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, linger_ms: int) -> None:
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.set_hwm(0)
+        self._socket.setsockopt(zmq.LINGER, linger_ms)
+        self._socket.connect(address)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    @classmethod
+    def to_supervisor(cls, context: zmq.Context[zmq.Socket[bytes]], address: str) -> Outbox:
+        """What is queued waits until the supervisor listens."""
+        return cls(context, address, _SUPERVISOR_LINGER_MS)
+
+    def send(self, message: FromEngine) -> None:
+        """Queue a message; never waits."""
+        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+
+    def close(self, *, drop: bool = False) -> None:
+        """Close; what is queued is sent by then or lingers, unless dropped."""
+        self._socket.close(linger=0 if drop else None)
+
+
+class EngineTransport:
+    """Receives what clients and the supervisor ask, and sends clients what the engine answers. For one thread."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], inbox: str) -> None:
         self._context = context
         self._inbox = context.socket(zmq.PULL)
         self._inbox.set_hwm(0)
         self._inbox.bind(inbox)
-        self._outboxes = {0: OutLink(context, outbox)}
-        """By the number of the gateway process; 0 started this engine."""
+        self._outboxes: dict[int, Outbox] = {}
+        """By the number of the client's gateway process."""
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
     @property
@@ -44,19 +68,21 @@ class EngineLink:
         return self._outboxes.keys()
 
     def connect(self, gateway: int, address: str) -> None:
-        """Open a queue to another gateway process."""
+        """Open a queue to a gateway process."""
         self.disconnect(gateway)
-        self._outboxes[gateway] = OutLink(self._context, address)
+        self._outboxes[gateway] = Outbox(self._context, address, _CLIENT_LINGER_MS)
 
     def disconnect(self, gateway: int) -> None:
         """Close the queue to a gateway process that is gone; nobody reads what is in it. Idempotent."""
         outbox = self._outboxes.pop(gateway, None)
         if outbox is not None:
-            outbox.close(linger_ms=0)
+            outbox.close(drop=True)
 
-    def send(self, message: FromEngine, gateway: int = 0) -> None:
-        """Queue a message for a gateway process; never waits."""
-        self._outboxes[gateway].send(message)
+    def send(self, message: FromEngine, gateway: int) -> None:
+        """Queue a message for a gateway process, unless that is gone; never waits."""
+        outbox = self._outboxes.get(gateway)
+        if outbox is not None:
+            outbox.send(message)
 
     def receive(self, wait_s: float) -> Iterator[ToEngine]:
         """All messages that have come; waits up to `wait_s` seconds for the first one.
@@ -76,10 +102,10 @@ class EngineLink:
                 self._refuse_unreadable(payload, error)
 
     def close(self) -> None:
-        """Close both ends; what is queued waits for the gateway to listen."""
+        """Close both ends; what is queued lingers."""
         self._inbox.close(linger=0)
-        for gateway, outbox in self._outboxes.items():
-            outbox.close(linger_ms=None if gateway == 0 else _OTHERS_LINGER_MS)
+        for outbox in self._outboxes.values():
+            outbox.close()
 
     def _refuse_unreadable(self, payload: bytes, error: msgspec.DecodeError) -> None:
         request_id, gateway = _sender_of(payload)
@@ -89,27 +115,7 @@ class EngineLink:
         )
         if request_id is not None:
             message = f"the engine cannot read this request: {error}"
-            refused = Refused(request_id=request_id, reason=RefusalReason.INVALID, message=message)
-            self.send(refused, gateway if gateway in self._outboxes else 0)
-
-
-class OutLink:
-    """A sender of messages to the gateway. For one thread; several may feed the same receiver."""
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
-        self._socket = context.socket(zmq.PUSH)
-        self._socket.set_hwm(0)
-        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
-        self._socket.connect(address)
-        self._encoder = msgspec.msgpack.Encoder()
-
-    def send(self, message: FromEngine) -> None:
-        """Queue a message for the gateway; never waits."""
-        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
-
-    def close(self, linger_ms: int | None = None) -> None:
-        """Close; what is queued waits for the gateway to listen, or for `linger_ms`."""
-        self._socket.close(linger=linger_ms)
+            self.send(Refused(request_id=request_id, reason=RefusalReason.INVALID, message=message), gateway)
 
 
 def _sender_of(payload: bytes) -> tuple[str | None, int]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import Protocol
 
-from kvarn.replica.link import EngineLink
-from kvarn.replica.router import AnswerRouter
-from kvarn.replica.service import Service
+from kvarn.replica.server.heartbeat import HeartbeatThread
+from kvarn.replica.server.response_router import ResponseRouter
+from kvarn.replica.server.service import Service
+from kvarn.replica.server.transport import EngineTransport
 from kvarn.wire.messages import Abort, Drain, Embed, Join, Leave, StepOutput, Stop, Submit, ToEngine
 
 _IDLE_WAIT_S = 0.5
@@ -18,59 +18,43 @@ _STALLED_WAIT_S = 0.005
 log = logging.getLogger(__name__)
 
 
-class StepMarks(Protocol):
-    """Told where the loop is; see `Pulse`."""
-
-    def step_began(self) -> None:
-        """The loop enters a step."""
-        ...
-
-    def step_ended(self) -> None:
-        """The loop left a step."""
-        ...
-
-
 class EngineLoop:
-    """Joins a service to its link until it is stopped or drained."""
+    """Joins a service to its transport until it is stopped or drained."""
 
-    def __init__(self, service: Service, link: EngineLink, marks: StepMarks) -> None:
+    def __init__(self, service: Service, transport: EngineTransport, heartbeat: HeartbeatThread) -> None:
         self._service = service
-        self._link = link
-        self._router = AnswerRouter(link)
-        self._marks = marks
+        self._transport = transport
+        self._router = ResponseRouter(transport)
+        self._heartbeat = heartbeat
         self._stopped = False
         self._draining = False
-        self._drain_asked = False
+        self._drain_requested = False
         self._stalled = False
 
-    def ask_to_drain(self) -> None:
+    def request_drain(self) -> None:
         """Drain at the next turn of the loop. May be called from a signal handler."""
-        self._drain_asked = True
+        self._drain_requested = True
 
     def run(self) -> None:
         """Turn until told to stop, or until drained. What the service raises passes through."""
-        self._send_gauges()
         while not self._finished():
-            changed = self._take_messages()
+            changed = self._handle_messages()
             if self._service.has_work() and not self._stopped:
                 self._step()
             elif changed:  # an abort or a refusal with no step after it: the gauges would stay as they were
-                self._send_gauges()
-
-    def _send_gauges(self) -> None:
-        self._router.send(StepOutput(deltas=[], stats=self._service.stats()))
+                self._router.send(StepOutput(deltas=[], stats=self._service.stats()))
 
     def _finished(self) -> bool:
-        if self._drain_asked:
+        if self._drain_requested:
             self._drain()
         return self._stopped or (self._draining and not self._service.has_work())
 
-    def _take_messages(self) -> bool:
+    def _handle_messages(self) -> bool:
         """Handle what came; returns whether anything did."""
         wait_s = _IDLE_WAIT_S
         if self._service.has_work():
             wait_s = _STALLED_WAIT_S if self._stalled else 0.0
-        messages = list(self._link.receive(wait_s))
+        messages = list(self._transport.receive(wait_s))
         for message in messages:
             self._handle(message)
         return bool(messages)
@@ -93,26 +77,23 @@ class EngineLoop:
                 self._stopped = True
 
     def _accept(self, request: Submit | Embed) -> None:
-        if not self._router.knows(request.gateway):
+        if not self._router.has_joined(request.gateway):
             return  # its process is gone: it was still under way
         refused = self._service.accept(request)
         if refused is None:
             self._router.accepted(request)
         else:
-            self._router.send(refused, request.gateway)
+            self._router.refuse(refused, request.gateway)
 
     def _step(self) -> None:
-        self._marks.step_began()
-        try:
-            outputs = self._service.step()
-        finally:
-            self._marks.step_ended()
-        for output in outputs:
-            self._router.send(output)
-        self._stalled = not outputs
+        with self._heartbeat.in_step():
+            responses = self._service.step()
+        for response in responses:
+            self._router.send(response)
+        self._stalled = not responses
 
     def _drain(self) -> None:
-        self._drain_asked = False
+        self._drain_requested = False
         if not self._draining:
             log.info("draining: new requests are refused, running ones finish")
             self._draining = True
