@@ -9,7 +9,7 @@ import pytest
 
 from kvarn.config.schema import EngineConfig
 from kvarn.engine import AdmissionError, EngineCore
-from kvarn.engine.plan import Admission, Row, RowResult, StepPlan, StepResult
+from kvarn.engine.plan import NewSequence, Row, RowResult, StepPlan, StepResult
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.wire.messages import FinishReason, PositionLogprobs, Submit, TokenDelta, TokenLogprob
 from kvarn.wire.sampling import SamplingParams, choice_seed
@@ -54,7 +54,7 @@ def answer_alone(message: Submit, index: int = 0, max_context: int = 10_000) -> 
 class SlotState:
     """What an executor keeps of a running sequence."""
 
-    admission: Admission
+    admission: NewSequence
     tokens: list[int]
     chains: list[int] = field(default_factory=list)
     table: list[int] = field(default_factory=list)

@@ -5,17 +5,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvarn.engine.block_pool import BlockPool
-from kvarn.engine.prefix_cache import PrefixCache, PrefixScope, block_hashes, root_hash
+from kvarn.engine.prefix_cache import PrefixCache, PrefixNode, PrefixScope, block_hashes, root_hash
 
 PLAIN = PrefixScope()
 
 
 def store(cache: PrefixCache, pool: BlockPool, tokens: list[int], scope: PrefixScope = PLAIN) -> list[int]:
     """Compute, name and release a sequence's full blocks, as the engine does. Returns the path's blocks."""
-    handle = cache.match(tokens, scope, len(tokens))
-    cache.pin(handle)
-    nodes = list(handle.nodes)
-    for start in range(handle.num_tokens, len(tokens) - 15, 16):
+    nodes = cache.match(tokens, scope, len(tokens))
+    for node in nodes:
+        pool.acquire(node.block)
+    for start in range(16 * len(nodes), len(tokens) - 15, 16):
         if not pool.num_free:
             cache.evict()
         node = cache.insert(scope, nodes[-1] if nodes else None, tuple(tokens[start : start + 16]), pool.allocate())
@@ -23,6 +23,10 @@ def store(cache: PrefixCache, pool: BlockPool, tokens: list[int], scope: PrefixS
     blocks = [node.block for node in nodes]
     pool.release_all(reversed(blocks))
     return blocks
+
+
+def held(nodes: list[PrefixNode]) -> list[int]:
+    return [node.block for node in nodes]
 
 
 @pytest.fixture
@@ -37,9 +41,9 @@ def cache(pool: BlockPool) -> PrefixCache:
 
 def test_the_longest_common_prefix_in_whole_blocks_is_found(cache, pool):
     blocks = store(cache, pool, list(range(64)))
-    assert cache.match(list(range(64)), PLAIN, 63).blocks == blocks[:3]
-    assert cache.match([*range(40), 99, 99], PLAIN, 41).blocks == blocks[:2]
-    assert cache.match([99, *range(63)], PLAIN, 63).blocks == []
+    assert held(cache.match(list(range(64)), PLAIN, 63)) == blocks[:3]
+    assert held(cache.match([*range(40), 99, 99], PLAIN, 41)) == blocks[:2]
+    assert held(cache.match([99, *range(63)], PLAIN, 63)) == []
 
 
 def test_sequences_that_part_share_the_blocks_before(cache, pool):
@@ -62,11 +66,11 @@ def test_sequences_that_part_share_the_blocks_before(cache, pool):
 def test_another_salt_or_adapter_never_matches(cache, pool, other):
     tokens = list(range(48))
     store(cache, pool, tokens)
-    assert cache.match(tokens, other, 48).nodes == []
+    assert cache.match(tokens, other, 48) == []
     store(cache, pool, tokens, other)
     mine, theirs = cache.match(tokens, PLAIN, 48), cache.match(tokens, other, 48)
-    assert not set(mine.blocks) & set(theirs.blocks)
-    assert not {node.hash for node in mine.nodes} & {node.hash for node in theirs.nodes}
+    assert not set(held(mine)) & set(held(theirs))
+    assert not {node.hash for node in mine} & {node.hash for node in theirs}
 
 
 def test_a_salt_cannot_imitate_another_salt_with_an_adapter():
@@ -78,7 +82,7 @@ def test_a_salt_cannot_imitate_another_salt_with_an_adapter():
 def test_hashes_are_chained_and_the_same_in_every_process(cache, pool):
     tokens = list(range(48))
     store(cache, pool, tokens)
-    names = [node.hash for node in cache.match(tokens, PLAIN, 48).nodes]
+    names = [node.hash for node in cache.match(tokens, PLAIN, 48)]
     assert names == block_hashes(tokens, PLAIN)
     assert names[0].hex() == "3a5da99a6a182acb0f45bcf6ba7a93f8"
     assert block_hashes([7, *tokens[1:]], PLAIN)[2] != names[2]
@@ -91,26 +95,27 @@ def test_what_was_released_longest_ago_is_evicted_first_and_leaves_before_their_
     store(cache, pool, old[:16])
     for left in (2, 1):
         assert cache.evict()
-        assert len(cache.match(old, PLAIN, 48).nodes) == left
-        assert len(cache.match(young, PLAIN, 48).nodes) == 3
+        assert len(cache.match(old, PLAIN, 48)) == left
+        assert len(cache.match(young, PLAIN, 48)) == 3
         cache.check_integrity()
     for left in (2, 1, 0):
         assert cache.evict()
-        assert len(cache.match(young, PLAIN, 48).nodes) == left
+        assert len(cache.match(young, PLAIN, 48)) == left
     assert cache.evict()
     assert not cache.evict()
     assert cache.evictions == 6
     assert pool.num_free == 32
 
 
-def test_a_pinned_path_is_not_evicted(cache, pool):
+def test_a_path_that_a_sequence_holds_is_not_evicted(cache, pool):
     tokens = list(range(48))
     store(cache, pool, tokens)
-    handle = cache.match(tokens, PLAIN, 32)
-    cache.pin(handle)
+    blocks = held(cache.match(tokens, PLAIN, 32))
+    for block in blocks:
+        pool.acquire(block)
     assert cache.evict()
     assert not cache.evict()
-    cache.unpin(handle)
+    pool.release_all(reversed(blocks))
     assert cache.evict()
 
 
@@ -160,7 +165,7 @@ def test_hits_and_evictions_are_those_of_a_naive_cache(paths):
     cache, naive = PrefixCache(pool), NaiveCache(6)
     for path in paths:
         tokens = [kind for kind in path for _ in range(16)]
-        assert cache.match(tokens, PLAIN, len(tokens)).num_tokens == naive.match(tokens)
+        assert 16 * len(cache.match(tokens, PLAIN, len(tokens))) == naive.match(tokens)
         store(cache, pool, tokens)
         naive.store(tokens)
         cache.check_integrity()

@@ -16,7 +16,7 @@ import torch
 import kvarn
 from kvarn.config import EngineConfig
 from kvarn.engine import EngineCore
-from kvarn.engine.plan import Admission
+from kvarn.engine.plan import NewSequence
 from kvarn.models import Decoder, load_model
 from kvarn.wire.messages import FinishReason, PositionLogprobs, Submit
 from kvarn.wire.sampling import SamplingParams
@@ -34,14 +34,14 @@ def _one_thread() -> Iterator[None]:
 
 def make_admission(
     slot: int, prompt: list[int] | None = None, output: list[int] | None = None, **sampling: Any
-) -> Admission:
+) -> NewSequence:
     sampling.setdefault("seed", slot)
     params = SamplingParams(**sampling)
-    return Admission(slot, params, params.seed, prompt if prompt is not None else [0], output or [])
+    return NewSequence(slot, params, params.seed, prompt if prompt is not None else [0], output or [])
 
 
 @pytest.fixture(scope="session")
-def admission() -> Callable[..., Admission]:
+def admission() -> Callable[..., NewSequence]:
     return make_admission
 
 

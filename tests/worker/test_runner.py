@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from kvarn.engine.plan import Admission, BlockCopy, BlockUpdate, Row, RowResult, StepPlan
+from kvarn.engine.plan import BlockCopy, BlockUpdate, NewSequence, Row, RowResult, StepPlan
 from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.kernels.torch_backend import TorchKernels
 from kvarn.models import Decoder
 from kvarn.worker import ExecutorClosedError, InProcessExecutor, InvalidLogitsError, PlanError, WorkerError
 
-Admit = Callable[..., Admission]
+Admit = Callable[..., NewSequence]
 VOCAB = 50
 
 
@@ -57,7 +57,7 @@ def executor(decoder: Any) -> InProcessExecutor:
 
 def plan(
     rows: list[Row],
-    admissions: list[Admission] | None = None,
+    admissions: list[NewSequence] | None = None,
     releases: list[int] | None = None,
     copies: list[BlockCopy] | None = None,
 ) -> StepPlan:
@@ -68,7 +68,7 @@ def blocks(first: int, *numbers: int) -> list[BlockUpdate]:
     return [BlockUpdate(first + i, number) for i, number in enumerate(numbers)]
 
 
-def greedy(admission: Admit, slot: int, prompt: list[int], **sampling: Any) -> Admission:
+def greedy(admission: Admit, slot: int, prompt: list[int], **sampling: Any) -> NewSequence:
     return admission(slot, prompt, temperature=0.0, **sampling)
 
 

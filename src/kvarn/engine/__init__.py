@@ -1,4 +1,4 @@
-"""Room: the brain of one replica, in pure Python (see docs/architecture.md).
+"""One replica's scheduling, in pure Python (see docs/architecture.md).
 
 `EngineCore` takes requests and turns them, step by step, into plans for an `Executor` and deltas for the gateways.
 """

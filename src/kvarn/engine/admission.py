@@ -1,4 +1,4 @@
-"""The door: what is refused, at once and with a typed reason."""
+"""What the engine refuses at once, with a typed reason."""
 
 from __future__ import annotations
 

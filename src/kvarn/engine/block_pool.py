@@ -21,7 +21,7 @@ from kvarn.engine.errors import IntegrityError, OutOfBlocksError
 
 
 class BlockPool:
-    """Reference counts and the free list. A reference is one block-table entry of one sequence, or one pin."""
+    """Reference counts and the free list. A reference is one block-table entry of one sequence."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -51,7 +51,7 @@ class BlockPool:
         return self.num_blocks - len(self._free) - len(self._idle)
 
     def references(self, block: int) -> int:
-        """Block-table entries and pins that point to the block."""
+        """Block-table entries that point to the block."""
         return self._references[block]
 
     def is_named(self, block: int) -> bool:

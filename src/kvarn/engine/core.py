@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from kvarn.config.schema import EngineConfig
 from kvarn.engine.admission import AdmissionControl
-from kvarn.engine.books import EngineBooks
 from kvarn.engine.errors import AdmissionError, IntegrityError
 from kvarn.engine.kv_memory import KVMemory
+from kvarn.engine.memory_pressure import Preemption
 from kvarn.engine.plan import Executor
-from kvarn.engine.preemption import Preemption
 from kvarn.engine.request import Request
 from kvarn.engine.scheduler import Scheduler
+from kvarn.engine.stats import StatsRecorder
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.wire.messages import EngineStats, RefusalReason, Refused, Submit, TokenDelta
 
@@ -29,7 +29,7 @@ class EngineOutput:
 
 
 class EngineCore:
-    """The brain of one replica. Not thread-safe: one loop owns it.
+    """The scheduling loop of one replica. Not thread-safe: one loop owns it.
 
     Args:
         executor: Runs the plans.
@@ -55,10 +55,10 @@ class EngineCore:
         memory = KVMemory(executor.num_blocks, config.prefix_cache, namespace)
         self.scheduler = Scheduler(config, memory, preemption, step_time)
         self._max_context_length = executor.max_context_length
-        self._door = AdmissionControl(config, executor.num_blocks, executor.max_context_length)
+        self._admission = AdmissionControl(config, executor.num_blocks, executor.max_context_length)
         self._requests: dict[str, Request] = {}
         self._num_arrived = 0
-        self._books = EngineBooks(self.scheduler)
+        self._recorder = StatsRecorder(self.scheduler)
 
     def add(self, message: Submit) -> None:
         """Take a request; its tokens come out of later steps.
@@ -71,15 +71,15 @@ class EngineCore:
                 raise AdmissionError(
                     RefusalReason.DUPLICATE_ID, f"a request {message.request_id!r} is running: choose another id"
                 )
-            self._door.check(message, lambda: self._books.retry_after_s(self._door.waiting_tokens))
+            self._admission.check(message, lambda: self._recorder.retry_after_s(self._admission.waiting_tokens))
         except AdmissionError as refusal:
-            self._books.count_refusal(refusal.reason)
+            self._recorder.count_refusal(refusal.reason)
             raise
         account = self.scheduler.tenants.open(message.tenant, message.weight)
         self._num_arrived += 1
         request = Request(message, account, self._clock(), self._num_arrived, self._max_context_length)
         self._requests[request.request_id] = request
-        self._door.enter(request)
+        self._admission.enter(request)
         self.scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
@@ -88,7 +88,7 @@ class EngineCore:
         if request is not None:
             self.scheduler.remove(request)
             self._forget(request)
-            self._books.aborts += 1
+            self._recorder.aborts += 1
 
     def abort_all(self) -> list[str]:
         """Abort every request; returns their ids."""
@@ -99,7 +99,7 @@ class EngineCore:
 
     def start_draining(self) -> None:
         """Refuse new requests from now on; those that are here go on."""
-        self._door.draining = True
+        self._admission.draining = True
 
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
@@ -113,25 +113,25 @@ class EngineCore:
         if not plan.rows:
             return output
         for request in self.scheduler.drain_started():
-            self._door.leave(request)
+            self._admission.leave(request)
         result = self._executor.execute(plan)
         update = self.scheduler.update(plan, result)
-        self._books.count_step(update.shape, result)
+        self._recorder.count_step(update.shape, result)
         for request in update.finished:
             self._forget(request)
-            self._books.finished += 1
+            self._recorder.finished += 1
         output.computed, output.deltas = True, update.deltas
         return output
 
     def stats(self) -> EngineStats:
         """Gauges and totals now."""
-        return self._books.stats()
+        return self._recorder.stats()
 
     def check_integrity(self) -> None:
         """Recount everything. Valid between steps; with nothing to do, nothing may be held.
 
         Raises:
-            IntegrityError: The books contradict each other.
+            IntegrityError: The engine's records contradict each other.
         """
         self.scheduler.check_integrity()
         live = sum(
@@ -144,22 +144,22 @@ class EngineCore:
 
     def _refuse_overdue(self, now: float) -> list[Refused]:
         refused: list[Refused] = []
-        for request in self._door.overdue(now):
+        for request in self._admission.overdue(now):
             self.scheduler.remove(request)
             self._forget(request)
-            self._books.count_refusal(RefusalReason.QUEUE_TIMEOUT)
+            self._recorder.count_refusal(RefusalReason.QUEUE_TIMEOUT)
             waited = now - request.arrival_s
             refused.append(
                 Refused(
                     request_id=request.request_id,
                     reason=RefusalReason.QUEUE_TIMEOUT,
                     message=f"waited {waited:.0f} s without a free place: try again later",
-                    retry_after_s=self._books.retry_after_s(self._door.waiting_tokens),
+                    retry_after_s=self._recorder.retry_after_s(self._admission.waiting_tokens),
                 )
             )
         return refused
 
     def _forget(self, request: Request) -> None:
         del self._requests[request.request_id]
-        self._door.leave(request)
+        self._admission.leave(request)
         self.scheduler.tenants.close(request.account)

@@ -1,4 +1,4 @@
-"""What the engine room raises. Each error says what happened and what the caller can do about it."""
+"""What the engine raises. Each error says what happened and what the caller can do about it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OutOfBlocksError(EngineError):
 
 
 class IntegrityError(EngineError):
-    """The engine's books contradict each other: a bug. The replica must not go on serving from this cache."""
+    """The engine's records contradict each other: a bug. The replica must not go on serving from this cache."""
 
 
 class ProtocolError(EngineError):

@@ -48,7 +48,7 @@ class KVMemory:
         limit = sequence.num_tokens - 1
         if request.wants_prompt_logprobs and sequence.index == 0:
             limit = len(request.prompt_logprobs) - 1
-        nodes = self.cache.match(sequence.tokens, request.scope, limit).nodes if self._reuse else []
+        nodes = self.cache.match(sequence.tokens, request.scope, limit) if self._reuse else []
         leader = request.sequences[0]
         shared = sequence.num_prompt - 1
         can_fork = sequence.index > 0 and leader.slot is not None and leader.num_computed >= sequence.num_prompt

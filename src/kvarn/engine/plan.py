@@ -1,4 +1,4 @@
-"""The contract between the brain and the muscle: `StepPlan` out, `StepResult` back, both plain data.
+"""The contract between scheduler and executor: `StepPlan` out, `StepResult` back, both plain data.
 
 Whoever can turn one into the other is an `Executor`: a CPU, eight GPUs, or a simulator on a virtual clock.
 
@@ -19,7 +19,7 @@ from kvarn.wire.messages import PositionLogprobs
 from kvarn.wire.sampling import SamplingParams
 
 
-class Admission(msgspec.Struct, frozen=True):
+class NewSequence(msgspec.Struct, frozen=True):
     """A sequence enters a slot: new, forked from a sibling, or back after preemption."""
 
     slot: int
@@ -66,7 +66,7 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     step: int
     releases: list[int]
-    admissions: list[Admission]
+    admissions: list[NewSequence]
     copies: list[BlockCopy]
     rows: list[Row]
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvarn.config.schema import BLOCK_SIZE
@@ -74,23 +73,6 @@ class PrefixNode:
         self.children: dict[tuple[int, ...], PrefixNode] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixHandle:
-    """A path in the tree, as `match` found it. It stays valid while pinned."""
-
-    nodes: list[PrefixNode]
-
-    @property
-    def blocks(self) -> list[int]:
-        """The path's blocks, first to last."""
-        return [node.block for node in self.nodes]
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens whose keys and values the path holds."""
-        return len(self.nodes) * BLOCK_SIZE
-
-
 class PrefixCache:
     """The tree. It owns no memory: the pool counts who holds the blocks, and which are idle."""
 
@@ -104,8 +86,8 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._by_block)
 
-    def match(self, tokens: list[int], scope: PrefixScope, max_tokens: int) -> PrefixHandle:
-        """The longest cached path that begins `tokens`, of at most `max_tokens` tokens. Not yet pinned."""
+    def match(self, tokens: list[int], scope: PrefixScope, max_tokens: int) -> list[PrefixNode]:
+        """The longest cached path that begins `tokens`, of at most `max_tokens` tokens."""
         nodes: list[PrefixNode] = []
         node = self._roots.get(scope)
         end = min(max_tokens, len(tokens))
@@ -115,17 +97,7 @@ class PrefixCache:
             node = node.children.get(tuple(tokens[start : start + BLOCK_SIZE]))
             if node is not None:
                 nodes.append(node)
-        return PrefixHandle(nodes)
-
-    def pin(self, handle: PrefixHandle) -> None:
-        """Hold a path's blocks: none is evicted before `unpin`."""
-        for node in handle.nodes:
-            self._pool.acquire(node.block)
-
-    def unpin(self, handle: PrefixHandle) -> None:
-        """Give a pinned path back, last block first."""
-        for node in reversed(handle.nodes):
-            self._pool.release(node.block)
+        return nodes
 
     def insert(
         self, scope: PrefixScope, parent: PrefixNode | None, block_tokens: tuple[int, ...], block: int

@@ -9,16 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvarn.config.schema import EngineConfig
-from kvarn.engine.draft import StepDraft
 from kvarn.engine.errors import IntegrityError, OutOfBlocksError, ProtocolError
-from kvarn.engine.headroom import Headroom
 from kvarn.engine.kv_memory import KVMemory, Placement
-from kvarn.engine.outcome import absorb_row
+from kvarn.engine.memory_pressure import Headroom, Preemption, RecomputePreemption
 from kvarn.engine.plan import BlockCopy, RowResult, StepPlan, StepResult
-from kvarn.engine.preemption import Preemption, RecomputePreemption
 from kvarn.engine.queue import WaitingQueue
 from kvarn.engine.request import Request, Sequence
-from kvarn.engine.slots import SlotAllocator
+from kvarn.engine.step import SlotAllocator, StepBuilder, apply_result
 from kvarn.engine.step_time import StepShape, StepTimeModel
 from kvarn.engine.tenants import TenantLedger
 from kvarn.wire.messages import TokenDelta
@@ -68,7 +65,7 @@ class Scheduler:
         self.running: dict[Sequence, None] = {}
         self.totals = SchedulerTotals()
         self._slots = SlotAllocator(config.max_num_seqs)
-        self._in_flight: StepDraft | None = None
+        self._in_flight: StepBuilder | None = None
         self._started: list[Request] = []
         self._headroom = Headroom(memory, self.running)
 
@@ -95,17 +92,17 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan:
         """Decide the next step. A plan without rows means that there is nothing to compute."""
-        draft = StepDraft(self._config, self.step_time)
+        step = StepBuilder(self._config, self.step_time)
         self._preempt_for_priority(now)
-        self._continue_running(draft)
-        if not draft.preempted and self._can_start_some():
-            self._admit_waiting(draft, now)
-        self._in_flight = draft
-        if not draft.rows:
+        self._continue_running(step)
+        if not step.preempted and self._can_start_some():
+            self._admit_waiting(step, now)
+        self._in_flight = step
+        if not step.rows:
             return StepPlan(self.totals.steps, [], [], [], [])
         self.totals.steps += 1
-        self._headroom.growth.observe(draft.preempted)
-        return draft.plan(self.totals.steps, self._slots.drain_released())
+        self._headroom.growth.observe(step.preempted)
+        return step.plan(self.totals.steps, self._slots.drain_released())
 
     def update(self, plan: StepPlan, result: StepResult) -> StepUpdate:
         """Take what the executor made of the plan that `schedule` returned last.
@@ -113,12 +110,12 @@ class Scheduler:
         Raises:
             ProtocolError: The result does not answer that plan.
         """
-        draft, self._in_flight = self._in_flight, None
-        if draft is None or result.step != plan.step or len(result.rows) != len(draft.rows):
+        step, self._in_flight = self._in_flight, None
+        if step is None or result.step != plan.step or len(result.rows) != len(step.rows):
             raise ProtocolError(f"the result of step {result.step} does not answer the plan of step {plan.step}")
-        self.step_time.observe(draft.shape, result.elapsed_s)
-        update = StepUpdate(draft.shape)
-        for (sequence, num_tokens), row_result in zip(draft.rows.items(), result.rows, strict=True):
+        self.step_time.observe(step.shape, result.elapsed_s)
+        update = StepUpdate(step.shape)
+        for (sequence, num_tokens), row_result in zip(step.rows.items(), result.rows, strict=True):
             if sequence.slot != row_result.slot:
                 if sequence.slot is None:
                     continue  # aborted while the step ran
@@ -128,27 +125,27 @@ class Scheduler:
 
     # Going on --------------------------------------------------------------------------------------------------------
 
-    def _continue_running(self, draft: StepDraft) -> None:
+    def _continue_running(self, step: StepBuilder) -> None:
         """Single tokens first (the answers that people watch grow), then parts of prompts."""
         singles: list[Sequence] = []
         partial: list[Sequence] = []
         for sequence in self.running:
             (singles if len(sequence.tokens) - sequence.num_computed == 1 else partial).append(sequence)
         kept_for_prompts = self._kept_for_prompts() if partial or self._can_start_some() else 0
-        if len(singles) > draft.tokens_left - kept_for_prompts:
+        if len(singles) > step.tokens_left - kept_for_prompts:
             singles.sort(key=_least_served_first)
         partial.sort(key=_least_served_first)
         for sequence in singles:
-            if draft.tokens_left <= kept_for_prompts:
+            if step.tokens_left <= kept_for_prompts:
                 break
             if sequence.slot is not None:
-                self._compute(draft, sequence, 1)
+                self._compute(step, sequence, 1)
         for sequence in partial:
             if sequence.slot is None:
                 continue
-            share = draft.share(sequence.num_computed, sequence.num_tokens - sequence.num_computed)
+            share = step.share(sequence.num_computed, sequence.num_tokens - sequence.num_computed)
             if share:
-                self._compute(draft, sequence, share)
+                self._compute(step, sequence, share)
 
     def _can_start_some(self) -> bool:
         return len(self.queue) > 0 and self._slots.num_free > 0
@@ -157,17 +154,17 @@ class Scheduler:
         """Tokens that decodes leave to prompts, should there ever be as many decodes as the budget has tokens."""
         return min(self._config.min_prefill_chunk, self._config.token_budget // 4)
 
-    def _compute(self, draft: StepDraft, sequence: Sequence, num_tokens: int) -> None:
+    def _compute(self, step: StepBuilder, sequence: Sequence, num_tokens: int) -> None:
         """Add a row if memory can be had for it."""
         end = sequence.num_computed + num_tokens
-        if not self.memory.is_reserved(sequence, end) and not self._reserve(draft, sequence, end):
+        if not self.memory.is_reserved(sequence, end) and not self._reserve(step, sequence, end):
             return
         if sequence.num_charged < sequence.num_prompt:
-            self._charge_prompt(draft, sequence, end)
+            self._charge_prompt(step, sequence, end)
         sequence.last_step = self.totals.steps + 1
-        draft.add(sequence, num_tokens)
+        step.add(sequence, num_tokens)
 
-    def _reserve(self, draft: StepDraft, sequence: Sequence, end: int) -> bool:
+    def _reserve(self, step: StepBuilder, sequence: Sequence, end: int) -> bool:
         """Get blocks up to position `end`, preempting others where memory runs out.
 
         Returns False where in the end the sequence itself gave way.
@@ -179,25 +176,25 @@ class Scheduler:
                 break
             except OutOfBlocksError:
                 victim = self._preemption.victim(self.running)
-                self._take_out(draft, victim)
+                self._take_out(step, victim)
                 self._preempt(victim)
-                draft.preempted = True
+                step.preempted = True
                 if victim is sequence:
                     return False
         if copies:
-            draft.copies[sequence] = copies
+            step.copies[sequence] = copies
         return True
 
-    def _charge_prompt(self, draft: StepDraft, sequence: Sequence, end: int) -> None:
+    def _charge_prompt(self, step: StepBuilder, sequence: Sequence, end: int) -> None:
         """Charge the tenant for the part of the prompt before position `end` that it has not paid for."""
         charged = min(end, sequence.num_prompt) - sequence.num_charged
         if charged > 0:
-            draft.charged[sequence] = charged
+            step.charged[sequence] = charged
             self._charge(sequence, charged)
 
-    def _take_out(self, draft: StepDraft, sequence: Sequence) -> None:
+    def _take_out(self, step: StepBuilder, sequence: Sequence) -> None:
         """Undo a row of this step, its charge included."""
-        self._charge(sequence, -draft.remove(sequence))
+        self._charge(sequence, -step.remove(sequence))
 
     def _charge(self, sequence: Sequence, prompt_tokens: int) -> None:
         sequence.num_charged += prompt_tokens
@@ -244,7 +241,7 @@ class Scheduler:
 
     # Letting in ------------------------------------------------------------------------------------------------------
 
-    def _admit_waiting(self, draft: StepDraft, now: float) -> None:
+    def _admit_waiting(self, step: StepBuilder, now: float) -> None:
         """Start waiting sequences in the queue's order while tokens, slots and blocks last.
 
         One that does not fit is passed over, but not for ever: when the first of those has been passed over for as
@@ -253,7 +250,7 @@ class Scheduler:
         spare = self._headroom.spare_blocks()
         passed = 0
         for sequence in self.queue.candidates(now):
-            if not draft.tokens_left or not self._slots.num_free or passed == self.LOOK_AHEAD:
+            if not step.tokens_left or not self._slots.num_free or passed == self.LOOK_AHEAD:
                 return
             placement = self._headroom.fitting_placement(sequence, spare)
             if placement is None:
@@ -263,12 +260,12 @@ class Scheduler:
                 elif now - sequence.blocked_since_s > self._config.priority_ageing_s:
                     return
                 continue
-            share = draft.share(placement.num_computed, sequence.num_tokens - placement.num_computed)
+            share = step.share(placement.num_computed, sequence.num_tokens - placement.num_computed)
             if not share:
                 return
             self._start(sequence, placement, now)
-            draft.admitted.append(sequence)
-            self._compute(draft, sequence, share)
+            step.admitted.append(sequence)
+            self._compute(step, sequence, share)
             spare -= self._headroom.wanted_blocks(sequence, placement)
 
     def _start(self, sequence: Sequence, placement: Placement, now: float) -> None:
@@ -293,7 +290,7 @@ class Scheduler:
 
     def _absorb(self, sequence: Sequence, num_tokens: int, row_result: RowResult, update: StepUpdate) -> None:
         request, start = sequence.request, sequence.num_computed
-        delta = absorb_row(sequence, num_tokens, row_result)
+        delta = apply_result(sequence, num_tokens, row_result)
         self.memory.publish(sequence)
         if delta is not None:
             drawn = len(delta.token_ids)

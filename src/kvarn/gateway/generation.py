@@ -13,7 +13,7 @@ from kvarn.gateway.served import ReadyModel
 from kvarn.gateway.work import Tally
 from kvarn.observe.metrics import GatewayMetrics, GenerationObserver
 from kvarn.replica.api import ReplicaLostError, RequestRefusedError
-from kvarn.wire.messages import FinishReason, RefusalReason, Submit
+from kvarn.wire.messages import Submit
 from kvarn.wire.openai.errors import ApiError
 
 
@@ -67,8 +67,6 @@ class Generation:
         try:
             async with aclosing(self._model.replica.generate(self._submit, self._held.become)) as deltas:
                 async for delta in deltas:
-                    if delta.finish_reason is FinishReason.ABORT:
-                        raise RequestRefusedError(RefusalReason.INTERNAL, "the engine gave up the request")
                     choice = choices[delta.index]
                     if choice.ended:
                         continue

@@ -19,7 +19,6 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
-    ABORT = "abort"
 
 
 class RefusalReason(StrEnum):

@@ -1,4 +1,4 @@
-"""Room: the muscle. Turns plans into tokens: `ModelRunner`, the sampler, KV-cache sizing, executors."""
+"""Turns plans into tokens: `ModelRunner`, the sampler, KV-cache sizing, executors."""
 
 from kvarn.worker.encoder_runner import EncoderRunner
 from kvarn.worker.errors import (

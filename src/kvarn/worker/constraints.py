@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.engine.plan import Admission
+from kvarn.engine.plan import NewSequence
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.errors import InvalidSamplingError
 
@@ -115,7 +115,7 @@ class BadWords:
 class TokenConstraints:
     """The masks, biases and penalties of one slot, with the token history they need."""
 
-    def __init__(self, admission: Admission, vocab_size: int) -> None:
+    def __init__(self, admission: NewSequence, vocab_size: int) -> None:
         sampling = admission.sampling
         self.sampling = sampling
         self.num_output = len(admission.output_token_ids)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvarn.config.schema import BLOCK_SIZE
-from kvarn.engine.plan import Admission, Row
+from kvarn.engine.plan import NewSequence, Row
 from kvarn.worker.constraints import TokenConstraints, needs_constraints
 from kvarn.worker.errors import PlanError
 
@@ -52,7 +52,7 @@ class SlotTable:
         self.constraints.pop(slot, None)
         self.prompts.pop(slot, None)
 
-    def admit(self, admission: Admission) -> None:
+    def admit(self, admission: NewSequence) -> None:
         """Take a sequence into a free slot; its block table is empty."""
         slot, sampling = admission.slot, admission.sampling
         self._check(slot, occupied=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from kvarn.config.schema import BLOCK_SIZE, ModelConfig
-from kvarn.engine.plan import Admission, BlockUpdate, Executor, Row, StepPlan
+from kvarn.engine.plan import BlockUpdate, Executor, NewSequence, Row, StepPlan
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.models import Decoder, Encoder, kv_bytes_per_token, load_model
 from kvarn.planner import loaded_costs
@@ -130,7 +130,7 @@ def _build_decoder(model: Decoder, config: ModelConfig, stopwatch: Stopwatch, re
 def warm_up(executor: Executor) -> None:
     """Compute one block of prompt and one token on top, then forget them: the first request finds everything warm."""
     tokens = list(range(min(BLOCK_SIZE, executor.max_context_length - 1)))
-    admission = Admission(0, SamplingParams(seed=0, temperature=0.0, max_tokens=2), 0, tokens, [])
+    admission = NewSequence(0, SamplingParams(seed=0, temperature=0.0, max_tokens=2), 0, tokens, [])
     prompt = Row(0, 0, tokens, [BlockUpdate(0, 0)], sample=True)
     second_block = [BlockUpdate(1, 1)] if len(tokens) == BLOCK_SIZE and executor.num_blocks > 1 else []
     decode = Row(0, len(tokens), [0], second_block, sample=True)

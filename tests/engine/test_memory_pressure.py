@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvarn.engine.growth import GrowthReserve
+from kvarn.engine.memory_pressure import GrowthReserve
 
 
 def test_the_reserve_rises_with_preemptions_and_falls_without():
@@ -51,3 +51,48 @@ def test_answers_without_a_limit_do_not_keep_the_others_out(make_world):
     for _ in range(10):
         world.step()
     assert len(world.engine.scheduler.running) >= 90
+
+
+def test_a_waiting_prompt_that_another_has_computed_meanwhile_starts_beside_it(make_world):
+    """It did not fit when it was first looked at; since then most of its blocks are held by the one that runs."""
+    world = make_world(num_blocks=40)
+    shared = [i % 50 for i in range(22 * 16)]
+    world.submit("first", [*shared, 1], max_tokens=100)
+    world.submit("second", [*shared, 2], max_tokens=4)
+    for _ in range(10):
+        world.step()
+    assert world.cached_tokens("second") == len(shared)
+    world.assert_answered("second")
+    world.run()
+    world.assert_answered("first")
+
+
+def test_nobody_is_preempted_for_blocks_that_the_better_one_would_hold_itself(make_world):
+    """Three blocks are missing. Without the batch request its prompt's twenty are free, but those are shared."""
+    world = make_world(num_blocks=40, priority_ageing_s=1000.0)
+    shared = [i % 50 for i in range(20 * 16)]
+    world.submit("batch", [*shared, *[1] * 20], max_tokens=60, priority=10)
+    world.step()
+    world.submit("other", 160, max_tokens=60)
+    world.step()
+    world.submit("chat", [*shared, *[2] * 144], max_tokens=5)
+    for _ in range(10):
+        world.step()
+    assert world.engine.stats().preemptions_total == 0
+    world.run()
+    for name in ("batch", "other", "chat"):
+        world.assert_answered(name)
+
+
+def test_blocks_that_several_worse_ones_share_count_once_all_of_them_are_gone(make_world):
+    world = make_world(num_blocks=40, priority_ageing_s=1000.0)
+    world.submit("batch", 480, n=3, max_tokens=60, priority=10)
+    for _ in range(3):
+        world.step()
+    assert len(world.engine.scheduler.running) == 3
+    world.submit("chat", 400, max_tokens=5)
+    world.step()
+    assert len(world.output("chat")) == 1
+    world.run()
+    world.assert_answered("batch")
+    world.assert_answered("chat")

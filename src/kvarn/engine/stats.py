@@ -9,7 +9,7 @@ from kvarn.engine.step_time import StepShape
 from kvarn.wire.messages import EngineStats, RefusalReason, StepTimes
 
 
-class EngineBooks:
+class StatsRecorder:
     """Counts what happens; reads the rest from the scheduler when asked."""
 
     MIN_RETRY_S = 1.0

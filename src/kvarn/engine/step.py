@@ -1,14 +1,54 @@
-"""A step in the making: the rows so far, and what is left of the token budget and of the time."""
+"""One step: its plan while it is built (`StepBuilder`), the slots it names, one row of its result (`apply_result`)."""
 
 from __future__ import annotations
 
+import heapq
+
 from kvarn.config.schema import EngineConfig
-from kvarn.engine.plan import Admission, BlockCopy, Row, StepPlan
-from kvarn.engine.request import Sequence
+from kvarn.engine.errors import IntegrityError
+from kvarn.engine.plan import BlockCopy, NewSequence, Row, RowResult, StepPlan
+from kvarn.engine.request import Request, Sequence
 from kvarn.engine.step_time import StepShape, StepTimeModel
+from kvarn.wire.messages import FinishReason, PositionLogprobs, TokenDelta
 
 
-class StepDraft:
+class SlotAllocator:
+    """Slots by which the executor knows running sequences: 0 to `num_slots - 1`.
+
+    The lowest free one goes first, so that the executor's batch stays dense.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._free = list(range(num_slots))
+        self._released: list[int] = []
+        self._num_slots = num_slots
+
+    @property
+    def num_free(self) -> int:
+        """Slots that can be taken now."""
+        return len(self._free)
+
+    def take(self) -> int:
+        """The lowest free slot."""
+        return heapq.heappop(self._free)
+
+    def release(self, slot: int) -> None:
+        """Free a slot; the next plan tells the executor."""
+        heapq.heappush(self._free, slot)
+        self._released.append(slot)
+
+    def drain_released(self) -> list[int]:
+        """Slots released since the last call, in order."""
+        released, self._released = self._released, []
+        return released
+
+    def check_integrity(self, taken: list[int]) -> None:
+        """Compare with the slots that running sequences say they have. Raises `IntegrityError`."""
+        if sorted(self._free + taken) != list(range(self._num_slots)):
+            raise IntegrityError(f"slots {sorted(taken)} are taken and {sorted(self._free)} are free")
+
+
+class StepBuilder:
     """The budget object of one step: it hands out shares until nothing is left, then becomes a `StepPlan`.
 
     Most rows are a decode's single token: they are an entry of `rows`, and what only others have stands beside it.
@@ -75,17 +115,17 @@ class StepDraft:
         return StepPlan(
             step=step,
             releases=releases,
-            admissions=[_admission(sequence) for sequence in self.admitted],
+            admissions=[_new_sequence(sequence) for sequence in self.admitted],
             copies=[copy for copies in self.copies.values() for copy in copies],
             rows=[_row(sequence, num_tokens) for sequence, num_tokens in self.rows.items()],
         )
 
 
-def _admission(sequence: Sequence) -> Admission:
+def _new_sequence(sequence: Sequence) -> NewSequence:
     request, slot = sequence.request, sequence.slot
     assert slot is not None, "an admitted sequence has a slot"
     outputs = sequence.tokens[sequence.num_prompt :]
-    return Admission(slot, request.sampling, sequence.seed, request.prompt, outputs, request.scope.adapter)
+    return NewSequence(slot, request.sampling, sequence.seed, request.prompt, outputs, request.scope.adapter)
 
 
 def _row(sequence: Sequence, num_tokens: int) -> Row:
@@ -103,3 +143,53 @@ def _row(sequence: Sequence, num_tokens: int) -> Row:
         end == len(tokens) and request.sampling.max_tokens > 0,
         request.wants_prompt_logprobs and sequence.index == 0,
     )
+
+
+def apply_result(sequence: Sequence, num_tokens: int, result: RowResult) -> TokenDelta | None:
+    """Advance a sequence by `num_tokens` computed ones and take the tokens drawn.
+
+    Returns the delta to send: None where there is nothing to tell.
+    """
+    request, start = sequence.request, sequence.num_computed
+    sequence.num_computed = start + num_tokens
+    if result.prompt_logprobs is not None:
+        _collect_prompt_logprobs(request, start, result.prompt_logprobs)
+    first = sequence.index == 0 and len(sequence.tokens) == sequence.num_prompt
+    kept = sequence.accept(result.token_ids)
+    if not kept:
+        if request.sampling.max_tokens > 0 or sequence.num_computed < sequence.num_tokens:
+            return None
+        sequence.finish_reason = FinishReason.LENGTH
+    logprobs = result.logprobs[: len(kept)] if result.logprobs is not None else None
+    if first:
+        return _first_delta(sequence, kept, logprobs)
+    return TokenDelta(
+        request_id=request.request_id,
+        index=sequence.index,
+        token_ids=kept,
+        logprobs=logprobs,
+        finish_reason=sequence.finish_reason,
+    )
+
+
+def _first_delta(sequence: Sequence, kept: list[int], logprobs: list[PositionLogprobs] | None) -> TokenDelta:
+    """The request's first: it carries what is told once."""
+    request = sequence.request
+    assert request.first_step_s is not None, "a sequence that ran has had its first step"
+    return TokenDelta(
+        request_id=request.request_id,
+        index=sequence.index,
+        token_ids=kept,
+        logprobs=logprobs,
+        prompt_logprobs=request.prompt_logprobs if request.sampling.prompt_logprobs is not None else None,
+        finish_reason=sequence.finish_reason,
+        cached_tokens=request.cached_tokens,
+        queue_s=request.first_step_s - request.arrival_s,
+    )
+
+
+def _collect_prompt_logprobs(request: Request, start: int, entries: list[PositionLogprobs]) -> None:
+    """Entry i belongs to prompt position start + 1 + i; positions computed a second time are known already."""
+    known = len(request.prompt_logprobs) - (start + 1)
+    request.prompt_logprobs.extend(entries[known:])
+    request.wants_prompt_logprobs = len(request.prompt_logprobs) < len(request.prompt)
