@@ -14,7 +14,7 @@ from fake_replica import GENERATE_CARD, FakeReplica, answer_text
 from kvarn.config.platform import AdmissionConfig, BatchesConfig, SafetyConfig, StoreConfig
 from kvarn.config.schema import ModelConfig
 from kvarn.gateway.served import ServedModel
-from kvarn.replica.api import ReplicaState, RequestRefusedError
+from kvarn.replica.client.protocol import ReplicaState, RequestRefusedError
 from kvarn.wire.messages import EngineStats, RefusalReason, StepTimes
 
 CROWDED = EngineStats(running=4, waiting=2, waiting_by_priority={0: 2})

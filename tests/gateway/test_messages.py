@@ -12,7 +12,7 @@ import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 
 from kvarn.gateway.message_writer import INVALID
-from kvarn.replica.api import RequestRefusedError
+from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.store.owner import LimitRule
 from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesRequest
 from kvarn.wire.messages import RefusalReason

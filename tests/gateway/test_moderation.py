@@ -16,7 +16,7 @@ from fake_replica import answer_text
 from kvarn.config.platform import SafetyConfig
 from kvarn.gateway.moderation import Moderation
 from kvarn.gateway.work import Outcome, Work
-from kvarn.replica.api import ReplicaState
+from kvarn.replica.client.protocol import ReplicaState
 from kvarn.safety.verdict import CATEGORIES
 from kvarn.store.owner import ANYBODY
 

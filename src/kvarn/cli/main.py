@@ -13,7 +13,7 @@ import typer
 import kvarn
 from kvarn.cli.options import ServeOptions, takes_serve_options
 from kvarn.cli.values import api_key as read_api_key
-from kvarn.replica.spawn import SpawnedEngine, spawn_engine
+from kvarn.fleet.process import EngineProcess
 
 EXIT_USAGE = 2
 """The command line, the configuration or the model it names cannot be used."""
@@ -67,11 +67,11 @@ def main() -> None:
         return
     # Until the server listens to signals itself, a signal shall still end the engine and remove its sockets.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    engine = spawn_engine()
+    engine = EngineProcess.spawn()
     try:
         app(obj=engine)
     finally:
-        engine.abandon()
+        engine.close()
 
 
 def _will_serve(arguments: list[str]) -> bool:
@@ -84,7 +84,7 @@ def serve(context: typer.Context, options: ServeOptions) -> None:
     """Serve models behind an OpenAI-compatible API. Without arguments: kvarn-demo at http://127.0.0.1:8000."""
     from kvarn.cli.serve import run_server
 
-    engine = context.obj if isinstance(context.obj, SpawnedEngine) else None
+    engine = context.obj if isinstance(context.obj, EngineProcess) else None
     raise typer.Exit(run_server(options, engine))
 
 

@@ -17,7 +17,7 @@ from kvarn.config.schema import BLOCK_SIZE, ModelConfig
 from kvarn.kernels.ceilings import Arithmetic, operations_per_s, read_bytes_per_s
 from kvarn.models import Decoder, kv_bytes_per_token, load_model
 from kvarn.planner import Ceilings, DecoderCosts, loaded_costs
-from kvarn.replica.cores import kernel_threads
+from kvarn.replica.server.cpu import kernel_threads
 from kvarn.text.checkpoint import resolve_checkpoint
 from kvarn.worker import InProcessExecutor
 

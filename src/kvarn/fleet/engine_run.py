@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from typing import Any
 
 from kvarn.config.schema import ReplicaConfig
 from kvarn.fleet.process import EngineProcess
@@ -51,7 +52,8 @@ class EngineRun:
         watching = asyncio.create_task(self._watch())
         broken: str | None = None
         try:
-            await asyncio.wait({exited, watching, self._unreadable}, return_when=asyncio.FIRST_COMPLETED)
+            events: set[asyncio.Future[Any]] = {exited, watching, self._unreadable}
+            await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
             if not exited.done():
                 if watching.done():
                     broken = watching.result()

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from kvarn.gateway.held_bytes import BodyRefusedError
 from kvarn.gateway.record import RequestRecord, record_of
-from kvarn.replica.api import ReplicaLostError, RequestRefusedError
+from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.store.errors import (
     ConflictError,
     NotFoundError,

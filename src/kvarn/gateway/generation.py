@@ -12,7 +12,7 @@ from kvarn.gateway.output_watch import OutputWatch
 from kvarn.gateway.served import ReadyModel
 from kvarn.gateway.work import Tally
 from kvarn.observe.metrics import GatewayMetrics, GenerationObserver
-from kvarn.replica.api import ReplicaLostError, RequestRefusedError
+from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.wire.messages import Submit
 from kvarn.wire.openai.errors import ApiError
 

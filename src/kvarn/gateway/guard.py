@@ -10,7 +10,7 @@ from kvarn.config.platform import SafetyConfig
 from kvarn.gateway.rendering import render_token_ids
 from kvarn.gateway.served import ModelTable, ReadyModel
 from kvarn.gateway.text_pool import TextPool
-from kvarn.replica.api import ReplicaLostError, RequestRefusedError
+from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.safety.guard_model import MOST_TOKENS, PROMPT, read_verdict
 from kvarn.safety.moderator import Claim, ModerationAwayError
 from kvarn.safety.verdict import Verdict, clean

@@ -20,7 +20,7 @@ from kvarn.config.schema import GatewayConfig, ModelConfig
 from kvarn.gateway.errors import unavailable
 from kvarn.gateway.logprobs import LogprobsEncoder
 from kvarn.gateway.turns import Turns
-from kvarn.replica.api import Replica, ReplicaState
+from kvarn.replica.client.protocol import ReplicaClient, ReplicaState
 from kvarn.text.chat_template import ChatTemplate
 from kvarn.text.checkpoint import resolve_tokenizer
 from kvarn.text.fingerprint import checkpoint_fingerprint
@@ -59,7 +59,7 @@ class ReadyModel:
     """A model whose parts are all there."""
 
     name: str
-    replica: Replica
+    replica: ReplicaClient
     card: ModelCard
     tokenizer: Tokenizer
     chat_template: ChatTemplate
@@ -96,7 +96,7 @@ class ServedModel:
 
     name: str
     config: ModelConfig
-    replica: Replica
+    replica: ReplicaClient
     directory: Path
     created: int = field(default_factory=lambda: int(time.time()))
     tokenizer: Tokenizer | None = None

@@ -6,29 +6,26 @@ Imports next to nothing: `kvarn serve` starts an engine process before anything 
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from pathlib import Path
 
 _MAX_SOCKET_PATH = 100
 """Bytes that every Unix takes as the address of a socket, with a little to spare."""
 
-_Directory = os.PathLike[str] | str
 
-
-def engine_address(directory: _Directory) -> str:
+def engine_address(directory: Path | str) -> str:
     """Read by the engine."""
-    return f"ipc://{os.path.join(directory, 'engine')}"
+    return f"ipc://{Path(directory) / 'engine'}"
 
 
-def supervisor_address(directory: _Directory) -> str:
+def supervisor_address(directory: Path | str) -> str:
     """Read by the process that started the engine: how its start goes, heartbeats, why it ends."""
-    return f"ipc://{os.path.join(directory, 'supervisor')}"
+    return f"ipc://{Path(directory) / 'supervisor'}"
 
 
-def client_address(directory: _Directory, gateway: int) -> str:
+def client_address(directory: Path | str, gateway: int) -> str:
     """Read by the client in a gateway process, by its number."""
-    return f"ipc://{os.path.join(directory, f'client-{gateway}')}"
+    return f"ipc://{Path(directory) / f'client-{gateway}'}"
 
 
 def make_socket_directory() -> Path:

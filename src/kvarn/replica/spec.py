@@ -8,6 +8,8 @@ import msgspec
 
 from kvarn.config.schema import EngineConfig, ModelConfig, ReplicaConfig
 
+DEFAULT_FACTORY = "kvarn.replica.server.build:build_service"
+
 
 class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One engine process: which model, how it schedules, how it reports."""
@@ -21,7 +23,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     log_format: str = "text"
     cpus: tuple[int, ...] = ()
     """Logical CPUs to run on; empty: those of the parent."""
-    factory: str = "kvarn.replica.server.build:build_service"
+    factory: str = DEFAULT_FACTORY
     """`module:function` that turns the spec into a service. Tests name a scripted one."""
 
     @classmethod

@@ -13,7 +13,7 @@ from kvarn.gateway.held_bytes import HeldBytes
 from kvarn.gateway.record import RequestRecord
 from kvarn.gateway.served import ReadyModel
 from kvarn.gateway.work import Work
-from kvarn.replica.api import ReplicaLostError, RequestRefusedError
+from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.wire.openai.embeddings import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
 from kvarn.wire.openai.errors import ContextLengthError, invalid_request
 from kvarn.wire.openai.inputs import as_list

@@ -11,7 +11,7 @@ import msgspec
 from kvarn.wire.messages import EngineStats, ModelCard, RefusalReason, Submit, TokenDelta
 
 ReportPending = Callable[[int], None]
-"""Called with the bytes that wait for a request's consumer, as they change; raises where there is no memory for them."""
+"""Called with the bytes that wait for a request's consumer, as they change; raises where there is no memory."""
 
 
 class ReplicaState(StrEnum):

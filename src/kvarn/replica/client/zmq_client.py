@@ -107,7 +107,8 @@ class ZmqReplicaClient:
     async def embed(self, request_id: str, inputs: list[list[int]]) -> list[bytes]:
         """Embed token-id inputs; see `ReplicaClient.embed`."""
         transport = self._connected(request_id)
-        answer = self._embeddings[request_id] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        self._embeddings[request_id] = answer
         try:
             transport.send(Embed(request_id=request_id, inputs=inputs, gateway=self._gateway))
             return await answer

@@ -16,9 +16,9 @@ from kvarn.models import Decoder, Encoder, kv_bytes_per_token, load_model
 from kvarn.planner import loaded_costs
 from kvarn.replica.server.cpu import kernel_threads, usable_cores
 from kvarn.replica.server.embed import EmbedService
-from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.service import ReportProgress, Service
+from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.wire.messages import ModelCard
 from kvarn.wire.sampling import SamplingParams

@@ -54,10 +54,11 @@ class EngineLoop:
         wait_s = _IDLE_WAIT_S
         if self._service.has_work():
             wait_s = _STALLED_WAIT_S if self._stalled else 0.0
-        messages = list(self._transport.receive(wait_s))
-        for message in messages:
+        any_came = False
+        for message in self._transport.receive(wait_s):
             self._handle(message)
-        return bool(messages)
+            any_came = True
+        return any_came
 
     def _handle(self, message: ToEngine) -> None:
         match message:

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
 import pytest
 
-from kvarn.replica.api import ReplicaLostError, ReplicaState, RequestRefusedError
-from kvarn.replica.attached import AttachedReplica
-from kvarn.replica.local import LocalReplica
+from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, RequestRefusedError
+from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.wire.messages import Abort, Join, RefusalReason
 
-Attach = Callable[[LocalReplica, int], AttachedReplica]
+Attach = Callable[[Any, int], ZmqReplicaClient]
 
 
 @pytest.fixture
 async def attach() -> AsyncGenerator[Attach, None]:
     """Other gateway processes' clients; here they live in the same process, over sockets of their own."""
-    made: list[AttachedReplica] = []
+    made: list[ZmqReplicaClient] = []
 
-    def make(replica: LocalReplica, gateway: int) -> AttachedReplica:
-        attached = AttachedReplica("scripted", gateway)
-        attached.update(replica.status)
+    def make(replica: Any, gateway: int) -> ZmqReplicaClient:
+        attached = ZmqReplicaClient("scripted", gateway)
+        attached.update(replica.supervisor.status)
         made.append(attached)
         return attached
 
@@ -72,7 +73,7 @@ async def test_all_choices_and_refusals_reach_another_process(make_replica, subm
         await collect(other, unreadable)
 
 
-async def test_the_same_id_in_two_processes_harms_neither(make_replica, submit, attach):
+async def test_the_same_id_in_two_processes_harms_neither(make_replica, submit, attach, send_raw):
     main = make_replica(step_s=0.01)
     await main.wait_until_ready()
     other = attach(main, 1)
@@ -81,22 +82,24 @@ async def test_the_same_id_in_two_processes_harms_neither(make_replica, submit, 
     with pytest.raises(RequestRefusedError) as refusal:
         await collect(other, submit("same"))
     assert refusal.value.reason is RefusalReason.DUPLICATE_ID
-    other._send(Abort(request_id="same", gateway=1))  # of a client that left before the refusal came
+    send_raw(
+        main, msgspec.msgpack.encode(Abort(request_id="same", gateway=1))
+    )  # of a client that left before the refusal came
     assert await first == list(range(2, 32))
 
 
-async def test_a_process_that_is_gone_leaves_no_request_in_the_engine(make_replica, submit, attach):
+async def test_a_process_that_is_gone_leaves_no_request_in_the_engine(make_replica, submit, attach, send_raw):
     main = make_replica(step_s=0.005)
     await main.wait_until_ready()
     gone, other = attach(main, 1), attach(main, 2)
     lost = asyncio.create_task(collect(gone, submit("lost", max_tokens=60_000)))
     kept = asyncio.create_task(collect(other, submit("kept", max_tokens=200)))
     await until(lambda: main.stats.running == 2)
-    main.forget_gateway(1)
+    main.supervisor.forget_gateway(1)
     await until(lambda: main.stats.aborts_total == 1)
     # What it sent before its end may come after the engine has heard of that.
-    gone._send(Join(gateway=1, address="ipc:///nowhere"))
-    gone._send(submit("late"))
+    late = [Join(gateway=1, address="ipc:///nowhere"), msgspec.structs.replace(submit("late"), gateway=1)]
+    send_raw(main, *map(msgspec.msgpack.encode, late))
     assert await kept == list(range(2, 202))
     await until(lambda: main.stats.running == 0)
     assert main.stats.finished_total == 1
@@ -109,13 +112,13 @@ async def test_a_restarted_engine_is_joined_again(make_replica, submit, attach):
     other = attach(main, 1)
     stream = asyncio.create_task(collect(other, submit("r", max_tokens=10_000)))
     await until(lambda: main.stats.running == 1)
-    main._process.kill()
+    os.kill(main.pid, signal.SIGKILL)
     await until(lambda: main.state is ReplicaState.DOWN)
-    other.update(main.status)
+    other.update(main.supervisor.status)
     with pytest.raises(ReplicaLostError, match="SIGKILL"):
         await stream
     with pytest.raises(ReplicaLostError, match="not ready"):
         await collect(other, submit("r"))
     await until(lambda: main.state is ReplicaState.READY)
-    other.update(main.status)
+    other.update(main.supervisor.status)
     assert await collect(other, submit("r", max_tokens=3)) == [2, 3, 4]

@@ -14,13 +14,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvarn.config.schema import ReplicaConfig
-from kvarn.replica.api import ReplicaLostError, ReplicaState, RequestRefusedError
-from kvarn.replica.local import LocalReplica
+from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, RequestRefusedError
+from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.wire.messages import FinishReason, RefusalReason, Submit
 
 
-async def collect(replica: LocalReplica, request: Submit) -> list[int]:
+async def collect(replica: ZmqReplicaClient, request: Submit) -> list[int]:
     return [token async for delta in replica.generate(request) for token in delta.token_ids]
 
 
@@ -105,7 +104,7 @@ async def test_a_long_step_is_no_silence(make_replica, submit):
     replica = make_replica(step_s=1.5)
     await replica.wait_until_ready()
     assert await collect(replica, submit(max_tokens=1)) == [2]
-    assert replica.failure is None
+    assert replica.supervisor.failure is None
 
 
 async def test_a_step_without_end_is_noticed_though_the_heart_beats(make_replica, submit):
@@ -172,18 +171,18 @@ async def test_a_slow_consumer_gets_every_token_merged_into_parts_of_a_bounded_s
 
 
 async def test_what_there_is_no_memory_for_is_aborted_though_its_consumer_is_away(make_replica, submit):
-    def hold(size: int) -> None:
-        held.append(size)
+    def report_pending(size: int) -> None:
+        reported.append(size)
         if size > 20_000:
             raise MemoryError("too much waits")
 
-    held: list[int] = []
+    reported: list[int] = []
     replica = make_replica(step_s=0.0001)
     await replica.wait_until_ready()
-    stream = replica.generate(submit(max_tokens=60_000), hold)
+    stream = replica.generate(submit(max_tokens=60_000), report_pending)
     await first_delta(stream)
     await until(lambda: replica.stats.aborts_total == 1 and replica.stats.running == 0)
-    assert 20_000 < max(held) < 30_000 and held[-1] == 0
+    assert 20_000 < max(reported) < 30_000 and reported[-1] == 0
     with pytest.raises(MemoryError, match="too much waits"):
         await collect_rest(stream)
 
@@ -219,13 +218,11 @@ async def test_impossible_numbers_are_refused_and_harm_no_other_request(make_rep
     assert await other == list(range(2, 32))
 
 
-async def test_messages_that_cannot_be_read_are_refused_or_skipped(make_replica, submit):
+async def test_messages_that_cannot_be_read_are_refused_or_skipped(make_replica, submit, send_raw):
     replica = make_replica()
     await replica.wait_until_ready()
-    to_engine = replica._process._sockets._to_engine
-    to_engine.send(b"\xff\x00 no msgpack")
-    to_engine.send(msgspec.msgpack.encode({"type": "Submit", "request_id": 7}))
-    to_engine.send(msgspec.msgpack.encode({"type": "Unknown"}))
+    messages = [{"type": "Submit", "request_id": 7}, {"type": "Unknown"}]
+    send_raw(replica, b"\xff\x00 no msgpack", *map(msgspec.msgpack.encode, messages))
     stream = asyncio.create_task(collect(replica, msgspec.structs.replace(submit("bad"), prompt_token_ids=["text"])))
     with pytest.raises(RequestRefusedError, match="cannot read this request") as refusal:
         await stream
@@ -299,9 +296,9 @@ async def test_a_start_that_fails_shows_its_reason_and_is_tried_again(make_repli
     await until(lambda: replica.state is ReplicaState.DOWN)
 
 
-async def test_an_engine_that_fails_before_the_gateway_listens_still_says_why(make_spec):
-    replica = LocalReplica(make_spec(fail_to_load="no weights here"), ReplicaConfig())
-    replica.spawn()
+async def test_an_engine_that_fails_before_the_gateway_listens_still_says_why(make_unstarted):
+    replica = make_unstarted(fail_to_load="no weights here")
+    replica.launch()
     await asyncio.sleep(4)  # as long as a gateway may take to import what it needs
     try:
         replica.start()
@@ -356,14 +353,14 @@ async def test_stop_leaves_no_process_and_no_task(make_replica, submit):
 PARENT = """
 import asyncio, msgspec, sys
 from kvarn.config.schema import ReplicaConfig
-from kvarn.replica.local import LocalReplica
+from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.replica.spec import ReplicaSpec
 
 async def main():
-    replica = LocalReplica(msgspec.json.decode(sys.argv[1], type=ReplicaSpec), ReplicaConfig())
-    replica.start()
-    await replica.wait_until_ready()
-    print(replica.pid, flush=True)
+    supervisor = EngineSupervisor(msgspec.json.decode(sys.argv[1], type=ReplicaSpec), ReplicaConfig())
+    supervisor.start()
+    await supervisor.wait_until_ready()
+    print(supervisor.pid, flush=True)
     await asyncio.sleep(60)
 
 asyncio.run(main())

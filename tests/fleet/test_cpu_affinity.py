@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from kvarn.replica import cores
-from kvarn.replica.cores import (
-    CoreShares,
+from kvarn.fleet import cpu_affinity
+from kvarn.fleet.cpu_affinity import CpuAffinity, separate_cpus
+from kvarn.replica.server import cpu
+from kvarn.replica.server.cpu import (
     MachineFiles,
     cpu_quota,
-    keep_to,
     kernel_threads,
     physical_cores,
-    share_cores,
+    pin_to_cpus,
     usable_cores,
 )
 
@@ -24,13 +24,14 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     def make(siblings: list[str], own_cgroups: str = "0::/\n", name: str = "core_cpus_list") -> MachineFiles:
         files = MachineFiles(tmp_path / "cpu", tmp_path / "cgroup", tmp_path / "self")
-        for cpu, text in enumerate(siblings):
-            folder = files.processors / f"cpu{cpu}" / "topology"
+        for number, text in enumerate(siblings):
+            folder = files.cpus / f"cpu{number}" / "topology"
             folder.mkdir(parents=True)
             (folder / name).write_text(text + "\n")
         files.cgroups.mkdir()
         files.own_cgroups.write_text(own_cgroups)
-        monkeypatch.setattr(cores, "allowed_processors", lambda: set(range(len(siblings))))
+        for module in (cpu, cpu_affinity):
+            monkeypatch.setattr(module, "allowed_cpus", lambda: set(range(len(siblings))))
         return files
 
     return make
@@ -82,32 +83,32 @@ def test_quotas_of_version_1_are_read(machine):
 
 
 def test_with_four_cores_the_gateway_gets_one_and_the_other_hyper_threads(machine):
-    assert share_cores(files=machine(FOUR_CORES_OF_TWO)) == CoreShares(engines=(0, 1, 2), gateway=(3, 7, 4, 5, 6))
+    assert separate_cpus(files=machine(FOUR_CORES_OF_TWO)) == CpuAffinity(engines=(0, 1, 2), gateway=(3, 7, 4, 5, 6))
 
 
 def test_several_gateway_processes_get_a_core_each_or_none_is_kept_apart(machine):
-    assert share_cores(files=machine(FOUR_CORES_OF_TWO), gateways=2) is None
+    assert separate_cpus(files=machine(FOUR_CORES_OF_TWO), gateways=2) is None
 
 
 def test_each_of_two_gateway_processes_gets_a_core(machine):
-    shares = share_cores(files=machine([str(cpu) for cpu in range(8)]), gateways=2)
-    assert shares == CoreShares(engines=(0, 1, 2, 3, 4, 5), gateway=(6, 7))
+    affinity = separate_cpus(files=machine([str(number) for number in range(8)]), gateways=2)
+    assert affinity == CpuAffinity(engines=(0, 1, 2, 3, 4, 5), gateway=(6, 7))
 
 
 def test_with_fewer_cores_nothing_is_kept_apart(machine):
-    assert share_cores(files=machine(["0-1", "0-1", "2-3", "2-3"])) is None
+    assert separate_cpus(files=machine(["0-1", "0-1", "2-3", "2-3"])) is None
 
 
 def test_under_a_quota_nothing_is_tied_to_cores(machine):
     files = machine(FOUR_CORES_OF_TWO)
     (files.cgroups / "cpu.max").write_text("200000 100000")
-    assert share_cores(files=files) is None
+    assert separate_cpus(files=files) is None
 
 
 def test_a_core_that_the_configuration_wants_for_a_kernel_is_not_spare(machine):
     files = machine(FOUR_CORES_OF_TWO)
-    assert share_cores(3, files) is not None
-    assert share_cores(4, files) is None
+    assert separate_cpus(3, files) is not None
+    assert separate_cpus(4, files) is None
 
 
 def test_a_tiny_model_gets_one_thread_and_a_larger_one_every_core(machine):
@@ -123,9 +124,9 @@ def test_this_machine_has_at_least_one_core_and_no_more_than_processors():
 def test_a_process_keeps_to_the_processors_it_is_given():
     before = os.sched_getaffinity(0)
     try:
-        keep_to([min(before)])
+        pin_to_cpus([min(before)])
         assert os.sched_getaffinity(0) == {min(before)}
-        keep_to(())
+        pin_to_cpus(())
         assert os.sched_getaffinity(0) == {min(before)}
     finally:
         os.sched_setaffinity(0, before)

@@ -6,15 +6,42 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from kvarn.config.schema import EngineConfig, ModelConfig, ReplicaConfig
-from kvarn.replica.local import LocalReplica
+from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.replica.addresses import engine_address
+from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 
 ENGINES = Path(__file__).parent / "engines"
-MakeReplica = Callable[..., LocalReplica]
+MakeReplica = Callable[..., "RunningReplica"]
+
+
+class RunningReplica(ZmqReplicaClient):
+    """A supervised engine process and a client of it."""
+
+    def __init__(self, spec: ReplicaSpec, config: ReplicaConfig) -> None:
+        super().__init__("scripted")
+        self.supervisor = EngineSupervisor(spec, config)
+        self.supervisor.subscribe(self.update)
+        self.start = self.supervisor.start
+        self.launch = self.supervisor.launch
+        self.wait_until_ready = self.supervisor.wait_until_ready
+        self.drain = self.supervisor.drain
+        self.stop = self.supervisor.stop
+
+    @property
+    def pid(self) -> int:
+        assert self.supervisor.pid is not None
+        return self.supervisor.pid
+
+    @property
+    def sockets(self) -> str:
+        """Directory of the engine's sockets."""
+        return self.supervisor.status.sockets
 
 
 @pytest.fixture(autouse=True)
@@ -40,11 +67,11 @@ def make_spec() -> Callable[..., ReplicaSpec]:
 
 @pytest.fixture
 async def make_replica(make_spec: Callable[..., ReplicaSpec]) -> AsyncGenerator[MakeReplica, None]:
-    replicas: list[LocalReplica] = []
+    replicas: list[RunningReplica] = []
 
-    def make(config: dict[str, Any] | None = None, **script: Any) -> LocalReplica:
+    def make(config: dict[str, Any] | None = None, **script: Any) -> RunningReplica:
         settings = {"heartbeat_interval_s": 0.1, "heartbeat_timeout_s": 1.0, "restart_backoff_s": 0.05}
-        replica = LocalReplica(make_spec(**script), ReplicaConfig(**(settings | (config or {}))))
+        replica = RunningReplica(make_spec(**script), ReplicaConfig(**(settings | (config or {}))))
         replicas.append(replica)
         replica.start()
         return replica
@@ -52,6 +79,24 @@ async def make_replica(make_spec: Callable[..., ReplicaSpec]) -> AsyncGenerator[
     yield make
     for replica in replicas:
         await replica.stop()
+
+
+@pytest.fixture
+def make_unstarted(make_spec: Callable[..., ReplicaSpec]) -> MakeReplica:
+    return lambda **script: RunningReplica(make_spec(**script), ReplicaConfig())
+
+
+@pytest.fixture
+def send_raw() -> Callable[[RunningReplica, bytes], None]:
+    """Send bytes to an engine, as any process of this user may."""
+
+    def send(replica: RunningReplica, *payloads: bytes) -> None:
+        with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+            socket.connect(engine_address(replica.sockets))
+            for payload in payloads:
+                socket.send(payload)
+
+    return send
 
 
 @pytest.fixture

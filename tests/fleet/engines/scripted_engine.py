@@ -11,9 +11,9 @@ import time
 from typing import Any
 
 from kvarn.engine.plan import RowResult, StepPlan, StepResult
-from kvarn.replica.embed import EmbedService
-from kvarn.replica.generate import GenerateService
-from kvarn.replica.service import ReportProgress, Service
+from kvarn.replica.server.embed import EmbedService
+from kvarn.replica.server.generate import GenerateService
+from kvarn.replica.server.service import ReportProgress, Service
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.wire.messages import ModelCard
 

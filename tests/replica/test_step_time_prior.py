@@ -13,9 +13,9 @@ from kvarn.config.schema import ModelConfig
 from kvarn.engine.step_time import StepShape, StepTimeModel
 from kvarn.kernels.linear import Norm
 from kvarn.planner import Ceilings, DecoderCosts
-from kvarn.replica.build import build_service
-from kvarn.replica.expect import EFFICIENCY, expected_steps, product_speeds
-from kvarn.replica.generate import GenerateService
+from kvarn.replica.server.build import build_service
+from kvarn.replica.server.generate import GenerateService
+from kvarn.replica.server.step_time_prior import EFFICIENCY, expected_steps, product_speeds
 from kvarn.replica.spec import ReplicaSpec
 
 COSTS = DecoderCosts(
