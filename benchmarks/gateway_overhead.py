@@ -23,11 +23,11 @@ from benchmarks.engine_process import launch_engine
 from kvarn.config.schema import GatewayConfig, KvarnConfig
 from kvarn.engine.plan import Row, RowResult, StepPlan, StepResult
 from kvarn.gateway.app import create_app
-from kvarn.gateway.served import ServedModel
 from kvarn.gateway.server import bind, build_server
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.service import ReportProgress
 from kvarn.replica.spec import ReplicaSpec
+from kvarn.serving.models import ServedModel
 from kvarn.wire.messages import ModelCard, PositionLogprobs, TokenLogprob
 
 DEMO = Path(__file__).parent.parent / "src" / "kvarn" / "assets" / "kvarn-demo"

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.gateway.stages.budgets import BudgetStage
-from kvarn.gateway.stages.ledger import LedgerStage
-from kvarn.gateway.work import Work
 from kvarn.metering.service import Metering
+from kvarn.serving.pipeline import Work
+from kvarn.serving.stages.budgets import BudgetStage
+from kvarn.serving.stages.ledger import LedgerStage
 from kvarn.store.engine import Store
 from kvarn.store.migrate import upgrade
 from kvarn.store.owner import ANYBODY

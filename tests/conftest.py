@@ -31,6 +31,8 @@ from kvarn.store.engine import Store
 from kvarn.store.migrate import upgrade
 from mock_kafka import MockKafka
 
+pytest_plugins = ["gateway_fixtures"]
+
 START_S = 30.0
 PORTS = (10_000, 32_000)
 """Below the system's own (`ip_local_port_range`)."""

@@ -17,9 +17,9 @@ from benchmarks.proxies.clock_engine import STEP_VARIABLE
 from kvarn.config.schema import GatewayConfig, KvarnConfig
 from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.gateway.app import create_app
-from kvarn.gateway.served import ServedModel
 from kvarn.gateway.server import GatewayServer, bind, build_server
 from kvarn.observe.logging import configure_logging
+from kvarn.serving.models import ServedModel
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "src" / "kvarn" / "assets" / "kvarn-demo"

@@ -22,12 +22,12 @@ from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT
 from kvarn.store.keys import is_key
 from kvarn.store.models import AuditEntry
 from kvarn.store.owner import Owner, Role
-from kvarn.store.repositories import users
-from kvarn.store.repositories.acts import Actor, acting
-from kvarn.store.repositories.audit import AuditFilter, list_audit_log
 from kvarn.store.repositories.pages import Cursor
 from kvarn.store.repositories.prompt_samples import NewSample, add_samples
-from kvarn.store.repositories.tenants import ensure_default_organization
+from kvarn.store.repositories.tenants import users
+from kvarn.store.repositories.tenants.audit_log import AuditFilter, list_audit_log
+from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
+from kvarn.store.repositories.tenants.organizations import ensure_default_organization
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -182,11 +182,11 @@ def test_a_key_is_of_an_active_tenant_and_an_administrators_key_of_an_administra
 async def _add_users(url: str, tenant: str, project: str) -> list[str]:
     database = Store.open(KvarnConfig.model_validate({"store": {"url": url}}))
     ids = []
-    async with acting(database, Actor("test")) as act:
+    async with audited_change(database, Actor("test")) as change:
         for role in (Role.MEMBER, Role.ADMIN):
-            user = await users.add_user(act, tenant, f"{role}@example.org", str(role), role)
-            await act.session.flush()
-            await users.add_member(act, tenant, project, user, "member")
+            user = await users.add_user(change, tenant, f"{role}@example.org", str(role), role)
+            await change.session.flush()
+            await users.add_member(change, tenant, project, user, "member")
             ids.append(user.id)
     await database.close()
     return ids

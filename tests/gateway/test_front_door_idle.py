@@ -42,11 +42,11 @@ def test_ten_thousand_idle_connections_cost_little_memory_and_disturb_nobody(
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < IDLE + 2048:
         pytest.skip(f"the system allows {hard} open files, {IDLE + 2048} are needed: raise `ulimit -Hn`")
-    with serve(idle_timeout_s=600) as house, house.client() as client:
+    with serve(idle_timeout_s=600) as server, server.client() as client:
         wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         before = resident_bytes()
         clients = subprocess.Popen(
-            [sys.executable, "-c", CLIENTS, str(house.port), str(IDLE)],
+            [sys.executable, "-c", CLIENTS, str(server.port), str(IDLE)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

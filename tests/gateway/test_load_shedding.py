@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
+from kvarn.admission.traffic import FIRST_TOKENS_PER_BYTE, Traffic
 from kvarn.config.platform import AdmissionConfig, SloConfig
-from kvarn.gateway.admission.traffic import FIRST_TOKENS_PER_BYTE, Traffic
 from kvarn.wire.messages import EngineStats, StepTimes
 
 CHAT = "/v1/chat/completions"
@@ -29,17 +29,17 @@ def body(text: str = "x") -> dict[str, Any]:
 
 @pytest.fixture
 def shedding(serve: Callable[..., AbstractContextManager[Any]], wait_for: Any) -> Iterator[Any]:
-    def prepare(house: Any) -> None:
-        tiny, *others = house.config.models
-        tiny = house.served["tiny"].config = tiny.model_copy(update={"aliases": ("small",)})
+    def prepare(server: Any) -> None:
+        tiny, *others = server.config.models
+        tiny = server.served["tiny"].config = tiny.model_copy(update={"aliases": ("small",)})
         changes = {"admission": AdmissionConfig(load_shedding=True), "slo": SloConfig(ttft_target_s=1.0)}
         changes |= {"models": (tiny, *others)}
-        house.config = house.config.model_copy(update=changes)
+        server.config = server.config.model_copy(update=changes)
 
-    with serve(prepare) as house, house.client() as client:
+    with serve(prepare) as server, server.client() as client:
         wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        house.http = client
-        yield house
+        server.http = client
+        yield server
 
 
 def test_time_counts_from_the_last_byte_of_the_body(shedding: Any) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url
 
-from kvarn.gateway.reports import Reports
+from kvarn.metering.usage_reports import Reports
 from kvarn.store.engine import REPORT_CONNECTIONS, Store
 from kvarn.store.ledger import UsageFilter, UsageSum
-from kvarn.store.repositories import usage_sums
+from kvarn.store.repositories.usage import sums as usage_sums
 
 
 class Desk:

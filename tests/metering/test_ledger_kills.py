@@ -25,7 +25,7 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.metering.meter import Meter, MeterMetrics
 from kvarn.store.engine import Store
 from kvarn.store.models import BilledHour, UsageEvent
-from kvarn.store.repositories import outbox
+from kvarn.store.repositories.usage import outbox
 from ledger_kills import Clients, Gateway, Told
 from mock_kafka import MockKafka
 

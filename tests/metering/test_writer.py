@@ -26,7 +26,7 @@ from kvarn.store.errors import StoreAwayError
 from kvarn.store.ledger import BudgetRule
 from kvarn.store.migrate import upgrade
 from kvarn.store.models import OutboxEntry, UsageEvent
-from kvarn.store.repositories import usage
+from kvarn.store.repositories.usage import events as usage_events
 from sample_usage import make_event, make_request
 
 FINISHED = Measured("finished", 10, 4, 5, 1_790_000_001.0, 0.1)
@@ -72,7 +72,7 @@ def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     async def nothing(*_: object) -> set[str]:
         raise StoreAwayError("the database is away")
 
-    monkeypatch.setattr(usage, "record", nothing)
+    monkeypatch.setattr(usage_events, "record", nothing)
     return monkeypatch.undo
 
 

@@ -13,9 +13,9 @@ from sqlalchemy import event
 from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError, StoreBusyError
 from kvarn.store.health import StoreState
-from kvarn.store.repositories import conversations
+from kvarn.store.repositories.conversations import conversations
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, read_stored_bytes, storing
-from kvarn.store.repositories.tenants import create_organization
+from kvarn.store.repositories.tenants.organizations import create_organization
 from kvarn.store.writers import WriterTurns
 
 AMPLE = 1 << 40

@@ -10,14 +10,14 @@ import pytest
 from sqlalchemy import event, func, make_url, select, text, update
 
 from kvarn.config.platform import RetentionConfig
-from kvarn.gateway.retention import sweep_if_due
+from kvarn.jobs.retention import sweep_if_due
 from kvarn.store.engine import Store
 from kvarn.store.migrate import upgrade
 from kvarn.store.models import Organization, PromptSample, StoredCompletion
 from kvarn.store.owner import Principal
-from kvarn.store.repositories.retention import delete_expired
-from kvarn.store.repositories.tenant_deletion import delete_organization_data
-from kvarn.store.repositories.tenants import create_organization
+from kvarn.store.repositories.retention.organization_deletion import delete_organization_data
+from kvarn.store.repositories.retention.sweep import delete_expired
+from kvarn.store.repositories.tenants.organizations import create_organization
 
 DAY = 24 * 3600
 ALL_DAYS = RetentionConfig(conversations_days=1, responses_days=1, files_days=1, prompt_samples_days=1)

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from batch_jobs import CHAT
+from kvarn.batches.capacity import LineGate, LineWindow
+from kvarn.batches.hold import Hold
+from kvarn.batches.lines import Lines
+from kvarn.batches.pacing import Pacing, Pacings
 from kvarn.config.platform import BatchesConfig
-from kvarn.gateway.batches.capacity import LineGate, LineWindow
-from kvarn.gateway.batches.hold import Hold
-from kvarn.gateway.batches.lines import Lines
-from kvarn.gateway.batches.pacing import Pacing, Pacings
-from kvarn.gateway.record import RequestRecord
+from kvarn.serving.record import RequestRecord
 from kvarn.store.engine import Store
-from kvarn.store.repositories.batch_lines import FIRST, Line, add_lines, open_lines
-from kvarn.store.repositories.batch_runs import claim_batches
-from kvarn.store.repositories.batches import create_batch
-from kvarn.store.repositories.tenants import create_organization
+from kvarn.store.repositories.batches.batches import create_batch
+from kvarn.store.repositories.batches.lines import FIRST, Line, add_lines, open_lines
+from kvarn.store.repositories.batches.runs import claim_batches
+from kvarn.store.repositories.tenants.organizations import create_organization
 from kvarn.wire.messages import EngineStats
 
 BUSY = EngineStats(waiting=1, waiting_by_priority={0: 1})
@@ -103,8 +103,8 @@ async def make_bench(
     hold = Hold(store, "a", batch, BatchesConfig())
     hold.principal = who
     bench = Bench(hold, served)
-    monkeypatch.setattr("kvarn.gateway.batches.line.ENDPOINTS", {CHAT: bench.operate})
-    monkeypatch.setattr("kvarn.gateway.batches.lines._LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr("kvarn.batches.line.ENDPOINTS", {CHAT: bench.operate})
+    monkeypatch.setattr("kvarn.batches.lines._LOOK_AGAIN_S", 0.01)
     return bench
 
 

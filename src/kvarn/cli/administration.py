@@ -30,8 +30,8 @@ from kvarn.store.errors import StoreError
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.migrate import check
 from kvarn.store.outages import cause_of
-from kvarn.store.repositories.acts import Actor
-from kvarn.store.repositories.tenants import ensure_default_organization
+from kvarn.store.repositories.tenants.audited_changes import Actor
+from kvarn.store.repositories.tenants.organizations import ensure_default_organization
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.parse import validate
 

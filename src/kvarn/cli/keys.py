@@ -20,16 +20,16 @@ from kvarn.cli.administration import (
     with_store,
 )
 from kvarn.config.load import load_config
-from kvarn.gateway.operations.organization import project_key_object, scopes_of
+from kvarn.gateway.routes.organization.objects import project_key_object, scopes_of
 from kvarn.store.engine import Store
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.keys import is_key
 from kvarn.store.models import ApiKey
 from kvarn.store.owner import Role
-from kvarn.store.repositories import keys
-from kvarn.store.repositories.acts import acting
-from kvarn.store.repositories.tenants import default_project_id, get_active_organization, get_organization
-from kvarn.store.repositories.users import get_member
+from kvarn.store.repositories.tenants import keys
+from kvarn.store.repositories.tenants.audited_changes import audited_change
+from kvarn.store.repositories.tenants.organizations import default_project_id, get_active_organization, get_organization
+from kvarn.store.repositories.tenants.users import get_member
 from kvarn.wire.openai.organization import ProjectKeyCreate
 
 app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True, add_completion=False)
@@ -64,13 +64,13 @@ def create(
         lifetime_s = None if expires_in is None else seconds_of(expires_in)
         over_http = "service" if role is Role.ADMIN else str(role)
         checked(ProjectKeyCreate, name=name, role=over_http, user_id=user, scopes=scopes, expires_in_seconds=lifetime_s)
-        async with acting(store, actor()) as act:
-            await get_active_organization(act.session, tenant)
-            project_id = project or await default_project_id(act.session, tenant)
+        async with audited_change(store, actor()) as change:
+            await get_active_organization(change.session, tenant)
+            project_id = project or await default_project_id(change.session, tenant)
             if user is not None:
-                await get_member(act.session, tenant, project_id, user)
+                await get_member(change.session, tenant, project_id, user)
             asked = keys.KeyRequest(name=name, role=role, user_id=user, scopes=scopes_of(scopes), lifetime_s=lifetime_s)
-            key, value = await keys.add_key(act, tenant, project_id, asked)
+            key, value = await keys.add_key(change, tenant, project_id, asked)
         return _told(key), value
 
     told, value = with_store(config, make)
@@ -109,10 +109,10 @@ def revoke(
     """Revoke a key. Running servers notice within auth.refresh_s."""
 
     async def end(store: Store) -> ApiKey:
-        async with acting(store, actor()) as act:
+        async with audited_change(store, actor()) as change:
             by = {"value": key} if is_key(key) else {"key_id": key}
-            found = await keys.find_key(act.session, **by)
-            return await keys.revoke_key(act, found.organization_id, found.id, admin=found.role == Role.ADMIN)
+            found = await keys.find_key(change.session, **by)
+            return await keys.revoke_key(change, found.organization_id, found.id, admin=found.role == Role.ADMIN)
 
     gone = with_store(config, end)
     typer.echo(f"revoked {gone.id} ({gone.name})")

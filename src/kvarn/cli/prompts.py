@@ -15,8 +15,8 @@ from kvarn.safety.errors import SafetyError
 from kvarn.safety.sealing import Seal
 from kvarn.store.engine import Store
 from kvarn.store.models import PromptSample
-from kvarn.store.repositories.acts import acting
 from kvarn.store.repositories.prompt_samples import latest_samples
+from kvarn.store.repositories.tenants.audited_changes import audited_change
 
 app = typer.Typer(help="Prompts that projects allowed to be kept.", no_args_is_help=True)
 
@@ -51,10 +51,10 @@ def show(
 
 async def _record(store: Store, samples: list[PromptSample]) -> None:
     counts = Counter((sample.organization_id, sample.project_id) for sample in samples)
-    async with acting(store, actor()) as act:
+    async with audited_change(store, actor()) as change:
         for (organization_id, project_id), count in counts.items():
             data = {"prompts": count}
-            act.record("prompts.read", organization_id, project_id, project_id=project_id, data=data)
+            change.record("prompts.read", organization_id, project_id, project_id=project_id, data=data)
 
 
 def _line(sample: PromptSample, seal: Seal) -> str:

@@ -18,7 +18,7 @@ from kvarn.config.load import ConfigError
 from kvarn.config.schema import GatewayConfig, KvarnConfig
 from kvarn.fleet.engines import Engines
 from kvarn.fleet.process import EngineProcess
-from kvarn.gateway.identity.mode import auth_mode
+from kvarn.identity.mode import auth_mode
 from kvarn.observe.logging import configure_gateway_logging
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.safety.errors import SafetyError
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import uvicorn
 
     from kvarn.gateway.processes.supervisor import GatewayProcesses
-    from kvarn.gateway.served import ServedModel
     from kvarn.observe.metrics import GatewayMetrics
+    from kvarn.serving.models import ServedModel
 
 EXIT_OK = 0
 EXIT_NO_MODEL = 1
@@ -78,8 +78,8 @@ def _run_gateway(config: KvarnConfig, engines: Engines, began: float, *, needs_k
     # Imported here: they take their time, and by now the engines use it.
     from kvarn.gateway.app import create_app
     from kvarn.gateway.processes.supervisor import GatewayProcesses
-    from kvarn.gateway.served import ServedModel
     from kvarn.gateway.server import bind, build_server, collect_garbage_less, share_port
+    from kvarn.serving.models import ServedModel
 
     models: dict[str, ServedModel] = {}
     for model in config.models:

@@ -19,16 +19,16 @@ from kvarn.cli.administration import (
     with_store,
 )
 from kvarn.config.load import load_config
-from kvarn.gateway.operations.organization import project_object, storage_fields, tenant_object
+from kvarn.gateway.routes.organization.objects import project_object, storage_fields, tenant_object
 from kvarn.store.engine import Store
 from kvarn.store.owner import LimitRule, Role
-from kvarn.store.repositories import rate_limits, tenants
-from kvarn.store.repositories.acts import acting
-from kvarn.store.repositories.keys import KeyRequest, add_key, list_all_keys
 from kvarn.store.repositories.pages import Cursor
-from kvarn.store.repositories.projects import list_projects
+from kvarn.store.repositories.retention.organization_deletion import delete_organization
 from kvarn.store.repositories.stored_bytes import sum_of
-from kvarn.store.repositories.tenant_deletion import delete_organization
+from kvarn.store.repositories.tenants import organizations, rate_limits
+from kvarn.store.repositories.tenants.audited_changes import audited_change
+from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, list_all_keys
+from kvarn.store.repositories.tenants.projects import list_projects
 from kvarn.wire.openai.organization import RateLimitUpdate, TenantCreate, TenantUpdate
 
 app = typer.Typer(help="Organisations, what they may, and their end.", no_args_is_help=True, add_completion=False)
@@ -59,11 +59,11 @@ def create(
         settings = {"weight": weight, "priority": priority, "retention_days": retention_days or None}
         asked = checked(TenantCreate, name=name, **settings)
         given = asked.model_dump(exclude_none=True, exclude={"name"})
-        async with acting(store, actor()) as act:
-            organization, project = await tenants.add_organization(act, name, **given)
-            await act.session.flush()
+        async with audited_change(store, actor()) as change:
+            organization, project = await organizations.add_organization(change, name, **given)
+            await change.session.flush()
             first = KeyRequest(name="First admin key", role=Role.ADMIN)
-            key, value = await add_key(act, organization.id, project.id, first)
+            key, value = await add_key(change, organization.id, project.id, first)
         return tenant_object(organization) | {"project": project.id, "admin_key": key.id, "value": value}
 
     made = with_store(config, make)
@@ -80,7 +80,7 @@ def list_tenants(as_json: JsonOption = False, config: ConfigOption = None) -> No
 
     async def read(store: Store) -> list[dict[str, Any]]:
         async with store.reading() as session:
-            return [{**tenant_object(each)} for each in (await tenants.list_organizations(session, _ALL)).items]
+            return [{**tenant_object(each)} for each in (await organizations.list_organizations(session, _ALL)).items]
 
     show(with_store(config, read), _COLUMNS, as_json=as_json, nothing="no organisations")
 
@@ -91,7 +91,7 @@ def show_tenant(tenant: TenantArgument, as_json: JsonOption = False, config: Con
 
     async def read(store: Store) -> dict[str, Any]:
         async with store.reading() as session:
-            organization = await tenants.get_organization(session, tenant)
+            organization = await organizations.get_organization(session, tenant)
             stored = await sum_of(session, tenant)
             projects = (await list_projects(session, tenant, _ALL, archived=True)).items
             limits = await rate_limits.limits_of(session, [tenant])
@@ -151,12 +151,12 @@ def set_tenant(
         )
         if limits:
             _warn_of_unknown(model, config)
-        async with acting(store, actor()) as act:
-            await tenants.get_organization(act.session, tenant)
+        async with audited_change(store, actor()) as change:
+            await organizations.get_organization(change.session, tenant)
             if changes:
-                await tenants.change_organization(act, tenant, changes)
+                await organizations.change_organization(change, tenant, changes)
             if limits:
-                await rate_limits.set_limit(act, tenant, tenant, model, limits)
+                await rate_limits.set_limit(change, tenant, tenant, model, limits)
 
     with_store(config, change)
     typer.echo(f"changed {tenant}")
@@ -174,7 +174,7 @@ def delete(
         typer.confirm(f"Delete {tenant} and all it owns? This cannot be undone.", abort=True)
 
     async def end(store: Store) -> None:
-        await delete_organization(store, partial(acting, store, actor()), tenant, erase_usage=erase_usage)
+        await delete_organization(store, partial(audited_change, store, actor()), tenant, erase_usage=erase_usage)
 
     with_store(config, end)
     typer.echo(f"deleted {tenant}")

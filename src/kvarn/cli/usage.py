@@ -16,9 +16,9 @@ from kvarn.cli.administration import OptionError, one_line_errors, with_store
 from kvarn.metering.prices import BILLIONTHS
 from kvarn.store.engine import Store
 from kvarn.store.ledger import DAY_S, HOUR_S, UsageFilter, UsageSum
-from kvarn.store.repositories import usage_sums
-from kvarn.store.repositories.batches import check_batch
-from kvarn.store.repositories.tenants import get_organization
+from kvarn.store.repositories.batches.batches import check_batch
+from kvarn.store.repositories.tenants.organizations import get_organization
+from kvarn.store.repositories.usage import sums as usage_sums
 
 GROUPS = {
     "tenant": "organization_id",

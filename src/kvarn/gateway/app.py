@@ -12,23 +12,16 @@ from functools import partial
 from fastapi import FastAPI
 
 import kvarn
+from kvarn.batches.runner import BatchRunner
 from kvarn.config.schema import KvarnConfig
-from kvarn.gateway.authentication import Authenticator
-from kvarn.gateway.batches.runner import BatchRunner
 from kvarn.gateway.body import BodyReader
-from kvarn.gateway.context import Gateway
 from kvarn.gateway.cors import add_cors
 from kvarn.gateway.errors import add_error_handlers
 from kvarn.gateway.middleware import PUBLIC, RequestMiddleware
-from kvarn.gateway.moderation import Moderation
 from kvarn.gateway.open_requests import OpenRequests
 from kvarn.gateway.openapi import describe
-from kvarn.gateway.operations.background_responses import run_background
 from kvarn.gateway.platform import Platform
 from kvarn.gateway.processes.shared import SharedState
-from kvarn.gateway.reports import Reports
-from kvarn.gateway.response_runs import ResponseRuns
-from kvarn.gateway.retention import sweep_forever
 from kvarn.gateway.routes import (
     batches,
     budgets,
@@ -49,10 +42,18 @@ from kvarn.gateway.routes import (
     tokens,
     usage,
 )
-from kvarn.gateway.served import ModelTable, ServedModel
-from kvarn.gateway.storage_room import StorageRoom
-from kvarn.gateway.text_pool import TextPool
+from kvarn.gateway.state import Gateway
+from kvarn.identity.authenticator import Authenticator
+from kvarn.jobs.retention import sweep_forever
+from kvarn.metering.usage_reports import Reports
 from kvarn.observe.metrics import GatewayMetrics
+from kvarn.responses.background import run_background
+from kvarn.responses.runs import ResponseRuns
+from kvarn.serving.held_bytes import ByteBudget
+from kvarn.serving.models import ModelTable, ServedModel
+from kvarn.serving.moderation.checks import Moderation
+from kvarn.serving.storage_quota import StorageRoom
+from kvarn.serving.text_pool import TextPool
 from kvarn.store.errors import StoreError
 
 _OBSERVE_EVERY_S = 1.0
@@ -107,21 +108,23 @@ def create_app(
     platform = Platform(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
     runs = ResponseRuns(platform.store, config.responses)
     open_requests = OpenRequests()
+    held = ByteBudget(config.gateway.max_held_bytes)
     gateway = Gateway(
-        config,
-        table,
-        metrics,
-        platform.store,
-        platform.pipeline,
-        platform.identity.directory,
-        runs,
-        Moderation(config.safety, table, text),
-        platform.prompts,
-        BodyReader(config.gateway, text, platform.admission.check_body),
-        text,
-        Reports(platform.store),
-        StorageRoom(platform.store, config.retention.max_stored_bytes),
-        shared,
+        config=config,
+        models=table,
+        metrics=metrics,
+        store=platform.store,
+        pipeline=platform.pipeline,
+        moderation=Moderation(config.safety, table, text),
+        prompts=platform.prompts,
+        text=text,
+        room=StorageRoom(platform.store, config.retention.max_stored_bytes),
+        held=held,
+        responses=runs,
+        directory=platform.identity.directory,
+        bodies=BodyReader(config.gateway, text, held, platform.admission.check_body),
+        reports=Reports(platform.store),
+        shared=shared,
     )
 
     app = FastAPI(

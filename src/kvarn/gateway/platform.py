@@ -9,21 +9,21 @@ from collections.abc import Callable, Mapping
 from prometheus_client import CollectorRegistry
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.gateway.identity.service import Identity
 from kvarn.gateway.processes.shared import SharedState
-from kvarn.gateway.served import ServedModel
-from kvarn.gateway.stages.admission import AdmissionStage
-from kvarn.gateway.stages.budgets import BudgetStage
-from kvarn.gateway.stages.ledger import LedgerStage
-from kvarn.gateway.stages.limits import LimitsStage
-from kvarn.gateway.stages.scopes import ScopeStage
-from kvarn.gateway.work import Pipeline, Stage
+from kvarn.identity.service import Identity
 from kvarn.limits.limiter import Limiter
 from kvarn.metering.service import Metering
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.observe.limits import LimitMetrics
 from kvarn.observe.store import StoreMetrics
 from kvarn.safety.prompt_log import PromptLog
+from kvarn.serving.models import ServedModel
+from kvarn.serving.pipeline import Pipeline, Stage
+from kvarn.serving.stages.admission import AdmissionStage
+from kvarn.serving.stages.budgets import BudgetStage
+from kvarn.serving.stages.ledger import LedgerStage
+from kvarn.serving.stages.limits import LimitsStage
+from kvarn.serving.stages.scopes import ScopeStage
 from kvarn.store import migrate
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError, StoreRefusedError

@@ -17,7 +17,7 @@ from kvarn.metering.message import decode_message
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.ledger import LedgerEvent
-from kvarn.store.repositories import billing
+from kvarn.store.repositories.usage import billing
 
 BATCH_MESSAGES = 500
 _POLL_S = 0.25

@@ -23,7 +23,7 @@ from kvarn.metering.writer import LedgerWriter
 from kvarn.store.engine import Store, data_dir
 from kvarn.store.errors import StoreAwayError, StoreError
 from kvarn.store.ledger import BudgetRule, LedgerEvent
-from kvarn.store.repositories.budgets import note_alert, read_budgets
+from kvarn.store.repositories.usage.budgets import note_alert, read_budgets
 
 if TYPE_CHECKING:
     from kvarn.metering.publisher import Publisher

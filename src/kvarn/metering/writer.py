@@ -18,7 +18,7 @@ from kvarn.metering.spool import Spool, sync
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, UnstorableError
 from kvarn.store.ledger import LedgerEvent
-from kvarn.store.repositories import usage
+from kvarn.store.repositories.usage import events as usage_events
 
 BATCH_EVENTS = 200
 """In one transaction at most."""
@@ -154,7 +154,7 @@ class LedgerWriter:
             return []
         payloads = [encode_message(event) for event in events] if self._publish else None
         try:
-            new = await usage.record(self._store, events, payloads)
+            new = await usage_events.record(self._store, events, payloads)
         except UnstorableError as error:
             if len(events) == 1:
                 return [(msgspec.json.encode(events[0]), error)]

@@ -22,10 +22,10 @@ from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.gateway.processes.channel import Channel, ChannelClosedError, Handler
 from kvarn.gateway.processes.shared import LocalBudgets, MainCounts, ProcessCounts, SharedState
 from kvarn.gateway.processes.start import METRICS, REPLICA, SERVING, SNAPSHOT, START, Start
-from kvarn.gateway.served import ServedModel
 from kvarn.observe.merge import MetricFamily, as_registry, merge_families, totals_of
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.replica.client.protocol import ReplicaStatus
+from kvarn.serving.models import ServedModel
 
 _WATCH_EVERY_S = 1.0
 _SNAPSHOT_S = 2.0

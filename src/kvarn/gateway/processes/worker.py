@@ -22,18 +22,18 @@ from prometheus_client import CollectorRegistry
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.app import create_app
-from kvarn.gateway.context import Gateway
 from kvarn.gateway.processes.channel import Channel
 from kvarn.gateway.processes.shared import RemoteBudgets, RemoteCounts, SharedState
 from kvarn.gateway.processes.start import METRICS, REPLICA, SERVING, SNAPSHOT, START, Start
-from kvarn.gateway.served import ModelTable, ServedModel
 from kvarn.gateway.server import GatewayServer, bind, build_server, collect_garbage_less
+from kvarn.gateway.state import Gateway
 from kvarn.observe.logging import configure_gateway_logging
 from kvarn.observe.merge import MetricFamily, as_registry
 from kvarn.replica.client.protocol import ReplicaStatus
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.replica.server.parent import die_with_parent
 from kvarn.safety.errors import SafetyError
+from kvarn.serving.models import ModelTable, ServedModel
 from kvarn.store.errors import StoreError
 from kvarn.text.errors import TextError
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from kvarn.gateway.admin_context import Desk, desk_of
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.identity.desk import Desk, desk_of
 from kvarn.gateway.openapi import shapes
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.query import check_query
 from kvarn.metering.prices import BILLIONTHS, billionths
 from kvarn.store.models import Budget
-from kvarn.store.repositories import budgets
+from kvarn.store.repositories.usage import budgets
 from kvarn.wire.openai.budgets import BudgetCreate, BudgetDeleted, BudgetObject, BudgetUpdate
 from kvarn.wire.openai.errors import invalid_request
 from kvarn.wire.openai.lists import ListObject
@@ -44,9 +44,9 @@ async def create_budget(request: Request) -> Response:
     asked = await desk.gateway.read(request, BudgetCreate)
     limits = [_stored(asked.unit, name, getattr(asked, name)) for name in ("hard_limit", "soft_limit")]
     currency = desk.gateway.config.metering.currency if asked.unit == "cost" else None
-    async with desk.acting() as act:
+    async with desk.audited_change() as change:
         budget = await budgets.add_budget(
-            act, desk.organization_id, asked.project_id, asked.unit, currency, asked.period, limits[0], limits[1]
+            change, desk.organization_id, asked.project_id, asked.unit, currency, asked.period, limits[0], limits[1]
         )
     return json_response(await _with_spent(desk, budget))
 
@@ -69,10 +69,10 @@ async def modify_budget(request: Request, budget_id: str) -> Response:
     desk = desk_of(request)
     check_query(request)
     asked = await desk.gateway.read(request, BudgetUpdate)
-    async with desk.acting() as act:
-        budget = await budgets.find_budget(act.session, desk.organization_id, budget_id)
+    async with desk.audited_change() as change:
+        budget = await budgets.find_budget(change.session, desk.organization_id, budget_id)
         changes = {name: _stored(budget.unit, name, getattr(asked, name)) for name in sorted(asked.model_fields_set)}
-        budgets.change_budget(act, budget, changes)
+        budgets.change_budget(change, budget, changes)
     return json_response(await _with_spent(desk, budget))
 
 
@@ -82,9 +82,9 @@ async def delete_budget(request: Request, budget_id: str) -> Response:
     """Its limits hold no longer."""
     desk = desk_of(request)
     check_query(request)
-    async with desk.acting() as act:
-        budget = await budgets.find_budget(act.session, desk.organization_id, budget_id)
-        await budgets.delete_budget(act, budget)
+    async with desk.audited_change() as change:
+        budget = await budgets.find_budget(change.session, desk.organization_id, budget_id)
+        await budgets.delete_budget(change, budget)
     return json_response(BudgetDeleted(id=budget_id))
 
 

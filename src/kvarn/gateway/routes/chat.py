@@ -8,21 +8,21 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from kvarn.gateway.answer import event_stream, json_response, json_when_done
-from kvarn.gateway.context import gateway_of
 from kvarn.gateway.openapi import EVENTS, shapes
-from kvarn.gateway.operations.chat import start_chat
-from kvarn.gateway.operations.stored_chat import describe_completion, stored_messages
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Entries, Text
 from kvarn.gateway.query import check_query
 from kvarn.gateway.record import record_of
-from kvarn.store.repositories.pages import cut_page
-from kvarn.store.repositories.stored_completions import (
+from kvarn.gateway.state import gateway_of
+from kvarn.serving.chat.operation import start_chat
+from kvarn.serving.chat.stored import describe_completion, stored_messages
+from kvarn.store.repositories.conversations.stored_completions import (
     change_metadata,
     delete_completion,
     find_completion,
     list_completions,
 )
+from kvarn.store.repositories.pages import cut_page
 from kvarn.wire.openai.chat import ChatCompletionRequest, CompletionChange
 from kvarn.wire.openai.chat_answer import ChatCompletion, ChatCompletionDeleted
 from kvarn.wire.openai.lists import ListObject

@@ -6,17 +6,17 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.context import gateway_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations import conversations
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.query import Query, check_query
 from kvarn.gateway.record import record_of
 from kvarn.gateway.routes.responses import INCLUDE
+from kvarn.gateway.state import gateway_of
+from kvarn.responses import conversations
 from kvarn.store.engine import Store
 from kvarn.store.models import Conversation
 from kvarn.store.owner import Owner
-from kvarn.store.repositories import conversations as stored
+from kvarn.store.repositories.conversations import conversations as stored
 from kvarn.store.repositories.pages import Page
 from kvarn.wire.openai.conversations import (
     ConversationAnswer,

@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 import kvarn
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.context import gateway_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.served import ServedModel
+from kvarn.gateway.state import gateway_of
+from kvarn.serving.models import ServedModel
 
 router = APIRouter(tags=["operation"])
 

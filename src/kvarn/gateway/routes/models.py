@@ -8,11 +8,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.context import gateway_of
-from kvarn.gateway.identity.scopes import may_use_model
 from kvarn.gateway.openapi import shapes
 from kvarn.gateway.record import record_of
-from kvarn.gateway.served import ServedModel
+from kvarn.gateway.state import gateway_of
+from kvarn.identity.scopes import may_use_model
+from kvarn.serving.models import ServedModel
 from kvarn.wire.openai.errors import model_not_found
 from kvarn.wire.openai.models import Capacity, Model, ModelList
 

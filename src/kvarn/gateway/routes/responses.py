@@ -9,19 +9,19 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from kvarn.gateway.answer import event_stream, json_response, json_when_done
-from kvarn.gateway.context import gateway_of
 from kvarn.gateway.openapi import EVENTS, shapes
-from kvarn.gateway.operations import background_responses as background
-from kvarn.gateway.operations.responses import count_input_tokens, start_response
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Flag, Number, Texts
 from kvarn.gateway.query import Query, check_query
 from kvarn.gateway.record import record_of
-from kvarn.gateway.response_ending import Ending
-from kvarn.gateway.response_stream import ResponseStream
+from kvarn.gateway.state import gateway_of
+from kvarn.responses import background
+from kvarn.responses.ending import Ending
+from kvarn.responses.operation import count_input_tokens, start_response
+from kvarn.responses.stream import ResponseStream
 from kvarn.store.owner import Owner
+from kvarn.store.repositories.conversations.responses import find_response
 from kvarn.store.repositories.pages import cut_page
-from kvarn.store.repositories.responses import find_response
 from kvarn.wire.openai import response_answer
 from kvarn.wire.openai.errors import invalid_request
 from kvarn.wire.openai.lists import ListObject

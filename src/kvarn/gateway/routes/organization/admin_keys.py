@@ -5,16 +5,16 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from kvarn.gateway.admin_context import desk_of
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.identity.desk import desk_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations.organization import admin_key_object, deleted_object
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.query import check_query
+from kvarn.gateway.routes.organization.objects import admin_key_object, deleted_object
 from kvarn.store.owner import Role
-from kvarn.store.repositories import keys
-from kvarn.store.repositories.tenants import default_project_id
-from kvarn.store.repositories.users import users_by_id
+from kvarn.store.repositories.tenants import keys
+from kvarn.store.repositories.tenants.organizations import default_project_id
+from kvarn.store.repositories.tenants.users import users_by_id
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization import AdminKeyCreate
 from kvarn.wire.openai.organization_objects import AdminKeyObject
@@ -46,10 +46,10 @@ async def create_key(request: Request) -> Response:
     wanted = keys.KeyRequest(
         name=asked.name, role=Role.ADMIN, user_id=desk.principal.user_id, lifetime_s=asked.expires_in_seconds
     )
-    async with desk.acting() as act:
-        project_id = await default_project_id(act.session, desk.organization_id)
-        key, value = await keys.add_key(act, desk.organization_id, project_id, wanted)
-        owners = await users_by_id(act.session, {key.user_id})
+    async with desk.audited_change() as change:
+        project_id = await default_project_id(change.session, desk.organization_id)
+        key, value = await keys.add_key(change, desk.organization_id, project_id, wanted)
+        owners = await users_by_id(change.session, {key.user_id})
     return json_response(admin_key_object(key, owners.get(key.user_id)) | {"value": value})
 
 
@@ -71,6 +71,6 @@ async def delete_key(request: Request, key_id: str) -> Response:
     """Revoke a key; not the last with which the organisation can be administered."""
     desk = desk_of(request)
     check_query(request)
-    async with desk.acting() as act:
-        await keys.revoke_key(act, desk.organization_id, key_id, admin=True)
+    async with desk.audited_change() as change:
+        await keys.revoke_key(change, desk.organization_id, key_id, admin=True)
     return json_response(deleted_object("organization.admin_api_key", key_id))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from kvarn.gateway.admin_context import Desk, desk_of, platform_desk_of
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.identity.desk import Desk, desk_of, platform_desk_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations.organization import audit_log_object
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Flag, Texts, TimeRange
-from kvarn.store.repositories.audit import AuditFilter, list_audit_log
+from kvarn.gateway.routes.organization.objects import audit_log_object
+from kvarn.store.repositories.tenants.audit_log import AuditFilter, list_audit_log
 from kvarn.wire.openai.lists import ListObject
 from kvarn.wire.openai.organization_objects import AuditLogObject
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from kvarn.gateway.admin_context import desk_of
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.identity.desk import desk_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations.organization import deleted_object, project_key_object, scopes_of
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Text
 from kvarn.gateway.query import check_query
+from kvarn.gateway.routes.organization.objects import deleted_object, project_key_object, scopes_of
 from kvarn.store.models import ApiKey
 from kvarn.store.owner import Role
-from kvarn.store.repositories import keys
 from kvarn.store.repositories.pages import Page
-from kvarn.store.repositories.projects import get_project
-from kvarn.store.repositories.users import get_member, users_by_id
+from kvarn.store.repositories.tenants import keys
+from kvarn.store.repositories.tenants.projects import get_project
+from kvarn.store.repositories.tenants.users import get_member, users_by_id
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization import ProjectKeyCreate
 from kvarn.wire.openai.organization_objects import ProjectKeyObject
@@ -63,11 +63,11 @@ async def create_key(request: Request, project_id: str) -> Response:
         scopes=scopes_of(asked.scopes),
         lifetime_s=asked.expires_in_seconds,
     )
-    async with desk.acting() as act:
+    async with desk.audited_change() as change:
         owner = None
         if asked.user_id is not None:
-            owner = (await get_member(act.session, desk.organization_id, project_id, asked.user_id)).user
-        key, value = await keys.add_key(act, desk.organization_id, project_id, wanted)
+            owner = (await get_member(change.session, desk.organization_id, project_id, asked.user_id)).user
+        key, value = await keys.add_key(change, desk.organization_id, project_id, wanted)
     return json_response(project_key_object(key, owner) | {"value": value})
 
 
@@ -89,6 +89,6 @@ async def delete_key(request: Request, project_id: str, key_id: str) -> Response
     """Revoke a key: at this gateway at once, at the others within `auth.refresh_s`."""
     desk = desk_of(request)
     check_query(request)
-    async with desk.acting() as act:
-        await keys.revoke_key(act, desk.organization_id, key_id, project_id=project_id)
+    async with desk.audited_change() as change:
+        await keys.revoke_key(change, desk.organization_id, key_id, project_id=project_id)
     return json_response(deleted_object("organization.project.api_key", key_id))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from kvarn.gateway.admin_context import desk_of
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.identity.desk import desk_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations.organization import deleted_object, project_user_object
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.query import check_query
-from kvarn.store.repositories import users
+from kvarn.gateway.routes.organization.objects import deleted_object, project_user_object
+from kvarn.store.repositories.tenants import users
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization import ProjectUserCreate, ProjectUserUpdate
 from kvarn.wire.openai.organization_objects import ProjectUserObject
@@ -39,12 +39,12 @@ async def create_user(request: Request, project_id: str) -> Response:
     desk = desk_of(request)
     check_query(request)
     asked = await desk.gateway.read(request, ProjectUserCreate)
-    async with desk.acting() as act:
+    async with desk.audited_change() as change:
         if asked.user_id is not None:
-            user = await users.get_user(act.session, desk.organization_id, asked.user_id)
+            user = await users.get_user(change.session, desk.organization_id, asked.user_id)
         else:
-            user = await users.find_user(act.session, desk.organization_id, asked.email or "")
-        member = await users.add_member(act, desk.organization_id, project_id, user, asked.role)
+            user = await users.find_user(change.session, desk.organization_id, asked.email or "")
+        member = await users.add_member(change, desk.organization_id, project_id, user, asked.role)
     return json_response(project_user_object(member))
 
 
@@ -66,8 +66,8 @@ async def modify_user(request: Request, project_id: str, user_id: str) -> Respon
     desk = desk_of(request)
     check_query(request)
     asked = await desk.gateway.read(request, ProjectUserUpdate)
-    async with desk.acting() as act:
-        member = await users.change_member(act, desk.organization_id, project_id, user_id, asked.role)
+    async with desk.audited_change() as change:
+        member = await users.change_member(change, desk.organization_id, project_id, user_id, asked.role)
     return json_response(project_user_object(member))
 
 
@@ -77,6 +77,6 @@ async def delete_user(request: Request, project_id: str, user_id: str) -> Respon
     """Take a person out of the project; the keys they have in it are revoked."""
     desk = desk_of(request)
     check_query(request)
-    async with desk.acting() as act:
-        await users.remove_member(act, desk.organization_id, project_id, user_id)
+    async with desk.audited_change() as change:
+        await users.remove_member(change, desk.organization_id, project_id, user_id)
     return json_response(deleted_object("organization.project.user", user_id))

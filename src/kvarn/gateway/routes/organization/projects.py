@@ -5,14 +5,14 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from kvarn.gateway.admin_context import desk_of
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.identity.desk import desk_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations.organization import project_object
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Flag
 from kvarn.gateway.query import check_query
-from kvarn.store.repositories import projects
+from kvarn.gateway.routes.organization.objects import project_object
+from kvarn.store.repositories.tenants import projects
 from kvarn.wire.openai.lists import ListObject
 from kvarn.wire.openai.organization import ProjectCreate, ProjectUpdate
 from kvarn.wire.openai.organization_objects import ProjectObject
@@ -42,8 +42,8 @@ async def create_project(request: Request) -> Response:
     desk = desk_of(request)
     check_query(request)
     asked = await desk.gateway.read(request, ProjectCreate)
-    async with desk.acting() as act:
-        project = await projects.add_project(act, desk.organization_id, asked.name)
+    async with desk.audited_change() as change:
+        project = await projects.add_project(change, desk.organization_id, asked.name)
     return json_response(project_object(project))
 
 
@@ -65,9 +65,9 @@ async def modify_project(request: Request, project_id: str) -> Response:
     desk = desk_of(request)
     check_query(request)
     asked = await desk.gateway.read(request, ProjectUpdate)
-    async with desk.acting() as act:
+    async with desk.audited_change() as change:
         changes = asked.model_dump(exclude_none=True)
-        project = await projects.change_project(act, desk.organization_id, project_id, changes)
+        project = await projects.change_project(change, desk.organization_id, project_id, changes)
     return json_response(project_object(project))
 
 
@@ -77,6 +77,6 @@ async def archive_project(request: Request, project_id: str) -> Response:
     """Its keys stop working; what it stores stays."""
     desk = desk_of(request)
     check_query(request)
-    async with desk.acting() as act:
-        project = await projects.archive_project(act, desk.organization_id, project_id)
+    async with desk.audited_change() as change:
+        project = await projects.archive_project(change, desk.organization_id, project_id)
     return json_response(project_object(project))

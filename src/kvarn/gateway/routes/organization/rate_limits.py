@@ -10,25 +10,25 @@ from fastapi import APIRouter, Request
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.responses import Response
 
+from kvarn.gateway.admin_context import Desk, desk_of, platform_desk_of
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.context import Gateway
-from kvarn.gateway.identity.desk import Desk, desk_of, platform_desk_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations.organization import (
+from kvarn.gateway.pagination import ListQuery, list_answer
+from kvarn.gateway.query import check_query
+from kvarn.gateway.routes.organization.objects import (
     RATE_LIMIT_PREFIX,
     deleted_object,
     limit_changes,
     rate_limit_object,
 )
-from kvarn.gateway.pagination import ListQuery, list_answer
-from kvarn.gateway.query import check_query
+from kvarn.gateway.state import Gateway
 from kvarn.store.errors import NotFoundError
 from kvarn.store.owner import LimitRule
-from kvarn.store.repositories import rate_limits
-from kvarn.store.repositories.keys import get_key
 from kvarn.store.repositories.pages import cut_page
-from kvarn.store.repositories.projects import get_project
-from kvarn.store.repositories.tenants import get_organization
+from kvarn.store.repositories.tenants import rate_limits
+from kvarn.store.repositories.tenants.keys import get_key
+from kvarn.store.repositories.tenants.organizations import get_organization
+from kvarn.store.repositories.tenants.projects import get_project
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization import RateLimitUpdate
 from kvarn.wire.openai.organization_objects import RateLimitObject
@@ -151,19 +151,19 @@ async def _set(
 ) -> Response:
     asked = await desk.gateway.read(request, RateLimitUpdate)
     model = _model_of(rate_limit_id)
-    async with desk.acting() as act:
-        known = {rule.model for rule in await rate_limits.limits_of(act.session, (holder,))}
+    async with desk.audited_change() as change:
+        known = {rule.model for rule in await rate_limits.limits_of(change.session, (holder,))}
         if model not in known.union(_served(desk.gateway), ["*"]):
             raise NotFoundError(f"No such rate limit: {rate_limit_id!r}.")
         changes = limit_changes(asked)
-        rule = await rate_limits.set_limit(act, organization_id, holder, model, changes, project_id=project_id)
+        rule = await rate_limits.set_limit(change, organization_id, holder, model, changes, project_id=project_id)
     return json_response(rate_limit_object(rule))
 
 
 async def _drop(desk: Desk, organization_id: str, holder: str, rate_limit_id: str, project_id: str | None) -> Response:
-    async with desk.acting() as act:
+    async with desk.audited_change() as change:
         model = _model_of(rate_limit_id)
-        await rate_limits.drop_limit(act, organization_id, holder, model, project_id=project_id)
+        await rate_limits.drop_limit(change, organization_id, holder, model, project_id=project_id)
     return json_response(deleted_object("project.rate_limit", rate_limit_id))
 
 

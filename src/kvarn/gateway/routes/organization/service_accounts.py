@@ -5,19 +5,19 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from kvarn.gateway.admin_context import desk_of
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.identity.desk import desk_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations.organization import (
+from kvarn.gateway.pagination import ListQuery, list_answer
+from kvarn.gateway.query import check_query
+from kvarn.gateway.routes.organization.objects import (
     deleted_object,
     scopes_of,
     service_account_key_object,
     service_account_object,
 )
-from kvarn.gateway.pagination import ListQuery, list_answer
-from kvarn.gateway.query import check_query
-from kvarn.store.repositories import users
-from kvarn.store.repositories.keys import KeyRequest, add_key
+from kvarn.store.repositories.tenants import users
+from kvarn.store.repositories.tenants.keys import KeyRequest, add_key
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization import ServiceAccountCreate, ServiceAccountKeyCreate, ServiceAccountUpdate
 from kvarn.wire.openai.organization_objects import ServiceAccountKeyObject, ServiceAccountObject
@@ -50,11 +50,11 @@ async def create_account(request: Request, project_id: str) -> Response:
     check_query(request)
     asked = await desk.gateway.read(request, ServiceAccountCreate)
     shown = None
-    async with desk.acting() as act:
-        member = await users.add_service_account(act, desk.organization_id, project_id, asked.name, "member")
+    async with desk.audited_change() as change:
+        member = await users.add_service_account(change, desk.organization_id, project_id, asked.name, "member")
         if not asked.create_service_account_only:
             wanted = KeyRequest(name=_SECRET_KEY, user_id=member.user.id)
-            shown = service_account_key_object(*await add_key(act, desk.organization_id, project_id, wanted))
+            shown = service_account_key_object(*await add_key(change, desk.organization_id, project_id, wanted))
     return json_response(service_account_object(member) | {"api_key": shown})
 
 
@@ -76,9 +76,9 @@ async def modify_account(request: Request, project_id: str, user_id: str) -> Res
     desk = desk_of(request)
     check_query(request)
     asked = await desk.gateway.read(request, ServiceAccountUpdate)
-    async with desk.acting() as act:
+    async with desk.audited_change() as change:
         member = await users.change_service_account(
-            act, desk.organization_id, project_id, user_id, name=asked.name, role=asked.role
+            change, desk.organization_id, project_id, user_id, name=asked.name, role=asked.role
         )
     return json_response(service_account_object(member))
 
@@ -89,8 +89,8 @@ async def delete_account(request: Request, project_id: str, user_id: str) -> Res
     """Delete it with all its keys."""
     desk = desk_of(request)
     check_query(request)
-    async with desk.acting() as act:
-        await users.delete_service_account(act, desk.organization_id, project_id, user_id)
+    async with desk.audited_change() as change:
+        await users.delete_service_account(change, desk.organization_id, project_id, user_id)
     return json_response(deleted_object("organization.project.service_account", user_id))
 
 
@@ -107,7 +107,7 @@ async def create_key(request: Request, project_id: str, user_id: str) -> Respons
         scopes=scopes_of(asked.scopes),
         lifetime_s=asked.expires_in_seconds,
     )
-    async with desk.acting() as act:
-        await users.get_member(act.session, desk.organization_id, project_id, user_id, "service_account")
-        key, value = await add_key(act, desk.organization_id, project_id, wanted)
+    async with desk.audited_change() as change:
+        await users.get_member(change.session, desk.organization_id, project_id, user_id, "service_account")
+        key, value = await add_key(change, desk.organization_id, project_id, wanted)
     return json_response(service_account_key_object(key, value))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from kvarn.gateway.admin_context import desk_of
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.identity.desk import desk_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations.organization import deleted_object, role_of, user_object
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Texts
 from kvarn.gateway.query import check_query
-from kvarn.store.repositories import users
+from kvarn.gateway.routes.organization.objects import deleted_object, role_of, user_object
+from kvarn.store.repositories.tenants import users
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization import UserCreate, UserUpdate
 from kvarn.wire.openai.organization_objects import UserObject
@@ -42,9 +42,9 @@ async def create_user(request: Request) -> Response:
     desk = desk_of(request)
     check_query(request)
     asked = await desk.gateway.read(request, UserCreate)
-    async with desk.acting() as act:
+    async with desk.audited_change() as change:
         name = asked.name or asked.email.partition("@")[0]
-        user = await users.add_user(act, desk.organization_id, asked.email, name, role_of(asked.role))
+        user = await users.add_user(change, desk.organization_id, asked.email, name, role_of(asked.role))
     return json_response(user_object(user))
 
 
@@ -66,8 +66,8 @@ async def modify_user(request: Request, user_id: str) -> Response:
     desk = desk_of(request)
     check_query(request)
     asked = await desk.gateway.read(request, UserUpdate)
-    async with desk.acting() as act:
-        user = await users.change_user(act, desk.organization_id, user_id, role_of(asked.role))
+    async with desk.audited_change() as change:
+        user = await users.change_user(change, desk.organization_id, user_id, role_of(asked.role))
     return json_response(user_object(user))
 
 
@@ -77,6 +77,6 @@ async def delete_user(request: Request, user_id: str) -> Response:
     """Delete a person with all their keys."""
     desk = desk_of(request)
     check_query(request)
-    async with desk.acting() as act:
-        await users.delete_user(act, desk.organization_id, user_id)
+    async with desk.audited_change() as change:
+        await users.delete_user(change, desk.organization_id, user_id)
     return json_response(deleted_object("organization.user", user_id))

@@ -1,0 +1,1 @@
+"""Fair shares between tenants; pure."""

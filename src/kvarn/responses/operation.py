@@ -1,0 +1,211 @@
+"""Making a response: a chat's answer, told in the words of `/v1/responses`, and kept."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from kvarn.responses.context import Turn, look_at_turn, open_turn
+from kvarn.responses.ending import Ending
+from kvarn.responses.fit import fitting_chat
+from kvarn.responses.request import chat_request, in_our_words, new_response
+from kvarn.responses.responses_context import ResponsesContext
+from kvarn.responses.runs import ResponseRuns
+from kvarn.responses.sink import ForegroundShelf
+from kvarn.responses.writer import ResponseWriter
+from kvarn.serving.chat.operation import ChatRun, start_chat
+from kvarn.serving.chat.prompt import render_chat
+from kvarn.serving.errors import shutting_down
+from kvarn.serving.logprobs import encoded_bytes
+from kvarn.serving.pipeline import Work
+from kvarn.serving.record import RequestRecord
+from kvarn.serving.run_to_completion import to_the_end
+from kvarn.serving.tiers import tier_of
+from kvarn.store.engine import Store
+from kvarn.store.errors import StoreAwayError
+from kvarn.store.ids import new_id
+from kvarn.store.repositories.conversations.conversations import Lock, unlock_conversation
+from kvarn.wire.openai.chat_answer import FinishReason
+from kvarn.wire.openai.errors import ApiError, unavailable
+from kvarn.wire.openai.response_answer import InputTokens, Response, StreamEvent, response_usage
+from kvarn.wire.openai.responses import ResponseRequest, TokenCountRequest
+
+_log = logging.getLogger("kvarn.gateway")
+
+
+@dataclass(slots=True)
+class ResponseRun:
+    """A response that has been taken. Take `collect`, `stream` or `written` to its end."""
+
+    chat: ChatRun
+    writer: ResponseWriter
+    ending: Ending
+    record: RequestRecord
+    now: Callable[[], float]
+
+    async def collect(self) -> Response:
+        """The response as one object. Where it breaks off nothing is kept: the client knows no name for it.
+
+        Raises:
+            RequestRefusedError: The engine refused or gave up the request.
+            ReplicaLostError: The engine is not ready, died or fell silent.
+        """
+        try:
+            async with aclosing(self.written()) as batches:
+                async for _ in batches:
+                    pass
+        finally:
+            await self.ending.leave()
+        response = self.writer.response
+        if response.error is not None:
+            raise unavailable(response.error.message, "conversation_not_kept")
+        return response
+
+    async def stream(self) -> AsyncGenerator[list[StreamEvent], None]:
+        """The events of its stream, as they come; raises as `collect` does before the first of them.
+
+        Afterwards a failure is told by the last event. Where the client stops listening before the end the response is
+        cancelled; where the server stops it has failed, and its last events are left with `ending`.
+        """
+        try:
+            async with aclosing(self.written()) as batches:
+                async for batch in batches:
+                    yield batch
+        except Exception as error:
+            if not self.writer.begun:
+                raise
+            await self.ending.fail(error)
+            yield self.ending.take_last_events()
+        finally:
+            await self._stop()
+
+    async def _stop(self) -> None:
+        """Nobody takes more of the stream; does nothing where the response has ended."""
+        if not self.writer.begun:
+            await self.ending.leave()
+        elif self.record.disconnected:
+            await self.ending.cancel()
+        else:
+            await self.ending.fail(shutting_down())
+
+    async def written(self) -> AsyncGenerator[list[StreamEvent], None]:
+        """The events while it is written, up to its end. Whoever breaks this off ends the response."""
+        reader, writer = self.chat.readers[0], self.writer
+        finish_reason: FinishReason = "stop"
+        async with aclosing(self.chat.pieces) as pieces:
+            async for piece in pieces:
+                if not writer.begun:  # not before: until then the engine may refuse it
+                    yield writer.begin()
+                parts = reader.read(piece)
+                self.chat.held.take(encoded_bytes(parts.logprobs or ()))
+                finish_reason = parts.finish_reason or finish_reason
+                if batch := writer.take(parts):
+                    yield batch
+        await self.ending.finish(finish_reason, int(self.now()))
+        yield self.ending.take_last_events()
+
+
+async def start_response(serving: ResponsesContext, record: RequestRecord, asked: ResponseRequest) -> ResponseRun:
+    """Read what a response goes on from, check it, and take it in.
+
+    Raises:
+        ApiError: It cannot be answered as asked, or not now; or it cannot be stored as asked.
+        ChatTemplateError: The model's template refuses the messages.
+        StoreAwayError: The database does not answer, and it is needed for what the response goes on from.
+    """
+    await _check_room(serving, record, asked)
+    owner, response_id = record.principal.owner, new_id("resp_")
+    turn = await open_turn(serving, record, asked, response_id)
+    writer = ResponseWriter(new_response(asked, response_id, int(serving.store.now())), len(turn.items))
+    shelf = ForegroundShelf(serving.store, owner, serving.responses)
+    return await run_turn(serving, record, asked, turn, writer, Ending(writer, turn.items, turn.lock, shelf))
+
+
+async def run_turn(
+    serving: ResponsesContext,
+    record: RequestRecord,
+    asked: ResponseRequest,
+    turn: Turn,
+    writer: ResponseWriter,
+    ending: Ending,
+    seed: int | None = None,
+) -> ResponseRun:
+    """Take in a response whose turn is open; the turn's lock is let go when the record is closed, or on refusal. Raises
+    as `start_response` does."""
+    hold = _Hold(serving.store, serving.responses, turn.lock)
+    try:
+        chat = await _start_chat(serving, record, asked, turn, seed)
+    except BaseException:
+        await to_the_end(hold.let_go())
+        raise
+    work = record.work[-1]
+    work.tickets.append(hold)
+    defaults = chat.model.sampling_defaults
+    writer.response = replace(
+        writer.response,
+        model=chat.head.model,  # another one, or another tier, may have been found for it
+        service_tier=tier_of(work.priority),
+        temperature=defaults.temperature if asked.temperature is None else asked.temperature,
+        top_p=defaults.top_p if asked.top_p is None else asked.top_p,
+    )
+    ending.usage = lambda: response_usage(chat.tally.usage())
+    return ResponseRun(chat, writer, ending, record, serving.store.now)
+
+
+async def count_input_tokens(serving: ResponsesContext, record: RequestRecord, asked: TokenCountRequest) -> InputTokens:
+    """How many tokens the prompt of a response would have. Raises as `start_response` does."""
+    name = asked.model or next(iter(serving.models)).name
+    model = serving.ready_model(record, name, "generate")
+    turn = await look_at_turn(serving, record, asked)
+    chat = await fitting_chat(serving, record, asked, turn, model)
+    return InputTokens(input_tokens=len((await render_chat(serving, record, chat, model)).token_ids))
+
+
+async def _start_chat(
+    serving: ResponsesContext, record: RequestRecord, asked: ResponseRequest, turn: Turn, seed: int | None
+) -> ChatRun:
+    try:
+        if asked.truncation == "auto":
+            model = serving.ready_model(record, asked.model, "generate")
+            chat = await fitting_chat(serving, record, asked, turn, model, seed)
+        else:
+            chat = await serving.run(record, lambda: chat_request(asked, asked.model, turn.context, seed))
+        return await start_chat(serving, record, chat)
+    except ApiError as error:
+        raise in_our_words(error) from None
+
+
+async def _check_room(serving: ResponsesContext, record: RequestRecord, asked: ResponseRequest) -> None:
+    if asked.conversation_id is not None:  # it goes on, whether or not the response itself is stored
+        instead = "ask without 'conversation', and with 'store': false"
+        await serving.room.check(record, "conversation", instead)
+    elif asked.stored:
+        await serving.room.check(record, "store", "send 'store': false")
+
+
+class _Hold:
+    """A turn's hold on its conversation: a ticket of its work."""
+
+    def __init__(self, store: Store, runs: ResponseRuns, lock: Lock | None) -> None:
+        self._store = store
+        self._runs = runs
+        self._lock = lock
+        if lock is not None:
+            runs.locking.add(lock.response_id)
+
+    async def leave(self, work: Work) -> None:
+        """The work is over."""
+        await self.let_go()
+
+    async def let_go(self) -> None:
+        """Let go, where it is still held."""
+        if self._lock is not None and self._lock.response_id in self._runs.locking:
+            self._runs.locking.discard(self._lock.response_id)
+            try:
+                await unlock_conversation(self._store, self._lock)
+            except StoreAwayError as error:
+                _log.warning("conversation %s stays locked for a while: %s", self._lock.conversation_id, error)

@@ -1,0 +1,99 @@
+"""Looks at an answer while it is written, and ends it where it is flagged."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from kvarn.safety.verdict import Verdict
+from kvarn.serving.choice import Piece
+
+_CONTEXT_CHARS = 1000
+"""Of what was shown, looked at again with what comes next."""
+
+
+class OutputWatch:
+    """Watches one choice: pieces go in, those that may be shown come out.
+
+    Shown is what has been looked at together with the `hold_back` characters after it; an unfinished last word is not
+    looked at, and not shown. Whole pieces are held, so that text, token ids and log-probabilities stay together.
+
+    Args:
+        judge: Gives the verdict on a text.
+        look_every: Characters that may come before the next look.
+        hold_back: Characters that are looked at but not yet shown.
+    """
+
+    def __init__(self, judge: Callable[[str], Awaitable[Verdict]], look_every: int, hold_back: int) -> None:
+        self._judge = judge
+        self._look_every = look_every
+        self._hold_back = hold_back
+        self._held: deque[Piece] = deque()
+        self._text = ""
+        self._unseen = 0
+        """Characters at the end of the text that no verdict was on."""
+        self._grown_by = 0
+        """Characters since the last look."""
+
+    async def look(self, piece: Piece) -> Piece | None:
+        """Take the choice's next piece; returns what may be shown now, joined. A flagged choice ends with it.
+
+        Raises:
+            ApiError: The answer cannot be looked at now.
+        """
+        self._held.append(piece)
+        self._text += piece.text
+        self._unseen += len(piece.text)
+        self._grown_by += len(piece.text)
+        ended = piece.finish_reason is not None
+        if not ended and self._grown_by < self._look_every:
+            return None
+        if self._unseen and (seen := self._text if ended else _whole_words(self._text)):
+            verdict = await self._judge(seen)
+            self._unseen, self._grown_by = len(self._text) - len(seen), 0
+            if verdict.flagged:
+                return self._end(verdict)
+        return _join(self._release(0 if ended else max(self._hold_back, self._unseen)))
+
+    def _release(self, keep: int) -> list[Piece]:
+        """Pieces that have at least `keep` characters after them."""
+        after = sum(len(piece.text) for piece in self._held)
+        shown = []
+        while self._held and (after := after - len(self._held[0].text)) >= keep:
+            shown.append(self._held.popleft())
+        kept = sum(len(piece.text) for piece in self._held)
+        self._text = self._text[-(kept + _CONTEXT_CHARS) :]
+        return shown
+
+    def _end(self, verdict: Verdict) -> Piece:
+        first = self._held[0]
+        why = ", ".join(verdict.flagged)
+        self._held.clear()
+        return Piece(
+            first.index,
+            prompt_logprobs=first.prompt_logprobs,
+            finish_reason="content_filter",
+            notice=f"The answer was ended here by this server's moderation ({why}).",
+        )
+
+
+def _whole_words(text: str) -> str:
+    """Without a last word that may go on: `commit` is not `committee`. A script without spaces has only such."""
+    last = re.search(r"(?:\A|\s)\S{0,24}\Z", text)
+    return text if last is None else text[: last.start()]
+
+
+def _join(pieces: list[Piece]) -> Piece | None:
+    if len(pieces) < 2:
+        return pieces[0] if pieces else None
+    last = pieces[-1]
+    return Piece(
+        last.index,
+        "".join(piece.text for piece in pieces),
+        [token for piece in pieces for token in piece.token_ids],
+        [position for piece in pieces for position in piece.logprobs],
+        next((piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs is not None), None),
+        last.finish_reason,
+        last.stop_reason,
+    )
