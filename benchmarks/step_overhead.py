@@ -36,8 +36,8 @@ import zmq
 from kvarn.config import EngineConfig
 from kvarn.engine.plan import StepPlan, StepResult
 from kvarn.kernels.batch import KVCache
+from kvarn.kernels.dispatch import kernels_for
 from kvarn.models import Decoder
-from kvarn.models.load import choose_kernels
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.transport import EngineTransport
 from kvarn.wire.messages import ModelCard, Submit
@@ -62,7 +62,7 @@ class InstantModel:
 
     def __init__(self) -> None:
         self.spec = _Spec()
-        self.kernels = choose_kernels("auto")
+        self.kernels = kernels_for()
         self.entered = self.left = 0.0
         self._logits = torch.linspace(0, 1, VOCABULARY).repeat(4096, 1)
 

@@ -13,7 +13,7 @@ import pytest
 
 import kvarn.gateway.body as body_module
 from background_runs import hold
-from kvarn.wire.openai.chat import ChatCompletionRequest
+from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from raw_http import error_of, flood, head_of, read_all
 
 CHAT = "/v1/chat/completions"

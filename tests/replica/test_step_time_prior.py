@@ -10,9 +10,10 @@ import torch
 
 import kvarn
 from kvarn.config.schema import ModelConfig
+from kvarn.costs.decoder import DecoderCosts
+from kvarn.costs.roofline import Ceilings
 from kvarn.engine.step_time import StepShape, StepTimeModel
 from kvarn.kernels.linear import Norm
-from kvarn.planner import Ceilings, DecoderCosts
 from kvarn.replica.server.build import build_service
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.step_time_prior import EFFICIENCY, expected_steps, product_speeds

@@ -12,8 +12,7 @@ import torch
 from kvarn.config.schema import BLOCK_SIZE, ModelConfig
 from kvarn.engine.plan import BlockUpdate, Executor, NewSequence, Row, StepPlan
 from kvarn.engine.step_time import StepTimeModel
-from kvarn.models import Decoder, Encoder, kv_bytes_per_token, load_model
-from kvarn.planner import loaded_costs
+from kvarn.models import Decoder, Encoder, load_model
 from kvarn.replica.server.cpu import kernel_threads, usable_cores
 from kvarn.replica.server.embed import EmbedService
 from kvarn.replica.server.generate import GenerateService
@@ -90,6 +89,7 @@ def _build_decoder(model: Decoder, config: ModelConfig, stopwatch: Stopwatch, re
             max_num_seqs=config.engine.max_num_seqs,
             max_context_length=max_context_length,
             weight_bytes=model.layer_bytes + model.head_bytes,
+            memory_bytes=model.kernels.memory_bytes(),
         )
         executor = InProcessExecutor(
             model,
@@ -100,14 +100,9 @@ def _build_decoder(model: Decoder, config: ModelConfig, stopwatch: Stopwatch, re
     report("warm up", 0.0)
     with stopwatch("warm up"):
         warm_up(executor)
-    costs = loaded_costs(
-        model.spec,
-        layer_bytes=model.layer_bytes,
-        head_bytes=model.head_bytes,
-        kv_bytes_per_token=kv_bytes_per_token(model.spec, model.kv_dtype),
-    )
+    costs = model.costs
     with stopwatch("time products"):
-        speeds = product_speeds(model.input_products, model.kernels.activation_dtype(model.dtype))
+        speeds = product_speeds(model.input_products, model.kernels.activation_dtype(model.dtype), model.kernels.device)
         step_time = StepTimeModel(expected=expected_steps(costs, speeds))
     card = ModelCard(
         kind="generate",

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from kvarn.config.schema import EngineConfig
+from kvarn.costs.decoder import DecoderCosts
 from kvarn.engine.core import EngineCore
 from kvarn.engine.errors import AdmissionError
 from kvarn.engine.plan import Executor
 from kvarn.engine.step_time import StepTimeModel
-from kvarn.planner import DecoderCosts
 from kvarn.replica.server.service import Response
 from kvarn.replica.server.validate import find_problem
 from kvarn.wire.messages import (

@@ -1,6 +1,6 @@
 """What steps are expected to take before the first one: the roofline of this model on this machine.
 
-The floor of a step (`kvarn.planner`) over the speed of the model's own products, divided by a stated efficiency. The
+The floor of a step (`kvarn.costs`) over the speed of the model's own products, divided by a stated efficiency. The
 products are timed on the weights themselves, which the warm-up has just read whole: nothing is allocated, weights that
 fit into the caches are timed there, where they will be read, and others outside of them.
 """
@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 import torch
 
+from kvarn.costs.decoder import DecoderCosts
+from kvarn.costs.roofline import Ceilings, floor_s
 from kvarn.engine.step_time import ExpectedStep, StepShape
 from kvarn.kernels.linear import Linear
-from kvarn.planner import Ceilings, DecoderCosts, floor_s
 
 EFFICIENCY = 0.8
 """Part of the speed of its products that a step is expected to reach: attention, norms, sampling and Python take time
@@ -36,17 +37,18 @@ _MIXED = ((1, 64), (8, 64), (8, 256), (32, 64), (32, 256))
 
 
 @torch.inference_mode()
-def product_speeds(products: Sequence[Linear], dtype: torch.dtype) -> Ceilings:
+def product_speeds(products: Sequence[Linear], dtype: torch.dtype, device: torch.device | None = None) -> Ceilings:
     """How fast some products read their weights and compute: the best of what fits into some hundredths of a second.
 
     Args:
         products: Of different weights, all with the same number of inputs; each is multiplied once with few rows.
         dtype: Of their inputs.
+        device: Where the products are computed.
     """
     in_features = products[0].in_features
-    few = torch.ones(_FEW, in_features, dtype=dtype)
+    few = torch.ones(_FEW, in_features, dtype=dtype, device=device)
     weights = 2 * max(product.out_features * in_features for product in products)
-    many = torch.ones(max(8, min(_MANY, _LARGEST_PRODUCT // weights)), in_features, dtype=dtype)
+    many = torch.ones(max(8, min(_MANY, _LARGEST_PRODUCT // weights)), in_features, dtype=dtype, device=device)
     operations = 2.0 * len(many) * in_features
     return Ceilings(
         bytes_per_s=_best_rate([(product, float(product.nbytes)) for product in products], few),
