@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 import kvarn
-from kvarn.replica.api import ReplicaState
+from kvarn.replica.client.protocol import ReplicaState
 from kvarn.wire.messages import EngineStats
 
 
