@@ -135,4 +135,4 @@ class BatchRunner:
 
 
 def _stats_of(model: ServedModel) -> EngineStats:
-    return model.stats
+    return model.replica.stats
