@@ -13,6 +13,7 @@ from kvarn.limits.counts import Counts, Timing
 from kvarn.limits.orders import Kind, Order, Verdict
 from kvarn.limits.script import SCRIPT, read_verdict, script_input
 from limit_orders import bound, order
+from profiles import examples
 
 TIMING = Timing(slot_ms=100, window=6, lease_ms=500)
 BOUNDS = [
@@ -63,7 +64,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
 def test_both_decide_alike_and_tell_the_same_numbers(client: redis.Redis, steps: list[tuple[Any, ...]]) -> None:
     counts, twin = Counts(TIMING), Twin(client)
