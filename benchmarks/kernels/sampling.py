@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 import torch
 
-from kvarn.kernels import torch_draw
 from kvarn.kernels.cpu import sampling
 from kvarn.kernels.cpu._native import Backend
 from kvarn.kernels.cpu.isa import usable_instruction_sets
-from kvarn.kernels.draw import DrawParams
+from kvarn.kernels.sampling import SamplingTensors
+from kvarn.kernels.torch import sampling as torch_sampling
 
 KINDS: dict[str, dict[str, float]] = {
     "temperature": {},
@@ -26,9 +26,9 @@ KINDS: dict[str, dict[str, float]] = {
 }
 
 
-def params_of(rows: int, top_k: float = 0, top_p: float = 1.0, min_p: float = 0.0) -> DrawParams:
+def params_of(rows: int, top_k: float = 0, top_p: float = 1.0, min_p: float = 0.0) -> SamplingTensors:
     """The same filters for every row, at temperature 0.8."""
-    return DrawParams(
+    return SamplingTensors(
         temperature=torch.full((rows,), 0.8),
         top_k=torch.full((rows,), int(top_k)),
         top_p=torch.full((rows,), top_p, dtype=torch.float64),
@@ -66,7 +66,7 @@ def main() -> None:
             report(
                 "greedy",
                 lambda x=logits: sampling.most_likely(native, x),
-                lambda x=logits: torch_draw.most_likely(x),
+                lambda x=logits: torch_sampling.most_likely(x),
                 arguments.rounds,
             )
             for name, filters in KINDS.items():
@@ -74,7 +74,7 @@ def main() -> None:
                 report(
                     name,
                     lambda given=given: sampling.draw_tokens(native, *given),
-                    lambda given=given: torch_draw.draw_tokens(*given),
+                    lambda given=given: torch_sampling.draw_tokens(*given),
                     arguments.rounds,
                 )
 

@@ -13,8 +13,8 @@ from cryptography.fernet import Fernet
 from sqlalchemy import text
 from typer.testing import CliRunner
 
-from kvarn.cli import keys, main, prompts, store, tenants
-from kvarn.cli.administration import OptionError, seconds_of
+from kvarn.cli import main
+from kvarn.cli.administration.database import OptionError, seconds_of
 from kvarn.config.schema import KvarnConfig
 from kvarn.safety.sealing import KEY_FILE
 from kvarn.store.engine import Store
@@ -34,10 +34,8 @@ Run = Callable[..., tuple[int, str, str]]
 
 def call(*arguments: str) -> tuple[int, str, str]:
     """Run a command in this process: exit status, output, errors."""
-    apps = {"keys": keys.app, "prompts": prompts.app, "store": store.app, "tenants": tenants.app}
-    own = apps.get(arguments[0])
     handlers = logging.root.handlers[:]
-    done = CliRunner().invoke(main.app, arguments) if own is None else CliRunner().invoke(own, arguments[1:])
+    done = CliRunner().invoke(main.app, arguments)
     logging.root.handlers[:] = handlers  # a command that logs does so to a stream that ends with it
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.exit_code, done.stdout, done.stderr
@@ -55,7 +53,7 @@ def run(database_url, tmp_path, monkeypatch) -> Run:
 def furnished(tmp_path_factory) -> str:
     """URL of a database that is up to date, for tests that change nothing."""
     url = f"sqlite:///{tmp_path_factory.mktemp('furnished')}/kvarn.db"
-    done = CliRunner().invoke(store.app, ["upgrade"], env={"KVARN_STORE__URL": url})
+    done = CliRunner().invoke(main.app, ["store", "upgrade"], env={"KVARN_STORE__URL": url})
     assert done.exit_code == 0
     return url
 
@@ -227,7 +225,7 @@ async def _read_prompts(url: str) -> list[AuditEntry]:
 def test_limits_of_a_model_that_is_not_configured_are_set_with_a_warning(run: Run) -> None:
     run("store", "upgrade")
     limits = ("tenants", "set", "org-default", "--requests-per-minute", "5", "--model")
-    assert "no model 'typo'" in run(*limits, "typo")[2]
+    assert "no model is configured under the name 'typo'" in run(*limits, "typo")[2]
     assert run(*limits, "kvarn-demo")[2] == run(*limits, "*")[2] == ""
 
 

@@ -102,12 +102,14 @@ def test_a_model_that_cannot_be_loaded_ends_the_command_with_its_reason(kvarn, t
 def test_models_on_the_command_line_replace_the_configured_ones(tmp_path):
     file = tmp_path / "kvarn.yaml"
     file.write_text("models: [{name: configured, path: /x, threads: 1}]\n")
-    named = configure(ServeOptions(config=file, model="owner/name", named=["chat=/models/a"], dtype="float32"), print)
+    named = configure(
+        ServeOptions(config=file, model="owner/name", named=["chat=/models/a"], flags={"--dtype": "float32"}), print
+    )
     assert [(m.name, m.path, m.dtype) for m in named.models] == [
         ("owner/name", "owner/name", "float32"),
         ("chat", "/models/a", "float32"),
     ]
-    kept = configure(ServeOptions(config=file, max_model_len=512), print)
+    kept = configure(ServeOptions(config=file, flags={"--max-model-len": 512}), print)
     assert [(m.name, m.threads, m.max_context_length) for m in kept.models] == [("configured", 1, 512)]
 
 

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from sqlalchemy import func, make_url, select
 
-from kvarn.cli.usage import money
+from kvarn.cli.administration.usage import money
 from kvarn.metering.message import encode_message
 from kvarn.store.engine import Store
 from kvarn.store.migrate import upgrade

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import select
 
 from fake_replica import answer_text
-from kvarn.replica.api import RequestRefusedError
+from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.store.models import UsageEvent
 from kvarn.wire.messages import RefusalReason
 
@@ -114,7 +114,7 @@ def test_a_gateway_that_stops_leaves_no_journal(serve: Any, wait_for: Any) -> No
         root = Path(server.config.data_dir) / "usage"
         while_it_serves = set(root.iterdir())
         assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
-    # Its directory and its lock are gone; those of other gateways of this machine are not.
+    # Its journal (a database and its log) is gone; those of other gateways of this machine are not.
     assert len(while_it_serves - set(root.iterdir())) == 2 and set(root.iterdir()) <= while_it_serves
 
 

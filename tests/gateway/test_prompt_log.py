@@ -17,7 +17,7 @@ from cryptography.fernet import Fernet
 from sqlalchemy import make_url
 from typer.testing import CliRunner
 
-from kvarn.cli.prompts import app
+from kvarn.cli.administration.prompts import app
 from kvarn.config.platform import SafetyConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.observe.logging import configure_logging

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from kvarn.cli.administration import actor
+from kvarn.cli.administration.database import actor
 from kvarn.store.owner import Role
 from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key

@@ -8,12 +8,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from kvarn.kernels import torch_draw
-from kvarn.kernels.dispatch import Kernels, kernels_for
-from kvarn.kernels.draw import DrawParams
+from kvarn.kernels.dispatch import kernels_for
+from kvarn.kernels.interface import Kernels
+from kvarn.kernels.sampling import SamplingTensors
+from kvarn.kernels.torch import sampling as torch_sampling
 from kvarn.wire.sampling import SamplingParams
 
-Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, DrawParams], torch.Tensor]
+Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, SamplingTensors], torch.Tensor]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -51,7 +52,7 @@ def every_kernels(request: pytest.FixtureRequest) -> Kernels:
 def draw_tokens(request: pytest.FixtureRequest) -> Draw:
     """The draw of the reference, and of each instruction set."""
     if request.param == "torch":
-        return torch_draw.draw_tokens
+        return torch_sampling.draw_tokens
     from kvarn.kernels.cpu import _native, sampling
 
     native = _native.Backend(request.param)

@@ -122,7 +122,7 @@ def create_app(
         storage_quota=StorageQuota(platform.store, config.retention.max_stored_bytes),
         held=held,
         responses=background,
-        directory=platform.identity.directory,
+        key_cache=platform.identity.key_cache,
         bodies=BodyReader(config.gateway, text, held, platform.admission.check_body),
         reports=Reports(platform.store),
         shared=shared,

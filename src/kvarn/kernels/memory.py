@@ -16,16 +16,16 @@ HUGE_PAGE = 2 * 1024 * 1024
 """Bytes. Memory of at least this size lies in huge pages where the system gives them: fewer address look-ups fail."""
 
 
-def zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of zeros whose pages the operating system supplies when they are first touched.
+def zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
+    """A tensor of zeros; in main memory (the default), one whose pages the system supplies when first touched.
 
     `torch.zeros` writes every byte at once: a second for each few gigabytes, and memory held that may never be needed.
     The memory is page-aligned and lives as long as the tensor or a view of it. It is private: pages that could be
     shared with other processes take twice as long to supply, and are never huge where the system keeps its defaults.
     """
     count = math.prod(shape)
-    if count == 0:
-        return torch.zeros(shape, dtype=dtype)
+    if count == 0 or (device is not None and device.type != "cpu"):
+        return torch.zeros(shape, dtype=dtype, device=device)
     size = count * dtype.itemsize
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if size >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):

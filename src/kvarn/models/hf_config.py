@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from kvarn.kernels.activation import Activation
 from kvarn.models.errors import UnsupportedModelError
-from kvarn.text.generation_config import CheckpointFile, EndTokens
+from kvarn.text.config_files import CheckpointFile, EndTokens
 
 Layers = Annotated[int, Field(ge=1, le=1024)]
 Heads = Annotated[int, Field(ge=1, le=1024)]
@@ -84,8 +84,8 @@ GroupSize = Annotated[int, Field(ge=-1, le=2**20)]
 Bits = Annotated[int, Field(ge=1, le=16)]
 
 
-class QuantisedWeights(CheckpointFile):
-    """How compressed-tensors quantised the weights of a group of layers."""
+class QuantizedWeights(CheckpointFile):
+    """How compressed-tensors quantized the weights of a group of layers."""
 
     num_bits: Bits = 8
     type: str = "int"
@@ -94,12 +94,12 @@ class QuantisedWeights(CheckpointFile):
     group_size: GroupSize | None = None
 
 
-class QuantisedLayers(CheckpointFile):
+class QuantizedLayers(CheckpointFile):
     """One of the `config_groups` of compressed-tensors."""
 
     targets: list[str] | None = None
     format: str | None = None
-    weights: QuantisedWeights | None = None
+    weights: QuantizedWeights | None = None
     input_activations: dict[str, Any] | None = None
 
 
@@ -116,7 +116,7 @@ class QuantizationConfig(CheckpointFile):
     checkpoint_format: str | None = None
     is_marlin_format: bool | None = None
     format: str | None = None
-    config_groups: dict[str, QuantisedLayers] | None = None
+    config_groups: dict[str, QuantizedLayers] | None = None
 
 
 class CheckpointKind(CheckpointFile):

@@ -31,8 +31,8 @@ from kvarn.store.repositories.conversations import background_responses as store
 from kvarn.store.repositories.conversations.conversations import Lock
 from kvarn.store.repositories.tenants.bearers import find_bearer
 from kvarn.wire.openai.errors import RETRY_AFTER_S, ApiError
-from kvarn.wire.openai.response_answer import Response
-from kvarn.wire.openai.responses import ResponseRequest
+from kvarn.wire.openai.responses.answer import Response
+from kvarn.wire.openai.responses.request import ResponseRequest
 
 _log = logging.getLogger("kvarn.gateway")
 

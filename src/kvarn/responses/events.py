@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import TypeGuard
 
-from kvarn.wire.openai.response_answer import ENDED, ResponseEvent, StreamEvent
+from kvarn.wire.openai.responses.answer import ENDED, ResponseEvent, StreamEvent
 
 _MAX_BATCH = 64
 """Events of a log in one write."""

@@ -18,7 +18,7 @@ from kvarn.store.repositories.conversations.histories import (
     decode_item,
 )
 from kvarn.wire.openai.errors import ApiError, invalid_request
-from kvarn.wire.openai.response_items import AnyItem, ItemReference, StoredItem, stored_item
+from kvarn.wire.openai.responses.items import AnyItem, ItemReference, StoredItem, stored_item
 
 
 async def find_stored_items(

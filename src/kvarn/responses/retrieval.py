@@ -18,7 +18,7 @@ from kvarn.store.repositories.conversations import background_responses
 from kvarn.store.repositories.conversations import responses as stored
 from kvarn.store.repositories.conversations.conversations import Lock, unlock_conversation
 from kvarn.wire.openai.errors import invalid_request, unavailable
-from kvarn.wire.openai.response_answer import ENDED, Response, StreamEvent
+from kvarn.wire.openai.responses.answer import ENDED, Response, StreamEvent
 
 _POLL_S = 0.5
 """How often a response is read that another gateway makes."""

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from kvarn.responses.ending import ResponseEnding
 from kvarn.responses.events import is_end
 from kvarn.serving.errors import to_api_error
-from kvarn.wire.openai.response_answer import ErrorEvent, StreamEvent
+from kvarn.wire.openai.responses.answer import ErrorEvent, StreamEvent
 from kvarn.wire.sse import encode_json
 
 

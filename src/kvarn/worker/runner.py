@@ -9,7 +9,6 @@ import torch
 
 from kvarn.engine.plan import BlockCopy, RowResult, StepPlan
 from kvarn.kernels.batch import KVCache
-from kvarn.kernels.torch_draw import most_likely
 from kvarn.models import Decoder
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.worker.inputs import PromptSpan, StepInputs, build_inputs
@@ -24,7 +23,7 @@ class ModelRunner:
     def __init__(self, model: Decoder, *, num_blocks: int, max_num_seqs: int, max_context_length: int) -> None:
         self._model = model
         self._cache = model.new_kv_cache(num_blocks)
-        self._device = self._cache.keys[0].device
+        self._device = model.kernels.device
         self._slots = SlotTable(max_num_seqs, max_context_length, model.spec.vocab_size)
 
     @torch.inference_mode()
@@ -59,7 +58,7 @@ class ModelRunner:
         if count == 0:
             return []
         own = logits[span.first : span.first + count]
-        check_finite(most_likely(own)[1], np.full(count, span.slot))
+        check_finite(self._model.kernels.most_likely(own)[1], np.full(count, span.slot))
         following = torch.tensor(span.next_token_ids, dtype=torch.int64, device=logits.device)
         return position_logprobs(own, following, [span.num_top] * count)
 

@@ -1,12 +1,12 @@
-"""Tokens from logits by the compiled kernels; `kvarn.kernels.draw` says what a draw is."""
+"""Tokens from logits by the compiled kernels; `kvarn.kernels.sampling` says what a draw is."""
 
 from __future__ import annotations
 
 import torch
 
 from kvarn.kernels.cpu._native import Backend
-from kvarn.kernels.draw import DrawParams, weight_bits
-from kvarn.kernels.errors import KernelError
+from kvarn.kernels.errors import KernelInputError
+from kvarn.kernels.sampling import SamplingTensors, weight_bits
 
 
 def most_likely(native: Backend, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -19,12 +19,12 @@ def most_likely(native: Backend, logits: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def draw_tokens(
-    native: Backend, logits: torch.Tensor, rows: torch.Tensor, row_max: torch.Tensor, params: DrawParams
+    native: Backend, logits: torch.Tensor, rows: torch.Tensor, row_max: torch.Tensor, params: SamplingTensors
 ) -> torch.Tensor:
     """See `Kernels.draw_tokens`.
 
-    Raises KernelError where `rows` are not rows of `logits`, or one of them holds NaN or another maximum than `row_max`
-    says, so that nothing can be drawn from it.
+    Raises KernelInputError where `rows` are not rows of `logits`, or one of them holds NaN or another maximum than
+    `row_max` says, so that nothing can be drawn from it.
     """
     num_rows, vocab_size = _shape_of(logits)
     columns = (
@@ -40,7 +40,7 @@ def draw_tokens(
     held = [_column(column, dtype, len(rows)) for column, dtype in columns]
     of_rows, maxima, temperature, top_k, top_p, min_p, uniforms = (column.data_ptr() for column in held)
     if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= num_rows):
-        raise KernelError(f"rows to draw for must lie between 0 and {num_rows - 1}")
+        raise KernelInputError(f"rows to draw for must lie between 0 and {num_rows - 1}")
     tokens = torch.empty(len(rows), dtype=torch.int64)
     try:
         native.draw_tokens(
@@ -59,7 +59,7 @@ def draw_tokens(
             tokens.data_ptr(),
         )
     except ValueError as error:
-        raise KernelError(str(error)) from error
+        raise KernelInputError(str(error)) from error
     return tokens
 
 
@@ -77,7 +77,7 @@ def token_weights(
 
 def _shape_of(logits: torch.Tensor) -> tuple[int, int]:
     if logits.ndim != 2 or logits.dtype != torch.float32 or logits.stride(1) != 1 or logits.shape[1] == 0:
-        raise KernelError(
+        raise KernelInputError(
             f"logits must be float32 [rows, vocabulary] with tokens side by side, not {logits.dtype} "
             f"{list(logits.shape)} with strides {logits.stride()}"
         )
@@ -87,5 +87,5 @@ def _shape_of(logits: torch.Tensor) -> tuple[int, int]:
 
 def _column(column: torch.Tensor, dtype: torch.dtype, rows: int) -> torch.Tensor:
     if column.dtype != dtype or column.shape != (rows,):
-        raise KernelError(f"a draw needs {dtype} [{rows}], not {column.dtype} {list(column.shape)}")
+        raise KernelInputError(f"a draw needs {dtype} [{rows}], not {column.dtype} {list(column.shape)}")
     return column.contiguous()

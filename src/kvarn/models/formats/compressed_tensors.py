@@ -14,7 +14,6 @@ Rows that do not fill their last word are padded. Layers that are ignored have a
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,19 +21,18 @@ from typing import Any
 
 import torch
 
+from kvarn.kernels.weights import Weight
 from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.errors import CheckpointError, WeightShapeError
-from kvarn.models.formats.base import Note, UnsupportedQuantizationError
-from kvarn.models.formats.codes import Codes, int8_weight, unpack_words, weight_part
-from kvarn.models.weight_parts import WeightPart
+from kvarn.models.formats.base import PlainFormat, UnsupportedQuantizationError, Warn
+from kvarn.models.formats.quantized_values import QuantizedValues, int8_weight, unpack_words
 
 _FORMATS = ("int-quantized", "naive-quantized", "pack-quantized")
-_BESIDE_WEIGHTS = (".weight_scale", ".weight_zero_point", ".weight_shape", ".weight_g_idx")
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How the weights of some layers are quantised."""
+    """How the weights of some layers are quantized."""
 
     targets: tuple[str, ...]
     bits: int
@@ -78,67 +76,63 @@ class Scheme:
             raise CheckpointError(f"config.json: {error.pattern!r} in the targets is no expression: {error}") from None
 
 
-class CompressedTensorsFormat:
+class CompressedTensorsFormat(PlainFormat):
     """See `kvarn.models.formats.base.WeightFormat`."""
 
     name = "compressed-tensors"
+    packed_suffix = ".weight_packed"
+    beside_weights = (".weight_scale", ".weight_zero_point", ".weight_shape", ".weight_g_idx")
 
-    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any], note: Note) -> None:
-        self._checkpoint = checkpoint
-        self._note = note
+    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any], warn: Warn) -> None:
+        super().__init__(checkpoint)
+        self._warn = warn
         groups = config.get("config_groups") or {}
         self._schemes = [Scheme.of(scheme, str(config.get("format"))) for scheme in groups.values()]
         for part in ("sparsity_config", "transform_config"):
             _check_absent(part, config.get(part))
         if config.get("kv_cache_scheme"):
-            note("the checkpoint's kv_cache_scheme is not used: --kv-cache-dtype says how keys and values are cached")
+            warn("the checkpoint's kv_cache_scheme is not used: --kv-cache-dtype says how keys and values are cached")
 
-    def read(self, name: str, shape: tuple[int, int]) -> WeightPart:
+    def read(self, name: str, shape: tuple[int, int]) -> Weight:
         """Which form a layer has, its tensors say."""
-        packed = f"{name}.weight_packed" in self._checkpoint
-        if not packed and f"{name}.weight_scale" not in self._checkpoint:
-            return WeightPart(self._checkpoint.tensor(f"{name}.weight", shape))
+        packed = f"{name}.weight_packed" in self.checkpoint
+        if not packed and f"{name}.weight_scale" not in self.checkpoint:
+            return super().read(name, shape)
         scheme = self._scheme(name)
         if packed:
             values = self._packed(name, shape, scheme.bits)
         else:
-            stored = self._checkpoint.tensor(f"{name}.weight", shape)
+            stored = self.checkpoint.tensor(f"{name}.weight", shape)
             if stored.dtype != torch.int8:
                 raise CheckpointError(
                     f"{name}.weight has a scale, but holds {stored.dtype}, not int8: the checkpoint was saved before "
                     "it was compressed (save it with save_compressed=True)"
                 )
             if scheme.bits == 8 and scheme.symmetric and scheme.group_size is None:
-                return WeightPart(int8_weight(stored, self._scales(name, shape[0], 1)[:, 0]))
+                return int8_weight(stored, self._scales(name, shape[0], 1)[:, 0])
             values = _unsigned(stored, scheme.bits)
-        return weight_part(self._codes(name, values, scheme), name, self._note)
+        return self._quantized(name, values, scheme).weight(name, self._warn)
 
-    def num_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """Of packed weights, the numbers they hold."""
-        total = 0
-        for name, shape in shapes.items():
-            if name.endswith(".weight_packed"):
-                total += math.prod(shape) * 32 // self._scheme(name.removesuffix(".weight_packed")).bits
-            elif not name.endswith(_BESIDE_WEIGHTS):
-                total += math.prod(shape)
-        return total
+    def numbers_in_word(self, name: str) -> int:
+        """Of as many bits as the layer's scheme says."""
+        return 32 // self._scheme(name.removesuffix(self.packed_suffix)).bits
 
-    def _codes(self, name: str, values: torch.Tensor, scheme: Scheme) -> Codes:
+    def _quantized(self, name: str, values: torch.Tensor, scheme: Scheme) -> QuantizedValues:
         out_features, in_features = values.shape
         group = scheme.group_size or in_features
         groups = -(-in_features // group)
-        return Codes(
+        return QuantizedValues(
             bits=scheme.bits,
             values=values,
             scales=self._scales(name, out_features, groups),
             zeros=None if scheme.symmetric else self._zeros(name, (out_features, groups), scheme.bits),
             group=group,
-            group_of=self._group_of(name, in_features),
+            group_of=self._groups(name, in_features),
         )
 
     def _scales(self, name: str, out_features: int, groups: int) -> torch.Tensor:
         """[out_features, groups]; some write those of whole rows without the second dimension."""
-        scales = self._checkpoint.stored(f"{name}.weight_scale")
+        scales = self.checkpoint.stored(f"{name}.weight_scale")
         if scales.numel() == 1:
             return scales.reshape(1, 1).expand(out_features, groups)
         of_rows = groups == 1 and scales.shape == (out_features,)
@@ -147,20 +141,18 @@ class CompressedTensorsFormat:
         return scales.reshape(out_features, groups)
 
     def _packed(self, name: str, shape: tuple[int, int], bits: int) -> torch.Tensor:
-        words = self._checkpoint.tensor(f"{name}.weight_packed", (shape[0], -(-shape[1] * bits // 32)))
+        words = self.checkpoint.tensor(f"{name}.weight_packed", (shape[0], -(-shape[1] * bits // 32)))
         return unpack_words(words, bits)[:, : shape[1]].contiguous()
 
     def _zeros(self, name: str, shape: tuple[int, int], bits: int) -> torch.Tensor:
-        stored = self._checkpoint.stored(f"{name}.weight_zero_point")
+        stored = self.checkpoint.stored(f"{name}.weight_zero_point")
         if stored.dtype == torch.int32:
             return unpack_words(stored.t(), bits)[:, : shape[0]].t().contiguous()
         return _unsigned(stored.reshape(-1, shape[1]).expand(shape), bits).contiguous()
 
-    def _group_of(self, name: str, in_features: int) -> torch.Tensor | None:
-        if f"{name}.weight_g_idx" not in self._checkpoint:
-            return None
-        group_of = self._checkpoint.tensor(f"{name}.weight_g_idx", (in_features,)).long()
-        return None if bool((group_of < 0).any()) else group_of  # -1: made, but never set
+    def _groups(self, name: str, in_features: int) -> torch.Tensor | None:
+        found = self.group_of(f"{name}.weight_g_idx", in_features)
+        return None if found is None or bool((found < 0).any()) else found  # -1: made, but never set
 
     def _scheme(self, layer: str) -> Scheme:
         """The scheme whose targets name the layer, before one for its class."""
@@ -171,7 +163,7 @@ class CompressedTensorsFormat:
             for scheme in self._schemes:
                 if name in scheme.targets:
                     return scheme
-        raise CheckpointError(f"config.json has no quantisation scheme for {layer}, whose weight is quantised")
+        raise CheckpointError(f"config.json has no quantization scheme for {layer}, whose weight is quantized")
 
 
 def _unsigned(values: torch.Tensor, bits: int) -> torch.Tensor:
@@ -179,7 +171,7 @@ def _unsigned(values: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _dynamic_int8(activations: Mapping[str, Any]) -> bool:
-    """Activations that are quantised as they come; the kernels do it for each token, symmetrically."""
+    """Activations that are quantized as they come; the kernels do it for each token, symmetrically."""
     return (
         activations.get("type", "int") == "int"
         and activations.get("num_bits") == 8

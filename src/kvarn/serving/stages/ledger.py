@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from kvarn.metering.event import InFlight, Measured
+from kvarn.metering.journal import Slot
 from kvarn.metering.service import Metering, wall_clock_of
-from kvarn.metering.slots import Slot
 from kvarn.serving.pipeline import Work
 
 
@@ -54,8 +54,7 @@ class LedgerTicket:
         """Enter it, unless nothing was done: the engine was never asked, or refused it."""
         tally = work.tally
         if not tally.did_work:
-            if self._slot is not None:
-                self._slot.free()
+            self._metering.forget(self._slot)
             return
         ttft = None if tally.first_token is None else tally.first_token - work.received
         had = Measured(
