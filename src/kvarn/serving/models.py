@@ -18,7 +18,7 @@ from typing import Protocol
 import kvarn
 from kvarn.config.schema import GatewayConfig, ModelConfig
 from kvarn.fairness.semaphore import FairSemaphore
-from kvarn.replica.api import Replica, ReplicaState
+from kvarn.replica.client.protocol import ReplicaClient, ReplicaState
 from kvarn.serving.logprobs import LogprobsEncoder
 from kvarn.text.chat_template import ChatTemplate
 from kvarn.text.checkpoint import checkpoint_fingerprint, resolve_tokenizer
@@ -57,7 +57,7 @@ class ReadyModel:
     """A model whose parts are all there."""
 
     name: str
-    replica: Replica
+    replica: ReplicaClient
     card: ModelCard
     tokenizer: Tokenizer
     chat_template: ChatTemplate
@@ -94,7 +94,7 @@ class ServedModel:
 
     name: str
     config: ModelConfig
-    replica: Replica
+    replica: ReplicaClient
     directory: Path
     created: int = field(default_factory=lambda: int(time.time()))
     tokenizer: Tokenizer | None = None
