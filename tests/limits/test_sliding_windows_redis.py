@@ -13,6 +13,7 @@ from kvarn.limits.local import SlidingWindows, Timing
 from kvarn.limits.redis_backend import SCRIPT, read_decision, script_input
 from kvarn.limits.types import Decision, Kind, Reservation
 from limit_reservations import make_limit, make_reservation
+from profiles import examples
 
 TIMING = Timing(slot_ms=100, window=6, lease_ms=500)
 LIMITS = [
@@ -65,7 +66,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
 def test_both_decide_alike_and_tell_the_same_numbers(client: redis.Redis, steps: list[tuple[Any, ...]]) -> None:
     counts, twin = SlidingWindows(TIMING), Twin(client)

@@ -23,8 +23,8 @@ from kvarn.store.repositories.conversations.stored_completions import (
     list_completions,
 )
 from kvarn.store.repositories.pages import cut_page
-from kvarn.wire.openai.chat import ChatCompletionRequest, CompletionChange
-from kvarn.wire.openai.chat_answer import ChatCompletion, ChatCompletionDeleted
+from kvarn.wire.openai.chat.answer import ChatCompletion, ChatCompletionDeleted
+from kvarn.wire.openai.chat.request import ChatCompletionRequest, CompletionChange
 from kvarn.wire.openai.lists import ListObject
 
 router = APIRouter(prefix="/v1/chat/completions", tags=["chat"])
@@ -73,7 +73,9 @@ async def change_chat_completion(request: Request, completion_id: str) -> Respon
     check_query(request)
     gateway, owner = gateway_of(request), record_of(request.scope).principal.owner
     change = await gateway.read(request, CompletionChange)
-    stored = await change_metadata(gateway.store, owner, completion_id, change.metadata or {}, gateway.room.most)
+    stored = await change_metadata(
+        gateway.store, owner, completion_id, change.metadata or {}, gateway.storage_quota.max_bytes
+    )
     return json_response(describe_completion(stored))
 
 
