@@ -137,5 +137,5 @@ async def test_a_gateway_starts_on_a_database_that_takes_no_writes(
         await platform.start()
         assert platform.metering._tasks, "all of it runs: its schema and an administrator's key are there"
         key = (tmp_path / FILE).read_text().strip()
-        assert await platform.identity.directory.bearer_of(key) is not None
+        assert await platform.identity.key_cache.bearer_of(key) is not None
         await platform.stop()

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from kvarn.config.platform import AuthConfig
-from kvarn.gateway.admin_context import Desk
-from kvarn.identity.key_cache import Directory
+from kvarn.gateway.admin_context import AdminContext
+from kvarn.identity.key_cache import KeyCache
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError, StoreAwayError
 from kvarn.store.owner import Owner, Principal, Role
@@ -24,7 +24,7 @@ class Scene:
 
     def __init__(self, store: Store) -> None:
         self.store, self.watched = store, WatchedStore(store)
-        self.directory = Directory(self.watched, AuthConfig(refresh_s=60))  # type: ignore[arg-type]
+        self.key_cache = KeyCache(self.watched, AuthConfig(refresh_s=60))  # type: ignore[arg-type]
         self.key_id = self.value = ""
         self.owner = Owner("", "")
 
@@ -39,12 +39,12 @@ class Scene:
         return self
 
     async def holds(self) -> bool:
-        return await self.directory.bearer_of(self.value) is not None
+        return await self.key_cache.bearer_of(self.value) is not None
 
     async def revoke(self, key_id: str) -> None:
-        gateway = SimpleNamespace(store=self.watched, directory=self.directory)
-        desk = Desk(gateway, Principal(self.owner, Role.ADMIN, key_id="key_admin"))  # type: ignore[arg-type]
-        async with desk.audited_change() as change:
+        gateway = SimpleNamespace(store=self.watched, key_cache=self.key_cache)
+        admin = AdminContext(gateway, Principal(self.owner, Role.ADMIN, key_id="key_admin"))  # type: ignore[arg-type]
+        async with admin.audited_change() as change:
             await revoke_key(change, self.owner.organization_id, key_id)
 
 

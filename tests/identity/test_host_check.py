@@ -9,7 +9,7 @@ import pytest
 from kvarn.config.load import ConfigError
 from kvarn.config.platform import AuthConfig
 from kvarn.config.schema import KvarnConfig
-from kvarn.identity.host_check import check_addressed_here
+from kvarn.identity.host_check import check_host
 from kvarn.identity.mode import auth_mode
 from kvarn.wire.openai.errors import ApiError
 
@@ -17,7 +17,7 @@ from kvarn.wire.openai.errors import ApiError
 def check(host: str | None, origin: str | None = None, *allowed: str) -> None:
     named = ((b"host", host), (b"origin", origin))
     headers = [(name, text.encode("latin-1")) for name, text in named if text is not None]
-    check_addressed_here([(b"accept", b"*/*"), *headers], allowed)
+    check_host([(b"accept", b"*/*"), *headers], allowed)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import make_url, select, text, update
 
 from kvarn.config.platform import AuthConfig
-from kvarn.identity.key_cache import Directory
+from kvarn.identity.key_cache import KeyCache
 from kvarn.store.engine import Store
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.keys import new_key
@@ -39,11 +39,11 @@ class Clock:
 
 
 class Scene:
-    """A tenant with a key, and a directory over a store that is watched."""
+    """A tenant with a key, and a key_cache over a store that is watched."""
 
     def __init__(self, store: Store, **config: float) -> None:
         self.store, self.watched, self.clock = store, WatchedStore(store), Clock()
-        self.directory = Directory(self.watched, AuthConfig(**config), self.clock)  # type: ignore[arg-type]
+        self.key_cache = KeyCache(self.watched, AuthConfig(**config), self.clock)  # type: ignore[arg-type]
         self.key_id = self.value = self.organization_id = ""
 
     async def furnish(self) -> Scene:
@@ -59,11 +59,11 @@ class Scene:
             await revoke_key(change, self.organization_id, self.key_id)
 
     async def holds(self) -> bool:
-        return await self.directory.bearer_of(self.value) is not None
+        return await self.key_cache.bearer_of(self.value) is not None
 
     async def settle(self) -> None:
         """Let what runs beside the requests end."""
-        await self.directory._revision.settle()
+        await self.key_cache._revision.settle()
 
 
 async def test_a_known_key_costs_no_query_until_its_answer_is_half_as_old_as_it_may_be(store: Store) -> None:
@@ -98,17 +98,17 @@ async def test_a_change_made_here_holds_at_once(store: Store) -> None:
     assert await scene.holds()
     await scene.revoke()
     assert await scene.holds()
-    scene.directory.renew([scene.organization_id])
+    scene.key_cache.renew([scene.organization_id])
     assert not await scene.holds()
 
 
 async def test_a_key_made_after_it_was_asked_for_in_vain_is_found(store: Store) -> None:
     scene = await Scene(store, refresh_s=60).furnish()
     tenant = await create_organization(store, "b")
-    assert await scene.directory.bearer_of(new_key().value) is None
+    assert await scene.key_cache.bearer_of(new_key().value) is None
     async with audited_change(store, ACTOR) as change:
         _, value = await add_key(change, tenant.organization_id, tenant.project_id, KeyRequest(name="k"))
-    assert await scene.directory.bearer_of(value) is not None
+    assert await scene.key_cache.bearer_of(value) is not None
 
 
 async def test_a_key_that_a_standby_did_not_have_yet_is_asked_for_again(store: Store) -> None:
@@ -157,7 +157,7 @@ async def test_an_unknown_key_and_a_revoked_one_are_read_alike(store: Store) -> 
     await scene.revoke()
     for value in (new_key().value, scene.value, scene.value[:-1] + ("a" if scene.value[-1] != "a" else "b")):
         before = scene.watched.reads
-        fresh = Directory(scene.watched, AuthConfig(refresh_s=60), scene.clock)  # type: ignore[arg-type]
+        fresh = KeyCache(scene.watched, AuthConfig(refresh_s=60), scene.clock)  # type: ignore[arg-type]
         assert [await fresh.bearer_of(value) for _ in range(3)] == [None] * 3
         assert scene.watched.reads == before + 1
 
@@ -165,7 +165,7 @@ async def test_an_unknown_key_and_a_revoked_one_are_read_alike(store: Store) -> 
 async def test_the_beginning_of_a_key_is_not_enough(store: Store) -> None:
     scene = await Scene(store).furnish()
     forged = scene.value[:15] + new_key().value[15:]
-    assert await scene.directory.bearer_of(forged) is None
+    assert await scene.key_cache.bearer_of(forged) is None
     assert await scene.holds()
 
 
@@ -174,7 +174,7 @@ async def test_trying_many_keys_pushes_no_known_one_out(store: Store, monkeypatc
     scene = await Scene(store, refresh_s=60).furnish()
     assert await scene.holds()
     for _ in range(10):
-        await scene.directory.bearer_of(new_key().value)
+        await scene.key_cache.bearer_of(new_key().value)
     reads = scene.watched.reads
     assert await scene.holds() and scene.watched.reads == reads
 
@@ -186,7 +186,7 @@ async def test_known_keys_go_on_while_the_database_is_away_and_unknown_ones_hear
     scene.clock.now += 50
     assert await scene.holds()
     with pytest.raises(ApiError) as refusal:
-        await scene.directory.bearer_of(new_key().value)
+        await scene.key_cache.bearer_of(new_key().value)
     assert refusal.value.status == 503 and "retry-after" in refusal.value.headers
     scene.clock.now += 99
     assert await scene.holds(), "counted from when the database was missed"
@@ -199,7 +199,7 @@ async def test_a_key_withdrawn_here_is_not_believed_again_while_the_database_is_
     scene = await Scene(store, stale_s=100).furnish()
     assert await scene.holds()
     await scene.revoke()
-    scene.directory.renew([scene.organization_id])
+    scene.key_cache.renew([scene.organization_id])
     scene.watched.away = True
     for _ in range(3):
         with pytest.raises(ApiError) as refusal:
@@ -216,10 +216,10 @@ async def test_a_key_not_read_since_a_change_elsewhere_is_not_believed_while_the
         _, other = await add_key(change, tenant.organization_id, tenant.project_id, KeyRequest(name="k"))
     await scene.revoke()
     scene.clock.now += 1
-    assert await scene.directory.bearer_of(other) is not None, "tells the directory of the change"
+    assert await scene.key_cache.bearer_of(other) is not None, "tells the key cache of the change"
     scene.watched.away = True
     scene.clock.now += 10
-    assert await scene.directory.bearer_of(other) is not None
+    assert await scene.key_cache.bearer_of(other) is not None
     with pytest.raises(ApiError):
         await scene.holds()
 
@@ -241,14 +241,14 @@ async def test_a_database_that_hangs_holds_a_known_key_up_once(store: Store, mon
     scene = await Scene(store, stale_s=100).furnish()
     await ensure_default_organization(store)
     assert await scene.holds()
-    salt = (await scene.directory.anybody()).cache_salt
+    salt = (await scene.key_cache.anybody()).cache_salt
     scene.watched.hangs = True
     for _ in range(5):
         scene.clock.now += 10
         async with asyncio.timeout(1):
             assert await scene.holds()
-            assert (await scene.directory.anybody()).cache_salt == salt != ""
-    await scene.directory.close()
+            assert (await scene.key_cache.anybody()).cache_salt == salt != ""
+    await scene.key_cache.close()
 
 
 async def test_when_the_database_is_back_what_was_changed_meanwhile_holds(store: Store) -> None:
@@ -271,24 +271,24 @@ async def test_an_expired_key_ends_without_a_query(store: Store) -> None:
     asked = KeyRequest(name="k", lifetime_s=100)
     async with audited_change(store, ACTOR) as change:
         _, value = await add_key(change, tenant.organization_id, tenant.project_id, asked)
-    assert await scene.directory.bearer_of(value) is not None
+    assert await scene.key_cache.bearer_of(value) is not None
     reads = scene.watched.reads
     scene.watched.now = lambda: store.now() + 101
-    assert await scene.directory.bearer_of(value) is None
+    assert await scene.key_cache.bearer_of(value) is None
     assert scene.watched.reads == reads
 
 
 async def test_anybody_has_the_default_organisations_salt_and_limits(store: Store) -> None:
     scene = Scene(store, refresh_s=60)
-    assert (await scene.directory.anybody()).cache_salt == ""
+    assert (await scene.key_cache.anybody()).cache_salt == ""
     assert await ensure_default_organization(store)
     assert not await ensure_default_organization(store)
-    anybody = await scene.directory.anybody()
+    anybody = await scene.key_cache.anybody()
     assert anybody.organization_id == DEFAULT_ORGANIZATION and anybody.cache_salt and anybody.limits == ()
     async with audited_change(store, ACTOR) as change:
         await set_limit(change, DEFAULT_ORGANIZATION, DEFAULT_ORGANIZATION, "*", {"tokens_per_minute": 9})
     scene.clock.now += 61
-    assert [rule.tokens_per_minute for rule in (await scene.directory.anybody()).limits] == [9]
+    assert [rule.tokens_per_minute for rule in (await scene.key_cache.anybody()).limits] == [9]
 
 
 async def test_keys_are_taken_from_memory_while_the_database_refuses_the_server(
@@ -301,17 +301,17 @@ async def test_keys_are_taken_from_memory_while_the_database_refuses_the_server(
     await _execute(owner, f"CREATE ROLE {login} LOGIN SUPERUSER")
     scene = await Scene(owner).furnish()
     served = Store(url.set(username=login), timeout_s=20)
-    directory = Directory(served, AuthConfig(refresh_s=0.05))
-    assert await directory.bearer_of(scene.value) is not None
+    key_cache = KeyCache(served, AuthConfig(refresh_s=0.05))
+    assert await key_cache.bearer_of(scene.value) is not None
     await _execute(owner, f"ALTER ROLE {login} NOLOGIN")
     await _execute(owner, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{login}'")
     for _ in range(3):
         await asyncio.sleep(0.06)
-        assert await directory.bearer_of(scene.value) is not None
+        assert await key_cache.bearer_of(scene.value) is not None
     with pytest.raises(ApiError) as raised:
-        await directory.bearer_of(new_key().value)
+        await key_cache.bearer_of(new_key().value)
     assert raised.value.status == 503
-    for each in (directory, served, owner):
+    for each in (key_cache, served, owner):
         await each.close()
 
 

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import make_url
 
 from kvarn.config.platform import AuthConfig
-from kvarn.identity.key_cache import Directory
+from kvarn.identity.key_cache import KeyCache
 from kvarn.store import servers
 from kvarn.store.connecting import with_hosts_apart
 from kvarn.store.engine import Store
@@ -56,7 +56,7 @@ async def test_what_was_revoked_stays_so_while_a_standby_lags_and_new_keys_wait(
     monkeypatch.setattr(servers, "_LOOK_EVERY_S", 0.01)
     store, standby_url = pair
     now = 1000.0
-    directory = Directory(store, AuthConfig(refresh_s=0.25, stale_s=300), lambda: now)
+    key_cache = KeyCache(store, AuthConfig(refresh_s=0.25, stale_s=300), lambda: now)
     tenants = [(await create_organization(store, name)).owner for name in "ab"]
     values, ids = [], []
     async with audited_change(store, Actor("test")) as change:
@@ -65,28 +65,28 @@ async def test_what_was_revoked_stays_so_while_a_standby_lags_and_new_keys_wait(
             ids.append(key.id)
             values.append(value)
     await stop_following(standby_url, keys=2)
-    assert [await directory.bearer_of(value) is not None for value in values] == [True, True]
+    assert [await key_cache.bearer_of(value) is not None for value in values] == [True, True]
     async with audited_change(store, Actor("test")) as change:
         await revoke_key(change, tenants[0].organization_id, ids[0])
         _, late = await add_key(change, tenants[1].organization_id, tenants[1].project_id, KeyRequest(name="late"))
     now += 1
-    assert await directory.bearer_of(values[1]) is not None, "asks, and so hears of it"
+    assert await key_cache.bearer_of(values[1]) is not None, "asks, and so hears of it"
 
     own_postgres.kill()
     for _ in range(3):
         now += 2
-        assert await directory.bearer_of(values[1]) is not None, "from memory"
-        await directory._revision.settle()
+        assert await key_cache.bearer_of(values[1]) is not None, "from memory"
+        await key_cache._revision.settle()
         for value in (values[0], late):
             with pytest.raises(ApiError) as refusal:
-                await directory.bearer_of(value)
+                await key_cache.bearer_of(value)
             assert refusal.value.status == 503
     now += 300
     with pytest.raises(ApiError):
-        await directory.bearer_of(values[1])
+        await key_cache.bearer_of(values[1])
 
     own_postgres.start()
     now += 2
-    await directory.bearer_of(late)
-    assert [await directory.bearer_of(value) is not None for value in (*values, late)] == [False, True, True]
-    await directory.close()
+    await key_cache.bearer_of(late)
+    assert [await key_cache.bearer_of(value) is not None for value in (*values, late)] == [False, True, True]
+    await key_cache.close()

@@ -11,7 +11,7 @@ from sqlalchemy import delete, select, update
 
 from kvarn.config.platform import AuthConfig
 from kvarn.identity import revision
-from kvarn.identity.key_cache import Directory
+from kvarn.identity.key_cache import KeyCache
 from kvarn.store.engine import Store
 from kvarn.store.models import ChangeNumber, Revision
 from kvarn.store.repositories.retention.organization_deletion import delete_organization
@@ -60,16 +60,16 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Gate:
-    """A gateway's directory, whose clock a test moves, on a store whose reads are counted."""
+    """A gateway's key_cache, whose clock a test moves, on a store whose reads are counted."""
 
     def __init__(self, store: Store) -> None:
         self.watched, self.now = WatchedStore(store), 1000.0
-        self.directory = Directory(self.watched, AuthConfig(refresh_s=0.25), lambda: self.now)  # type: ignore[arg-type]
+        self.key_cache = KeyCache(self.watched, AuthConfig(refresh_s=0.25), lambda: self.now)  # type: ignore[arg-type]
 
     async def holding(self, tenant: Tenant) -> tuple[int, int]:
         """How many keys of a tenant are good here, and how many reads it took to know."""
         before = self.watched.reads
-        found = [await self.directory.bearer_of(value) for value in tenant.values.values()]
+        found = [await self.key_cache.bearer_of(value) for value in tenant.values.values()]
         return sum(principal is not None for principal in found), self.watched.reads - before
 
 
@@ -86,7 +86,7 @@ async def test_an_act_in_one_organisation_makes_no_other_organisations_keys_be_r
         assert await gate.holding(a) == (3, 3) and await gate.holding(b) == (5, 5)
     for round_ in range(1, 11):
         await a.limit(round_)
-        here.directory.renew([a.id])
+        here.key_cache.renew([a.id])
         there.now += 1
         assert await here.holding(b) == (5, 1), "one question, whoever's keys they are"
         assert await there.holding(b) == (5, 1)
@@ -103,7 +103,7 @@ async def test_what_is_revoked_ends_at_every_gateway_whoever_else_acts(store: St
     await a.limit(1)
     await b.revoke(next(iter(b.values)))
     await a.limit(2)
-    here.directory.renew([b.id])
+    here.key_cache.renew([b.id])
     there.now += 0.26
     assert (await here.holding(b))[0] == 4, "at once, the clock having stood still"
     assert (await there.holding(b))[0] == 4
@@ -125,7 +125,7 @@ async def test_an_act_of_which_nobody_knows_whether_it_holds_stops_its_own_keys_
     gate = Gate(store)
     await gate.holding(a), await gate.holding(b)
     gate.watched.away = True
-    gate.directory.renew([a.id])
+    gate.key_cache.renew([a.id])
     for _ in range(3):
         assert (await gate.holding(b))[0] == 5
         with pytest.raises(ApiError) as refusal:
@@ -135,7 +135,7 @@ async def test_an_act_of_which_nobody_knows_whether_it_holds_stops_its_own_keys_
     gate.watched.away = False
     gate.now += 2
     await gate.holding(b)
-    await gate.directory._revision.settle()
+    await gate.key_cache._revision.settle()
     assert (await gate.holding(a))[0] == 3, "it did not hold"
 
 
@@ -168,7 +168,7 @@ async def test_the_keys_of_an_organisation_that_was_erased_end_however_late_a_ga
         touched.add(a.id)
 
     await erase()
-    here.directory.renew(touched)
+    here.key_cache.renew(touched)
     there.now += 3600
     for gate in (here, there):
         assert (await gate.holding(a))[0] == 0
@@ -244,7 +244,7 @@ async def test_acts_in_the_middle_of_many_reads_are_missed_by_none(store: Store,
     for key_id in list(b.values)[:4]:
         await a.limit(1)
         await b.revoke(key_id)
-        gate.directory.renew([b.id])
+        gate.key_cache.renew([b.id])
         assert (await gate.holding(b))[0] == 4 - list(b.values).index(key_id)
     await asking
     assert (await gate.holding(a))[0] == 3

@@ -182,7 +182,7 @@ def test_rate_limits_are_listed_for_every_model_set_and_taken_away(admin, door) 
     assert root.post(f"{key_path}/rl-*", json={"max_requests_per_1_minute": 5}).status_code == 200
 
     async def rules():
-        return (await door.server.gateway.directory.bearer_of(made["value"])).limits
+        return (await door.server.gateway.key_cache.bearer_of(made["value"])).limits
 
     found = {(rule.holder, rule.model, rule.requests_per_minute) for rule in door.server.do(rules())}
     assert found == {(project, "tiny", 60), (made["id"], "*", 5)}

@@ -32,8 +32,8 @@ from kvarn.store.errors import StoreAwayError
 from kvarn.store.models import Conversation, ConversationItem, StoredResponse
 from kvarn.store.repositories.conversations import responses as stored
 from kvarn.store.repositories.conversations.conversations import create_conversation
-from kvarn.wire.openai.response_answer import ENDED
-from kvarn.wire.openai.responses import ResponseRequest
+from kvarn.wire.openai.responses.answer import ENDED
+from kvarn.wire.openai.responses.request import ResponseRequest
 
 ENDS = ["response.completed", "response.incomplete", "response.failed"]
 DELAYS_MS = (0, 1, 2, 4, 8, 15)

@@ -10,8 +10,8 @@ import pytest
 from kvarn.responses.request import chat_messages, chat_request, in_our_words
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.parse import parse_request
-from kvarn.wire.openai.response_items import AnyItem, ItemReference, stored_item
-from kvarn.wire.openai.responses import ResponseRequest
+from kvarn.wire.openai.responses.items import AnyItem, ItemReference, stored_item
+from kvarn.wire.openai.responses.request import ResponseRequest
 
 
 def parsed(**body: Any) -> ResponseRequest:

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from kvarn.responses.replay import replay, unwritten
 from kvarn.responses.writer import ResponseWriter, item_id, response_of_item
 from kvarn.serving.chat.choice import ChatParts
-from kvarn.wire.openai.chat_answer import FunctionCallDelta, TokenLogprobs, ToolCallDelta
-from kvarn.wire.openai.response_answer import Response, ResponseError, StreamEvent, response_usage
+from kvarn.wire.openai.chat.answer import FunctionCallDelta, TokenLogprobs, ToolCallDelta
+from kvarn.wire.openai.responses.answer import Response, ResponseError, StreamEvent, response_usage
 from kvarn.wire.openai.usage import usage
 
 RESPONSE_ID = "resp_" + "ab" * 16

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvarn.serving.held_bytes import BodyRefusedError, ByteBudget, HeldBytes, memory_of
-from kvarn.wire.openai.chat import ChatCompletionRequest
+from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.parse import decode_body, read_fields
 
 MOST = 100_000

@@ -13,7 +13,7 @@ from fake_replica import BOS
 from kvarn.serving.logprobs import LogprobsEncoder, in_parts
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.wire.messages import PositionLogprobs, TokenLogprob
-from kvarn.wire.openai.chat_answer import TokenLogprobs, TopLogprob
+from kvarn.wire.openai.chat.answer import TokenLogprobs, TopLogprob
 from kvarn.wire.openai.usage import PromptLogprob
 
 entries = st.builds(

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from kvarn.fairness.turns import Turns
+from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.wire.messages import EngineStats
 
 BATCH_PRIORITY = 10
@@ -81,7 +81,7 @@ class LineGate:
         self.window = window
         self._stats = stats
         self._clock = clock
-        self._turns = Turns(1)
+        self._turns = FairSemaphore(1)
         self._left = asyncio.Event()
         self._left_at = float("-inf")
 
@@ -98,7 +98,7 @@ class LineGate:
     @asynccontextmanager
     async def place(self, tenant: str) -> AsyncGenerator[None, None]:
         """A place in the engine, for as long as the block lasts."""
-        async with self._turns.turn(tenant):
+        async with self._turns.place(tenant):
             while not self.window.has_room(self._stats(), self._clock()):
                 await self._wait()
             self.window.in_flight += 1

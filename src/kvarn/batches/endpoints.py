@@ -12,13 +12,13 @@ from kvarn.serving.embeddings.operation import start_embedding
 from kvarn.serving.moderation.checks import ALIASES
 from kvarn.serving.moderation.operation import start_moderation
 from kvarn.serving.record import RequestRecord
-from kvarn.wire.openai.chat import ChatCompletionRequest
+from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.completions import CompletionRequest
 from kvarn.wire.openai.embeddings import EmbeddingRequest
 from kvarn.wire.openai.errors import invalid_request
 from kvarn.wire.openai.moderations import ModerationRequest
 from kvarn.wire.openai.parse import parse_request
-from kvarn.wire.openai.responses import ResponseRequest
+from kvarn.wire.openai.responses.request import ResponseRequest
 
 MODERATIONS = "/v1/moderations"
 

@@ -18,7 +18,7 @@ from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChang
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class AdminContext:
     """Everything an administrator's request works with. An administrator sees and changes their own organisation."""
 
     gateway: Gateway
@@ -44,7 +44,7 @@ class Desk:
                 yield change
         finally:
             if change is not None and change.may_hold:
-                self.gateway.directory.renew(change.touched)
+                self.gateway.key_cache.renew(change.touched)
 
     @property
     def actor(self) -> Actor:
@@ -54,8 +54,8 @@ class Desk:
         return Actor(name, key_id, self.organization_id)
 
 
-def desk_of(request: Request) -> Desk:
-    """The desk of the administrator who asks.
+def admin_context(request: Request) -> AdminContext:
+    """The admin of the administrator who asks.
 
     Raises:
         ApiError: 403, the key is no administrator's.
@@ -63,16 +63,16 @@ def desk_of(request: Request) -> Desk:
     principal = record_of(request.scope).principal
     if principal.role is not Role.ADMIN:
         raise insufficient_permissions("role: admin")
-    return Desk(gateway_of(request), principal)
+    return AdminContext(gateway_of(request), principal)
 
 
-def platform_desk_of(request: Request) -> Desk:
-    """The desk of a platform administrator: one of the default organisation, who also looks after the others.
+def platform_admin_context(request: Request) -> AdminContext:
+    """The admin of a platform administrator: one of the default organisation, who also looks after the others.
 
     Raises:
         ApiError: 403, the key is none of theirs.
     """
-    desk = desk_of(request)
-    if desk.organization_id != DEFAULT_ORGANIZATION:
+    admin = admin_context(request)
+    if admin.organization_id != DEFAULT_ORGANIZATION:
         raise insufficient_permissions("role: platform administrator (admin of the default organization)")
-    return desk
+    return admin

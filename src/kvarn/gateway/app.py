@@ -121,7 +121,7 @@ def create_app(
         room=StorageRoom(platform.store, config.retention.max_stored_bytes),
         held=held,
         responses=runs,
-        directory=platform.identity.directory,
+        key_cache=platform.identity.key_cache,
         bodies=BodyReader(config.gateway, text, held, platform.admission.check_body),
         reports=Reports(platform.store),
         shared=shared,

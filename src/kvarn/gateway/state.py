@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from kvarn.gateway.body import BodyReader
 from kvarn.gateway.processes.shared import SharedState
-from kvarn.identity.key_cache import Directory
+from kvarn.identity.key_cache import KeyCache
 from kvarn.metering.usage_reports import Reports
 from kvarn.responses.responses_context import ResponsesContext
 
@@ -21,7 +21,7 @@ RequestT = TypeVar("RequestT", bound=BaseModel)
 class Gateway(ResponsesContext):
     """Everything of one gateway that outlives a request."""
 
-    directory: Directory
+    key_cache: KeyCache
     bodies: BodyReader
     reports: Reports
     shared: SharedState | None

@@ -9,7 +9,7 @@ from kvarn.gateway.usage_query import UsageQuery
 from kvarn.metering.prices import BILLIONTHS
 from kvarn.metering.usage_reports import Reports
 from kvarn.store.ledger import UsageFilter, UsageSum
-from kvarn.wire.openai.organization_usage import (
+from kvarn.wire.openai.organization.usage import (
     Amount,
     CompletionsUsage,
     Costs,

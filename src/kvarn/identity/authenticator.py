@@ -10,8 +10,8 @@ from typing import Protocol
 from starlette.types import Scope
 
 from kvarn.identity.bearer import not_authenticated, presented
-from kvarn.identity.host_check import check_addressed_here
-from kvarn.identity.key_cache import Directory
+from kvarn.identity.host_check import check_host
+from kvarn.identity.key_cache import KeyCache
 from kvarn.identity.last_used import LastUsed
 from kvarn.store.keys import digest_of, is_key
 from kvarn.store.owner import Principal, Role
@@ -33,7 +33,7 @@ class KeyAuthenticator:
     """Finds the principal by the request's API key.
 
     Args:
-        directory: Knows the keys.
+        key_cache: Knows the keys.
         last_used: Told of every key that was accepted.
         open_to: On an open server, the names besides those of a loopback address under which those without a valid
             key act as anybody; a valid one is honoured all the same. None: everybody needs a key.
@@ -43,13 +43,13 @@ class KeyAuthenticator:
 
     def __init__(
         self,
-        directory: Directory,
+        key_cache: KeyCache,
         last_used: LastUsed,
         open_to: Collection[str] | None,
         origins: Collection[str] = (),
         api_keys: Collection[str] = (),
     ) -> None:
-        self._directory = directory
+        self._key_cache = key_cache
         self._last_used = last_used
         self._open_to = open_to
         self._origins = origins
@@ -64,15 +64,15 @@ class KeyAuthenticator:
         """
         key = presented(scope["headers"])
         if key is not None and self._is_configured(key):
-            return replace(await self._directory.anybody(), role=Role.SERVICE, priority=0)
-        found = await self._directory.bearer_of(key) if key is not None and is_key(key) else None
+            return replace(await self._key_cache.anybody(), role=Role.SERVICE, priority=0)
+        found = await self._key_cache.bearer_of(key) if key is not None and is_key(key) else None
         if found is not None:
             if found.key_id is not None:
                 self._last_used.mark(found.key_id)
             return found
         if self._open_to is not None:
-            check_addressed_here(scope["headers"], self._open_to, self._origins)
-            return await self._directory.anybody()
+            check_host(scope["headers"], self._open_to, self._origins)
+            return await self._key_cache.anybody()
         raise not_authenticated(key)
 
     def _is_configured(self, key: str) -> bool:

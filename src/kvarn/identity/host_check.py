@@ -14,7 +14,7 @@ from kvarn.identity.mode import is_loopback
 from kvarn.wire.openai.errors import ApiError
 
 
-def check_addressed_here(
+def check_host(
     headers: Iterable[tuple[bytes, bytes]], allowed_hosts: Collection[str], allowed_origins: Collection[str] = ()
 ) -> None:
     """Refuse a request that was sent to another name than this machine's, or by a page of another site.
@@ -33,14 +33,14 @@ def check_addressed_here(
         text = value.decode("latin-1")
         if name == b"host":
             host = text
-            _check_host("Host", text, f"//{text}", allowed_hosts)
+            _check_header("Host", text, f"//{text}", allowed_hosts)
         elif name == b"origin" and text not in allowed_origins:
-            _check_host("Origin", text, text, allowed_hosts)
+            _check_header("Origin", text, text, allowed_hosts)
     if host is None:
         raise _elsewhere("Host", "")
 
 
-def _check_host(header: str, text: str, url: str, allowed_hosts: Collection[str]) -> None:
+def _check_header(header: str, text: str, url: str, allowed_hosts: Collection[str]) -> None:
     try:
         host = (urlsplit(url).hostname or "").removesuffix(".")
     except ValueError:  # such as half an address in brackets

@@ -52,7 +52,7 @@ class _Seen(Generic[ValueT]):
     """When, in seconds of the clock."""
 
 
-class Directory:
+class KeyCache:
     """Finds principals.
 
     Args:

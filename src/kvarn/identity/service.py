@@ -8,7 +8,7 @@ import logging
 from kvarn.config.schema import KvarnConfig
 from kvarn.identity.authenticator import Authenticator, KeyAuthenticator
 from kvarn.identity.bootstrap import ensure_admin_key
-from kvarn.identity.key_cache import Directory
+from kvarn.identity.key_cache import KeyCache
 from kvarn.identity.last_used import LastUsed
 from kvarn.identity.mode import auth_mode
 from kvarn.store.engine import Store
@@ -30,9 +30,9 @@ class Identity:
         self._store = store
         self._mode = auth_mode(config)
         self._last_used = LastUsed(store)
-        self.directory = Directory(store, config.auth)
+        self.key_cache = KeyCache(store, config.auth)
         self.authenticator: Authenticator = KeyAuthenticator(
-            self.directory,
+            self.key_cache,
             self._last_used,
             open_to=config.auth.allowed_hosts if self._mode == "open" else None,
             origins=config.gateway.allowed_origins or (),
@@ -68,5 +68,5 @@ class Identity:
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
-        await self.directory.close()
+        await self.key_cache.close()
         await self._last_used.write()

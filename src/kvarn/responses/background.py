@@ -33,8 +33,8 @@ from kvarn.store.repositories.conversations import responses as stored
 from kvarn.store.repositories.conversations.conversations import Lock, unlock_conversation
 from kvarn.store.repositories.tenants.bearers import find_bearer
 from kvarn.wire.openai.errors import RETRY_AFTER_S, ApiError, invalid_request, unavailable
-from kvarn.wire.openai.response_answer import ENDED, Response, StreamEvent
-from kvarn.wire.openai.responses import ResponseRequest
+from kvarn.wire.openai.responses.answer import ENDED, Response, StreamEvent
+from kvarn.wire.openai.responses.request import ResponseRequest
 
 _log = logging.getLogger("kvarn.gateway")
 

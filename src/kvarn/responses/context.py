@@ -24,8 +24,8 @@ from kvarn.store.repositories.conversations.histories import (
     decode_item,
 )
 from kvarn.wire.openai.errors import ApiError, invalid_request
-from kvarn.wire.openai.response_items import AnyItem, ItemReference, StoredItem, stored_item, user_message
-from kvarn.wire.openai.responses import ContextFields
+from kvarn.wire.openai.responses.items import AnyItem, ItemReference, StoredItem, stored_item, user_message
+from kvarn.wire.openai.responses.request import ContextFields
 
 
 @dataclass(frozen=True, slots=True)

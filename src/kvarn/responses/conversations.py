@@ -11,7 +11,7 @@ from kvarn.store.ids import new_id
 from kvarn.store.repositories.conversations import conversations as stored
 from kvarn.store.repositories.conversations.histories import MAX_HISTORY_ITEMS, HistoryTooLongError
 from kvarn.wire.openai.errors import invalid_request
-from kvarn.wire.openai.response_items import AnyItem, ItemReference, StoredItem, stored_item
+from kvarn.wire.openai.responses.items import AnyItem, ItemReference, StoredItem, stored_item
 
 
 async def add_items(

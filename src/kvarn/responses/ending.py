@@ -38,9 +38,9 @@ from kvarn.serving.errors import to_api_error
 from kvarn.serving.run_to_completion import to_the_end
 from kvarn.store.repositories.conversations.conversations import ConversationLockedError, Lock
 from kvarn.store.repositories.conversations.responses import Ended
-from kvarn.wire.openai.chat_answer import FinishReason
-from kvarn.wire.openai.response_answer import ResponseError, ResponseUsage, StreamEvent
-from kvarn.wire.openai.response_items import StoredItem
+from kvarn.wire.openai.chat.answer import FinishReason
+from kvarn.wire.openai.responses.answer import ResponseError, ResponseUsage, StreamEvent
+from kvarn.wire.openai.responses.items import StoredItem
 
 _log = logging.getLogger("kvarn.gateway")
 

@@ -9,8 +9,8 @@ from kvarn.serving.chat.prompt import render_chat
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.record import RequestRecord
 from kvarn.text.errors import PromptTooLongError
-from kvarn.wire.openai.chat import ChatCompletionRequest
-from kvarn.wire.openai.responses import ContextFields, ResponseRequest
+from kvarn.wire.openai.chat.request import ChatCompletionRequest
+from kvarn.wire.openai.responses.request import ContextFields, ResponseRequest
 
 _ROOM_FOR_AN_ANSWER = 256
 """Tokens left for the answer where `max_output_tokens` does not say; at most a quarter of the context."""

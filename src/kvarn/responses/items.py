@@ -17,7 +17,7 @@ from kvarn.store.repositories.conversations.histories import (
     decode_item,
 )
 from kvarn.wire.openai.errors import ApiError, invalid_request
-from kvarn.wire.openai.response_items import StoredItem
+from kvarn.wire.openai.responses.items import StoredItem
 
 
 async def find_kept_items(

@@ -29,10 +29,10 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.ids import new_id
 from kvarn.store.repositories.conversations.conversations import Lock, unlock_conversation
-from kvarn.wire.openai.chat_answer import FinishReason
+from kvarn.wire.openai.chat.answer import FinishReason
 from kvarn.wire.openai.errors import ApiError, unavailable
-from kvarn.wire.openai.response_answer import InputTokens, Response, StreamEvent, response_usage
-from kvarn.wire.openai.responses import ResponseRequest, TokenCountRequest
+from kvarn.wire.openai.responses.answer import InputTokens, Response, StreamEvent, response_usage
+from kvarn.wire.openai.responses.request import ResponseRequest, TokenCountRequest
 
 _log = logging.getLogger("kvarn.gateway")
 

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from kvarn.responses.writer import Cuts, ResponseWriter
 from kvarn.serving.chat.choice import ChatParts
 from kvarn.serving.tiers import asked_tier
-from kvarn.wire.openai.chat_answer import FunctionCallDelta, ToolCallDelta
-from kvarn.wire.openai.response_answer import Response, StreamEvent
-from kvarn.wire.openai.response_items import StoredItem
+from kvarn.wire.openai.chat.answer import FunctionCallDelta, ToolCallDelta
+from kvarn.wire.openai.responses.answer import Response, StreamEvent
+from kvarn.wire.openai.responses.items import StoredItem
 
 
 def replay(

@@ -8,12 +8,18 @@ from typing import Any
 from msgspec import UNSET
 
 from kvarn.serving.tiers import asked_tier
-from kvarn.wire.openai.chat import ChatCompletionRequest
+from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.parse import validate
-from kvarn.wire.openai.response_answer import Response
-from kvarn.wire.openai.response_items import StoredItem
-from kvarn.wire.openai.responses import AllowedTools, ContextFields, FunctionChoice, FunctionTool, ResponseRequest
+from kvarn.wire.openai.responses.answer import Response
+from kvarn.wire.openai.responses.items import StoredItem
+from kvarn.wire.openai.responses.request import (
+    AllowedTools,
+    ContextFields,
+    FunctionChoice,
+    FunctionTool,
+    ResponseRequest,
+)
 
 _HINTS = ("user", "safety_identifier", "prompt_cache_key")
 

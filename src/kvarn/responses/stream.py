@@ -9,7 +9,7 @@ from typing import TypeGuard
 
 from kvarn.responses.ending import Ending
 from kvarn.serving.errors import to_api_error
-from kvarn.wire.openai.response_answer import ENDED, ErrorEvent, ResponseEvent, StreamEvent
+from kvarn.wire.openai.responses.answer import ENDED, ErrorEvent, ResponseEvent, StreamEvent
 from kvarn.wire.sse import encode_json
 
 _MOST_AT_ONCE = 64

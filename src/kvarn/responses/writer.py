@@ -14,8 +14,8 @@ from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import replace
 
 from kvarn.serving.chat.choice import ChatParts
-from kvarn.wire.openai.chat_answer import FinishReason, TokenLogprobs, ToolCallDelta
-from kvarn.wire.openai.response_answer import (
+from kvarn.wire.openai.chat.answer import FinishReason, TokenLogprobs, ToolCallDelta
+from kvarn.wire.openai.responses.answer import (
     ArgumentsDeltaEvent,
     ArgumentsDoneEvent,
     IncompleteDetails,
@@ -32,7 +32,7 @@ from kvarn.wire.openai.response_answer import (
     TextDeltaEvent,
     TextDoneEvent,
 )
-from kvarn.wire.openai.response_items import StoredItem, output_text
+from kvarn.wire.openai.responses.items import StoredItem, output_text
 
 Cuts = list[list[list[int]]]
 """For each item its deltas, each as [characters, tokens with log-probabilities]."""

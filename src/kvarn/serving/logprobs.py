@@ -15,7 +15,7 @@ from msgspec import Raw
 
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.wire.messages import PositionLogprobs
-from kvarn.wire.openai.chat_answer import TokenLogprobs
+from kvarn.wire.openai.chat.answer import TokenLogprobs
 from kvarn.wire.openai.completions import CompletionLogprobs
 from kvarn.wire.openai.usage import PromptLogprob, PromptLogprobs
 from kvarn.wire.sse import encode_json

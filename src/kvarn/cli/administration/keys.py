@@ -16,7 +16,7 @@ from kvarn.store.owner import Role
 from kvarn.store.repositories.tenants import keys
 from kvarn.store.repositories.tenants.organizations import default_project_id, get_active_organization, get_organization
 from kvarn.store.repositories.tenants.users import get_member
-from kvarn.wire.openai.organization import ProjectKeyCreate
+from kvarn.wire.openai.organization.requests import ProjectKeyCreate
 
 app = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True, add_completion=False)
 

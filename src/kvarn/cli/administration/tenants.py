@@ -16,7 +16,7 @@ from kvarn.store.repositories.stored_bytes import sum_of
 from kvarn.store.repositories.tenants import organizations, rate_limits
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, list_all_keys
 from kvarn.store.repositories.tenants.projects import list_projects
-from kvarn.wire.openai.organization import RateLimitUpdate, TenantCreate, TenantUpdate
+from kvarn.wire.openai.organization.requests import RateLimitUpdate, TenantCreate, TenantUpdate
 
 app = typer.Typer(help="Organisations, what they may, and their end.", no_args_is_help=True, add_completion=False)
 

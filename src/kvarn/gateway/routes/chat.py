@@ -23,8 +23,8 @@ from kvarn.store.repositories.conversations.stored_completions import (
     list_completions,
 )
 from kvarn.store.repositories.pages import cut_page
-from kvarn.wire.openai.chat import ChatCompletionRequest, CompletionChange
-from kvarn.wire.openai.chat_answer import ChatCompletion, ChatCompletionDeleted
+from kvarn.wire.openai.chat.answer import ChatCompletion, ChatCompletionDeleted
+from kvarn.wire.openai.chat.request import ChatCompletionRequest, CompletionChange
 from kvarn.wire.openai.lists import ListObject
 
 router = APIRouter(prefix="/v1/chat/completions", tags=["chat"])

@@ -18,15 +18,15 @@ from kvarn.store.models import Conversation
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.conversations import conversations as stored
 from kvarn.store.repositories.pages import Page
-from kvarn.wire.openai.conversations import (
+from kvarn.wire.openai.lists import ListObject
+from kvarn.wire.openai.responses.conversations import (
     ConversationAnswer,
     CreateConversationRequest,
     CreateItemsRequest,
     DeletedConversation,
     UpdateConversationRequest,
 )
-from kvarn.wire.openai.lists import ListObject
-from kvarn.wire.openai.response_items import StoredItem
+from kvarn.wire.openai.responses.items import StoredItem
 
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
 

@@ -22,12 +22,12 @@ from kvarn.responses.stream import ResponseStream
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.conversations.responses import find_response
 from kvarn.store.repositories.pages import cut_page
-from kvarn.wire.openai import response_answer
 from kvarn.wire.openai.errors import invalid_request
 from kvarn.wire.openai.lists import ListObject
-from kvarn.wire.openai.response_answer import DeletedResponse, InputTokens, StreamEvent
-from kvarn.wire.openai.response_items import StoredItem
-from kvarn.wire.openai.responses import Include, ResponseRequest, TokenCountRequest
+from kvarn.wire.openai.responses import answer as response_answer
+from kvarn.wire.openai.responses.answer import DeletedResponse, InputTokens, StreamEvent
+from kvarn.wire.openai.responses.items import StoredItem
+from kvarn.wire.openai.responses.request import Include, ResponseRequest, TokenCountRequest
 
 router = APIRouter(prefix="/v1/responses", tags=["responses"])
 

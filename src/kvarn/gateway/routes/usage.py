@@ -21,7 +21,7 @@ from kvarn.gateway.usage_query import (
     UsageParameters,
 )
 from kvarn.store.owner import Principal
-from kvarn.wire.openai.organization_usage import CompletionsUsage, Costs, InputUsage, UsagePage
+from kvarn.wire.openai.organization.usage import CompletionsUsage, Costs, InputUsage, UsagePage
 
 router = APIRouter(prefix="/v1/organization", tags=["organization"])
 

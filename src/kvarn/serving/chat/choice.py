@@ -11,8 +11,9 @@ from kvarn.serving.chat.tool_check import complaint
 from kvarn.serving.choice import Piece
 from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.logprobs import LogprobsEncoder, encoded_bytes
-from kvarn.text.tool_calls import TextDelta, ToolCallParser, ToolCallStart, ToolEvent
-from kvarn.wire.openai.chat_answer import (
+from kvarn.text.tool_calls.base import ToolCallParser
+from kvarn.text.tool_calls.events import TextDelta, ToolCallStart, ToolEvent
+from kvarn.wire.openai.chat.answer import (
     AnswerMessage,
     ChatChoice,
     ChoiceLogprobs,
@@ -23,7 +24,7 @@ from kvarn.wire.openai.chat_answer import (
     ToolCall,
     ToolCallDelta,
 )
-from kvarn.wire.openai.chat_tools import ToolUse
+from kvarn.wire.openai.chat.tools import ToolUse
 
 
 @dataclass(slots=True)

@@ -31,9 +31,9 @@ from kvarn.serving.tiers import tier_of
 from kvarn.text.sampling import chat_sampling, check_sampling, stop_strings
 from kvarn.text.stop_strings import StopStrings
 from kvarn.wire.messages import PositionLogprobs
-from kvarn.wire.openai.chat import ChatCompletionRequest
-from kvarn.wire.openai.chat_answer import ChatCompletion
-from kvarn.wire.openai.chat_tools import ToolUse
+from kvarn.wire.openai.chat.answer import ChatCompletion
+from kvarn.wire.openai.chat.request import ChatCompletionRequest
+from kvarn.wire.openai.chat.tools import ToolUse
 from kvarn.wire.openai.usage import PromptLogprobs
 
 Keep = Callable[[ChatCompletion], Awaitable[list[str]]]
@@ -201,7 +201,7 @@ def _reader(
 ) -> ChatReader:
     calls = None
     if use is not None:
-        parser = model.tool_format.make_parser(use.names, opening=prompt.opening, most_calls=use.most_calls)
+        parser = model.tool_format.make_parser(use.names, opening=prompt.opening, max_calls=use.max_calls)
         calls = CallReading(use, parser, choice.end)
     final = asked.plain_messages[-1]["content"] if asked.echo else ""
     return ChatReader(

@@ -10,8 +10,8 @@ from kvarn.serving.models import ReadyModel
 from kvarn.serving.record import RequestRecord
 from kvarn.serving.rendering import render_token_ids
 from kvarn.text.prompt import PromptBuilder
-from kvarn.text.tool_calls import ToolFormat
-from kvarn.wire.openai.chat import ChatCompletionRequest
+from kvarn.text.tool_calls.formats import ToolFormat
+from kvarn.wire.openai.chat.request import ChatCompletionRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from kvarn.serving.record import RequestRecord
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.models import StoredCompletion
 from kvarn.store.repositories.conversations.stored_completions import add_completion
-from kvarn.wire.openai.chat import ChatCompletionRequest
-from kvarn.wire.openai.chat_answer import ChatCompletion
+from kvarn.wire.openai.chat.answer import ChatCompletion
+from kvarn.wire.openai.chat.request import ChatCompletionRequest
 
 _log = logging.getLogger("kvarn.gateway")
 

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from kvarn.serving.chat.choice import ChatParts, ChatReader
 from kvarn.serving.choice import Piece
 from kvarn.serving.pipeline import Tally
-from kvarn.wire.openai.chat_answer import ChatCompletionChunk, ChoiceLogprobs, ChunkChoice, Delta
+from kvarn.wire.openai.chat.answer import ChatCompletionChunk, ChoiceLogprobs, ChunkChoice, Delta
 from kvarn.wire.openai.usage import Usage
 from kvarn.wire.sse import TextEvents, event
 

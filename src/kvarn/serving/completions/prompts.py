@@ -10,7 +10,7 @@ from kvarn.serving.pipeline import Work
 from kvarn.text.detokenizer import IncrementalDetokenizer
 from kvarn.text.stop_strings import StopMatcher, StopStrings
 from kvarn.wire.messages import Submit
-from kvarn.wire.openai.chat import ChatCompletionRequest
+from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.completions import CompletionRequest
 from kvarn.wire.openai.errors import invalid_request
 from kvarn.wire.sampling import SamplingParams

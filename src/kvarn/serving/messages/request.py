@@ -16,8 +16,8 @@ from kvarn.wire.anthropic.blocks import (
     text_of,
 )
 from kvarn.wire.anthropic.messages import Choice, MessagesPrompt, MessagesRequest, NoChoice, ToolChoice, ToolDefinition
-from kvarn.wire.openai.chat import ChatCompletionRequest
-from kvarn.wire.openai.chat_tools import FunctionDefinition, Tool
+from kvarn.wire.openai.chat.request import ChatCompletionRequest
+from kvarn.wire.openai.chat.tools import FunctionDefinition, Tool
 from kvarn.wire.openai.errors import ApiError, ContextLengthError
 from kvarn.wire.openai.parse import validate
 

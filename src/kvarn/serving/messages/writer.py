@@ -29,7 +29,7 @@ from kvarn.wire.anthropic.answer import (
     TextDelta,
     Usage,
 )
-from kvarn.wire.openai.chat_answer import ToolCallDelta
+from kvarn.wire.openai.chat.answer import ToolCallDelta
 
 INVALID = "INVALID_JSON"
 """Key under which an input stands that is no JSON object: Anthropic's advice for sending one back to a model."""

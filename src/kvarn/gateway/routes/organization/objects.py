@@ -10,8 +10,7 @@ from kvarn.store.owner import LimitRule, Role, Scopes
 from kvarn.store.repositories.tenants.audit_log import AuditRecord
 from kvarn.store.repositories.tenants.users import Member
 from kvarn.wire.openai.lists import DeletedObject
-from kvarn.wire.openai.organization import UNLIMITED, OrganizationRole, RateLimitUpdate
-from kvarn.wire.openai.organization_objects import (
+from kvarn.wire.openai.organization.objects import (
     AdminKeyObject,
     ProjectKeyObject,
     ProjectObject,
@@ -21,6 +20,7 @@ from kvarn.wire.openai.organization_objects import (
     TenantObject,
     UserObject,
 )
+from kvarn.wire.openai.organization.requests import UNLIMITED, OrganizationRole, RateLimitUpdate
 
 RATE_LIMIT_PREFIX = "rl-"
 """A rate limit's id is this and the model's name: known before the limit is set."""
