@@ -24,7 +24,7 @@ def one_kernel_thread() -> None:
 def _instruction_sets() -> list[str]:
     """All that can run here, the emulated ones too; none where Kvarn was installed without its compiled kernels."""
     try:
-        from kvarn.kernels.cpu.isa import emulated_instruction_sets, usable_instruction_sets
+        from kvarn.kernels.cpu._native import emulated_instruction_sets, usable_instruction_sets
     except ImportError:
         return []
     return usable_instruction_sets() + emulated_instruction_sets()

@@ -35,7 +35,7 @@ def compiled(request: pytest.FixtureRequest) -> CpuKernels:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    from kvarn.kernels.cpu.isa import emulated_instruction_sets, usable_instruction_sets
+    from kvarn.kernels.cpu._native import emulated_instruction_sets, usable_instruction_sets
 
     if "compiled" in metafunc.fixturenames:
         metafunc.parametrize("compiled", usable_instruction_sets() + emulated_instruction_sets(), indirect=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.formats.awq import AwqFormat
-from kvarn.models.formats.base import PlainFormat, UnsupportedQuantizationError, Warn, WeightFormat
+from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
 from kvarn.models.formats.compressed_tensors import CompressedTensorsFormat
 from kvarn.models.formats.gptq import GptqFormat
 from kvarn.models.hf_config import CheckpointKind
@@ -19,7 +19,7 @@ def weight_format(checkpoint: Checkpoint, warn: Warn) -> WeightFormat:
     """The format that config.json names. Raises UnsupportedQuantizationError where it is not a known one."""
     config = checkpoint.validated(CheckpointKind).quantization_config
     if config is None or not config.model_fields_set:
-        return PlainFormat(checkpoint)
+        return WeightFormat(checkpoint)
     if config.quant_method not in _FORMATS:
         raise UnsupportedQuantizationError(repr(config.quant_method))
     return _FORMATS[config.quant_method](checkpoint, config, warn)

@@ -15,7 +15,7 @@ import torch
 
 from kvarn.kernels.weights import Weight
 from kvarn.models.checkpoint import Checkpoint
-from kvarn.models.formats.base import PlainFormat, UnsupportedQuantizationError, Warn
+from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
 from kvarn.models.formats.quantized_values import QuantizedValues, unpack_words
 from kvarn.models.hf_config import QuantizationConfig
 
@@ -23,7 +23,7 @@ _PLACE_OF_OUTPUT = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in its word, counted from the lowest bits, each of eight outputs is."""
 
 
-class AwqFormat(PlainFormat):
+class AwqFormat(WeightFormat):
     """See `kvarn.models.formats.base.WeightFormat`."""
 
     name = "awq"

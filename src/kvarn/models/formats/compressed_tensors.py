@@ -23,14 +23,14 @@ import torch
 from kvarn.kernels.weights import Weight
 from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.errors import CheckpointError, WeightShapeError
-from kvarn.models.formats.base import PlainFormat, UnsupportedQuantizationError, Warn
+from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
 from kvarn.models.formats.quantized_values import QuantizedValues, int8_weight, unpack_words
 from kvarn.models.hf_config import QuantizationConfig, QuantizedLayers, QuantizedWeights
 
 _FORMATS = ("int-quantized", "naive-quantized", "pack-quantized")
 
 
-class CompressedTensorsFormat(PlainFormat):
+class CompressedTensorsFormat(WeightFormat):
     """See `kvarn.models.formats.base.WeightFormat`."""
 
     name = "compressed-tensors"

@@ -22,12 +22,12 @@ import torch
 from kvarn.kernels.weights import Weight
 from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.errors import WeightShapeError
-from kvarn.models.formats.base import PlainFormat, UnsupportedQuantizationError, Warn
+from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
 from kvarn.models.formats.quantized_values import QuantizedValues, unpack_words
 from kvarn.models.hf_config import QuantizationConfig
 
 
-class GptqFormat(PlainFormat):
+class GptqFormat(WeightFormat):
     """See `kvarn.models.formats.base.WeightFormat`."""
 
     name = "gptq"
