@@ -7,7 +7,7 @@ import logging
 from enum import Enum
 
 from kvarn.config.platform import BatchesConfig
-from kvarn.serving.storage_quota import StorageRoom
+from kvarn.serving.storage_quota import StorageQuota
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.models import Batch
@@ -40,7 +40,7 @@ class Hold:
     """
 
     def __init__(
-        self, store: Store, holder: str, batch: Batch, config: BatchesConfig, room: StorageRoom | None = None
+        self, store: Store, holder: str, batch: Batch, config: BatchesConfig, room: StorageQuota | None = None
     ) -> None:
         self.store = store
         self.holder = holder

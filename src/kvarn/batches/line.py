@@ -15,10 +15,10 @@ from starlette.requests import ClientDisconnect
 
 from kvarn.batches.capacity import BATCH_PRIORITY
 from kvarn.batches.endpoints import ENDPOINTS
+from kvarn.jobs.run_to_completion import run_to_completion
 from kvarn.responses.responses_context import ResponsesContext
 from kvarn.serving.errors import STORAGE_FULL, to_api_error
 from kvarn.serving.record import RequestRecord
-from kvarn.serving.run_to_completion import to_the_end
 from kvarn.store.owner import Principal
 from kvarn.store.repositories.batches.lines import Answer, Line
 from kvarn.wire.openai.batches import LineResponse, OutputLine
@@ -94,7 +94,7 @@ async def run_line(
         return _answer(record, line, 200, body)
     finally:
         with suppress(asyncio.CancelledError):
-            await to_the_end(record.close())
+            await run_to_completion(record.close())
 
 
 def give_up(batch_id: str, refused: Refused) -> Answer:

@@ -83,7 +83,9 @@ class BatchRunner:
             return
         for batch in await claim_batches(self._store, self._holder, self._config.lease_s, room):
             if batch.id not in self._runs:
-                hold = self._holds[batch.id] = Hold(self._store, self._holder, batch, self._config, self._serving.room)
+                hold = self._holds[batch.id] = Hold(
+                    self._store, self._holder, batch, self._config, self._serving.storage_quota
+                )
                 task = asyncio.create_task(self._work(batch, hold), name=f"batch {batch.id}")
                 self._runs[batch.id] = task
 

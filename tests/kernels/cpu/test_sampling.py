@@ -8,6 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from profiles import examples
+
 pytest.importorskip("kvarn.kernels.cpu._native", reason="no compiled kernels in this installation")
 
 from kvarn.kernels.cpu.backend import CpuKernels
@@ -78,7 +80,7 @@ def exact_draw(weights: torch.Tensor, top_k: int, top_p: float, uniform: float) 
     return int(ids[np.searchsorted(ends, uniform * float(ends[-1]), side="right")])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(
     kind=st.sampled_from(KINDS),
     vocab_size=st.sampled_from(SIZES),

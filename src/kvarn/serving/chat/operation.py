@@ -130,7 +130,7 @@ async def start_chat(serving: ServingContext, record: RequestRecord, asked: Chat
         ChatTemplateError: The model's template refuses the messages.
     """
     if asked.store:
-        await serving.room.check(record, "store", "send 'store': false")
+        await serving.storage_quota.check(record, "store", "send 'store': false")
     return await start_on_model(serving, record, asked.model, lambda model: _start(serving, record, asked, model))
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
-from kvarn.responses.items import find_kept_items, no_item
+from kvarn.responses.items import find_stored_items, item_not_found
 from kvarn.responses.responses_context import ResponsesContext
 from kvarn.responses.writer import item_id
 from kvarn.serving.record import RequestRecord
-from kvarn.serving.run_to_completion import to_the_end
 from kvarn.store.errors import NotFoundError
 from kvarn.store.repositories.conversations import conversations, responses
 from kvarn.store.repositories.conversations.background_responses import RUNNING
@@ -19,7 +19,6 @@ from kvarn.store.repositories.conversations.histories import (
     MAX_HISTORY_BYTES,
     MAX_HISTORY_ITEMS,
     HistoryTooLongError,
-    KeptTurn,
     check_items,
     decode_item,
 )
@@ -41,11 +40,11 @@ class Turn:
 
     @property
     def context(self) -> list[StoredItem]:
-        """All that the model may be shown, oldest first."""
+        """All items that the prompt may hold, oldest first."""
         return self.earlier + self.items
 
 
-async def open_turn(serving: ResponsesContext, record: RequestRecord, asked: ContextFields, response_id: str) -> Turn:
+async def open_turn(serving: ResponsesContext, record: RequestRecord, request: ContextFields, response_id: str) -> Turn:
     """Read what a response goes on from, and lock its conversation. What is read counts as if the request's body had
     brought it: what is done with the prompt is as much.
 
@@ -53,28 +52,28 @@ async def open_turn(serving: ResponsesContext, record: RequestRecord, asked: Con
         ApiError: 404 for what the owner has not, 409 while another response is made in the conversation, 400 for an
             input that does not go together and for too much to go on from.
     """
-    if asked.conversation_id is None:
-        return await look_at_turn(serving, record, asked, response_id)
-    lock = Lock(asked.conversation_id, response_id)
+    if request.conversation_id is None:
+        return await read_turn(serving, record, request, response_id)
+    lock = Lock(request.conversation_id, response_id)
     async with _locked(serving, record, lock):
-        return replace(await look_at_turn(serving, record, asked, response_id), lock=lock)
+        return replace(await read_turn(serving, record, request, response_id), lock=lock)
 
 
-async def look_at_turn(
-    serving: ResponsesContext, record: RequestRecord, asked: ContextFields, response_id: str = "resp_"
+async def read_turn(
+    serving: ResponsesContext, record: RequestRecord, request: ContextFields, response_id: str = "resp_"
 ) -> Turn:
     """As `open_turn`, but nothing is locked."""
-    earlier = await _read_earlier(serving, record, asked)
-    items = await _new_items(serving, record, asked.input, earlier, response_id)
-    return _bounded(asked, Turn(earlier, items))
+    earlier = await _read_earlier(serving, record, request)
+    items = await _new_items(serving, record, request.input, earlier, response_id)
+    return _bounded(request, Turn(earlier, items))
 
 
-async def open_turn_again(serving: ResponsesContext, record: RequestRecord, asked: ContextFields, known: Turn) -> Turn:
+async def reopen_turn(serving: ResponsesContext, record: RequestRecord, request: ContextFields, known: Turn) -> Turn:
     """A turn whose own items are known already, with what is earlier by now. Raises as `open_turn` does."""
     if known.lock is None:
-        return _bounded(asked, replace(known, earlier=await _read_earlier(serving, record, asked)))
+        return _bounded(request, replace(known, earlier=await _read_earlier(serving, record, request)))
     async with _locked(serving, record, known.lock):
-        return _bounded(asked, replace(known, earlier=await _read_earlier(serving, record, asked)))
+        return _bounded(request, replace(known, earlier=await _read_earlier(serving, record, request)))
 
 
 @asynccontextmanager
@@ -88,16 +87,15 @@ async def _locked(serving: ResponsesContext, record: RequestRecord, lock: Lock) 
         raise ApiError(409, str(error), code="conversation_locked", param="conversation") from None
     except NotFoundError as error:
         raise ApiError(404, str(error), code="conversation_not_found", param="conversation") from None
-    runs.locking.add(lock.response_id)
+    runs.locked.add(lock.response_id)
     try:
         yield
     except BaseException:
-        runs.locking.discard(lock.response_id)
-        await to_the_end(conversations.unlock_conversation(serving.store, lock))
+        await runs.unlock(lock)
         raise
 
 
-async def _read_earlier(serving: ResponsesContext, record: RequestRecord, asked: ContextFields) -> list[StoredItem]:
+async def _read_earlier(serving: ResponsesContext, record: RequestRecord, request: ContextFields) -> list[StoredItem]:
     """The items of the chain or the conversation that a request goes on from.
 
     Raises:
@@ -105,45 +103,41 @@ async def _read_earlier(serving: ResponsesContext, record: RequestRecord, asked:
     """
     store, owner = serving.store, record.principal.owner
     try:
-        if asked.conversation_id is not None:
-            texts = await conversations.read_history(store, owner, asked.conversation_id)
+        if request.conversation_id is not None:
+            texts = await conversations.read_history(store, owner, request.conversation_id)
             record.body_bytes += sum(map(len, texts))
             return await serving.run(record, lambda: [decode_item(text) for text in texts])
-        if asked.previous_response_id is None:
+        if request.previous_response_id is None:
             return []
-        chain = await responses.read_chain(store, owner, asked.previous_response_id)
+        chain = await responses.read_chain(store, owner, request.previous_response_id)
     except HistoryTooLongError:
-        raise _too_long(asked) from None
+        raise _too_long(request) from None
     except NotFoundError as error:
-        name = "conversation" if asked.previous_response_id is None else "previous_response_id"
+        name = "conversation" if request.previous_response_id is None else "previous_response_id"
         code = "conversation_not_found" if name == "conversation" else "previous_response_not_found"
         raise ApiError(404, str(error), code=code, param=name) from None
     if chain[-1].status in RUNNING:
         message = f"The response {chain[-1].id!r} has not ended: wait for it, or cancel it."
         raise ApiError(409, message, code="response_in_progress", param="previous_response_id")
     record.body_bytes += sum(turn.size for turn in chain)
-    return await serving.run(record, lambda: _items_of(chain))
+    return await serving.run(record, lambda: [item for turn in chain for item in turn.items()])
 
 
-def _items_of(chain: list[KeptTurn]) -> list[StoredItem]:
-    return [item for turn in chain for item in turn.items()]
-
-
-def _bounded(asked: ContextFields, turn: Turn) -> Turn:
+def _bounded(request: ContextFields, turn: Turn) -> Turn:
     if turn.earlier:  # an input alone has the bounds of a body
         try:
             check_items(turn.context)
         except HistoryTooLongError:
-            raise _too_long(asked) from None
+            raise _too_long(request) from None
     return turn
 
 
-def _too_long(asked: ContextFields) -> ApiError:
-    most = f"{MAX_HISTORY_ITEMS} items or {MAX_HISTORY_BYTES} bytes"
-    if asked.conversation_id is not None:
-        message = f"The conversation holds more than {most}: delete items of it, or begin a new one."
+def _too_long(request: ContextFields) -> ApiError:
+    bound = f"{MAX_HISTORY_ITEMS} items or {MAX_HISTORY_BYTES} bytes"
+    if request.conversation_id is not None:
+        message = f"The conversation holds more than {bound}: delete items of it, or begin a new one."
         return invalid_request(message, "conversation", "conversation_too_large")
-    message = f"The chain of responses has more than {responses.MAX_CHAIN} turns, {most}: begin a new one."
+    message = f"The chain of responses has more than {responses.MAX_CHAIN} turns, {bound}: begin a new one."
     return invalid_request(message, "previous_response_id", "chain_too_long")
 
 
@@ -161,11 +155,11 @@ async def _new_items(
         return [user_message(given, item_id("msg_", response_id, 0))]
     known = {item["id"] for item in earlier}
     wanted = {item.id for item in given if isinstance(item, ItemReference)} - known
-    found = await find_kept_items(serving, record, wanted, "input")
-    return await serving.run(record, lambda: _input_as_kept(given, earlier, found, response_id))
+    found = await find_stored_items(serving, record, wanted, "input")
+    return await serving.run(record, lambda: _resolve_items(given, earlier, found, response_id))
 
 
-def _input_as_kept(
+def _resolve_items(
     given: Sequence[AnyItem], earlier: list[StoredItem], found: Mapping[str, StoredItem], response_id: str
 ) -> list[StoredItem]:
     known = {item["id"] for item in earlier}
@@ -177,10 +171,10 @@ def _input_as_kept(
             if each.id in known:
                 continue  # the model is shown it already
             if each.id not in found:
-                raise no_item(each.id, where)
+                raise item_not_found(each.id, where)
             item = found[each.id]
         else:
-            item = stored_item(each, _ids(response_id, len(items)))
+            item = stored_item(each, partial(item_id, response_id=response_id, number=len(items)))
         if item["id"] in known:
             raise invalid_request(
                 f"'{where}.id' is {item['id']!r}, as an item before it has: leave it out.", f"{where}.id"
@@ -193,7 +187,3 @@ def _input_as_kept(
         known.add(item["id"])
         items.append(item)
     return items
-
-
-def _ids(response_id: str, number: int) -> Callable[[str], str]:
-    return lambda prefix: item_id(prefix, response_id, number)
