@@ -3,58 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 TIERS = ("interactive", "standard", "batch")
 """Names of the priority tiers, best first; see `priority_tier`."""
-
-
-class EngineGauges(Protocol):
-    """The part of an engine's statistics that is exported; see `kvarn.wire.messages.EngineStats` for each."""
-
-    @property
-    def step(self) -> int: ...  # noqa: D102
-    @property
-    def running(self) -> int: ...  # noqa: D102
-    @property
-    def waiting_by_priority(self) -> dict[int, int]: ...  # noqa: D102
-    @property
-    def kv_blocks_total(self) -> int: ...  # noqa: D102
-    @property
-    def kv_blocks_free(self) -> int: ...  # noqa: D102
-    @property
-    def kv_blocks_cached(self) -> int: ...  # noqa: D102
-    @property
-    def kv_waste_ratio(self) -> float: ...  # noqa: D102
-    @property
-    def batch_tokens(self) -> int: ...  # noqa: D102
-    @property
-    def batch_seqs(self) -> int: ...  # noqa: D102
-    @property
-    def step_s(self) -> float: ...  # noqa: D102
-    @property
-    def prompt_tokens_total(self) -> int: ...  # noqa: D102
-    @property
-    def cached_tokens_total(self) -> int: ...  # noqa: D102
-    @property
-    def output_tokens_total(self) -> int: ...  # noqa: D102
-    @property
-    def preemptions_total(self) -> int: ...  # noqa: D102
-    @property
-    def aborts_total(self) -> int: ...  # noqa: D102
-    @property
-    def finished_total(self) -> int: ...  # noqa: D102
-    @property
-    def refused_total(self) -> dict[str, int]: ...  # noqa: D102
-    @property
-    def evictions_total(self) -> int: ...  # noqa: D102
-    @property
-    def read_bytes_total(self) -> int: ...  # noqa: D102
-    @property
-    def operations_total(self) -> int: ...  # noqa: D102
 
 
 class EngineSource(Protocol):
@@ -76,11 +31,12 @@ class EngineSource(Protocol):
         ...
 
     @property
-    def stats(self) -> EngineGauges:
-        """The latest statistics; totals count since the engine's start."""
+    def stats(self) -> Any:
+        """The latest `kvarn.wire.messages.EngineStats`; totals count since the engine's start."""
         ...
 
 
+_REFUSED = "kvarn_refused"
 _COUNTERS = {
     "kvarn_steps": ("step", "Forward passes."),
     "kvarn_prompt_tokens": ("prompt_tokens_total", "Prompt tokens computed."),
@@ -135,6 +91,14 @@ def priority_tier(priority: int) -> str:
     return "interactive" if priority <= 0 else "standard" if priority < 10 else "batch"
 
 
+def by_tier(by_priority: Mapping[int, int]) -> dict[str, int]:
+    """Requests of each tier, from those of each priority."""
+    counts = dict.fromkeys(TIERS, 0)
+    for priority, count in by_priority.items():
+        counts[priority_tier(priority)] += count
+    return counts
+
+
 class EngineCollector(Collector):
     """Turns the latest `EngineStats` of every model into metrics at each scrape."""
 
@@ -149,80 +113,59 @@ class EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Read every engine once and yield its metrics."""
-        readings = [(engine, engine.stats) for engine in self._engines]
-        totals = {engine.name: self._read_totals(engine, stats) for engine, stats in readings}
-        up = GaugeMetricFamily("kvarn_replica_up", "1 when the model's replica takes requests.", labels=["model"])
-        restarts = CounterMetricFamily("kvarn_replica_restarts", "Restarts of the engine process.", labels=["model"])
+        families = _families()
         for engine in self._engines:
-            up.add_metric([engine.name], float(engine.up))
-            restarts.add_metric([engine.name], self._totals[engine.name].restarts)
-        yield up
-        yield restarts
-        yield from _gauges(readings)
-        yield from _memory(readings)
-        yield _queue_depth(readings)
-        yield from _counters(totals)
+            stats = engine.stats
+            totals = self._read_totals(engine, stats)
+            for name, labels, value in _samples(engine, stats, totals, self._totals[engine.name].restarts):
+                families[name].add_metric([engine.name, *labels], value)
+        yield from families.values()
 
-    def _read_totals(self, engine: EngineSource, stats: EngineGauges) -> dict[str, int]:
+    def _read_totals(self, engine: EngineSource, stats: Any) -> dict[str, int]:
         now = {family: int(getattr(stats, field)) for family, (field, _) in _COUNTERS.items()}
-        now |= {f"kvarn_refused/{reason}": count for reason, count in stats.refused_total.items()}
+        now |= {f"{_REFUSED}/{reason}": count for reason, count in stats.refused_total.items()}
         return self._totals[engine.name].read(engine.incarnation, now)
 
 
-def _gauges(readings: list[tuple[EngineSource, EngineGauges]]) -> Iterator[Metric]:
-    for name, (field, help_text) in _GAUGES.items():
-        family = GaugeMetricFamily(name, help_text, labels=["model"])
-        for engine, stats in readings:
-            family.add_metric([engine.name], float(getattr(stats, field)))
-        yield family
+def _families() -> dict[str, GaugeMetricFamily | CounterMetricFamily]:
+    """The metrics, without samples yet."""
+    gauges = {
+        "kvarn_replica_up": ("1 when the model's replica takes requests.", ()),
+        **{name: (text, ()) for name, (_, text) in _GAUGES.items()},
+        "kvarn_kv_utilisation": ("Share of KV blocks held by running requests.", ()),
+        "kvarn_kv_blocks": ("KV blocks: held by requests, held only by the prefix cache, free.", ("state",)),
+        "kvarn_prefix_hit_ratio": ("Share of prompt tokens found in the prefix cache since the start.", ()),
+        "kvarn_queue_depth": ("Requests waiting, by priority tier.", ("priority",)),
+    }
+    counters = {
+        "kvarn_replica_restarts": ("Restarts of the engine process.", ()),
+        **{name: (text, ()) for name, (_, text) in _COUNTERS.items()},
+        _REFUSED: ("Requests the engine refused, by reason.", ("reason",)),
+    }
+    families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+    for kind, described in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+        for name, (text, labels) in described.items():
+            families[name] = kind(name, text, labels=["model", *labels])
+    return families
 
 
-def _memory(readings: list[tuple[EngineSource, EngineGauges]]) -> Iterator[Metric]:
-    utilisation = GaugeMetricFamily(
-        "kvarn_kv_utilisation", "Share of KV blocks held by running requests.", labels=["model"]
-    )
-    blocks = GaugeMetricFamily(
-        "kvarn_kv_blocks",
-        "KV blocks: held by requests, held only by the prefix cache, free.",
-        labels=["model", "state"],
-    )
-    hits = GaugeMetricFamily(
-        "kvarn_prefix_hit_ratio", "Share of prompt tokens found in the prefix cache since the start.", labels=["model"]
-    )
-    for engine, stats in readings:
-        total = stats.kv_blocks_total
-        used = total - stats.kv_blocks_free
-        utilisation.add_metric([engine.name], used / total if total else 0.0)
-        blocks.add_metric([engine.name, "used"], used)
-        blocks.add_metric([engine.name, "cached"], stats.kv_blocks_cached)
-        blocks.add_metric([engine.name, "free"], stats.kv_blocks_free - stats.kv_blocks_cached)
-        prompt = stats.cached_tokens_total + stats.prompt_tokens_total
-        hits.add_metric([engine.name], stats.cached_tokens_total / prompt if prompt else float("nan"))
-    yield from (utilisation, blocks, hits)
-
-
-def _queue_depth(readings: list[tuple[EngineSource, EngineGauges]]) -> Metric:
-    family = GaugeMetricFamily("kvarn_queue_depth", "Requests waiting, by priority tier.", labels=["model", "priority"])
-    for engine, stats in readings:
-        depth = dict.fromkeys(TIERS, 0)
-        for priority, count in stats.waiting_by_priority.items():
-            depth[priority_tier(priority)] += count
-        for tier, count in depth.items():
-            family.add_metric([engine.name, tier], count)
-    return family
-
-
-def _counters(totals: dict[str, dict[str, int]]) -> Iterator[Metric]:
-    for name, (_, help_text) in _COUNTERS.items():
-        family = CounterMetricFamily(name, help_text, labels=["model"])
-        for model, values in totals.items():
-            family.add_metric([model], values[name])
-        yield family
-    refused = CounterMetricFamily(
-        "kvarn_refused", "Requests the engine refused, by reason.", labels=["model", "reason"]
-    )
-    for model, values in totals.items():
-        for key, count in values.items():
-            if key.startswith("kvarn_refused/"):
-                refused.add_metric([model, key.removeprefix("kvarn_refused/")], count)
-    yield refused
+def _samples(
+    engine: EngineSource, stats: Any, totals: Mapping[str, int], restarts: int
+) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    """Metric, labels beside the model, and value."""
+    yield "kvarn_replica_up", (), float(engine.up)
+    yield "kvarn_replica_restarts", (), restarts
+    for name, (field, _) in _GAUGES.items():
+        yield name, (), float(getattr(stats, field))
+    used = stats.kv_blocks_total - stats.kv_blocks_free
+    yield "kvarn_kv_utilisation", (), used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
+    yield "kvarn_kv_blocks", ("used",), used
+    yield "kvarn_kv_blocks", ("cached",), stats.kv_blocks_cached
+    yield "kvarn_kv_blocks", ("free",), stats.kv_blocks_free - stats.kv_blocks_cached
+    prompt = stats.cached_tokens_total + stats.prompt_tokens_total
+    yield "kvarn_prefix_hit_ratio", (), stats.cached_tokens_total / prompt if prompt else float("nan")
+    for tier, count in by_tier(stats.waiting_by_priority).items():
+        yield "kvarn_queue_depth", (tier,), count
+    for name, total in totals.items():
+        family, _, reason = name.partition("/")
+        yield family, (reason,) if reason else (), total
