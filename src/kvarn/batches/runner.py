@@ -137,4 +137,4 @@ class BatchRunner:
 
 
 def _stats_of(model: ServedModel) -> EngineStats:
-    return model.stats
+    return model.replica.stats
