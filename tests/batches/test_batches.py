@@ -17,7 +17,7 @@ import pytest
 
 from batch_jobs import CHAT, WaitFor, await_end, chat_line, jsonl, outputs, read_file, send
 from fake_replica import answer_text
-from kvarn.replica.api import ReplicaLostError, ReplicaState, RequestRefusedError
+from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, RequestRefusedError
 from kvarn.store.owner import Principal, Scopes
 from kvarn.store.repositories.files.files import read_content
 from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change

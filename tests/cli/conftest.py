@@ -28,7 +28,7 @@ class Served:
         return self.process.wait(timeout=60)
 
     def engines(self) -> list[int]:
-        return self.children("kvarn.replica.process")
+        return self.children("kvarn.replica.server")
 
     def children(self, program: str = "") -> list[int]:
         """Ids of the child processes whose command line has `program` in it."""

@@ -14,7 +14,7 @@ import pytest
 
 from fake_replica import answer_text
 from kvarn.config.platform import SafetyConfig
-from kvarn.replica.api import ReplicaState
+from kvarn.replica.client.protocol import ReplicaState
 from kvarn.safety.verdict import CATEGORIES
 from kvarn.serving.moderation.checks import Moderation
 from kvarn.serving.pipeline import Outcome, Work

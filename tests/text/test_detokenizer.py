@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.text import IncrementalDetokenizer, Tokenizer
+from kvarn.text.detokenizer import IncrementalDetokenizer
+from kvarn.text.tokenizer import Tokenizer
 
 
 def pieces(tokenizer: Tokenizer, ids: list[int], cuts: list[int], skip_special_tokens: bool = True) -> list[str]:

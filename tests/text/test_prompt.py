@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvarn.text import ChatTemplate, Tokenizer
+from kvarn.text.chat_template import ChatTemplate
 from kvarn.text.errors import PromptTooLongError
 from kvarn.text.prompt import PromptBuilder
+from kvarn.text.tokenizer import Tokenizer
 
 TEMPLATE = (
     "{% for tool in tools or [] %}<|start|>tool {{ tool | tojson }}<|end|>{% endfor %}"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.text import StopMatcher, StopStrings
+from kvarn.text.stop_strings import StopMatcher, StopStrings
 
 WORDS = st.text(alphabet="ab", min_size=1, max_size=5)
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.text import CheckpointError, Tokenizer, TokenizerError
+from kvarn.text.errors import CheckpointError, TokenizerError
 from kvarn.text.token_bytes import byte_level_alphabet
+from kvarn.text.tokenizer import Tokenizer
 
 
 @settings(max_examples=60, deadline=None)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import partial
+from typing import Any
 
 from fastapi import FastAPI
 
@@ -44,15 +44,16 @@ from kvarn.gateway.routes import (
 )
 from kvarn.gateway.state import Gateway
 from kvarn.identity.authenticator import Authenticator
-from kvarn.jobs.retention import sweep_forever
+from kvarn.jobs.retention import retention_worker
+from kvarn.jobs.worker import Worker
 from kvarn.metering.usage_reports import Reports
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.responses.background import run_background
-from kvarn.responses.runs import ResponseRuns
+from kvarn.responses.background_runs import BackgroundResponses
 from kvarn.serving.held_bytes import ByteBudget
 from kvarn.serving.models import ModelTable, ServedModel
 from kvarn.serving.moderation.checks import Moderation
-from kvarn.serving.storage_quota import StorageRoom
+from kvarn.serving.storage_quota import StorageQuota
 from kvarn.serving.text_pool import TextPool
 from kvarn.store.errors import StoreError
 
@@ -106,7 +107,7 @@ def create_app(
     slo = {model.name: config.slo_of(model.config) for model in table}
     metrics = GatewayMetrics(table, slo, show_engines=shared is None or shared.is_main)
     platform = Platform(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
-    runs = ResponseRuns(platform.store, config.responses)
+    background = BackgroundResponses(platform.store, config.responses, lambda run: run_background(gateway, run))
     open_requests = OpenRequests()
     held = ByteBudget(config.gateway.max_held_bytes)
     gateway = Gateway(
@@ -118,9 +119,9 @@ def create_app(
         moderation=Moderation(config.safety, table, text),
         prompts=platform.prompts,
         text=text,
-        room=StorageRoom(platform.store, config.retention.max_stored_bytes),
+        storage_quota=StorageQuota(platform.store, config.retention.max_stored_bytes),
         held=held,
-        responses=runs,
+        responses=background,
         key_cache=platform.identity.key_cache,
         bodies=BodyReader(config.gateway, text, held, platform.admission.check_body),
         reports=Reports(platform.store),
@@ -159,7 +160,8 @@ async def _lifespan(
     app: FastAPI, gateway: Gateway, platform: Platform, open_requests: OpenRequests, pool: ThreadPoolExecutor
 ) -> AsyncGenerator[None, None]:
     """Start what runs beside the requests; at the end, settle them before the ledger and the database close."""
-    config, runs = gateway.config, gateway.responses
+    config = gateway.config
+    workers: list[Worker[Any]] = [gateway.responses.worker, retention_worker(gateway.store, config.retention)]
     try:
         await platform.start()
     except StoreError as error:
@@ -168,12 +170,12 @@ async def _lifespan(
     except Exception:
         _log.exception("the gateway cannot start")  # the server would drop it
         raise
-    runs.start(partial(run_background, gateway))
+    for worker in workers:
+        worker.start()
     work = [
         gateway.models.load_text(pool, config.gateway),
         _watch_engines(gateway.metrics),
-        sweep_forever(gateway.store, config.retention),
-        gateway.room.watch(platform.store_metrics.nearly_full.set),
+        gateway.storage_quota.watch(platform.store_metrics.nearly_full.set),
     ]
     if config.batches.enabled:
         work.append(BatchRunner(gateway).run())
@@ -186,8 +188,8 @@ async def _lifespan(
         await asyncio.gather(*tasks, return_exceptions=True)
         if left := await open_requests.over(_SETTLE_S):
             _log.error("%d requests were not settled before the end", left)
-        await runs.stop()
-        await gateway.room.close()
+        await asyncio.gather(*[worker.stop() for worker in workers])
+        await gateway.storage_quota.close()
         await gateway.models.close()
         await platform.stop()
         pool.shutdown(wait=False, cancel_futures=True)

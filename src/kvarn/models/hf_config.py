@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from kvarn.kernels.activation import Activation
 from kvarn.models.errors import UnsupportedModelError
-from kvarn.text.generation_config import CheckpointFile, EndTokens
+from kvarn.text.config_files import CheckpointFile, EndTokens
 
 Layers = Annotated[int, Field(ge=1, le=1024)]
 Heads = Annotated[int, Field(ge=1, le=1024)]

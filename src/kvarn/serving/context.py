@@ -15,7 +15,7 @@ from kvarn.serving.models import Answering, ModelTable, ReadyModel, ServedModel
 from kvarn.serving.moderation.checks import Moderation
 from kvarn.serving.pipeline import Pipeline, Work
 from kvarn.serving.record import RequestRecord
-from kvarn.serving.storage_quota import StorageRoom
+from kvarn.serving.storage_quota import StorageQuota
 from kvarn.serving.text_pool import TextPool
 from kvarn.serving.tiers import priority_of, tier_of
 from kvarn.store.engine import Store
@@ -39,7 +39,7 @@ class ServingContext:
     moderation: Moderation
     prompts: PromptLog
     text: TextPool
-    room: StorageRoom
+    storage_quota: StorageQuota
     held: ByteBudget
     """Memory of bodies and answers that requests may take together."""
 

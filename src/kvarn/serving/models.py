@@ -18,16 +18,15 @@ from typing import Protocol
 import kvarn
 from kvarn.config.schema import GatewayConfig, ModelConfig
 from kvarn.fairness.semaphore import FairSemaphore
-from kvarn.replica.api import Replica, ReplicaState
+from kvarn.replica.client.protocol import ReplicaClient, ReplicaState
 from kvarn.serving.logprobs import LogprobsEncoder
 from kvarn.text.chat_template import ChatTemplate
-from kvarn.text.checkpoint import resolve_tokenizer
-from kvarn.text.fingerprint import checkpoint_fingerprint
-from kvarn.text.generation_config import read_generation_config
-from kvarn.text.sampling_defaults import SamplingDefaults
+from kvarn.text.checkpoint import checkpoint_fingerprint, resolve_tokenizer
+from kvarn.text.config_files import read_generation_config
+from kvarn.text.sampling import SamplingDefaults
 from kvarn.text.template_process import TemplateLimits
 from kvarn.text.tokenizer import Tokenizer
-from kvarn.text.tool_calls import HERMES, ToolFormat, find_format
+from kvarn.text.tool_calls.formats import HERMES, ToolFormat, find_format
 from kvarn.wire.messages import EngineStats, ModelCard
 from kvarn.wire.openai.errors import ApiError, model_not_found, unavailable
 
@@ -58,7 +57,7 @@ class ReadyModel:
     """A model whose parts are all there."""
 
     name: str
-    replica: Replica
+    replica: ReplicaClient
     card: ModelCard
     tokenizer: Tokenizer
     chat_template: ChatTemplate
@@ -95,7 +94,7 @@ class ServedModel:
 
     name: str
     config: ModelConfig
-    replica: Replica
+    replica: ReplicaClient
     directory: Path
     created: int = field(default_factory=lambda: int(time.time()))
     tokenizer: Tokenizer | None = None

@@ -1,7 +1,8 @@
-"""Where a model's files are: packaged, in a directory, or on the Hugging Face hub."""
+"""Where a checkpoint's files are (packaged, in a directory, or on the Hugging Face hub), and a digest of them."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,12 @@ PACKAGED = ("kvarn-demo",)
 _TEXT_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 _FILES = ["*.safetensors", *_TEXT_FILES]
 """What is downloaded: weights without pickle, and the text files around them."""
+
+_WHOLE = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_MAX_WHOLE_BYTES = 64 * 1024 * 1024
+_SAMPLES = 16
+_SAMPLE_BYTES = 1 << 16
+_DIGITS = 16
 
 
 def resolve_checkpoint(path: str, *, progress: Progress | None = None) -> Path:
@@ -102,3 +109,38 @@ def resolve_tokenizer(path: str, *, progress: Progress | None = None) -> Path:
     if not (directory / "tokenizer.json").is_file():
         raise CheckpointError(f"{directory} has no tokenizer.json: it is not a tokenizer of the Hugging Face library.")
     return directory
+
+
+def checkpoint_fingerprint(directory: Path) -> str:
+    """The digest of a checkpoint, 16 hexadecimal digits.
+
+    Small files are read whole. Of larger ones, such as files of weights, the size, the beginning (where safetensors
+    name their tensors) and samples of 64 KiB spread evenly over them are: training changes all of them, and reading
+    gigabytes at each start would take longer than the start.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(directory.iterdir()):
+        if path.name in _WHOLE and path.stat().st_size <= _MAX_WHOLE_BYTES:
+            _add(digest, path, path.read_bytes())
+        elif path.name in _WHOLE or path.suffix == ".safetensors":
+            _add(digest, path, _samples(path))
+    return digest.hexdigest()[:_DIGITS]
+
+
+def _add(digest: hashlib._Hash, path: Path, content: bytes) -> None:
+    digest.update(f"{path.name}\0{path.stat().st_size}\0{len(content)}\0".encode())
+    digest.update(content)
+
+
+def _samples(path: Path) -> bytes:
+    size = path.stat().st_size
+    stride = max(_SAMPLE_BYTES, size // _SAMPLES)
+    with path.open("rb") as file:
+        parts = []
+        for start in range(0, size, stride):
+            file.seek(start)
+            parts.append(file.read(_SAMPLE_BYTES))
+    return b"".join(parts)

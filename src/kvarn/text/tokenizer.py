@@ -79,8 +79,7 @@ class Tokenizer:
         # 50 ms and more that only a process with a model pays
         from tokenizers import Tokenizer as Library
 
-        from kvarn.text.generation_config import read_end_tokens
-        from kvarn.text.tokenizer_config import read_tokenizer_config
+        from kvarn.text.config_files import read_end_tokens, read_tokenizer_config
 
         path = directory / "tokenizer.json"
         if not path.is_file():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.text.tool_calls import HERMES, LLAMA3, MISTRAL, MISTRAL_TAGGED, PYTHONIC, ToolFormat, find_format
+from kvarn.text.tool_calls.formats import HERMES, LLAMA3, MISTRAL, MISTRAL_TAGGED, PYTHONIC, ToolFormat, find_format
 from tool_events import at_every_split, cut_at, run
 
 FORMATS = [HERMES, LLAMA3, MISTRAL, MISTRAL_TAGGED, PYTHONIC]
@@ -67,14 +67,12 @@ def test_python_calls_are_found_at_every_split(calls: list[tuple[str, dict[str, 
 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.opening(None))
 @settings(max_examples=120, deadline=None)
-@given(
-    pieces=st.lists(PIECES, max_size=9), cuts=CUTS, most_calls=st.sampled_from([None, None, 1]), forced=st.booleans()
-)
+@given(pieces=st.lists(PIECES, max_size=9), cuts=CUTS, max_calls=st.sampled_from([None, None, 1]), forced=st.booleans())
 def test_no_split_changes_what_is_found_and_nothing_raises(
-    kind: ToolFormat, pieces: list[str], cuts: list[int], most_calls: int | None, forced: bool
+    kind: ToolFormat, pieces: list[str], cuts: list[int], max_calls: int | None, forced: bool
 ) -> None:
     text = "".join(pieces)
-    options: dict[str, Any] = {"most_calls": most_calls, "opening": kind.opening("f") if forced else ""}
+    options: dict[str, Any] = {"max_calls": max_calls, "opening": kind.opening("f") if forced else ""}
     whole = run(kind, [text], NAMES, **options)
     assert run(kind, cut_at(text, cuts), NAMES, **options) == whole
     assert run(kind, list(text), NAMES, **options) == whole

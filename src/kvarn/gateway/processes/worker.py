@@ -29,8 +29,9 @@ from kvarn.gateway.server import GatewayServer, bind, build_server, collect_garb
 from kvarn.gateway.state import Gateway
 from kvarn.observe.logging import configure_gateway_logging
 from kvarn.observe.merge import MetricFamily, as_registry
-from kvarn.replica.attached import AttachedReplica, ReplicaStatus
-from kvarn.replica.process import die_with_parent
+from kvarn.replica.client.protocol import ReplicaStatus
+from kvarn.replica.client.zmq_client import ZmqReplicaClient
+from kvarn.replica.server.parent import die_with_parent
 from kvarn.safety.errors import SafetyError
 from kvarn.serving.models import ModelTable, ServedModel
 from kvarn.store.errors import StoreError
@@ -48,7 +49,7 @@ class Worker:
     """One gateway process, from the main process's first message on."""
 
     def __init__(self) -> None:
-        self._replicas: dict[str, AttachedReplica] = {}
+        self._replicas: dict[str, ZmqReplicaClient] = {}
         self._gateway: Gateway | None = None
         self._start: asyncio.Future[Start] = asyncio.get_running_loop().create_future()
 
@@ -106,7 +107,7 @@ class Worker:
     def _started(self, body: bytes) -> None:
         start = msgspec.msgpack.decode(body, type=Start)
         for status in start.replicas:
-            self._replicas[status.model] = AttachedReplica(status.model, start.number)
+            self._replicas[status.model] = ZmqReplicaClient(status.model, start.number)
             self._replicas[status.model].update(status)
         self._start.set_result(start)
 

@@ -73,7 +73,9 @@ async def change_chat_completion(request: Request, completion_id: str) -> Respon
     check_query(request)
     gateway, owner = gateway_of(request), record_of(request.scope).principal.owner
     change = await gateway.read(request, CompletionChange)
-    stored = await change_metadata(gateway.store, owner, completion_id, change.metadata or {}, gateway.room.most)
+    stored = await change_metadata(
+        gateway.store, owner, completion_id, change.metadata or {}, gateway.storage_quota.max_bytes
+    )
     return json_response(describe_completion(stored))
 
 

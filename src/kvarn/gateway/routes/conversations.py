@@ -12,7 +12,7 @@ from kvarn.gateway.query import Query, check_query
 from kvarn.gateway.record import record_of
 from kvarn.gateway.routes.responses import INCLUDE
 from kvarn.gateway.state import gateway_of
-from kvarn.responses import conversations
+from kvarn.responses.items import add_items, resolve_items
 from kvarn.store.engine import Store
 from kvarn.store.models import Conversation
 from kvarn.store.owner import Owner
@@ -41,8 +41,8 @@ async def create_conversation(request: Request) -> Response:
     check_query(request)
     gateway = gateway_of(request)
     asked = await gateway.read(request, CreateConversationRequest)
-    items = await conversations.kept_items(gateway, record_of(request.scope), asked.items or [])
-    most = gateway.room.most
+    items = await resolve_items(gateway, record_of(request.scope), asked.items or [])
+    most = gateway.storage_quota.max_bytes
     return _answer(await stored.create_conversation(*_whose(request), asked.metadata or {}, items, most))
 
 
@@ -61,7 +61,7 @@ async def update_conversation(request: Request, conversation_id: str) -> Respons
     check_query(request)
     gateway = gateway_of(request)
     asked = await gateway.read(request, UpdateConversationRequest)
-    metadata, most = asked.metadata or {}, gateway.room.most
+    metadata, most = asked.metadata or {}, gateway.storage_quota.max_bytes
     return _answer(await stored.update_conversation(*_whose(request), conversation_id, metadata, most))
 
 
@@ -85,7 +85,7 @@ async def create_items(request: Request, conversation_id: str) -> Response:
     _ITEM.check(request)
     gateway = gateway_of(request)
     asked = await gateway.read(request, CreateItemsRequest)
-    items = await conversations.add_items(gateway, record_of(request.scope), conversation_id, asked.items)
+    items = await add_items(gateway, record_of(request.scope), conversation_id, asked.items)
     return json_response(list_answer(Page(items, False), lambda item: item))
 
 

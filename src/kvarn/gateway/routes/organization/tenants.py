@@ -75,7 +75,7 @@ async def get_tenant(request: Request, tenant_id: str) -> Response:
     async with admin.reading() as session:
         organization = await organizations.get_organization(session, tenant_id)
         stored = await sum_of(session, tenant_id)
-    return json_response(tenant_object(organization) | storage_fields(stored, admin.gateway.room.most))
+    return json_response(tenant_object(organization) | storage_fields(stored, admin.gateway.storage_quota.max_bytes))
 
 
 @router.post("/{tenant_id}", summary="Modify an organisation")
