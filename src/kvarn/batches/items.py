@@ -171,11 +171,11 @@ class BatchItems:
                 line = await read_line(self._store, job.id, number)
                 assert job.principal is not None
                 record = make_record(job.principal, job.row, line, job.preempted.wait)
-                job.requests.add(record)
+                job.requests[number] = record
                 try:
                     result = await run_line(ENDPOINTS[job.row.endpoint], self._serving, record, line)
                 finally:
-                    job.requests.discard(record)
+                    del job.requests[number]
             finally:
                 self._begun.discard(worker)
         if isinstance(result, Refused):

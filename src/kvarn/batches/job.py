@@ -42,8 +42,8 @@ class BatchJob(Job):
     """Something has changed that the run should look at."""
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by whoever changes the row: `row` is never older than a change made here."""
-    requests: set[RequestRecord] = field(default_factory=set)
-    """Lines that are being run."""
+    requests: dict[int, RequestRecord] = field(default_factory=dict)
+    """Lines that are being run, by number."""
     progress_at: float = field(default_factory=time.monotonic)
     """When a line was last seen in an engine, or answered. Monotonic seconds."""
 
@@ -64,5 +64,5 @@ class BatchJob(Job):
 
     def note_progress(self, now: float) -> None:
         """A line that is past admission is progress."""
-        if any(request.work for request in self.requests):
+        if any(request.work for request in self.requests.values()):
             self.progress_at = now

@@ -178,8 +178,6 @@ class BatchRun:
         kept_s = job.row.output_expires_after_s or (days and days * _DAY_S)
         job.finishing = True
         async with job.changing:
-            job.row = await finish_batch(
-                self._store, job.holder, job.row.id, origin, status, files, kept_s, **values
-            )
+            job.row = await finish_batch(self._store, job.holder, job.row.id, origin, status, files, kept_s, **values)
         job.finishing = job.row.status in OVER  # its client may have cancelled it meanwhile
         _log.info("batch %s is %s", job.row.id, job.row.status)

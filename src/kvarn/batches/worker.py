@@ -84,8 +84,13 @@ class BatchWorker:
         """Let another gateway take it; see `JobLeases`."""
         if job.losses and job.row.status not in OVER:
             self._losses[job.id] = job.losses
-        rest_s = _REST_AFTER_FAILURE_S if job.failed else REST_S if job.preempted.is_set() and not job.stop_reason else 0
-        await release_batch(self._store, self.holder, job.id, math.ceil(self._store.now() + rest_s) if rest_s else None)
+        rest_s = 0.0
+        if job.failed:
+            rest_s = _REST_AFTER_FAILURE_S
+        elif job.preempted.is_set() and not job.stop_reason:
+            rest_s = REST_S
+        until = math.ceil(self._store.now() + rest_s) if rest_s else None
+        await release_batch(self._store, self.holder, job.id, until)
 
     async def refresh(self, job: BatchJob) -> None:
         """Renew the lease, and see whether the work shall go on.
