@@ -34,6 +34,7 @@ from kvarn.store.repositories.conversations import responses as stored
 from kvarn.store.repositories.conversations.conversations import create_conversation
 from kvarn.wire.openai.responses.answer import ENDED
 from kvarn.wire.openai.responses.request import ResponseRequest
+from profiles import examples
 
 ENDS = ["response.completed", "response.incomplete", "response.failed"]
 DELAYS_MS = (0, 1, 2, 4, 8, 15)
@@ -248,7 +249,7 @@ def scenes(server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_it_ends_once_and_everybody_is_told_the_same(scenes: Any) -> None:
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=examples(40))
     @given(plans)
     def check(plan: Plan) -> None:
         seen = scenes(plan)

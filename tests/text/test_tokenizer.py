@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 from kvarn.text.errors import CheckpointError, TokenizerError
 from kvarn.text.token_bytes import byte_level_alphabet
 from kvarn.text.tokenizer import Tokenizer
+from profiles import examples
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(text=st.text(max_size=40))
 def test_the_bytes_of_byte_level_tokens_are_the_bytes_of_the_text(byte_bpe: Tokenizer, text: str) -> None:
     ids = byte_bpe.encode(text, add_special_tokens=False)
     assert b"".join(byte_bpe.token_bytes(token_id) for token_id in ids) == text.encode()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(text=st.text(max_size=40))
 def test_the_bytes_of_byte_fallback_tokens_are_the_bytes_of_the_text(gemma: Tokenizer, text: str) -> None:
     ids = gemma.encode(text, add_special_tokens=False)

@@ -23,7 +23,7 @@ from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.app import create_app
 from kvarn.gateway.processes.channel import Channel
-from kvarn.gateway.processes.shared import RemoteBudgets, RemoteCounts, SharedState
+from kvarn.gateway.processes.shared import RemoteBackend, RemoteBudgets, SharedState
 from kvarn.gateway.processes.start import METRICS, REPLICA, SERVING, SNAPSHOT, START, Start
 from kvarn.gateway.server import GatewayServer, bind, build_server, collect_garbage_less
 from kvarn.gateway.state import Gateway
@@ -83,7 +83,7 @@ class Worker:
         async def metrics() -> CollectorRegistry:
             return as_registry(msgspec.msgpack.decode(await channel.call(METRICS), type=list[MetricFamily]))
 
-        shared = SharedState(RemoteCounts(channel), RemoteBudgets(channel), metrics, is_main=False)
+        shared = SharedState(RemoteBackend(channel), RemoteBudgets(channel), metrics, is_main=False)
         app = create_app(config, models, shared=shared)
         self._gateway = app.state.gateway
         server = build_server(app, config.gateway)
