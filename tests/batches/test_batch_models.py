@@ -52,7 +52,7 @@ def mill(serve: Any, database_url: str, second: FakeReplica, safety: SafetyConfi
             "batches": BatchesConfig(poll_s=0.05, max_in_flight=8),
         }
         server.config = server.config.model_copy(update=changes)
-        server.served["second"] = ServedModel("second", model, second, server.served["tiny"].directory)
+        server.served["second"] = ServedModel("second", model, [second], server.served["tiny"].directory)
 
     with serve(prepare) as server:
         with server.client() as client:

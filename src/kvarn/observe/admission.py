@@ -6,10 +6,16 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from kvarn.observe.engines import TIERS, priority_tier
-
 _WAITS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60)
 _ERRORS = (-5, -2, -1, -0.5, -0.25, -0.1, -0.05, -0.02, 0, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5)
+
+TIERS = ("interactive", "standard", "batch")
+"""Names of the priority tiers, best first; see `priority_tier`."""
+
+
+def priority_tier(priority: int) -> str:
+    """The tier a priority belongs to: clients choose priorities freely, labels must be few."""
+    return "interactive" if priority <= 0 else "standard" if priority < 10 else "batch"
 
 
 class AdmissionMetrics:
@@ -21,6 +27,8 @@ class AdmissionMetrics:
         """`registry`: where they are shown; nowhere without one. `slo_missed` hears of each generation request with
         latency targets that is refused, with its model."""
         self.slo_missed = slo_missed
+        self._waiting: dict[str, dict[str, dict[int, int]]] = {}
+        """By model, replica and priority."""
         self._requests = Counter(
             "kvarn_admission_requests_total",
             "Requests by what admission decided on them.",
@@ -61,11 +69,13 @@ class AdmissionMetrics:
         """A request went to the engine after a wait."""
         self._wait.labels(model, priority_tier(priority)).observe(seconds)
 
-    def waiting(self, model: str, by_priority: dict[int, int]) -> None:
-        """So many requests wait."""
+    def waiting(self, model: str, replica: str, by_priority: dict[int, int]) -> None:
+        """So many requests wait for a replica of a model."""
+        self._waiting.setdefault(model, {})[replica] = by_priority
         lengths = dict.fromkeys(TIERS, 0)
-        for priority, count in by_priority.items():
-            lengths[priority_tier(priority)] += count
+        for waiting in self._waiting[model].values():
+            for priority, count in waiting.items():
+                lengths[priority_tier(priority)] += count
         for tier, length in lengths.items():
             self._length.labels(model, tier).set(length)
 

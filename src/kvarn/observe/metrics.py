@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from kvarn.config.platform import SloConfig
-from kvarn.observe.engines import EngineCollector, EngineSource
 from kvarn.observe.latency import GenerationTimer, SlidingRatio
 from kvarn.observe.merge import MetricFamily, read_families
 
@@ -81,31 +80,22 @@ class GatewayMetrics:
     """All metrics of one gateway process.
 
     Args:
-        engines: What each model's replica reports, read when `/metrics` is.
+        models: Names of the models.
         slo: The latency targets that goodput counts against, by model; the defaults for those it does not name.
         clock: Monotonic seconds.
-        show_engines: Whether this is the process that shows them; of several gateway processes one does.
     """
 
     def __init__(
         self,
-        engines: Iterable[EngineSource],
+        models: Iterable[str],
         slo: Mapping[str, SloConfig] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        *,
-        show_engines: bool = True,
     ) -> None:
-        engines = list(engines)
         self.clock = clock
         self.registry = CollectorRegistry()
         self._define(self.registry)
         slo = slo or {}
-        self._models = {
-            engine.name: _ModelMetrics(self, engine.name, slo.get(engine.name, SloConfig())) for engine in engines
-        }
-        self._engines = EngineCollector(engines)
-        if show_engines:
-            self.registry.register(self._engines)
+        self._models = {model: _ModelMetrics(self, model, slo.get(model, SloConfig())) for model in models}
         ProcessCollector(registry=self.registry)
 
     def _define(self, registry: CollectorRegistry) -> None:
@@ -180,10 +170,6 @@ class GatewayMetrics:
     def slo_missed(self, model: str) -> None:
         """A generation request for a configured model was refused before it began: a miss."""
         self._models[model].count_slo(False)
-
-    def observe_engines(self) -> None:
-        """Read what the engines report; called every second, so that little is lost when one dies between scrapes."""
-        self._engines.observe()
 
     @property
     def requests_in_flight(self) -> int:
