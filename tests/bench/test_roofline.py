@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from kvarn.bench.roofline import Case, measure
 from kvarn.cli.bench import app
-from kvarn.engine.plan import RowResult, StepPlan, StepResult
+from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.planner import Ceilings, DecoderCosts
 
 COSTS = DecoderCosts(
@@ -26,7 +26,7 @@ COSTS = DecoderCosts(
 )
 
 
-class OneTokenExecutor:
+class OneTokenExecutor(SynchronousExecutor):
     """Answers every row with a token at once."""
 
     def __init__(self, max_context_length: int, sequences: int) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from kvarn.config.schema import EngineConfig
 from kvarn.engine import EngineCore
 from kvarn.engine.core import EngineOutput
-from kvarn.engine.plan import RowResult, StepPlan, StepResult
+from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.engine.step_time import StepShape, StepTimeModel
 from kvarn.gateway.admission.controller import AdmissionController, Refusal, Rules
 from kvarn.gateway.admission.demand import Demand
@@ -38,7 +38,7 @@ def step_s(times: StepTimes, shape: StepShape) -> float:
     )
 
 
-class TimedExecutor:
+class TimedExecutor(SynchronousExecutor):
     """Takes the modelled time and draws the same token for ever."""
 
     max_context_length = 8192

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -11,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from kvarn.config.schema import BLOCK_SIZE
-from kvarn.engine.plan import Row
+from kvarn.engine.plan import LAST_SAMPLED, Row
 from kvarn.kernels.batch import PagedBatch
 from kvarn.worker.slots import SlotTable
 
@@ -33,6 +34,18 @@ class PromptSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class ProposalSpan:
+    """Positions of one row whose next token is drawn only if the proposals up to there were right."""
+
+    place: int
+    """Of the row among the sampled ones."""
+    first: int
+    """Row, among the logits, of the position of the first proposal."""
+    token_ids: list[int]
+    """The proposals."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """What one forward pass needs, and which of its logits are for what."""
 
@@ -40,11 +53,15 @@ class StepInputs:
     """[T] int64."""
     batch: PagedBatch
     logits_rows: torch.Tensor
-    """[R] int64: tokens whose logits are computed: first those of `sampled_rows`, then the prompt spans."""
+    """[R] int64: tokens whose logits are computed: first one for each of `sampled_rows` (before the proposals), then
+    the proposal spans and the prompt spans."""
     sampled_rows: list[int]
     """Indices, in the plan, of the rows for which a token is drawn."""
     sampled_slots: Ints
     """[len(sampled_rows)] their slots."""
+    masks: dict[int, tuple[bytes, ...]]
+    """By place among the sampled rows: see `Row.masks`."""
+    proposal_spans: list[ProposalSpan]
     prompt_spans: list[PromptSpan]
 
 
@@ -70,6 +87,9 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
     else:
         row_of_token = np.repeat(np.arange(len(rows)), lengths)
         positions = np.arange(num_tokens) + (row_starts - query_starts[:-1])[row_of_token]
+    unknown = np.flatnonzero(token_ids == LAST_SAMPLED)
+    if len(unknown):
+        token_ids[unknown] = slots.last_token[row_slots[row_of_token[unknown]]]
 
     width = -(-int(context_lens.max()) // BLOCK_SIZE)
     block_tables = slots.block_tables[row_slots, :width]
@@ -77,8 +97,11 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
     slot_mapping = blocks * BLOCK_SIZE + positions % BLOCK_SIZE
 
     sampled_rows = [index for index, row in enumerate(rows) if row.sample]
-    last_tokens = query_starts[1:][sampled_rows] - 1
-    spans, span_tokens = _prompt_spans(rows, slots, query_starts, len(sampled_rows))
+    first_drawn = query_starts[1:][sampled_rows] - 1
+    special = [index for index, row in enumerate(rows) if row.num_proposals or row.masks or row.prompt_logprobs]
+    masks, proposal_spans, proposal_tokens = _proposals(rows, special, sampled_rows, first_drawn)
+    first = len(sampled_rows) + sum(map(len, proposal_tokens))
+    prompt_spans, prompt_tokens = _prompt_spans(rows, special, slots, query_starts, first)
     return StepInputs(
         token_ids=torch.from_numpy(token_ids).to(device),
         batch=PagedBatch(
@@ -89,15 +112,43 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
             slot_mapping=torch.from_numpy(slot_mapping).to(device),
             block_size=BLOCK_SIZE,
         ),
-        logits_rows=torch.from_numpy(np.concatenate((last_tokens, *span_tokens))).to(device),
+        logits_rows=torch.from_numpy(np.concatenate((first_drawn, *proposal_tokens, *prompt_tokens))).to(device),
         sampled_rows=sampled_rows,
         sampled_slots=row_slots[sampled_rows],
-        prompt_spans=spans,
+        masks=masks,
+        proposal_spans=proposal_spans,
+        prompt_spans=prompt_spans,
     )
 
 
+def _proposals(
+    rows: Sequence[Row], special: list[int], sampled_rows: list[int], first_drawn: Ints
+) -> tuple[dict[int, tuple[bytes, ...]], list[ProposalSpan], list[Ints]]:
+    """Masks and proposals of sampled rows, and the tokens of the batch at which proposals stand.
+
+    `first_drawn`, [len(sampled_rows)]: last token of each row; becomes the one before its proposals.
+    """
+    masks: dict[int, tuple[bytes, ...]] = {}
+    spans: list[ProposalSpan] = []
+    tokens: list[Ints] = []
+    first = len(sampled_rows)
+    for index in special:
+        row, count = rows[index], rows[index].num_proposals
+        if not row.sample:
+            continue
+        place = bisect_left(sampled_rows, index)
+        if row.masks:
+            masks[place] = row.masks
+        if count:
+            first_drawn[place] -= count
+            spans.append(ProposalSpan(place, first, row.token_ids[-count:]))
+            tokens.append(first_drawn[place] + 1 + np.arange(count))
+            first += count
+    return masks, spans, tokens
+
+
 def _prompt_spans(
-    rows: Sequence[Row], slots: SlotTable, query_starts: Ints, first: int
+    rows: Sequence[Row], special: list[int], slots: SlotTable, query_starts: Ints, first: int
 ) -> tuple[list[PromptSpan], list[Ints]]:
     """The spans of rows that report on their prompt, and the tokens of the batch which they cover.
 
@@ -105,7 +156,8 @@ def _prompt_spans(
     """
     spans: list[PromptSpan] = []
     tokens: list[Ints] = []
-    for index, row in enumerate(rows):
+    for index in special:
+        row = rows[index]
         if not row.prompt_logprobs:
             continue
         prompt, num_top = slots.prompts[row.slot]
