@@ -143,7 +143,8 @@ class CheckingExecutor:
         self._copy(plan)
         self._update_tables(plan)
         self._write(plan)
-        return StepResult(plan.step, [self._row_result(row) for row in plan.rows], self._seconds(plan))
+        results = [self._row_result(row, plan.masks.get(row.slot)) for row in plan.rows]
+        return StepResult(plan.step, results, self._seconds(plan))
 
     def shutdown(self) -> None:
         self.slots.clear()
@@ -186,14 +187,14 @@ class CheckingExecutor:
                 chain = link(chain, token)
                 self.kv[place[0]][place[1]] = chain
 
-    def _row_result(self, row: Row) -> RowResult:
+    def _row_result(self, row: Row, masks: tuple[bytes, ...] | None) -> RowResult:
         state = self.slots[row.slot]
         end = row.start + len(row.token_ids) - row.num_proposals
         for position in range(end):
             held = self.kv[state.table[position // BLOCK]][position % BLOCK]
             assert held == state.chain(position), f"slot {row.slot} reads foreign KV at position {position}"
         assert not row.sample or end == len(state.tokens), "a token is drawn before all known ones are computed"
-        drawn = self._draw(row, state) if row.sample else []
+        drawn = self._draw(row, state, masks) if row.sample else []
         prompt = state.new.prompt_token_ids
         logprobs = None
         if row.prompt_logprobs:
@@ -201,15 +202,15 @@ class CheckingExecutor:
         own = [position_logprobs(token) for token in drawn] if state.new.sampling.logprobs is not None else None
         return RowResult(row.slot, drawn, own, logprobs)
 
-    def _draw(self, row: Row, state: SlotState) -> list[int]:
+    def _draw(self, row: Row, state: SlotState, masks: tuple[bytes, ...] | None) -> list[int]:
         """A token after all that are known, then one after each proposal as long as they were right."""
         proposals = row.token_ids[len(row.token_ids) - row.num_proposals :]
         drawn: list[int] = []
         while drawn == proposals[: len(drawn)] and len(drawn) <= len(proposals):
             length = len(state.tokens)
             token = draw(state.chain(length - 1), state.new.seed, length)
-            if row.masks:
-                token = allowed(token, row.masks[len(drawn)])
+            if masks is not None:
+                token = allowed(token, masks[len(drawn)])
             state.tokens.append(token)
             drawn.append(token)
         return drawn

@@ -65,9 +65,6 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     num_proposals: int = 0
     """So many of the last `token_ids` are proposals. The token after each position from the one before them on is
     drawn, up to the first that is not the one proposed there."""
-    masks: tuple[bytes, ...] = ()
-    """Tokens that may be drawn, at each of the `num_proposals + 1` positions: bit i (of byte i // 8, lowest first) for
-    token i. Empty: any."""
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
@@ -95,6 +92,9 @@ class StepPlan(msgspec.Struct, frozen=True):
     rows: list[Row]
     kv_stores: list[BlockTransfer] = []
     kv_loads: list[BlockTransfer] = []
+    masks: dict[int, tuple[bytes, ...]] = {}
+    """By slot, where only some tokens may be drawn: at each of the row's `num_proposals + 1` positions, bit i (of byte
+    i // 8, lowest first) says whether token i may be."""
 
     @property
     def num_tokens(self) -> int:

@@ -20,7 +20,7 @@ class TokenMask(Protocol):
     """What a request allows as next tokens, from a grammar for example."""
 
     def pack(self, index: int, output_token_ids: list[int], proposals: list[int]) -> tuple[bytes, ...]:
-        """Masks (see `Row.masks`) for the token that follows the output of choice `index`, and after each proposal.
+        """Masks (`StepPlan.masks`) for the token after the output of choice `index`, and for those after each proposal.
 
         Behind a proposal that is not allowed itself anything may stand. A mask always allows at least one token.
         """
@@ -162,9 +162,11 @@ class Sequence:
         return len(self.tokens) - self.num_prompt
 
     @property
-    def needs_result(self) -> bool:
-        """Whether no further token can be planned before the pending one is known: it has a mask, or was the last."""
-        return self.request.mask is not None or self.num_tokens >= self.request.max_length
+    def awaits_result(self) -> bool:
+        """Whether all that can be planned is in flight: a mask, and what follows the last token, need its result."""
+        if self.num_pending and (self.request.mask is not None or self.num_tokens >= self.request.max_length):
+            return True
+        return self.num_computed >= self.num_tokens
 
     @property
     def rank(self) -> tuple[int, float, int, int]:

@@ -139,10 +139,9 @@ class Scheduler:
         """Single tokens first (the answers that people watch grow), then parts of prompts."""
         singles: list[Sequence] = []
         partial: list[Sequence] = []
-        for sequence in self.running:
+        running = [each for each in self.running if not each.awaits_result] if self._in_flight else self.running
+        for sequence in running:
             uncomputed = len(sequence.tokens) + sequence.num_pending - sequence.num_computed
-            if uncomputed <= 0 or (sequence.num_pending and sequence.needs_result):
-                continue  # all that is known of it, and what can be planned ahead, is in flight
             (singles if uncomputed == 1 else partial).append(sequence)
         kept_for_prompts = self._kept_for_prompts() if partial or self._can_start_some() else 0
         if len(singles) > step.tokens_left - kept_for_prompts:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kvarn.config.schema import BLOCK_SIZE, EngineConfig
 from kvarn.engine.errors import IntegrityError
-from kvarn.engine.plan import LAST_SAMPLED, BlockCopy, BlockTransfer, NewSequence, Row, RowResult, StepPlan
+from kvarn.engine.plan import LAST_SAMPLED, BlockCopy, BlockTransfer, BlockUpdate, NewSequence, Row, RowResult, StepPlan
 from kvarn.engine.request import Request, Sequence
 from kvarn.engine.step_time import StepShape, StepTimeModel
 from kvarn.wire.messages import FinishReason, PositionLogprobs, TokenDelta
@@ -69,6 +69,7 @@ class StepBuilder:
         self.admitted: list[Sequence] = []
         self.preempted = False
         """Whether memory ran out: then nobody new starts in this step."""
+        self._masks: dict[int, tuple[bytes, ...]] = {}
         self._target_s = config.tpot_target_ms / 1000
         self._max_stretch = config.max_prefill_stretch
         self._min_prefill_chunk = config.min_prefill_chunk
@@ -129,13 +130,33 @@ class StepBuilder:
         """
         new_sequences = [_new_sequence(sequence) for sequence in self.admitted]
         copies = [copy for copies in self.copies.values() for copy in copies]
-        none: list[int] = []
-        rows = [
-            _row(sequence, num_tokens, self.proposals.get(sequence, none) if self.proposals else none)
-            for sequence, num_tokens in self.rows.items()
-        ]
-        plan = StepPlan(number, releases, new_sequences, copies, rows, kv_stores, kv_loads)
+        rows = [self._row(sequence, num_tokens) for sequence, num_tokens in self.rows.items()]
+        plan = StepPlan(number, releases, new_sequences, copies, rows, kv_stores, kv_loads, self._masks)
         return SubmittedStep(plan, list(self.rows), self.shape)
+
+    def _row(self, sequence: Sequence, num_tokens: int) -> Row:
+        slot, start, tokens = sequence.slot, sequence.num_computed, sequence.tokens
+        assert slot is not None, "a row belongs to a running sequence"
+        end = sequence.num_computed = start + num_tokens
+        token_ids = tokens[start:end]
+        proposals = self.proposals.get(sequence) if self.proposals else None
+        if proposals is not None:
+            token_ids += proposals
+            end -= len(proposals)
+        elif len(token_ids) < num_tokens:
+            token_ids.append(LAST_SAMPLED)
+        updates: list[BlockUpdate] = []
+        if sequence.pending_updates:
+            updates, sequence.pending_updates = sequence.pending_updates, updates
+        request = sequence.request
+        sample = end == len(tokens) + sequence.num_pending and request.sampling.max_tokens > 0
+        if sample:
+            sequence.num_pending += 1
+            if request.mask is not None:
+                outputs = tokens[sequence.num_prompt :]
+                self._masks[slot] = request.mask.pack(sequence.index, outputs, proposals or [])
+        prompt_logprobs = request.wants_prompt_logprobs and sequence.index == 0
+        return Row(slot, start, token_ids, updates, sample, prompt_logprobs, len(proposals) if proposals else 0)
 
 
 @dataclass(slots=True)
@@ -155,29 +176,6 @@ def _new_sequence(sequence: Sequence) -> NewSequence:
     assert slot is not None, "an admitted sequence has a slot"
     outputs = sequence.tokens[sequence.num_prompt :]
     return NewSequence(slot, request.sampling, sequence.seed, request.prompt, outputs, request.scope.adapter)
-
-
-def _row(sequence: Sequence, num_tokens: int, proposals: list[int]) -> Row:
-    request, slot, start, tokens = sequence.request, sequence.slot, sequence.num_computed, sequence.tokens
-    assert slot is not None, "a row belongs to a running sequence"
-    end = start + num_tokens
-    token_ids = tokens[start:end]
-    if proposals:
-        token_ids += proposals
-    elif len(token_ids) < num_tokens:
-        token_ids.append(LAST_SAMPLED)
-    updates = sequence.pending_updates
-    if updates:
-        sequence.pending_updates = []
-    sample = end - len(proposals) == len(tokens) + sequence.num_pending and request.sampling.max_tokens > 0
-    masks: tuple[bytes, ...] = ()
-    if sample:
-        sequence.num_pending += 1
-        if request.mask is not None:
-            masks = request.mask.pack(sequence.index, tokens[sequence.num_prompt :], proposals)
-    sequence.num_computed = end
-    prompt_logprobs = request.wants_prompt_logprobs and sequence.index == 0
-    return Row(slot, start, token_ids, list(updates), sample, prompt_logprobs, len(proposals), masks)
 
 
 def apply_result(sequence: Sequence, row: Row, result: RowResult) -> TokenDelta | None:

@@ -188,7 +188,7 @@ class ConstrainedRow:
 
 
 def mask_ids(mask: bytes, vocab_size: int) -> Ids:
-    """Tokens that a packed mask (see `Row.masks`) allows."""
+    """Tokens that a packed mask (see `StepPlan.masks`) allows."""
     bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), count=vocab_size, bitorder="little")
     return np.flatnonzero(bits)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -59,8 +58,6 @@ class StepInputs:
     """Indices, in the plan, of the rows for which a token is drawn."""
     sampled_slots: Ints
     """[len(sampled_rows)] their slots."""
-    masks: dict[int, tuple[bytes, ...]]
-    """By place among the sampled rows: see `Row.masks`."""
     proposal_spans: list[ProposalSpan]
     prompt_spans: list[PromptSpan]
 
@@ -98,10 +95,14 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
 
     sampled_rows = [index for index, row in enumerate(rows) if row.sample]
     first_drawn = query_starts[1:][sampled_rows] - 1
-    special = [index for index, row in enumerate(rows) if row.num_proposals or row.masks or row.prompt_logprobs]
-    masks, proposal_spans, proposal_tokens = _proposals(rows, special, sampled_rows, first_drawn)
-    first = len(sampled_rows) + sum(map(len, proposal_tokens))
-    prompt_spans, prompt_tokens = _prompt_spans(rows, special, slots, query_starts, first)
+    proposal_spans: list[ProposalSpan] = []
+    prompt_spans: list[PromptSpan] = []
+    drawn_tokens, prompt_tokens = [first_drawn], []
+    if num_tokens > len(rows):
+        proposal_spans, proposal_tokens = _proposal_spans(rows, sampled_rows, first_drawn)
+        drawn_tokens += proposal_tokens
+    if slots.prompts:
+        prompt_spans, prompt_tokens = _prompt_spans(rows, slots, query_starts, sum(map(len, drawn_tokens)))
     return StepInputs(
         token_ids=torch.from_numpy(token_ids).to(device),
         batch=PagedBatch(
@@ -112,43 +113,36 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
             slot_mapping=torch.from_numpy(slot_mapping).to(device),
             block_size=BLOCK_SIZE,
         ),
-        logits_rows=torch.from_numpy(np.concatenate((first_drawn, *proposal_tokens, *prompt_tokens))).to(device),
+        logits_rows=torch.from_numpy(np.concatenate((*drawn_tokens, *prompt_tokens))).to(device),
         sampled_rows=sampled_rows,
         sampled_slots=row_slots[sampled_rows],
-        masks=masks,
         proposal_spans=proposal_spans,
         prompt_spans=prompt_spans,
     )
 
 
-def _proposals(
-    rows: Sequence[Row], special: list[int], sampled_rows: list[int], first_drawn: Ints
-) -> tuple[dict[int, tuple[bytes, ...]], list[ProposalSpan], list[Ints]]:
-    """Masks and proposals of sampled rows, and the tokens of the batch at which proposals stand.
+def _proposal_spans(
+    rows: Sequence[Row], sampled_rows: list[int], first_drawn: Ints
+) -> tuple[list[ProposalSpan], list[Ints]]:
+    """The spans of sampled rows with proposals, and the tokens of the batch at which these stand.
 
     `first_drawn`, [len(sampled_rows)]: last token of each row; becomes the one before its proposals.
     """
-    masks: dict[int, tuple[bytes, ...]] = {}
     spans: list[ProposalSpan] = []
     tokens: list[Ints] = []
     first = len(sampled_rows)
-    for index in special:
-        row, count = rows[index], rows[index].num_proposals
-        if not row.sample:
-            continue
-        place = bisect_left(sampled_rows, index)
-        if row.masks:
-            masks[place] = row.masks
+    for place, index in enumerate(sampled_rows):
+        count = rows[index].num_proposals
         if count:
             first_drawn[place] -= count
-            spans.append(ProposalSpan(place, first, row.token_ids[-count:]))
+            spans.append(ProposalSpan(place, first, rows[index].token_ids[-count:]))
             tokens.append(first_drawn[place] + 1 + np.arange(count))
             first += count
-    return masks, spans, tokens
+    return spans, tokens
 
 
 def _prompt_spans(
-    rows: Sequence[Row], special: list[int], slots: SlotTable, query_starts: Ints, first: int
+    rows: Sequence[Row], slots: SlotTable, query_starts: Ints, first: int
 ) -> tuple[list[PromptSpan], list[Ints]]:
     """The spans of rows that report on their prompt, and the tokens of the batch which they cover.
 
@@ -156,8 +150,7 @@ def _prompt_spans(
     """
     spans: list[PromptSpan] = []
     tokens: list[Ints] = []
-    for index in special:
-        row = rows[index]
+    for index, row in enumerate(rows):
         if not row.prompt_logprobs:
             continue
         prompt, num_top = slots.prompts[row.slot]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvarn.engine.plan import KVConnector, RowResult, StepPlan
@@ -59,7 +58,7 @@ class ModelRunner:
         inputs = build_inputs(plan.rows, self._slots, self._device)
         logits = self._model.forward(inputs.token_ids, inputs.batch, self._cache, inputs.logits_rows)
         prompt_logprobs = self._prompt_logprobs(logits, inputs)
-        drawn, logprobs = self._draw(logits, inputs)
+        drawn, logprobs = self._draw(logits, inputs, plan.masks)
         return _results(plan, inputs, drawn, logprobs, prompt_logprobs)
 
     def _transfer_blocks(self, plan: StepPlan) -> None:
@@ -69,35 +68,36 @@ class ModelRunner:
         load_blocks(self._cache, plan.kv_loads, self._connector)
 
     def _draw(
-        self, logits: torch.Tensor, inputs: StepInputs
+        self, logits: torch.Tensor, inputs: StepInputs, masks: dict[int, tuple[bytes, ...]]
     ) -> tuple[list[list[int]], dict[int, list[PositionLogprobs]]]:
         """Draw one token for each sampled row, and one more as long as what was drawn is what was proposed.
 
         Each position is drawn as if there were no proposals, so they change no token. Returns, by place among the
         sampled rows, the tokens and (where asked for) their log-probabilities.
         """
-        count = len(inputs.sampled_rows)
-        sampled = self._sample(logits[:count], range(count), inputs, 0)
+        slots = inputs.sampled_slots
+        sampled = self._sample(logits[: len(slots)], slots, masks, 0)
         tokens = sampled.token_ids[:, None].tolist()
         logprobs = {place: [entry] for place, entry in sampled.logprobs.items()}
         spans, position = inputs.proposal_spans, 0
         while spans := [span for span in spans if span.token_ids[position : position + 1] == tokens[span.place][-1:]]:
             rows = torch.tensor([span.first + position for span in spans], device=logits.device)
             position += 1
-            sampled = self._sample(logits[rows], [span.place for span in spans], inputs, position)
-            for index, span in enumerate(spans):
-                tokens[span.place].append(int(sampled.token_ids[index]))
-                if index in sampled.logprobs:
-                    logprobs[span.place].append(sampled.logprobs[index])
+            sampled = self._sample(logits[rows], slots[[span.place for span in spans]], masks, position)
+            for row, (span, token) in enumerate(zip(spans, sampled.token_ids.tolist(), strict=True)):
+                tokens[span.place].append(token)
+                if row in sampled.logprobs:
+                    logprobs[span.place].append(sampled.logprobs[row])
         return tokens, logprobs
 
-    def _sample(self, logits: torch.Tensor, places: Sequence[int], inputs: StepInputs, position: int) -> Sampled:
-        """Draw the token after `position` proposals for the sampled rows at `places`, and remember it."""
-        slots = inputs.sampled_slots if position == 0 else inputs.sampled_slots[places]
-        masks = None
-        if inputs.masks:
-            masks = {row: inputs.masks[place][position] for row, place in enumerate(places) if place in inputs.masks}
-        sampled = sample(logits, slots, self._slots, self._model.kernels, masks)
+    def _sample(
+        self, logits: torch.Tensor, slots: npt.NDArray[np.int64], masks: dict[int, tuple[bytes, ...]], position: int
+    ) -> Sampled:
+        """Draw the token that follows `position` proposals for each of these slots, and remember it."""
+        masked: dict[int, bytes] = {}
+        if masks:
+            masked = {row: masks[slot][position] for row, slot in enumerate(slots.tolist()) if slot in masks}
+        sampled = sample(logits, slots, self._slots, self._model.kernels, masked)
         self._slots.record(slots, sampled.token_ids)
         return sampled
 

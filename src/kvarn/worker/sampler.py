@@ -48,7 +48,7 @@ def sample(
         row_slots: [R] distinct slots, one for each row.
         slots: Their parameters and history; not changed.
         kernels: What finds and draws tokens; the reference where none is given.
-        masks: By row, where only some tokens may be drawn (see `Row.masks`).
+        masks: By row, where only some tokens may be drawn (see `StepPlan.masks`).
 
     Raises:
         InvalidLogitsError: A row holds NaN or infinity, or nothing finite.
