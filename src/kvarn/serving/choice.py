@@ -50,7 +50,7 @@ class Choice:
     Args:
         index: The choice's number in the answer.
         detokenizer: Its own, fresh.
-        stop: Its own, fresh.
+        stop: Its own, fresh; None where the request has no stop strings.
         min_tokens: Stop strings count from this many tokens on.
         named_stop_ids: Stop tokens that the client asked for, to be told apart from the model's end tokens.
         prompt_only: The client wants no answer, only what is known of its prompt: the token drawn is dropped.
@@ -60,7 +60,7 @@ class Choice:
         self,
         index: int,
         detokenizer: IncrementalDetokenizer,
-        stop: StopMatcher,
+        stop: StopMatcher | None,
         min_tokens: int = 0,
         named_stop_ids: frozenset[int] = frozenset(),
         *,
@@ -91,7 +91,9 @@ class Choice:
             self._num_tokens += 1
             if new.logprobs is not None:
                 delta.positions.append(new.logprobs[position])
-            piece, matched = self._match(self._detokenizer.push((token_id,)))
+            piece, matched = self._detokenizer.push((token_id,)), None
+            if self._stop is not None and self._num_tokens >= self._min_tokens:
+                piece, matched = self._stop.push(piece)
             text += piece
             if matched is not None:
                 delta.token_ids = shown[: position + 1]
@@ -105,17 +107,17 @@ class Choice:
         delta.text = text
         return delta
 
-    def _match(self, text: str) -> tuple[str, str | None]:
-        """What may be shown of new text, and the stop string in it, if any."""
-        return (text, None) if self._num_tokens < self._min_tokens else self._stop.push(text)
-
     def _finish(self, delta: ChoiceDelta, new: TokenDelta) -> str:
         """End the choice as the engine did, unless the text held back till now completes a stop string."""
-        text, matched = self._match(self._detokenizer.flush())
-        if matched is not None:
-            delta.finish_reason, delta.stop_reason = "stop", matched
-            return text
+        text = self._detokenizer.flush()
+        if self._stop is not None:
+            if self._num_tokens >= self._min_tokens:
+                text, matched = self._stop.push(text)
+                if matched is not None:
+                    delta.finish_reason, delta.stop_reason = "stop", matched
+                    return text
+            text += self._stop.flush()
         delta.finish_reason = "length" if new.finish_reason is EngineFinishReason.LENGTH else "stop"
         if delta.finish_reason == "stop" and new.token_ids and new.token_ids[-1] in self._named_stop_ids:
             delta.stop_reason = new.token_ids[-1]
-        return text + self._stop.flush()
+        return text

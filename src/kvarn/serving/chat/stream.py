@@ -63,7 +63,8 @@ class ChunkEncoder:
     def encode(self, delta: ChoiceDelta) -> bytes:
         """The next delta; empty where it has nothing to send."""
         opening, self._opening = self._opening, b""
-        if delta.finish_reason is None and not delta.logprobs and not self._with_token_ids and not delta.tool_calls:
+        only_text = delta.finish_reason is None and not delta.logprobs and not self._with_token_ids
+        if only_text and not (delta.parts and delta.tool_calls):
             return opening + self._texts.event(delta.text) if delta.text else opening
         return opening + (self._legacy_events(delta) if self._legacy else self._chunk(delta, delta.text))
 

@@ -42,7 +42,8 @@ def make_choices(
     `continued` are the prompt's tokens where the answer's text goes on from the prompt's; `shown` are special tokens
     that are part of the text all the same.
     """
-    stops = StopStrings(stop_strings(request, limits))
+    strings = stop_strings(request, limits)
+    stops = StopStrings(strings) if strings else None
     named = frozenset(request.stop_token_ids or ())
     return [
         Choice(
@@ -50,7 +51,7 @@ def make_choices(
             IncrementalDetokenizer(
                 model.tokenizer, skip_special_tokens=request.skip_special_tokens, after=continued, shown=shown
             ),
-            StopMatcher(stops, include_stop=request.include_stop_str_in_output),
+            stops and StopMatcher(stops, include_stop=request.include_stop_str_in_output),
             sampling.min_tokens,
             named,
             prompt_only=isinstance(request, CompletionRequest) and request.max_tokens == 0,
