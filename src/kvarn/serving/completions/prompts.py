@@ -51,7 +51,7 @@ def make_choices(
             IncrementalDetokenizer(
                 model.tokenizer, skip_special_tokens=request.skip_special_tokens, after=continued, shown=shown
             ),
-            stops and StopMatcher(stops, include_stop=request.include_stop_str_in_output),
+            None if stops is None else StopMatcher(stops, include_stop=request.include_stop_str_in_output),
             sampling.min_tokens,
             named,
             prompt_only=isinstance(request, CompletionRequest) and request.max_tokens == 0,
