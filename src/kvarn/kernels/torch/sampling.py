@@ -42,7 +42,7 @@ def draw_tokens(
     tile = torch.zeros(rows_per_tile, padded_size, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     for selected, draw in ((~params.filtered, _draw_by_id), (params.filtered, _draw_filtered)):
-        for part in selected.nonzero()[:, 0].split(rows_per_tile):
+        for part in torch.split(selected.nonzero()[:, 0], rows_per_tile):
             if len(part) == 0:
                 break
             weights, own = tile[: len(part)], params.take(part)
