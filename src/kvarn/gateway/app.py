@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import FastAPI
 
 import kvarn
-from kvarn.batches.runner import BatchRunner
+from kvarn.batches.worker import BatchWorker
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.body import BodyReader
 from kvarn.gateway.cors import add_cors
@@ -171,6 +171,8 @@ async def _lifespan(
     """Start what runs beside the requests; at the end, settle them before the ledger and the database close."""
     config = gateway.config
     workers: list[Worker[Any]] = [gateway.responses.worker, retention_worker(gateway.store, config.retention)]
+    if config.batches.enabled:
+        workers.append(BatchWorker(gateway).worker)
     try:
         await platform.start()
     except StoreError as error:
@@ -186,8 +188,6 @@ async def _lifespan(
         _watch_engines(engines),
         gateway.storage_quota.watch(platform.store_metrics.nearly_full.set),
     ]
-    if config.batches.enabled:
-        work.append(BatchRunner(gateway).run())
     tasks = [asyncio.create_task(each) for each in work]
     try:
         yield
