@@ -15,13 +15,12 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.gateway.stages.budgets import BudgetStage
-from kvarn.gateway.stages.ledger import LedgerStage
-from kvarn.gateway.work import Work
 from kvarn.metering.service import Metering
+from kvarn.serving.pipeline import Work
+from kvarn.serving.stages.budgets import BudgetStage
+from kvarn.serving.stages.ledger import LedgerStage
 from kvarn.store.engine import Store
 from kvarn.store.migrate import upgrade
 from kvarn.store.owner import ANYBODY
@@ -101,19 +100,11 @@ async def written(metering: Metering) -> tuple[float, float]:
     """Microseconds of the thread for each waiting event, and events a second, until none waits."""
     writer, journal = metering._writer, metering._journal
     assert writer is not None and journal is not None
-    waiting = sum(1 for path in journal.spool._directory.glob("spool-*") for _ in _records(path))
+    waiting = journal.waiting
     began, thread_began = time.monotonic(), time.thread_time()
     await writer.work()
     seconds = time.monotonic() - began
     return 1e6 * (time.thread_time() - thread_began) / waiting, waiting / seconds
-
-
-def _records(path: Path) -> list[int]:
-    content, at, found = path.read_bytes(), 8, []
-    while at < len(content):
-        found.append(at)
-        at += 8 + int.from_bytes(content[at : at + 4], "little")
-    return found
 
 
 async def measure(arguments: argparse.Namespace, directory: str) -> None:

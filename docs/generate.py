@@ -5,13 +5,12 @@ Usage: python docs/generate.py [--check]
 
 from __future__ import annotations
 
-import ast
-import inspect
 import sys
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 from kvarn.config import platform, schema
+from kvarn.config.documentation import field_documents
 from kvarn.config.schema import KvarnConfig
 from kvarn.config.section import Section
 
@@ -36,18 +35,6 @@ gateway:
   port: 9000
 ```
 """
-
-
-def field_documents(section: type[Section]) -> dict[str, str]:
-    """The docstring under each field, by field name."""
-    tree = ast.parse(inspect.getsource(section))
-    (definition,) = tree.body
-    assert isinstance(definition, ast.ClassDef)
-    found: dict[str, str] = {}
-    for field, text in zip(definition.body, definition.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-            found[field.target.id] = " ".join(ast.literal_eval(text.value).split())
-    return found
 
 
 def type_name(annotation: Any) -> str:

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 import torch
 
-from kvarn.kernels.batch import HeadShape, KVCache, KvDtype, PagedBatch, Rotation
+from kvarn.costs.decoder import KvDtype
+from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
 from kvarn.kernels.cpu import _native
-from kvarn.kernels.cpu.attention import CpuAttentionPlan, attention, plan_attention
-from kvarn.kernels.cpu.isa import usable_instruction_sets
+from kvarn.kernels.cpu._native import usable_instruction_sets
+from kvarn.kernels.cpu.attention import CpuAttentionPlan, plan_attention
 from kvarn.kernels.cpu.kv_cache import block_bytes, new_kv_cache
 from kvarn.kernels.linear import Norm
 
@@ -34,6 +35,9 @@ class Bench:
     dtype: KvDtype
     backend: _native.Backend
     seconds: float
+
+    def plan(self, batch: PagedBatch) -> CpuAttentionPlan:
+        return plan_attention(self.backend, batch, self.heads)
 
     def cache(self, blocks: int) -> KVCache:
         layers = max(1, min(28, CACHE_BYTES // (2 * blocks * block_bytes(self.heads, self.dtype))))
@@ -54,7 +58,7 @@ class Bench:
 
         def step() -> None:
             for keys, values in zip(cache.keys, cache.values, strict=True):
-                attention(self.backend, qkv, self.heads, rotation, norm, keys, values, plan, scale)
+                plan.run(qkv, rotation, norm, keys, values, scale)
 
         return best_time(step, self.seconds) / len(cache.keys)
 
@@ -62,13 +66,13 @@ class Bench:
         """`shared`: tokens that all sequences have in the same blocks; or, as `copies`, each in its own."""
         batch = decode_batch(batch_size, context, 0 if copies else shared)
         cache = self.cache(int(batch.block_tables.max()) + 1)
-        plan = plan_attention(batch)
+        plan = self.plan(batch)
         seconds = self.layer_time(batch, cache, plan)
         blocks = len(batch.block_tables.unique())
         rate = 2 * blocks * block_bytes(self.heads, self.dtype) / seconds / 1e9
         note = f" ({shared} shared{', each its own copy' if copies else ''})" if shared else ""
         line = f"{self.dtype:9} decode {batch_size:3} x {context:5}{note:34}"
-        planning = best_time(lambda: plan_attention(batch), 0.05) * 1e6
+        planning = best_time(lambda: self.plan(batch), 0.05) * 1e6
         print(f"{line} {seconds * 1e6:9.0f} us a layer {rate:6.1f} GB/s   plan {planning:5.0f} us", flush=True)
 
     def prefill(self, tokens: int) -> None:
@@ -83,7 +87,7 @@ class Bench:
         batch = PagedBatch(
             batch.positions, batch.query_starts, batch.context_lens, batch.block_tables, slots.flatten()[:tokens]
         )
-        seconds = self.layer_time(batch, self.cache(tokens // BLOCK + 1), plan_attention(batch))
+        seconds = self.layer_time(batch, self.cache(tokens // BLOCK + 1), self.plan(batch))
         operations = 4 * self.heads.query * self.heads.dim * tokens * (tokens + 1) / 2
         rate = operations / seconds / 1e9
         print(f"{self.dtype:9} prefill {tokens:5} {seconds * 1e3:9.2f} ms a layer {rate:6.1f} GFLOP/s", flush=True)

@@ -12,6 +12,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 
@@ -20,9 +21,11 @@ from benchmarks.kernels.attention import decode_batch
 from benchmarks.kernels.linear_integer import random_weight
 from kvarn.kernels.batch import PagedBatch, Rotation
 from kvarn.kernels.cpu import _native
-from kvarn.kernels.cpu.attention import attention, plan_attention
+from kvarn.kernels.cpu.attention import plan_attention
 from kvarn.kernels.cpu.kv_cache import new_kv_cache
-from kvarn.kernels.cpu.linear import CpuLinear, pack_linear
+from kvarn.kernels.cpu.linear import CpuLinear
+from kvarn.kernels.cpu.packing import pack
+from kvarn.kernels.weights import Weight
 
 OUT, IN = 6144, 1024
 """Gate and up of a layer."""
@@ -33,24 +36,29 @@ Work = Callable[[_native.Backend], object]
 
 def products(kind: str, rows: int) -> Work:
     """Gate and up of several layers."""
-    scratch = _native.Backend("generic")
-    weight = torch.randn(OUT, IN).bfloat16() if kind == "bfloat16" else random_weight(kind, OUT, IN, 64)
-    packed = pack_linear(scratch, weight, None, "silu")
-    blobs = [packed.blob, *(packed.blob.clone() for _ in range(LAYERS - 1))]
+    plain = kind == "bfloat16"
+    weight = Weight(torch.randn(OUT, IN).bfloat16()) if plain else random_weight(kind, OUT, IN, 64)
+    packed = pack(weight, None, "silu")
+    layers = [replace(packed, blob=packed.blob.clone()) for _ in range(LAYERS)]
     x = torch.randn(rows, IN)
-    return lambda backend: [CpuLinear(backend, packed.form, blob, None)(x) for blob in blobs]
+    return lambda backend: [CpuLinear(backend, layer)(x) for layer in layers]
 
 
 def attentions(batch: PagedBatch) -> Work:
     """Attention of several layers, with a bfloat16 cache."""
-    heads, plan = HEADS["0.6b"], plan_attention(batch)
+    heads = HEADS["0.6b"]
     cache = new_kv_cache(LAYERS, int(batch.block_tables.max()) + 1, heads, "bfloat16")
     for tensor in (*cache.keys, *cache.values):
         tensor.fill_(0x21)
     tokens = len(batch.positions)
     qkv, angles = torch.randn(tokens, (heads.query + 2 * heads.kv) * heads.dim), torch.rand(tokens, heads.dim // 2)
     rotation, layers = Rotation(angles.cos(), angles.sin()), list(zip(cache.keys, cache.values, strict=True))
-    return lambda backend: [attention(backend, qkv, heads, rotation, None, k, v, plan, 0.09) for k, v in layers]
+
+    def run(backend: _native.Backend) -> list[torch.Tensor]:
+        plan = plan_attention(backend, batch, heads)
+        return [plan.run(qkv, rotation, None, keys, values, 0.09) for keys, values in layers]
+
+    return run
 
 
 def prompt(tokens: int) -> PagedBatch:

@@ -19,8 +19,10 @@ import torch.nn.functional as F
 
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.cpu import _native
-from kvarn.kernels.cpu.linear import CpuLinear, pack_linear
+from kvarn.kernels.cpu.linear import CpuLinear
+from kvarn.kernels.cpu.packing import pack
 from kvarn.kernels.linear import Norm
+from kvarn.kernels.weights import Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def products(layers: int, dtype: torch.dtype, isa: str) -> list[Product]:
     for shape in LAYER * layers:
         weight = (torch.randn(shape.out, shape.in_features) * 0.02).to(dtype)
         norm = Norm(torch.ones(shape.in_features), 1e-6) if shape.normed else None
-        found.append(Product(weight, pack_linear(backend, weight, None, shape.activation), norm))
+        found.append(Product(weight, CpuLinear(backend, pack(Weight(weight), None, shape.activation)), norm))
     return found
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 
 import torch
 
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.cpu import _native
-from kvarn.kernels.cpu.linear import CpuLinear, pack_linear
-from kvarn.kernels.weights import Int4Weight, Int8Weight, Weight
+from kvarn.kernels.cpu.linear import CpuLinear
+from kvarn.kernels.cpu.packing import pack
+from kvarn.kernels.weights import Weight
 
 SHAPES: dict[str, tuple[int, int, Activation | None]] = {
     "qkv": (4096, 1024, None),
@@ -32,9 +34,9 @@ MAX_WEIGHT_BYTES = 400_000_000
 def random_weight(kind: str, out: int, in_features: int, group: int) -> Weight:
     """A weight whose numbers do not matter."""
     if kind == "int8":
-        return Int8Weight(torch.randint(-127, 128, (out, in_features), dtype=torch.int8), torch.rand(out))
+        return Weight(torch.randint(-127, 128, (out, in_features), dtype=torch.int8), torch.rand(out))
     values = torch.randint(0, 16, (out, in_features), dtype=torch.uint8)
-    return Int4Weight(values, torch.rand(out, in_features // group).half(), None, group)
+    return Weight(values, torch.rand(out, in_features // group).half(), None, group)
 
 
 def best_seconds(layers: list[CpuLinear], x: torch.Tensor, seconds: float) -> float:
@@ -64,13 +66,14 @@ def main() -> None:
     for name in options.shapes.split(","):
         out, in_features, activation = SHAPES[name]
         for kind in ("int8", "int4"):
-            packed = pack_linear(backend, random_weight(kind, out, in_features, options.group), None, activation)
-            copies = max(1, min(LAYERS, MAX_WEIGHT_BYTES // packed.nbytes))
-            layers = [packed, *(CpuLinear(backend, packed.form, packed.blob.clone(), None) for _ in range(copies - 1))]
+            packed = pack(random_weight(kind, out, in_features, options.group), None, activation)
+            size = packed.blob.nbytes
+            copies = max(1, min(LAYERS, MAX_WEIGHT_BYTES // size))
+            layers = [CpuLinear(backend, replace(packed, blob=packed.blob.clone())) for _ in range(copies)]
             for rows in map(int, options.rows.split(",")):
                 x = torch.randn(rows, in_features)
                 seconds = best_seconds(layers if rows < 64 else layers[:1], x, options.seconds)
-                rate, operations = packed.nbytes / seconds / 1e9, 2 * out * in_features * rows / seconds / 1e9
+                rate, operations = size / seconds / 1e9, 2 * out * in_features * rows / seconds / 1e9
                 print(f"{name:8} {kind:5} {rows:5} {rate:7.1f} {operations:7.0f}", flush=True)
 
 

@@ -15,10 +15,11 @@ from benchmarks.models import SHAPES, Shape
 from benchmarks.peers.engines.base import Precision
 from benchmarks.peers.records import Limits, Record
 from benchmarks.workloads import WORKLOADS, Workload
-from kvarn.planner import Ceilings, DecoderCosts, floor_s
-from kvarn.planner import costs as planner_costs
+from kvarn.costs import decoder as decoder_costs
+from kvarn.costs.decoder import DecoderCosts
+from kvarn.costs.roofline import Ceilings, floor_s
 
-HELD_AS: dict[str, planner_costs.Precision] = {
+HELD_AS: dict[str, decoder_costs.Precision] = {
     Precision.BF16: "bfloat16",
     Precision.INT8: "int8",
     Precision.INT4: "int4",
@@ -52,7 +53,7 @@ def ceiling(limits: Mapping[str, Ceilings]) -> Ceiling:
     return most
 
 
-def shape_costs(shape: Shape, precision: planner_costs.Precision) -> DecoderCosts:
+def shape_costs(shape: Shape, precision: decoder_costs.Precision) -> DecoderCosts:
     """What a made checkpoint costs when it is held in a precision; its head is its embedding."""
     matrices = {name: size for name, size in shape.tensors().items() if len(size) == 2}
     head = float(np.prod(matrices.pop("model.embed_tokens.weight")))
@@ -62,8 +63,8 @@ def shape_costs(shape: Shape, precision: planner_costs.Precision) -> DecoderCost
         num_experts=0,
         experts_per_token=0,
         head_weights=head,
-        bits=planner_costs.WEIGHT_BITS[precision],
-        head_bits=planner_costs.WEIGHT_BITS[planner_costs.HEAD_PRECISION[precision]],
+        bits=decoder_costs.WEIGHT_BITS[precision],
+        head_bits=decoder_costs.WEIGHT_BITS[decoder_costs.HEAD_PRECISION[precision]],
         kv_bytes_per_token=2.0 * KV_BYTES * shape.layers * shape.kv_heads * shape.head_dim,
         operations_per_pair=4.0 * shape.layers * shape.heads * shape.head_dim,
     )

@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from kvarn.bench.roofline import Case, measure
 from kvarn.cli.bench import app
+from kvarn.costs.decoder import DecoderCosts
+from kvarn.costs.roofline import Ceilings
 from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
-from kvarn.planner import Ceilings, DecoderCosts
 
 COSTS = DecoderCosts(
     dense_weights=1000,

@@ -19,12 +19,12 @@ import pytest
 import yaml
 from sqlalchemy import func, make_url, select
 
-from kvarn.cli.usage import money
+from kvarn.cli.administration.usage import money
 from kvarn.metering.message import encode_message
 from kvarn.store.engine import Store
 from kvarn.store.migrate import upgrade
 from kvarn.store.models import BilledHour
-from kvarn.store.repositories import usage
+from kvarn.store.repositories.usage import events as usage_events
 from sample_usage import make_event
 
 ENTRY = "from kvarn.cli.main import main; main()"
@@ -51,7 +51,7 @@ async def _fill(directory: Path) -> None:
         make_event(2, organization_id="org-b", model="other"),
         make_event(3, finished_at=1_790_003_600, key_id="key_1", cached_tokens=0, batch_id="batch_1"),
     ]
-    await usage.record(store, events)
+    await usage_events.record(store, events)
     await store.close()
 
 

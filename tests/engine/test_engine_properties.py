@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine_world import DictConnector, EveryThird
+from profiles import examples
 
 PROPERTY = settings(
-    max_examples=200,
-    deadline=None,
+    max_examples=examples(200),
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -165,7 +165,7 @@ def test_every_request_ends_with_the_tokens_it_would_draw_alone(make_world: Call
             assert tokens == event.prompt()[1:]
 
 
-@settings(PROPERTY, max_examples=120)
+@settings(PROPERTY, max_examples=examples(120))
 @given(config=configs, script=events)
 def test_the_totals_add_up_once_all_is_quiet(make_world: Callable, config, script):
     world = build(make_world, **config)
@@ -182,7 +182,7 @@ def test_the_totals_add_up_once_all_is_quiet(make_world: Callable, config, scrip
     assert stats.running == stats.waiting == 0
 
 
-@settings(PROPERTY, max_examples=100)
+@settings(PROPERTY, max_examples=examples(100))
 @given(config=configs, script=events)
 def test_a_loop_that_plans_ahead_ends_every_request_as_the_synchronous_one(make_world: Callable, config, script):
     script = [event for event in script if not isinstance(event, tuple)]
@@ -200,7 +200,7 @@ def test_a_loop_that_plans_ahead_ends_every_request_as_the_synchronous_one(make_
     assert ends[0] == ends[1]
 
 
-@settings(PROPERTY, max_examples=40)
+@settings(PROPERTY, max_examples=examples(40))
 @given(config=configs, script=events)
 def test_the_same_messages_at_the_same_times_give_the_same_plans(make_world: Callable, config, script):
     worlds = [build(make_world, **config) for _ in range(2)]

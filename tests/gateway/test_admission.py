@@ -15,8 +15,8 @@ import pytest
 
 from fake_replica import GENERATE_CARD, FakeReplica, answer_text
 from kvarn.config.platform import AdmissionConfig, SloConfig
-from kvarn.gateway.record import RequestRecord
-from kvarn.gateway.served import ServedModel
+from kvarn.serving.models import ServedModel
+from kvarn.serving.record import RequestRecord
 from kvarn.wire.messages import EngineStats, StepTimes
 
 CHAT = "/v1/chat/completions"
@@ -43,25 +43,29 @@ def max_queue() -> int:
 
 @pytest.fixture
 def door(serve: Serve, max_queue: int, wait_for: Callable[..., None]) -> Any:
-    """A house of one's own: what its waiting rooms learn stays there."""
+    """A server of one's own: what its waiting rooms learn stays there."""
 
-    def prepare(house: Any) -> None:
-        small = house.config.models[0].model_copy(update={"name": "small"})
+    def prepare(server: Any) -> None:
+        small = server.config.models[0].model_copy(update={"name": "small"})
         admission = AdmissionConfig(load_shedding=True, max_queue=max_queue)
-        models = (house.config.models[0].model_copy(update={"fallback": "small"}), house.config.models[1], small)
-        house.config = house.config.model_copy(
+        models = (
+            server.config.models[0].model_copy(update={"fallback": "small"}),
+            server.config.models[1],
+            small,
+        )
+        server.config = server.config.model_copy(
             update={"models": models, "admission": admission, "slo": SloConfig(ttft_target_s=8.0)}
         )
-        house.served["tiny"].config = models[0]
-        house.small = FakeReplica(GENERATE_CARD)
-        house.small.stats = SWAMPED
-        house.small.answer = lambda request, index: answer_text("from the small one")
-        house.served["small"] = ServedModel("small", small, house.small, house.served["tiny"].directory)
+        server.served["tiny"].config = models[0]
+        server.small = FakeReplica(GENERATE_CARD)
+        server.small.stats = SWAMPED
+        server.small.answer = lambda request, index: answer_text("from the small one")
+        server.served["small"] = ServedModel("small", small, [server.small], server.served["tiny"].directory)
 
-    with serve(prepare) as house, house.client() as client:
+    with serve(prepare) as server, server.client() as client:
         wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        house.http = client
-        yield house
+        server.http = client
+        yield server
 
 
 def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:
@@ -153,7 +157,7 @@ def test_nobody_is_sent_to_a_model_that_is_not_ready_or_closed_to_its_key(door: 
     door.chat.stats, door.small.stats = SWAMPED, IDLE
     with door.add_tenant("narrow", scopes=Scopes(models=("tiny",))) as narrow:
         assert narrow.post(CHAT, json=body()).json()["error"]["code"] == "overloaded"
-    from kvarn.replica.api import ReplicaState
+    from kvarn.replica.client.protocol import ReplicaState
 
     door.small.state = ReplicaState.DOWN
     assert door.http.post(CHAT, json=body()).status_code == 503
@@ -200,18 +204,18 @@ def test_no_other_model_answers_where_as_many_wait_as_may(door: Any, wait_for: A
 
 
 def test_the_server_stops_while_requests_wait(serve: Serve, wait_for: Any) -> None:
-    def prepare(house: Any) -> None:
-        house.config = house.config.model_copy(update={"admission": AdmissionConfig(load_shedding=True)})
+    def prepare(server: Any) -> None:
+        server.config = server.config.model_copy(update={"admission": AdmissionConfig(load_shedding=True)})
 
-    with serve(prepare, drain_timeout_s=0.1) as house:
-        with house.client() as client:
+    with serve(prepare, drain_timeout_s=0.1) as server:
+        with server.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        house.chat.stats = FULL
-        answer = in_thread(lambda: httpx.post(house.url + CHAT, json=body(), timeout=20))
-        with house.client() as client:
-            house.http = client
+        server.chat.stats = FULL
+        answer = in_thread(lambda: httpx.post(server.url + CHAT, json=body(), timeout=20))
+        with server.client() as client:
+            server.http = client
             length = {"model": "tiny", "tier": "interactive"}
-            wait_for(lambda: metric(house, "kvarn_admission_queue_length", **length) == 1, "the request to wait")
+            wait_for(lambda: metric(server, "kvarn_admission_queue_length", **length) == 1, "the request to wait")
     assert answer().status_code == 503 and answer().json()["error"]["code"] == "draining"
 
 
@@ -259,7 +263,7 @@ def test_weight_and_tenant_reach_the_engine(door: Any) -> None:
     with door.add_tenant("gold", weight=3.0) as gold:
         assert gold.post(CHAT, json=body()).status_code == 200
     (submit,) = door.chat.submitted
-    assert submit.weight == 3.0 and submit.tenant == door.doorkeeper.principals["gold"].organization_id
+    assert submit.weight == 3.0 and submit.tenant == door.authenticator.principals["gold"].organization_id
 
 
 def test_a_line_of_a_batch_waits_without_a_client(door: Any) -> None:

@@ -66,18 +66,18 @@ def test_a_slow_reader_of_a_response_misses_no_event_when_the_server_stops(
     monkeypatch.setattr(answer, "_LEAVE_S", 10.0)
     body = json.dumps({"model": "tiny", "input": "x", "stream": True, "top_logprobs": 20}).encode()
     body = body[:-1] + b', "include": ["message.output_text.logprobs"]}'
-    with serve(drain_timeout_s=0.2) as house:
-        with house.client() as client:
+    with serve(drain_timeout_s=0.2) as server:
+        with server.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        house.chat.step_s, house.chat.answer = 0.001, lambda request, index: [97] * 4000
-        slow = house.connect(receive_buffer=4096)
+        server.chat.step_s, server.chat.answer = 0.001, lambda request, index: [97] * 4000
+        slow = server.connect(receive_buffer=4096)
         head = b"POST /v1/responses HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-type: application/json\r\n"
         slow.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
-        wait_for(lambda: _is_still(house), "the socket to be full")
+        wait_for(lambda: _is_still(server), "the socket to be full")
         received = bytearray()
 
         def read_when_it_stops() -> None:
-            wait_for(lambda: bool(house.chat.aborted), "the server to stop it")
+            wait_for(lambda: bool(server.chat.aborted), "the server to stop it")
             while part := slow.recv(1 << 20):
                 received.extend(part)
 
@@ -90,8 +90,8 @@ def test_a_slow_reader_of_a_response_misses_no_event_when_the_server_stops(
     assert [event["type"] for event in events][-2:] == ["response.failed", "error"]
 
 
-def _is_still(house: Any) -> bool:
+def _is_still(server: Any) -> bool:
     """Whether the gateway takes nothing from the engine any more."""
-    before = house.chat.yields
+    before = server.chat.yields
     threading.Event().wait(0.3)
-    return bool(before) and house.chat.yields == before
+    return bool(before) and server.chat.yields == before

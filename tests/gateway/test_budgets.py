@@ -18,7 +18,7 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "ma
 
 
 @pytest.fixture
-def house(serve: Any, database_url: str, wait_for: Any) -> Iterator[Any]:
+def server(serve: Any, database_url: str, wait_for: Any) -> Iterator[Any]:
     """A gateway of its own on each database; a million tokens cost a thousand dollars."""
     price = PriceConfig(model="*", input_per_million=1000.0, output_per_million=1000.0)
 
@@ -34,8 +34,8 @@ def house(serve: Any, database_url: str, wait_for: Any) -> Iterator[Any]:
 
 
 @pytest.fixture
-def tenant(house: Any) -> Iterator[httpx.Client]:
-    with house.add_tenant("tenant", key_id="key_1") as client:
+def tenant(server: Any) -> Iterator[httpx.Client]:
+    with server.add_tenant("tenant", key_id="key_1") as client:
         yield client
 
 
@@ -82,57 +82,59 @@ def test_a_budget_is_made_changed_listed_and_deleted(tenant: httpx.Client) -> No
 
 
 def test_what_is_spent_is_spent_for_all_and_nothing_is_asked_of_the_engine(
-    house: Any, tenant: httpx.Client, wait_for: Any
+    server: Any, tenant: httpx.Client, wait_for: Any
 ) -> None:
     used = ask(tenant).json()["usage"]["total_tokens"]
     wait_for(lambda: make(tenant, soft_limit=10**9)["spent"] == used, "the usage to count in a new budget")
     budget = make(tenant, hard_limit=used + 1)
     assert budget["spent"] == used
     wait_for(lambda: ask(tenant).status_code == 429, "the budget to be spent")
-    asked = len(house.chat.submitted)
+    asked = len(server.chat.submitted)
     refused = ask(tenant)
     error = refused.json()["error"]
     assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
     assert tenant.post("/v1/embeddings", json={"model": "vec", "input": "a"}).status_code == 429
-    assert len(house.chat.submitted) == asked
+    assert len(server.chat.submitted) == asked
     with (
-        openai.OpenAI(base_url=f"{house.url}/v1", api_key="tenant", timeout=20) as sdk,  # told not to try again
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="tenant", timeout=20) as sdk,  # told not to try again
         pytest.raises(openai.RateLimitError, match="budget"),
     ):
         sdk.chat.completions.create(**CHAT)  # type: ignore[call-overload]
-    assert len(house.chat.submitted) == asked
+    assert len(server.chat.submitted) == asked
     assert 'kvarn_budget_refusals_total{unit="tokens"}' in tenant.get("/metrics").text
     tenant.post(f"{BUDGETS}/{budget['id']}", json={"hard_limit": 10**6})
     wait_for(lambda: ask(tenant).status_code == 200, "the raised budget to hold")
 
 
-def test_a_projects_budget_of_money_binds_that_project_only(house: Any, tenant: httpx.Client, wait_for: Any) -> None:
-    principal = house.doorkeeper.principals["tenant"]
+def test_a_projects_budget_of_money_binds_that_project_only(server: Any, tenant: httpx.Client, wait_for: Any) -> None:
+    principal = server.authenticator.principals["tenant"]
     elsewhere = tenant.post("/v1/organization/projects", json={"name": "elsewhere"}).json()["id"]
     make(tenant, unit="cost", period="day", project_id=elsewhere, hard_limit=0.001)
-    house.doorkeeper.principals["elsewhere"] = replace(principal, owner=replace(principal.owner, project_id=elsewhere))
-    with httpx.Client(base_url=house.url, headers={"authorization": "Bearer elsewhere"}, timeout=20) as client:
+    server.authenticator.principals["elsewhere"] = replace(
+        principal, owner=replace(principal.owner, project_id=elsewhere)
+    )
+    with httpx.Client(base_url=server.url, headers={"authorization": "Bearer elsewhere"}, timeout=20) as client:
         wait_for(lambda: ask(client).status_code == 429, "the project's budget to be spent")
     assert ask(tenant).status_code == 200
 
 
-def test_one_tenant_never_sees_or_touches_anothers_budget(house: Any, tenant: httpx.Client) -> None:
+def test_one_tenant_never_sees_or_touches_anothers_budget(server: Any, tenant: httpx.Client) -> None:
     mine = make(tenant, hard_limit=5)
-    with house.add_tenant("other") as other:
+    with server.add_tenant("other") as other:
         for method, body in (("GET", None), ("POST", {"hard_limit": 0}), ("DELETE", None)):
             assert other.request(method, f"{BUDGETS}/{mine['id']}", json=body).status_code == 404
         assert other.get(BUDGETS).json()["data"] == []
         assert other.get(BUDGETS, params={"after": mine["id"]}).status_code == 404
-        theirs = house.doorkeeper.principals["tenant"].project_id
+        theirs = server.authenticator.principals["tenant"].project_id
         answer = other.post(BUDGETS, json={"unit": "tokens", "period": "day", "project_id": theirs, "hard_limit": 0})
         assert answer.status_code == 404
         assert ask(other).status_code == 200
     assert tenant.get(f"{BUDGETS}/{mine['id']}").json() == mine
 
 
-def test_only_administrators_have_to_do_with_budgets(house: Any, tenant: httpx.Client) -> None:
+def test_only_administrators_have_to_do_with_budgets(server: Any, tenant: httpx.Client) -> None:
     for role in (Role.MEMBER, Role.SERVICE):
-        house.doorkeeper.principals["someone"] = replace(house.doorkeeper.principals["tenant"], role=role)
+        server.authenticator.principals["someone"] = replace(server.authenticator.principals["tenant"], role=role)
         for method in ("GET", "POST"):
             answer = tenant.request(method, BUDGETS, headers={"authorization": "Bearer someone"})
             assert answer.status_code == 403

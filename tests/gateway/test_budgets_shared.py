@@ -17,8 +17,8 @@ import redis
 
 from fake_replica import EOS
 from kvarn.config.platform import LimitsConfig, MeteringConfig, StoreConfig
-from kvarn.gateway.stages.budgets import BudgetStage
 from kvarn.metering.service import Metering
+from kvarn.serving.stages.budgets import BudgetStage
 
 CHAT = "/v1/chat/completions"
 CLIENTS = 200
@@ -45,43 +45,43 @@ def gateways(
         def make(**limits: Any) -> list[Any]:
             redis_url = f"redis://127.0.0.1:{own_redis.port}/0"
 
-            def prepare(house: Any) -> None:
+            def prepare(server: Any) -> None:
                 changes = {
                     "store": StoreConfig(url=database_url, timeout_s=30),
                     "limits": LimitsConfig(**{"redis_url": redis_url, "timeout_s": 20.0, **limits}),
                     "metering": MeteringConfig(budget_refresh_s=0.1),
-                    "data_dir": str(tmp_path / f"data-{id(house)}"),
+                    "data_dir": str(tmp_path / f"data-{id(server)}"),
                 }
-                house.config = house.config.model_copy(update=changes)
-                house.chat.answer = _answer
+                server.config = server.config.model_copy(update=changes)
+                server.chat.answer = _answer
 
             houses = [open_houses.enter_context(serve(prepare)) for _ in range(2)]
-            for house in houses:
-                with house.client() as client:
+            for server in houses:
+                with server.client() as client:
                     wait_for(lambda client=client: client.get("/ready").status_code == 200, "the gateway to be ready")
             with houses[0].add_tenant("shared", key_id="key_1") as admin:
                 budget = {"unit": "tokens", "period": "total", "hard_limit": LIMIT}
                 admin.post("/v1/organization/budgets", json=budget).raise_for_status()
-            houses[1].doorkeeper.principals["shared"] = houses[0].doorkeeper.principals["shared"]
-            for house in houses:
-                wait_for(lambda house=house: knows_budgets(house), "the budget to be known")
+            houses[1].authenticator.principals["shared"] = houses[0].authenticator.principals["shared"]
+            for server in houses:
+                wait_for(lambda server=server: knows_budgets(server), "the budget to be known")
             return houses
 
         make.stop = open_houses.close  # type: ignore[attr-defined]
         yield make
 
 
-def knows_budgets(house: Any) -> bool:
-    return bool(metering_of(house).budgets.all_standings(time.time()))
+def knows_budgets(server: Any) -> bool:
+    return bool(metering_of(server).budgets.all_standings(time.time()))
 
 
-def metering_of(house: Any) -> Metering:
-    (stage,) = [stage for stage in house.gateway.pipeline._stages if isinstance(stage, BudgetStage)]
+def metering_of(server: Any) -> Metering:
+    (stage,) = [stage for stage in server.gateway.pipeline._stages if isinstance(stage, BudgetStage)]
     return stage._metering
 
 
-def _ask_once(house: Any, max_tokens: int, choices: int = 1) -> httpx.Response:
-    with httpx.Client(base_url=house.url, timeout=20, headers={"authorization": "Bearer shared"}) as client:
+def _ask_once(server: Any, max_tokens: int, choices: int = 1) -> httpx.Response:
+    with httpx.Client(base_url=server.url, timeout=20, headers={"authorization": "Bearer shared"}) as client:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": max_tokens, "n": choices}
         return client.post(CHAT, json=body)
 
@@ -127,8 +127,8 @@ def test_two_hundred_clients_of_two_gateways_never_spend_more_than_the_budget(ga
     wait_for(lambda: _spent(houses[1]) == total, "the ledger to have it all")
 
 
-def _spent(house: Any) -> int:
-    with httpx.Client(base_url=house.url, timeout=20, headers={"authorization": "Bearer shared"}) as client:
+def _spent(server: Any) -> int:
+    with httpx.Client(base_url=server.url, timeout=20, headers={"authorization": "Bearer shared"}) as client:
         (budget,) = client.get("/v1/organization/budgets").json()["data"]
     return int(budget["spent"])
 
@@ -145,15 +145,15 @@ def test_a_request_that_may_come_to_more_than_is_left_is_told_how_much_that_is(g
 def test_a_redis_that_is_away_closes_budgets_where_the_configuration_says_so(gateways: Any, own_redis: Any) -> None:
     houses = gateways(when_away="closed", timeout_s=2.0)
     own_redis.kill()
-    for house in houses:
-        refused = _ask_once(house, 6)
+    for server in houses:
+        refused = _ask_once(server, 6)
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "budgets_unavailable"
 
 
 def test_a_gateway_that_is_stopped_leaves_nothing_held(gateways: Any, own_redis: Any) -> None:
     houses = gateways()
-    for house in houses:
-        metering_of(house)._budgets_read = float("inf")  # not read again while it runs
+    for server in houses:
+        metering_of(server)._budgets_read = float("inf")  # not read again while it runs
     assert _ask_once(houses[0], 6).status_code == 200
     with redis.Redis(port=own_redis.port) as client:
         (held,) = client.keys("kvarn:budgets:{*}:*:leases")

@@ -19,9 +19,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from profiles import effort
 from published import plain_routes, published, served_part
 
-EXAMPLES = 6
+EXAMPLES = effort(2, 20)
 """Requests for each operation."""
 CONFORMS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
@@ -31,7 +32,6 @@ def run(operation, base_url, checks, mode=GenerationMode.POSITIVE, ids=None):
 
     @settings(
         max_examples=EXAMPLES,
-        deadline=None,
         derandomize=True,
         database=None,
         phases=[Phase.generate],
@@ -54,9 +54,9 @@ def operations(document):
     return [result.ok() for result in schema.get_all_operations()]
 
 
-def made_objects(house) -> dict[str, str]:
+def made_objects(server) -> dict[str, str]:
     """One of each kind of object, by the name its id has in paths."""
-    client = house.client()
+    client = server.client()
 
     def make(path, body=None, **more):
         answer = client.post(f"/v1{path}", json=body, **more)
@@ -94,13 +94,13 @@ def made_objects(house) -> dict[str, str]:
 
 @pytest.mark.timeout(900)  # a minute of an idle machine's, several of a busy one
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["valid", "invalid"])
-def test_nothing_made_from_our_own_document_is_a_500_or_answered_otherwise_than_it_says(house, mode):
-    document = house.client().get("/openapi.json").json()
-    ids = made_objects(house) if mode is GenerationMode.POSITIVE else {}
+def test_nothing_made_from_our_own_document_is_a_500_or_answered_otherwise_than_it_says(server, mode):
+    document = server.client().get("/openapi.json").json()
+    ids = made_objects(server) if mode is GenerationMode.POSITIVE else {}
     tried = 0
     for operation in operations(document):
         try:  # objects that exist are read only: what changes or deletes them is tried on others
-            run(operation, house.url, CONFORMS, mode, ids if operation.method == "get" else None)
+            run(operation, server.url, CONFORMS, mode, ids if operation.method == "get" else None)
         except (Unsatisfiable, InvalidSchema):
             # What takes nothing, or any text, cannot be asked wrongly; and some bodies are wrong in ways that are too
             # long to be made up.
@@ -110,17 +110,17 @@ def test_nothing_made_from_our_own_document_is_a_500_or_answered_otherwise_than_
     assert tried > 60
 
 
-def test_answers_keep_the_published_schemas(house):
+def test_answers_keep_the_published_schemas(server):
     document = published()
-    own = house.client().get("/openapi.json").json()
+    own = server.client().get("/openapi.json").json()
     found = operations(served_part(document, plain_routes(own["paths"])))
     assert len(found) > 40
-    ids = made_objects(house)
+    ids = made_objects(server)
     for_last = [each for each in found if each.method.upper() == "DELETE" or each.path.endswith(("archive", "cancel"))]
     failures = []
     for operation in [each for each in found if each not in for_last] + for_last:
         try:
-            run(operation, f"{house.url}/v1", CONFORMS, ids=ids)
+            run(operation, f"{server.url}/v1", CONFORMS, ids=ids)
         except (AssertionError, FailureGroup) as error:
             failures.append(f"{operation.label}: {error}")
     assert not failures, "\n\n".join(failures)[:8000]

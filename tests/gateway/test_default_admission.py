@@ -24,28 +24,28 @@ def body(text: str = "x", **fields: Any) -> dict[str, Any]:
 
 
 def test_64_requests_at_once_to_a_slow_model_are_all_answered(serve: Serve, wait_for: Any) -> None:
-    with serve() as house, house.client() as client:
+    with serve() as server, server.client() as client:
         wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        house.chat.stats = SWAMPED
-        house.chat.step_s = 0.1
+        server.chat.stats = SWAMPED
+        server.chat.step_s = 0.1
 
         def ask(index: int) -> int:
             fields = {"stream": True} if index % 2 else {"service_tier": "flex"} if index % 4 else {}
-            return httpx.post(house.url + CHAT, json=body(str(index), **fields), timeout=60).status_code
+            return httpx.post(server.url + CHAT, json=body(str(index), **fields), timeout=60).status_code
 
         with ThreadPoolExecutor(64) as clients:
             statuses = list(clients.map(ask, range(64)))
         assert statuses == [200] * 64
-        assert len(house.chat.submitted) == 64
+        assert len(server.chat.submitted) == 64
 
 
 def test_one_request_more_than_may_be_answered_gets_503_and_the_others_go_on(serve: Serve, wait_for: Any) -> None:
-    with serve(max_requests=2) as house, house.client() as client, ThreadPoolExecutor(2) as clients:
+    with serve(max_requests=2) as server, server.client() as client, ThreadPoolExecutor(2) as clients:
         wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        house.chat.stats = SWAMPED
-        house.chat.step_s = 0.3
-        running = [clients.submit(httpx.post, house.url + CHAT, json=body(), timeout=20) for _ in range(2)]
-        wait_for(lambda: len(house.chat.submitted) == 2, "both to be answered")
+        server.chat.stats = SWAMPED
+        server.chat.step_s = 0.3
+        running = [clients.submit(httpx.post, server.url + CHAT, json=body(), timeout=20) for _ in range(2)]
+        wait_for(lambda: len(server.chat.submitted) == 2, "both to be answered")
         refused = client.post(CHAT, json=body())
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "server_busy"
         assert "gateway.max_requests" in refused.json()["error"]["message"] and refused.headers["retry-after"] == "1"
@@ -55,16 +55,16 @@ def test_one_request_more_than_may_be_answered_gets_503_and_the_others_go_on(ser
 
 
 def test_metrics_count_against_the_configured_targets(serve: Serve, wait_for: Any) -> None:
-    def prepare(house: Any) -> None:
-        tiny, *others = house.config.models
+    def prepare(server: Any) -> None:
+        tiny, *others = server.config.models
         strict = tiny.model_copy(update={"ttft_target_s": 0.001})
-        house.served["tiny"].config = strict
-        house.config = house.config.model_copy(update={"models": (strict, *others)})
+        server.served["tiny"].config = strict
+        server.config = server.config.model_copy(update={"models": (strict, *others)})
 
-    for prepared, outcome in ((prepare, "missed"), (lambda house: None, "met")):
-        with serve(prepared) as house, house.client() as client:
+    for prepared, outcome in ((prepare, "missed"), (lambda server: None, "met")):
+        with serve(prepared) as server, server.client() as client:
             wait_for(lambda client=client: client.get("/ready").status_code == 200, "the gateway to be ready")
-            house.chat.step_s = 0.01
+            server.chat.step_s = 0.01
             assert client.post(CHAT, json=body()).status_code == 200
             page = client.get("/metrics").text
             assert f'kvarn_slo_requests_total{{model="tiny",outcome="{outcome}"}} 1.0' in page

@@ -41,42 +41,42 @@ def leave(raw: socket.socket, *, reset: bool) -> None:
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_before_the_first_token_is_aborted(
-    house: Any, wait_for: WaitFor, stream: bool, reset: bool
+    server: Any, wait_for: WaitFor, stream: bool, reset: bool
 ) -> None:
-    house.chat.hold = asyncio.Event()  # never set: the request waits in the queue
-    raw = house.connect()
+    server.chat.hold = asyncio.Event()  # never set: the request waits in the queue
+    raw = server.connect()
     raw.sendall(request_bytes(chat_body(stream=stream)))
-    wait_for(lambda: house.chat.running, "the request to reach the engine")
+    wait_for(lambda: server.chat.running, "the request to reach the engine")
     leave(raw, reset=reset)
-    wait_for(lambda: house.chat.aborted and not house.chat.running, "the abort", seconds=2)
+    wait_for(lambda: server.chat.aborted and not server.chat.running, "the abort", seconds=2)
 
 
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_client_that_leaves_in_mid_answer_is_aborted(
-    house: Any, wait_for: WaitFor, stream: bool, reset: bool, n: int
+    server: Any, wait_for: WaitFor, stream: bool, reset: bool, n: int
 ) -> None:
-    house.chat.step_s = 0.01
-    house.chat.answer = lambda request, index: [120] * 400
-    raw = house.connect()
+    server.chat.step_s = 0.01
+    server.chat.answer = lambda request, index: [120] * 400
+    raw = server.connect()
     raw.sendall(request_bytes(chat_body(stream=stream, n=n)))
-    wait_for(lambda: house.chat.yields > 5, "tokens to flow")
+    wait_for(lambda: server.chat.yields > 5, "tokens to flow")
     leave(raw, reset=reset)
-    wait_for(lambda: house.chat.aborted and not house.chat.running, "the abort", seconds=2)
-    assert house.chat.finished == []
+    wait_for(lambda: server.chat.aborted and not server.chat.running, "the abort", seconds=2)
+    assert server.chat.finished == []
 
 
-def test_leaving_aborts_every_prompt_of_a_completion(house: Any, wait_for: WaitFor) -> None:
-    house.chat.hold = asyncio.Event()
-    raw = house.connect()
+def test_leaving_aborts_every_prompt_of_a_completion(server: Any, wait_for: WaitFor) -> None:
+    server.chat.hold = asyncio.Event()
+    raw = server.connect()
     raw.sendall(request_bytes({"model": "tiny", "prompt": ["a", "b", "c"]}, "/v1/completions"))
-    wait_for(lambda: len(house.chat.running) == 3, "all prompts to reach the engine")
+    wait_for(lambda: len(server.chat.running) == 3, "all prompts to reach the engine")
     leave(raw, reset=False)
-    wait_for(lambda: len(house.chat.aborted) == 3, "all of them to be aborted", seconds=2)
+    wait_for(lambda: len(server.chat.aborted) == 3, "all of them to be aborted", seconds=2)
 
 
-def test_a_client_that_leaves_is_counted(house: Any, wait_for: WaitFor, client: httpx.Client) -> None:
+def test_a_client_that_leaves_is_counted(server: Any, wait_for: WaitFor, client: httpx.Client) -> None:
     line = f'kvarn_disconnects_total{{endpoint="{CHAT}",model="tiny"}}'
 
     def count() -> float:
@@ -84,24 +84,24 @@ def test_a_client_that_leaves_is_counted(house: Any, wait_for: WaitFor, client: 
         return float(found[0].split()[-1]) if found else 0.0
 
     before = count()
-    house.chat.hold = asyncio.Event()
-    raw = house.connect()
+    server.chat.hold = asyncio.Event()
+    raw = server.connect()
     raw.sendall(request_bytes(chat_body()))
-    wait_for(lambda: house.chat.running, "the request to reach the engine")
+    wait_for(lambda: server.chat.running, "the request to reach the engine")
     raw.close()
     wait_for(lambda: count() == before + 1, "the disconnect to be counted")
 
 
-def test_a_client_that_leaves_in_its_own_body_harms_nobody(house: Any, client: httpx.Client) -> None:
-    raw = house.connect()
+def test_a_client_that_leaves_in_its_own_body_harms_nobody(server: Any, client: httpx.Client) -> None:
+    raw = server.connect()
     raw.sendall(request_bytes(chat_body())[:-10])
     raw.close()
     assert client.post(CHAT, json=chat_body()).status_code == 200
-    assert len(house.chat.submitted) == 1
+    assert len(server.chat.submitted) == 1
 
 
-def test_a_body_that_stalls_gets_408(house: Any) -> None:
-    raw = house.connect()
+def test_a_body_that_stalls_gets_408(server: Any) -> None:
+    raw = server.connect()
     raw.sendall(request_bytes(chat_body())[:-10])
     answer = b""
     while part := raw.recv(65536):
@@ -110,16 +110,16 @@ def test_a_body_that_stalls_gets_408(house: Any) -> None:
     assert answer.startswith(b"HTTP/1.1 408") and b'"code":"request_timeout"' in answer
 
 
-def test_an_announced_large_body_is_refused_before_it_is_sent(house: Any) -> None:
-    raw = house.connect()
+def test_an_announced_large_body_is_refused_before_it_is_sent(server: Any) -> None:
+    raw = server.connect()
     raw.sendall(head_bytes(CHAT, "content-length: 99999999", "expect: 100-continue"))
     answer = raw.recv(65536)
     raw.close()
     assert answer.startswith(b"HTTP/1.1 413") and b"connection: close" in answer.lower()
 
 
-def test_an_endless_chunked_body_is_refused_while_it_still_comes(house: Any) -> None:
-    raw = house.connect()
+def test_an_endless_chunked_body_is_refused_while_it_still_comes(server: Any) -> None:
+    raw = server.connect()
     raw.sendall(head_bytes(CHAT, "transfer-encoding: chunked"))
     chunk = b"4000\r\n" + b" " * 0x4000 + b"\r\n"
     answer, sent = b"", 0
@@ -138,22 +138,22 @@ def test_an_endless_chunked_body_is_refused_while_it_still_comes(house: Any) -> 
     assert answer.startswith(b"HTTP/1.1 413")
 
 
-def test_a_slow_reader_slows_nobody_and_loses_nothing(house: Any, client: httpx.Client, wait_for: WaitFor) -> None:
+def test_a_slow_reader_slows_nobody_and_loses_nothing(server: Any, client: httpx.Client, wait_for: WaitFor) -> None:
     total = 20_000
-    house.served["tiny"].replica.card = _wide(house.chat.card)
-    house.chat.answer = lambda request, index: [120] * total
-    house.chat.tokens_per_step = 10
-    slow = house.connect(receive_buffer=4096)
+    server.served["tiny"].replica.card = _wide(server.chat.card)
+    server.chat.answer = lambda request, index: [120] * total
+    server.chat.tokens_per_step = 10
+    slow = server.connect(receive_buffer=4096)
     slow.sendall(request_bytes(chat_body(stream=True, logprobs=True, ignore_eos=True)))
-    wait_for(lambda: house.chat.yields > 3, "the slow client's stream to begin")
-    stalled = _until_still(lambda: house.chat.yields)
+    wait_for(lambda: server.chat.yields > 3, "the slow client's stream to begin")
+    stalled = _until_still(lambda: server.chat.yields)
     assert stalled < total / 20, "the slow client was sent everything: nothing holds it back"
 
     began = time.monotonic()
-    house.chat.answer = lambda request, index: [121] * 50
+    server.chat.answer = lambda request, index: [121] * 50
     assert client.post(CHAT, json=chat_body(stream=True)).text.endswith("data: [DONE]\n\n")
     assert time.monotonic() - began < 5
-    assert _until_still(lambda: house.chat.yields) < stalled + 60, "nothing more is taken for the slow client"
+    assert _until_still(lambda: server.chat.yields) < stalled + 60, "nothing more is taken for the slow client"
 
     received = _read_all(slow)
     events = [json.loads(line[6:]) for line in received.split("\n\n") if line.startswith("data: {")]
@@ -198,29 +198,29 @@ def _read_all(raw: socket.socket) -> str:
 
 
 def test_what_cannot_finish_before_the_server_stops_gets_a_typed_error(serve: Any, wait_for: WaitFor) -> None:
-    def prepare(house: Any) -> None:
-        house.chat.step_s = 0.01
-        house.chat.answer = lambda request, index: [120] * 400
-        normal = house.chat.generate
-        house.chat.generate = lambda request, hold: (
-            normal(request, hold) if request.priority == 0 else _never(house, request)
+    def prepare(server: Any) -> None:
+        server.chat.step_s = 0.01
+        server.chat.answer = lambda request, index: [120] * 400
+        normal = server.chat.generate
+        server.chat.generate = lambda request, hold: (
+            normal(request, hold) if request.priority == 0 else _never(server, request)
         )
 
-    with serve(prepare, drain_timeout_s=0.1) as house:
-        with house.client() as client:
+    with serve(prepare, drain_timeout_s=0.1) as server:
+        with server.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        streaming, waiting = house.connect(), house.connect()
+        streaming, waiting = server.connect(), server.connect()
         streaming.sendall(request_bytes(chat_body(stream=True)))
         waiting.sendall(request_bytes(chat_body(priority=1)))
-        wait_for(lambda: house.chat.yields > 5 and "waits" in house.chat.finished, "both to be under way")
+        wait_for(lambda: server.chat.yields > 5 and "waits" in server.chat.finished, "both to be under way")
     streamed, refused = read_all(streaming), read_all(waiting)
     assert b'"code":"draining"' in streamed and b"[DONE]" not in streamed and streamed.endswith(b"0\r\n\r\n")
     assert refused.startswith(b"HTTP/1.1 503 ") and b"retry-after: " in refused and b'"code":"draining"' in refused
 
 
-async def _never(house: Any, request: Any) -> Any:
+async def _never(server: Any, request: Any) -> Any:
     """A request that waits in the queue for ever."""
-    house.chat.finished.append("waits")
+    server.chat.finished.append("waits")
     await asyncio.Event().wait()
     yield request
 

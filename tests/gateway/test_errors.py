@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from kvarn.replica.api import ReplicaState, RequestRefusedError
+from kvarn.replica.client.protocol import ReplicaState, RequestRefusedError
 from kvarn.wire.messages import RefusalReason
 
 CHAT = "/v1/chat/completions"
@@ -67,21 +67,21 @@ def test_a_body_that_is_not_sound_json_is_refused(
     ],
 )
 def test_a_wrong_field_is_named(
-    house: Any, client: httpx.Client, change: dict[str, Any], code: str, param: str
+    server: Any, client: httpx.Client, change: dict[str, Any], code: str, param: str
 ) -> None:
     body = {"model": "tiny", "messages": HELLO, **change}
     check(client.post(CHAT, json=body), 400, code, param)
-    assert house.chat.submitted == []
+    assert server.chat.submitted == []
 
 
 def test_a_hundred_thousand_stop_strings_are_refused(serve: Any, wait_for: Any) -> None:
-    with serve() as house, house.client() as client:
+    with serve() as server, server.client() as client:
         wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         body = {"model": "tiny", "messages": HELLO, "stop": [f"stop {i}" for i in range(100_000)]}
         check(client.post(CHAT, json=body), 400, "invalid_value", "stop")
 
 
-def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(house: Any, client: httpx.Client) -> None:
+def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(server: Any, client: httpx.Client) -> None:
     long = [{"role": "user", "content": "x" * 20_000}]  # long enough to be tokenized in the pool
     error = check(
         client.post(CHAT, json={"model": "tiny", "messages": long}), 400, "context_length_exceeded", "messages"
@@ -102,7 +102,7 @@ def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(house: Any
     answer = client.post("/v1/embeddings", json={"model": "vec", "input": "x" * 100})
     error = check(answer, 400, "context_length_exceeded", "input[0]")
     assert error["message"].startswith("This model's maximum context length is 64 tokens. However, you requested ")
-    assert house.chat.submitted == [] and house.embed.embedded == []
+    assert server.chat.submitted == [] and server.embed.embedded == []
 
 
 def test_anthropics_clients_are_told_of_the_context_in_anthropics_words(client: httpx.Client) -> None:
@@ -130,8 +130,8 @@ def test_a_model_of_the_wrong_kind_is_refused(client: httpx.Client) -> None:
     check(client.post(CHAT, json={"model": "vec", "messages": HELLO}), 400, "model_not_supported", "model")
 
 
-def test_a_model_that_is_not_ready_is_unavailable(house: Any, client: httpx.Client) -> None:
-    house.chat.state, house.chat.progress = ReplicaState.STARTING, ("load weights", 0.5)
+def test_a_model_that_is_not_ready_is_unavailable(server: Any, client: httpx.Client) -> None:
+    server.chat.state, server.chat.progress = ReplicaState.STARTING, ("load weights", 0.5)
     error = check(client.post(CHAT, json={"model": "tiny", "messages": HELLO}), 503, "model_not_ready")
     assert "load weights" in error["message"]
 
@@ -151,24 +151,24 @@ def test_a_model_that_is_not_ready_is_unavailable(house: Any, client: httpx.Clie
     ],
 )
 def test_each_refusal_of_the_engine_has_its_status(
-    house: Any, client: httpx.Client, reason: RefusalReason, status: int, code: str, stream: bool
+    server: Any, client: httpx.Client, reason: RefusalReason, status: int, code: str, stream: bool
 ) -> None:
-    house.chat.refusal = RequestRefusedError(reason, "because", retry_after_s=2.2)
+    server.chat.refusal = RequestRefusedError(reason, "because", retry_after_s=2.2)
     answer = client.post(CHAT, json={"model": "tiny", "messages": HELLO, "stream": stream})
     check(answer, status, code)
     if status in (429, 503):
         assert answer.headers["retry-after"] == "3"
 
 
-def test_an_engine_lost_before_the_first_token_is_unavailable(house: Any, client: httpx.Client) -> None:
-    house.chat.lose_after = 0
+def test_an_engine_lost_before_the_first_token_is_unavailable(server: Any, client: httpx.Client) -> None:
+    server.chat.lose_after = 0
     for stream in (False, True):
         answer = client.post(CHAT, json={"model": "tiny", "messages": HELLO, "stream": stream})
         check(answer, 503, "replica_lost")
 
 
-def test_an_engine_lost_in_mid_stream_ends_it_with_an_error_event(house: Any, client: httpx.Client) -> None:
-    house.chat.lose_after = 5
+def test_an_engine_lost_in_mid_stream_ends_it_with_an_error_event(server: Any, client: httpx.Client) -> None:
+    server.chat.lose_after = 5
     answer = client.post(CHAT, json={"model": "tiny", "messages": HELLO, "stream": True})
     assert answer.status_code == 200
     events = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
@@ -177,8 +177,8 @@ def test_an_engine_lost_in_mid_stream_ends_it_with_an_error_event(house: Any, cl
     check(client.post(CHAT, json={"model": "tiny", "messages": HELLO}), 503, "replica_lost")
 
 
-def test_the_official_client_raises_the_error_of_a_broken_stream(house: Any, sdk: openai.OpenAI) -> None:
-    house.chat.lose_after = 5
+def test_the_official_client_raises_the_error_of_a_broken_stream(server: Any, sdk: openai.OpenAI) -> None:
+    server.chat.lose_after = 5
     seen = ""
     with pytest.raises(openai.APIError, match="engine was lost"):
         for chunk in sdk.chat.completions.create(model="tiny", messages=HELLO, stream=True):  # type: ignore[arg-type]
@@ -186,11 +186,11 @@ def test_the_official_client_raises_the_error_of_a_broken_stream(house: Any, sdk
     assert seen == "Hello"
 
 
-def test_an_unforeseen_failure_is_a_500_without_its_details(house: Any, client: httpx.Client) -> None:
+def test_an_unforeseen_failure_is_a_500_without_its_details(server: Any, client: httpx.Client) -> None:
     def fail(request: Any, index: int) -> list[int]:
         raise AssertionError("not reached")
 
-    house.chat.generate = lambda request, hold=None: fail(request, 0)
+    server.chat.generate = lambda request, hold=None: fail(request, 0)
     error = check(client.post(CHAT, json={"model": "tiny", "messages": HELLO}), 500, "internal_error")
     assert "not reached" not in error["message"]
 

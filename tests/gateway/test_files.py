@@ -25,31 +25,31 @@ MIB = 1024 * 1024
 def kept(serve: Any, database_url: str, wait_for: Any) -> Iterator[Any]:
     """A gateway of its own on each database; files of 3 MiB at most."""
 
-    def prepare(house: Any) -> None:
+    def prepare(server: Any) -> None:
         changes = {"store": StoreConfig(url=database_url), "retention": RetentionConfig(max_file_bytes=3 * MIB)}
-        house.config = house.config.model_copy(update=changes)
+        server.config = server.config.model_copy(update=changes)
 
-    with serve(prepare, body_timeout_s=1) as house:
-        with house.client() as client:
+    with serve(prepare, body_timeout_s=1) as server:
+        with server.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        yield house
+        yield server
 
 
-def rows(house: Any) -> tuple[int, int]:
+def rows(server: Any) -> tuple[int, int]:
     """Files and chunks in the database, seen by clients or not."""
 
     async def count() -> tuple[int, int]:
-        async with house.gateway.store.reading() as session:
+        async with server.gateway.store.reading() as session:
             files = await session.scalar(select(func.count()).select_from(File))
             chunks = await session.scalar(select(func.count()).select_from(FileChunk))
         return int(files or 0), int(chunks or 0)
 
-    result: tuple[int, int] = house.do(count())
+    result: tuple[int, int] = server.do(count())
     return result
 
 
-def sdk_of(house: Any, token: str = "none") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{house.url}/v1", api_key=token, max_retries=0, timeout=20)
+def sdk_of(server: Any, token: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=token, max_retries=0, timeout=20)
 
 
 def upload(client: httpx.Client, content: bytes = b"x", **fields: str) -> httpx.Response:
@@ -205,9 +205,9 @@ def test_a_file_may_come_before_its_purpose_and_names_lose_their_folders(client:
     assert answer.content == b"xyz" and answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_a_boundary_cut_anywhere_is_still_found(house: Any) -> None:
+def test_a_boundary_cut_anywhere_is_still_found(server: Any) -> None:
     body = FILE_PART.replace(b"xyz", b"\r\n--\r\n--c" * 3) + PURPOSE_PART + b"--b--\r\n"
-    raw = house.connect()
+    raw = server.connect()
     raw.sendall(form_head(len(body)).partition(b"--b")[0])
     for position in range(len(body)):
         raw.sendall(body[position : position + 1])
@@ -224,8 +224,8 @@ def test_a_list_refuses_what_it_does_not_know(client: httpx.Client, query: str) 
 
 
 def test_a_gateway_killed_in_mid_upload_leaves_a_file_that_the_sweep_takes(kept: Any, tmp_path: Path) -> None:
-    from kvarn.store.file_writer import FileWriter
     from kvarn.store.owner import ANYBODY
+    from kvarn.store.repositories.files.file_writer import FileWriter
 
     async def write() -> None:
         writer = FileWriter(kept.gateway.store, ANYBODY.owner)

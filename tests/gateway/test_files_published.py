@@ -20,8 +20,8 @@ def upload(client: httpx.Client, content: bytes, **fields: str) -> dict[str, Any
     return made
 
 
-def test_files_are_as_published(house: Any) -> None:
-    with house.add_tenant("published files") as client:
+def test_files_are_as_published(server: Any) -> None:
+    with server.add_tenant("published files") as client:
         check("ListFilesResponse", client.get("/v1/files").json())
         expiry = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
         made = upload(client, b"{}", **expiry)
@@ -33,10 +33,10 @@ def test_files_are_as_published(house: Any) -> None:
 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "cancelled"])
-def test_batches_are_as_published(house: Any, wait_for: Callable[..., None], status: str) -> None:
+def test_batches_are_as_published(server: Any, wait_for: Callable[..., None], status: str) -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
     line = {"custom_id": "a", "method": "POST", "url": CHAT, "body": body}
-    with house.add_tenant(f"published {status}") as client:
+    with server.add_tenant(f"published {status}") as client:
         check("ListBatchesResponse", client.get("/v1/batches").json())
         file = upload(client, b"{" if status == "failed" else json.dumps(line).encode())
         asked = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h", "metadata": {"a": "b"}}

@@ -18,14 +18,14 @@ MIB = 1024 * 1024
 def small(serve: Any, database_url: str, wait_for: Any) -> Iterator[Any]:
     """A gateway on each database whose organisations may store 3 MiB each."""
 
-    def prepare(house: Any) -> None:
+    def prepare(server: Any) -> None:
         changes = {"store": StoreConfig(url=database_url), "retention": RetentionConfig(max_stored_bytes=3 * MIB)}
-        house.config = house.config.model_copy(update=changes)
+        server.config = server.config.model_copy(update=changes)
 
-    with serve(prepare) as house:
-        with house.client() as client:
+    with serve(prepare) as server:
+        with server.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        yield house
+        yield server
 
 
 def upload(client: httpx.Client, content: bytes, purpose: str = "user_data") -> httpx.Response:

@@ -23,14 +23,14 @@ WaitFor = Callable[..., None]
 
 @pytest.fixture
 def strict(serve: Any, wait_for: WaitFor) -> Any:
-    """Serve a house of one's own with short limits."""
+    """Serve a server of one's own with short limits."""
 
     @contextmanager
-    def make(prepare: Callable[[Any], None] = lambda house: None, **gateway: Any) -> Iterator[Any]:
-        with serve(prepare, **{"drain_timeout_s": 1, **gateway}) as house:
-            with house.client() as client:
+    def make(prepare: Callable[[Any], None] = lambda server: None, **gateway: Any) -> Iterator[Any]:
+        with serve(prepare, **{"drain_timeout_s": 1, **gateway}) as server:
+            with server.client() as client:
                 wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-            yield house
+            yield server
 
     return make
 
@@ -59,8 +59,8 @@ def drip(raw: socket.socket, data: bytes, pause: float) -> None:
 
 
 def test_headers_that_drip_get_408_while_others_are_answered(strict: Any) -> None:
-    with strict(header_timeout_s=0.5, idle_timeout_s=30) as house, house.client() as client:
-        raw = house.connect()
+    with strict(header_timeout_s=0.5, idle_timeout_s=30) as server, server.client() as client:
+        raw = server.connect()
         dripping = threading.Thread(target=drip, args=(raw, b"GET /health HTTP/1.1\r\nx-a: " + b"a" * 400, 0.02))
         dripping.start()
         assert client.post(CHAT, json=HELLO).status_code == 200
@@ -70,16 +70,16 @@ def test_headers_that_drip_get_408_while_others_are_answered(strict: Any) -> Non
 
 @pytest.mark.parametrize("start", [b"", b"\r\n", chat_bytes()])
 def test_a_connection_without_a_request_is_closed(strict: Any, start: bytes) -> None:
-    with strict(idle_timeout_s=0.4) as house:
-        raw = house.connect()
+    with strict(idle_timeout_s=0.4) as server:
+        raw = server.connect()
         raw.sendall(start)
         answer = read_all(raw)
         assert answer.startswith(b"HTTP/1.1 200 ") if start.startswith(b"POST") else answer == b""
 
 
 def test_line_ends_do_not_keep_an_idle_connection(strict: Any) -> None:
-    with strict(idle_timeout_s=0.5) as house:
-        raw = house.connect()
+    with strict(idle_timeout_s=0.5) as server:
+        raw = server.connect()
         dripping = threading.Thread(target=drip, args=(raw, b"\r\n" * 200, 0.02))
         dripping.start()
         assert read_all(raw) == b""
@@ -87,8 +87,8 @@ def test_line_ends_do_not_keep_an_idle_connection(strict: Any) -> None:
 
 
 def test_a_body_nobody_asked_for_does_not_keep_a_connection(strict: Any) -> None:
-    with strict() as house:
-        raw = house.connect()
+    with strict() as server:
+        raw = server.connect()
         raw.sendall(head_of("/health", "content-length: 1000000", method="GET"))
         dripping = threading.Thread(target=drip, args=(raw, b"x" * 400, 0.02))
         dripping.start()
@@ -97,40 +97,40 @@ def test_a_body_nobody_asked_for_does_not_keep_a_connection(strict: Any) -> None
 
 
 def test_a_client_that_does_not_read_is_cut_off_and_its_request_aborted(strict: Any, wait_for: WaitFor) -> None:
-    def prepare(house: Any) -> None:
+    def prepare(server: Any) -> None:
         import msgspec
 
-        house.chat.card = msgspec.structs.replace(house.chat.card, max_context_length=200_000)
-        house.chat.answer = lambda request, index: [120] * 150_000
-        house.chat.tokens_per_step = 50
+        server.chat.card = msgspec.structs.replace(server.chat.card, max_context_length=200_000)
+        server.chat.answer = lambda request, index: [120] * 150_000
+        server.chat.tokens_per_step = 50
 
-    with strict(prepare, write_timeout_s=0.5) as house:
-        raw = house.connect(receive_buffer=4096)
+    with strict(prepare, write_timeout_s=0.5) as server:
+        raw = server.connect(receive_buffer=4096)
         raw.sendall(chat_bytes(stream=True, logprobs=True, ignore_eos=True))
-        wait_for(lambda: house.chat.running, "the request to run")
-        wait_for(lambda: house.chat.aborted and not house.chat.running, "the request to be aborted")
+        wait_for(lambda: server.chat.running, "the request to run")
+        wait_for(lambda: server.chat.aborted and not server.chat.running, "the request to be aborted")
         raw.close()
 
 
-def test_a_half_closed_connection_counts_as_left(house: Any, wait_for: WaitFor) -> None:
-    house.chat.hold = asyncio.Event()  # never set
+def test_a_half_closed_connection_counts_as_left(server: Any, wait_for: WaitFor) -> None:
+    server.chat.hold = asyncio.Event()  # never set
     for stream in (False, True):
-        raw = house.connect()
+        raw = server.connect()
         raw.sendall(chat_bytes(stream=stream))
-        wait_for(lambda: house.chat.running, "the request to reach the engine")
+        wait_for(lambda: server.chat.running, "the request to reach the engine")
         raw.shutdown(socket.SHUT_WR)
-        wait_for(lambda: not house.chat.running, "the request to be aborted")
+        wait_for(lambda: not server.chat.running, "the request to be aborted")
         assert read_all(raw) == b""
-    assert len(house.chat.aborted) == 2
+    assert len(server.chat.aborted) == 2
 
 
-def test_a_half_sent_request_that_is_half_closed_is_forgotten(house: Any, client: httpx.Client) -> None:
+def test_a_half_sent_request_that_is_half_closed_is_forgotten(server: Any, client: httpx.Client) -> None:
     for sent in (
         b"POST /v1",
         chat_bytes()[:-5],
         head_of(CHAT, "content-type: application/json", "transfer-encoding: chunked") + b"ff\r\nabc",
     ):
-        raw = house.connect()
+        raw = server.connect()
         raw.sendall(sent)
         raw.shutdown(socket.SHUT_WR)
         assert read_all(raw) == b""
@@ -146,8 +146,8 @@ def test_a_half_sent_request_that_is_half_closed_is_forgotten(house: Any, client
         b"GET /health HTTP/1.1\r\n" + b"x: " * 40_000 + b"\r\n\r\n",
     ],
 )
-def test_too_many_headers_and_too_long_ones_get_431(house: Any, flood: bytes) -> None:
-    raw = house.connect()
+def test_too_many_headers_and_too_long_ones_get_431(server: Any, flood: bytes) -> None:
+    raw = server.connect()
     raw.sendall(flood)
     assert error_of(read_all(raw)) == (431, "headers_too_large")
 
@@ -164,34 +164,34 @@ def test_too_many_headers_and_too_long_ones_get_431(house: Any, flood: bytes) ->
         head_of(CHAT, "transfer-encoding: chunked") + b"zz\r\nabc\r\n",
     ],
 )
-def test_what_is_not_http_gets_400_and_the_connection_is_closed(house: Any, garbage: bytes) -> None:
-    raw = house.connect()
+def test_what_is_not_http_gets_400_and_the_connection_is_closed(server: Any, garbage: bytes) -> None:
+    raw = server.connect()
     raw.sendall(garbage)
     assert error_of(read_all(raw)) == (400, "invalid_http")
 
 
 @pytest.mark.parametrize("name", ["authorization", "content-type", "host", "x-api-key"])
-def test_a_header_that_may_stand_once_may_not_stand_twice(house: Any, name: str) -> None:
+def test_a_header_that_may_stand_once_may_not_stand_twice(server: Any, name: str) -> None:
     body = json.dumps(HELLO).encode()
     twice = [f"{name}: application/json", f"{name}: application/json"]
     own = [] if name == "content-type" else ["content-type: application/json"]
-    raw = house.connect()
+    raw = server.connect()
     raw.sendall(head_of(CHAT, *twice, *own, f"content-length: {len(body)}", "connection: close") + body)
     assert error_of(read_all(raw)) == (400, "duplicate_header")
 
 
 @pytest.mark.parametrize("value", [b"Bearer \xff\xfe", b"\xc3\x28", b"Bearer \xf0\x9f\x98\x80"])
-def test_headers_that_are_not_text_are_no_server_error(house: Any, value: bytes) -> None:
+def test_headers_that_are_not_text_are_no_server_error(server: Any, value: bytes) -> None:
     body = json.dumps(HELLO).encode()
-    raw = house.connect()
+    raw = server.connect()
     lines = [b"POST /v1/chat/completions HTTP/1.1", b"host: x", b"content-type: application/json"]
     lines += [b"authorization: " + value, b"x-request-id: " + value, b"connection: close"]
     raw.sendall(b"\r\n".join([*lines, b"content-length: %d" % len(body), b"", b""]) + body)
     assert int(read_all(raw).split()[1]) in (200, 400, 401)
 
 
-def test_requests_sent_at_once_are_answered_in_order(house: Any) -> None:
-    raw = house.connect()
+def test_requests_sent_at_once_are_answered_in_order(server: Any) -> None:
+    raw = server.connect()
     many = b"".join(head_of(path, method="GET") for path in ["/health", "/nowhere", "/v1/models"] * 20)
     raw.sendall(many + head_of("/health", "connection: close", method="GET"))
     answer = read_all(raw)
@@ -200,8 +200,8 @@ def test_requests_sent_at_once_are_answered_in_order(house: Any) -> None:
 
 
 def test_a_flood_of_requests_at_once_is_taken_no_faster_than_it_is_answered(strict: Any) -> None:
-    with strict(write_timeout_s=2) as house:
-        raw = house.connect(receive_buffer=4096)
+    with strict(write_timeout_s=2) as server:
+        raw = server.connect(receive_buffer=4096)
         raw.settimeout(0.5)
         one = head_of("/health", method="GET")
         sent = 0
@@ -212,24 +212,24 @@ def test_a_flood_of_requests_at_once_is_taken_no_faster_than_it_is_answered(stri
             pass
         assert sent < 20_000_000, "the gateway goes on reading what it cannot answer"
         raw.close()
-        with house.client() as client:
+        with server.client() as client:
             assert client.get("/health").status_code == 200
 
 
 def test_one_connection_too_many_is_refused_and_the_others_go_on(strict: Any, wait_for: WaitFor) -> None:
-    with strict(max_connections=3) as house:
-        kept = [house.connect() for _ in range(3)]
+    with strict(max_connections=3) as server:
+        kept = [server.connect() for _ in range(3)]
         for raw in kept:
             raw.sendall(head_of("/health", method="GET"))
             assert read_one(raw).startswith(b"HTTP/1.1 200 ")
-        extra = house.connect()
+        extra = server.connect()
         refused = read_all(extra)
         assert refused.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1\r\n" in refused
         assert b"gateway.max_connections" in refused
         kept.pop().close()
 
         def answered() -> bool:
-            raw = house.connect()
+            raw = server.connect()
             raw.sendall(head_of("/health", "connection: close", method="GET"))
             return read_all(raw).startswith(b"HTTP/1.1 200 ")
 

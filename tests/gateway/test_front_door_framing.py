@@ -43,31 +43,31 @@ def chunk(data: bytes) -> bytes:
         pytest.param(CHUNKED + chunk(BODY) + b"0\r\n", b"x: y\r\n" * 10_000, id="trailers"),
     ],
 )
-def test_what_has_no_end_is_refused_while_it_comes(house: Any, start: bytes, block: bytes) -> None:
-    raw = house.connect()
+def test_what_has_no_end_is_refused_while_it_comes(server: Any, start: bytes, block: bytes) -> None:
+    raw = server.connect()
     raw.sendall(start)
     sent = flood(raw, block, 50_000_000)
     assert error_of(read_all(raw)) == (431, "headers_too_large")
     assert sent < 20_000_000, "the gateway goes on reading"
 
 
-def test_trailers_too_long_are_refused_in_a_single_read_too(house: Any) -> None:
-    raw = house.connect()
+def test_trailers_too_long_are_refused_in_a_single_read_too(server: Any) -> None:
+    raw = server.connect()
     raw.sendall(CHUNKED + chunk(BODY) + b"0\r\nx: " + b"y" * 100_000 + b"\r\n\r\n")
     assert error_of(read_all(raw)) == (431, "headers_too_large")
 
 
-def test_a_body_in_chunks_of_a_byte_is_taken(house: Any) -> None:
+def test_a_body_in_chunks_of_a_byte_is_taken(server: Any) -> None:
     body = BODY.replace(b'"x"', b'"' + b"x" * 30_000 + b'"')
-    raw = house.connect()
+    raw = server.connect()
     head = head_of(CHAT, "content-type: application/json", "transfer-encoding: chunked", "connection: close")
     raw.sendall(head + b"".join(chunk(bytes([byte])) for byte in body) + b"0\r\n\r\n")
     # Larger than the model's context, as is only known to whoever has read it whole.
     assert error_of(read_all(raw)) == (400, "context_length_exceeded")
 
 
-def test_a_trailer_is_no_header(house: Any) -> None:
-    raw = house.connect()
+def test_a_trailer_is_no_header(server: Any) -> None:
+    raw = server.connect()
     trailers = b"x-request-id: mine\r\nauthorization: Bearer a\r\nauthorization: Bearer b\r\n"
     raw.sendall(CHUNKED + chunk(BODY) + b"0\r\n" + trailers + b"\r\n" + head_of("/health", "connection: close"))
     answer = read_all(raw)
@@ -75,17 +75,17 @@ def test_a_trailer_is_no_header(house: Any) -> None:
     assert answer.count(b"HTTP/1.1 ") == 2, "the connection goes on"
 
 
-def test_what_is_no_chunk_size_gets_400(house: Any) -> None:
-    raw = house.connect()
+def test_what_is_no_chunk_size_gets_400(server: Any) -> None:
+    raw = server.connect()
     raw.sendall(CHUNKED + chunk(BODY) + b"zz\r\nabc\r\n")
     assert error_of(read_all(raw)) == (400, "invalid_http")
 
 
-def test_a_body_after_a_request_for_an_upgrade_is_not_run_as_a_request(house: Any) -> None:
+def test_a_body_after_a_request_for_an_upgrade_is_not_run_as_a_request(server: Any) -> None:
     smuggled = head_of("/health", "x-request-id: smuggled", method="GET")
     asked = ["connection: upgrade", "upgrade: h2c", "content-type: application/json"]
     for announced in (f"content-length: {len(smuggled)}", "transfer-encoding: chunked"):
-        raw = house.connect()
+        raw = server.connect()
         raw.sendall(head_of(CHAT, *asked, announced))
         answer = raw.recv(65536)
         assert error_of(answer) == (400, "upgrade_not_supported")
@@ -93,15 +93,15 @@ def test_a_body_after_a_request_for_an_upgrade_is_not_run_as_a_request(house: An
         assert read_all(raw) == b""
 
 
-def test_an_upgrade_that_is_not_served_is_answered_as_if_not_asked_for(house: Any) -> None:
-    raw = house.connect()
+def test_an_upgrade_that_is_not_served_is_answered_as_if_not_asked_for(server: Any) -> None:
+    raw = server.connect()
     raw.sendall(head_of("/health", "connection: upgrade", "upgrade: h2c", method="GET"))
     answer = read_all(raw)
     assert answer.startswith(b"HTTP/1.1 200 ") and answer.count(b"HTTP/1.1 ") == 1
 
 
-def test_a_thousand_requests_sent_at_once_are_answered_in_order(house: Any) -> None:
-    raw = house.connect()
+def test_a_thousand_requests_sent_at_once_are_answered_in_order(server: Any) -> None:
+    raw = server.connect()
     paths = ["/health", "/nowhere"] * 500
     sent = b"".join(head_of(path, method="GET") for path in paths)
     raw.sendall(sent + CHUNKED + chunk(BODY) + b"0\r\n\r\n" + head_of("/health", "connection: close", method="GET"))

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import select
 
 from fake_replica import answer_text
-from kvarn.replica.api import RequestRefusedError
+from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.store.models import UsageEvent
 from kvarn.wire.messages import RefusalReason
 
@@ -20,25 +20,25 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 
 
 @pytest.fixture
-def tenant(house: Any, request: Any) -> Iterator[httpx.Client]:
+def tenant(server: Any, request: Any) -> Iterator[httpx.Client]:
     """A client of an organisation of its own."""
-    with house.add_tenant(request.node.name, key_id="key_1", user_id="user-1") as client:
+    with server.add_tenant(request.node.name, key_id="key_1", user_id="user-1") as client:
         yield client
 
 
 @pytest.fixture
-def ledger(house: Any, request: Any, wait_for: Any) -> Any:
+def ledger(server: Any, request: Any, wait_for: Any) -> Any:
     """The events of the tenant, once there are so many."""
 
     async def read() -> list[UsageEvent]:
-        organization = house.doorkeeper.principals[request.node.name].organization_id
-        async with house.gateway.store.reading() as session:
+        organization = server.authenticator.principals[request.node.name].organization_id
+        async with server.gateway.store.reading() as session:
             query = select(UsageEvent).where(UsageEvent.organization_id == organization)
             return list((await session.execute(query.order_by(UsageEvent.started_at))).scalars())
 
     def wait(count: int) -> list[UsageEvent]:
-        wait_for(lambda: len(house.do(read())) >= count, f"{count} events")
-        found: list[UsageEvent] = house.do(read())
+        wait_for(lambda: len(server.do(read())) >= count, f"{count} events")
+        found: list[UsageEvent] = server.do(read())
         assert len(found) == count
         return found
 
@@ -46,9 +46,9 @@ def ledger(house: Any, request: Any, wait_for: Any) -> Any:
 
 
 def test_a_finished_chat_is_entered_with_the_counts_its_client_was_told(
-    house: Any, tenant: httpx.Client, ledger: Any
+    server: Any, tenant: httpx.Client, ledger: Any
 ) -> None:
-    house.chat.cached_tokens = 3
+    server.chat.cached_tokens = 3
     answer = tenant.post("/v1/chat/completions", json=CHAT, headers={"x-request-id": "my-request"})
     told = answer.json()["usage"]
     (event,) = ledger(1)
@@ -60,7 +60,7 @@ def test_a_finished_chat_is_entered_with_the_counts_its_client_was_told(
     assert event.service_tier == "default" and event.currency == "usd" and event.cost == 0
 
 
-def test_streams_completions_and_embeddings_are_entered_too(house: Any, tenant: httpx.Client, ledger: Any) -> None:
+def test_streams_completions_and_embeddings_are_entered_too(server: Any, tenant: httpx.Client, ledger: Any) -> None:
     with tenant.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}) as stream:
         stream.read()
     tenant.post("/v1/completions", json={"model": "tiny", "prompt": ["a", "bc"], "n": 2, "max_tokens": 5})
@@ -72,9 +72,9 @@ def test_streams_completions_and_embeddings_are_entered_too(house: Any, tenant: 
     assert {event.outcome for event in events.values()} == {"finished"}
 
 
-def test_an_aborted_stream_is_entered_with_what_it_had(house: Any, tenant: httpx.Client, ledger: Any) -> None:
-    house.chat.answer = lambda request, index: answer_text("x" * 400)
-    house.chat.step_s = 0.002
+def test_an_aborted_stream_is_entered_with_what_it_had(server: Any, tenant: httpx.Client, ledger: Any) -> None:
+    server.chat.answer = lambda request, index: answer_text("x" * 400)
+    server.chat.step_s = 0.002
     seen = 0
     with tenant.stream("POST", "/v1/chat/completions", json={**CHAT, "stream": True}) as stream:
         for line in stream.iter_lines():
@@ -85,9 +85,9 @@ def test_an_aborted_stream_is_entered_with_what_it_had(house: Any, tenant: httpx
     assert event.outcome == "aborted" and seen <= event.output_tokens < 400
 
 
-def test_a_request_whose_replica_died_is_entered_as_failed(house: Any, tenant: httpx.Client, ledger: Any) -> None:
-    house.chat.lose_after = 5
-    house.chat.step_s = 0.001
+def test_a_request_whose_replica_died_is_entered_as_failed(server: Any, tenant: httpx.Client, ledger: Any) -> None:
+    server.chat.lose_after = 5
+    server.chat.step_s = 0.001
     body = {**CHAT, "stream": True, "stream_options": {"include_usage": True}}
     with tenant.stream("POST", "/v1/chat/completions", json=body) as stream:
         assert "replica_lost" in json.dumps(list(stream.iter_lines()))
@@ -95,33 +95,33 @@ def test_a_request_whose_replica_died_is_entered_as_failed(house: Any, tenant: h
     assert (event.outcome, event.output_tokens) == ("failed", 5)
 
 
-def test_what_was_refused_is_not_entered(house: Any, tenant: httpx.Client, ledger: Any) -> None:
-    house.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "full")
+def test_what_was_refused_is_not_entered(server: Any, tenant: httpx.Client, ledger: Any) -> None:
+    server.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "full")
     assert tenant.post("/v1/chat/completions", json=CHAT).status_code == 429
     assert tenant.post("/v1/chat/completions", json={**CHAT, "model": "none"}).status_code == 404
     assert tenant.post("/v1/chat/completions", json={**CHAT, "n": 0}).status_code == 400
-    house.embed.refusal = house.chat.refusal
+    server.embed.refusal = server.chat.refusal
     assert tenant.post("/v1/embeddings", json={"model": "vec", "input": "a"}).status_code == 429
-    house.chat.refusal = None
+    server.chat.refusal = None
     assert tenant.post("/v1/chat/completions", json=CHAT).status_code == 200
     (event,) = ledger(1)
     assert event.outcome == "finished"
 
 
 def test_a_gateway_that_stops_leaves_no_journal(serve: Any, wait_for: Any) -> None:
-    with serve() as house, house.client() as client:
+    with serve() as server, server.client() as client:
         wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        root = Path(house.config.data_dir) / "usage"
+        root = Path(server.config.data_dir) / "usage"
         while_it_serves = set(root.iterdir())
         assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
-    # Its directory and its lock are gone; those of other gateways of this machine are not.
+    # Its journal (a database and its log) is gone; those of other gateways of this machine are not.
     assert len(while_it_serves - set(root.iterdir())) == 2 and set(root.iterdir()) <= while_it_serves
 
 
 def test_an_embedding_whose_client_left_is_entered_with_its_prompt(
-    house: Any, tenant: httpx.Client, ledger: Any
+    server: Any, tenant: httpx.Client, ledger: Any
 ) -> None:
-    house.embed.step_s = 1.0
+    server.embed.step_s = 1.0
     with pytest.raises(httpx.ReadTimeout):
         tenant.post("/v1/embeddings", json={"model": "vec", "input": ["abc", "de"]}, timeout=0.3)
     (event,) = ledger(1)

@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from kvarn.replica.api import RequestRefusedError
+from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.store.ids import new_id
 from kvarn.store.owner import LimitRule
 from kvarn.wire.messages import RefusalReason
@@ -30,16 +30,16 @@ def body(max_tokens: int | None = 6, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def tenant(house: Any) -> Iterator[Any]:
+def tenant(server: Any) -> Iterator[Any]:
     """Clients of new organisations: `tenant(tokens_per_minute=100)` has that limit."""
     clients = []
 
     def make(**limits: int) -> httpx.Client:
         name = new_id("tenant_")
-        clients.append(house.add_tenant(name))
-        principal = house.doorkeeper.principals[name]
+        clients.append(server.add_tenant(name))
+        principal = server.authenticator.principals[name]
         rules = (LimitRule(principal.organization_id, **limits),)  # type: ignore[arg-type]
-        house.doorkeeper.principals[name] = replace(principal, limits=rules)
+        server.authenticator.principals[name] = replace(principal, limits=rules)
         return clients[-1]
 
     yield make
@@ -51,7 +51,7 @@ def remaining(answer: httpx.Response, kind: str = "tokens") -> int:
     return int(answer.headers[f"x-ratelimit-remaining-{kind}"])
 
 
-def test_without_limits_no_headers_are_sent(house: Any, client: httpx.Client) -> None:
+def test_without_limits_no_headers_are_sent(server: Any, client: httpx.Client) -> None:
     assert not HEADERS & set(client.post(CHAT, json=body()).headers)
 
 
@@ -80,10 +80,10 @@ def test_who_is_over_a_limit_is_told_which_and_when_to_come_back(tenant: Any, ki
     assert f"limit {asked}, used {asked}, requested {asked}" in error["message"] and "org-" in error["message"]
 
 
-def test_the_official_client_reads_the_refusal(house: Any, tenant: Any) -> None:
+def test_the_official_client_reads_the_refusal(server: Any, tenant: Any) -> None:
     raw = tenant(requests_per_minute=1)
     key = raw.headers["authorization"].removeprefix("Bearer ")
-    with openai.OpenAI(base_url=f"{house.url}/v1", api_key=key, max_retries=0) as sdk:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as sdk:
         sdk.chat.completions.create(**body())
         with pytest.raises(openai.RateLimitError, match="requests per minute"):
             sdk.chat.completions.create(**body())
@@ -96,7 +96,7 @@ def test_a_request_larger_than_the_limit_is_told_that_waiting_does_not_help(tena
     assert "retry-after" not in answer.headers and "limit 10, requested 11" in error["message"]
 
 
-def test_what_was_reserved_and_not_written_is_given_back(house: Any, tenant: Any, answering: Any) -> None:
+def test_what_was_reserved_and_not_written_is_given_back(server: Any, tenant: Any, answering: Any) -> None:
     client = tenant(tokens_per_minute=1000)
     answering("abc")  # three tokens and the end
     first = client.post(CHAT, json=body(500)).json()["usage"]["total_tokens"]
@@ -105,48 +105,48 @@ def test_what_was_reserved_and_not_written_is_given_back(house: Any, tenant: Any
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_the_engine_refused_costs_nothing(house: Any, tenant: Any, stream: bool) -> None:
+def test_what_the_engine_refused_costs_nothing(server: Any, tenant: Any, stream: bool) -> None:
     client = tenant(requests_per_minute=2, tokens_per_minute=100, concurrency=1)
-    house.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "full", retry_after_s=1)
+    server.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "full", retry_after_s=1)
     for _ in range(5):
         assert client.post(CHAT, json=body(stream=stream)).json()["error"]["code"] == "queue_full"
-    house.chat.refusal = None
+    server.chat.refusal = None
     answer = client.post(CHAT, json=body())
     assert answer.status_code == 200
     assert remaining(answer, "requests") == 1 and remaining(answer) == 100 - PROMPT - 6
 
 
-def test_what_was_lost_in_mid_answer_costs_what_was_written(house: Any, tenant: Any) -> None:
+def test_what_was_lost_in_mid_answer_costs_what_was_written(server: Any, tenant: Any) -> None:
     client = tenant(tokens_per_minute=1000)
-    house.chat.lose_after = 5
+    server.chat.lose_after = 5
     client.post(CHAT, json=body(100, stream=True))
-    house.chat.lose_after = None
+    server.chat.lose_after = None
     assert remaining(client.post(CHAT, json=body(6))) == 1000 - (PROMPT + 5) - (PROMPT + 6)
 
 
-def test_who_leaves_pays_for_the_prompt(house: Any, tenant: Any, wait_for: Any) -> None:
+def test_who_leaves_pays_for_the_prompt(server: Any, tenant: Any, wait_for: Any) -> None:
     client = tenant(tokens_per_minute=1000, concurrency=1)
-    house.chat.hold = asyncio.Event()
+    server.chat.hold = asyncio.Event()
     with pytest.raises(httpx.ReadTimeout):
         client.post(CHAT, json=body(500), timeout=0.3)
-    wait_for(lambda: not house.chat.running, "the abort")
-    house.chat.hold = None
+    wait_for(lambda: not server.chat.running, "the abort")
+    server.chat.hold = None
     wait_for(lambda: client.post(CHAT, json=body(900)).status_code != 429, "the place and the tokens to be free")
     assert remaining(client.post(CHAT, json=body(6))) <= 1000 - PROMPT
 
 
-def test_a_place_is_free_again_when_the_answer_is_over(house: Any, tenant: Any, wait_for: Any) -> None:
+def test_a_place_is_free_again_when_the_answer_is_over(server: Any, tenant: Any, wait_for: Any) -> None:
     client = tenant(concurrency=1)
     assert [client.post(CHAT, json=body()).status_code for _ in range(30)] == [200] * 30
-    house.chat.hold = asyncio.Event()
+    server.chat.hold = asyncio.Event()
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(client.post, CHAT, json=body())
-        wait_for(lambda: house.chat.running, "the first to run")
+        wait_for(lambda: server.chat.running, "the first to run")
         refused = client.post(CHAT, json=body())
         error = refused.json()["error"]
         assert (refused.status_code, error["code"], error["type"]) == (429, "rate_limit_exceeded", "requests")
         assert refused.headers["retry-after"] == "1" and "running at once" in error["message"]
-        house.loop.call_soon_threadsafe(house.chat.hold.set)
+        server.loop.call_soon_threadsafe(server.chat.hold.set)
         assert running.result().status_code == 200
 
 
@@ -177,7 +177,7 @@ def test_embeddings_and_completions_are_limited_too(tenant: Any) -> None:
     assert remaining(client.post("/v1/completions", json=completion)) == 10 - 3 - 6, "each model counts for itself"
 
 
-def test_refusals_and_reservations_are_metrics(house: Any, tenant: Any, client: httpx.Client) -> None:
+def test_refusals_and_reservations_are_metrics(server: Any, tenant: Any, client: httpx.Client) -> None:
     limited = tenant(requests_per_minute=1)
     before = _metric(client, 'kvarn_limited_requests_total{kind="requests",model="tiny"}')
     used = _metric(client, 'kvarn_limit_used_tokens_total{model="tiny"}')

@@ -32,23 +32,23 @@ def gateways(serve: Any, tmp_path: Path, wait_for: Any) -> Iterator[Callable[...
     with ExitStack() as open_houses:
 
         def make(number: int, rule: dict[str, int], **limits: Any) -> list[Any]:
-            def prepare(house: Any) -> None:
+            def prepare(server: Any) -> None:
                 changes = {
                     "limits": LimitsConfig.model_validate(limits),
-                    "data_dir": str(tmp_path / f"data-{id(house)}"),
+                    "data_dir": str(tmp_path / f"data-{id(server)}"),
                 }
-                house.config = house.config.model_copy(update=changes)
-                house.chat.answer = _answer
+                server.config = server.config.model_copy(update=changes)
+                server.chat.answer = _answer
 
             houses = [open_houses.enter_context(serve(prepare)) for _ in range(number)]
-            for house in houses:
-                with house.client() as client:
+            for server in houses:
+                with server.client() as client:
                     wait_for(lambda client=client: client.get("/ready").status_code == 200, "the gateway to be ready")
             houses[0].add_tenant("shared").close()
-            principal = houses[0].doorkeeper.principals["shared"]
+            principal = houses[0].authenticator.principals["shared"]
             rules = (LimitRule(principal.organization_id, **rule),)
-            for house in houses:
-                house.doorkeeper.principals["shared"] = replace(principal, limits=rules)
+            for server in houses:
+                server.authenticator.principals["shared"] = replace(principal, limits=rules)
             return houses
 
         yield make
@@ -125,13 +125,13 @@ def test_no_request_hangs_when_redis_is_killed_and_sharing_goes_on_when_it_is_ba
         if answer.status_code == 503:
             assert answer.json()["error"]["code"] == "limits_unavailable" and answer.headers["retry-after"]
     own_redis.start()
-    for house in houses:
-        with house.client() as client:
+    for server in houses:
+        with server.client() as client:
             wait_for(lambda client=client: "kvarn_limits_redis_away 0.0" in client.get("/metrics").text, "Redis")
 
     async def both() -> list[int]:
         async with _client() as client:
-            both = [await _ask(client, house.url, 6) for house in houses]
+            both = [await _ask(client, server.url, 6) for server in houses]
             return [int(answer.headers["x-ratelimit-remaining-tokens"]) for answer in both]
 
     assert asyncio.run(both()) == [10**6 - 10, 10**6 - 20]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
+from kvarn.admission.traffic import FIRST_TOKENS_PER_BYTE, Traffic
 from kvarn.config.platform import AdmissionConfig, SloConfig
-from kvarn.gateway.admission.traffic import FIRST_TOKENS_PER_BYTE, Traffic
 from kvarn.wire.messages import EngineStats, StepTimes
 
 CHAT = "/v1/chat/completions"
@@ -29,17 +29,22 @@ def body(text: str = "x") -> dict[str, Any]:
 
 @pytest.fixture
 def shedding(serve: Callable[..., AbstractContextManager[Any]], wait_for: Any) -> Iterator[Any]:
-    def prepare(house: Any) -> None:
-        tiny, *others = house.config.models
-        tiny = house.served["tiny"].config = tiny.model_copy(update={"aliases": ("small",)})
+    def prepare(server: Any) -> None:
+        tiny, *others = server.config.models
+        tiny = server.served["tiny"].config = tiny.model_copy(update={"aliases": ("small",)})
         changes = {"admission": AdmissionConfig(load_shedding=True), "slo": SloConfig(ttft_target_s=1.0)}
         changes |= {"models": (tiny, *others)}
-        house.config = house.config.model_copy(update=changes)
+        server.config = server.config.model_copy(update=changes)
 
-    with serve(prepare) as house, house.client() as client:
+    with serve(prepare) as server, server.client() as client:
         wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        house.http = client
-        yield house
+        server.http = client
+        yield server
+
+
+def _waiting_room(server: Any) -> Any:
+    (replica,) = server.served["tiny"].replicas
+    return server.gateway.bodies._check.__self__._rooms[replica]
 
 
 def test_time_counts_from_the_last_byte_of_the_body(shedding: Any) -> None:
@@ -130,7 +135,7 @@ def test_a_prompt_that_is_stored_elsewhere_says_nothing_of_what_a_body_holds(she
     sent = {"model": "tiny", "input": "x" * 200, "max_output_tokens": 16}
     first = shedding.http.post("/v1/responses", json=sent)
     assert first.status_code == 200
-    traffic = shedding.gateway.bodies._check.__self__._rooms["tiny"]._traffic
+    traffic = _waiting_room(shedding)._traffic
     learned = traffic.tokens_in(1000)
     assert learned != 1000 * FIRST_TOKENS_PER_BYTE
     follow_up = sent | {"input": "y", "previous_response_id": first.json()["id"]}
@@ -154,10 +159,13 @@ HUGE = "1" + "0" * 400
     + ['"max_tokens":0', '"n":0', f'"x":{"[" * 100_000}{"]" * 100_000}'],
     ids=lambda field: field[:20],
 )
-def test_a_body_that_is_not_as_it_should_be_is_a_400_and_changes_no_account(shedding: Any, field: str) -> None:
+def test_a_body_that_is_not_as_it_should_be_is_a_400_and_changes_no_account(
+    shedding: Any, wait_for: Any, field: str
+) -> None:
     shedding.chat.stats = IDLE
     assert shedding.http.post(CHAT, json=body()).status_code == 200
-    lines = shedding.gateway.bodies._check.__self__._rooms["tiny"]._controller.queue._lines
+    lines = _waiting_room(shedding)._controller.queue._lines
+    wait_for(lambda: not any(line.in_service for line in lines.values()), "the first request to be settled")
     before = {tenant: line.counter for tenant, line in lines.items()}
     assert before
     content = json.dumps(body("other") | {"max_tokens": None}).removesuffix("}") + f",{field}}}"

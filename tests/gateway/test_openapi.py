@@ -47,8 +47,8 @@ IGNORE_THE_QUERY = {
 
 
 @pytest.fixture(scope="module")
-def document(long_lived_house: Any) -> dict[str, Any]:
-    with long_lived_house.client() as client:
+def document(shared_server: Any) -> dict[str, Any]:
+    with shared_server.client() as client:
         made: dict[str, Any] = client.get("/openapi.json").json()
     return made
 

@@ -17,7 +17,7 @@ from cryptography.fernet import Fernet
 from sqlalchemy import make_url
 from typer.testing import CliRunner
 
-from kvarn.cli.prompts import app
+from kvarn.cli.administration.prompts import app
 from kvarn.config.platform import SafetyConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.observe.logging import configure_logging
@@ -26,7 +26,7 @@ from kvarn.safety.prompt_log import PromptLog
 from kvarn.safety.sealing import Seal
 from kvarn.store.engine import Store
 from kvarn.store.repositories.prompt_samples import latest_samples
-from kvarn.store.repositories.tenants import create_organization
+from kvarn.store.repositories.tenants.organizations import create_organization
 
 MARK = "zanzibar-quokka"
 """Words of a prompt, to be looked for everywhere."""
@@ -72,20 +72,20 @@ def files_with(directory: Path, words: str) -> list[str]:
 
 
 def test_prompts_reach_neither_disk_nor_log(
-    house: Any, client: httpx.Client, debug_log: StringIO, capfd: pytest.CaptureFixture[str]
+    server: Any, client: httpx.Client, debug_log: StringIO, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ask_everything(client)
-    house.chat.lose_after = 2
+    server.chat.lose_after = 2
     body = {"model": "tiny", "messages": [{"role": "user", "content": MARK}]}
     assert client.post("/v1/chat/completions", json=body).status_code == 503
 
     def fail(request: Any, hold: Any = None) -> Any:
         raise RuntimeError("broken")
 
-    house.chat.generate = fail
+    server.chat.generate = fail
     assert client.post("/v1/chat/completions", json=body).status_code == 500
-    house.do(house.gateway.prompts.flush())
-    data = Path(house.config.data_dir)
+    server.do(server.gateway.prompts.flush())
+    data = Path(server.config.data_dir)
     assert (data / "kvarn.db").exists() and files_with(data, MARK) == []
     assert "answered" in debug_log.getvalue() and "RuntimeError: broken" in debug_log.getvalue()
     assert MARK not in debug_log.getvalue() + "".join(capfd.readouterr())
@@ -94,20 +94,20 @@ def test_prompts_reach_neither_disk_nor_log(
 def test_a_project_that_opted_in_is_kept_sealed_and_shown_to_operators(
     serve: Any, wait_for: Any, tmp_path: Path
 ) -> None:
-    def prepare(house: Any) -> None:
-        house.config = house.config.model_copy(update={"data_dir": str(tmp_path / "own")})
+    def prepare(server: Any) -> None:
+        server.config = server.config.model_copy(update={"data_dir": str(tmp_path / "own")})
 
-    with serve(prepare) as house, house.client() as client:
+    with serve(prepare) as server, server.client() as client:
         wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        open_tenant = house.add_tenant("open", log_prompts=True)
-        closed_tenant = house.add_tenant("closed")
+        open_tenant = server.add_tenant("open", log_prompts=True)
+        closed_tenant = server.add_tenant("closed")
         content = {"model": "tiny", "messages": [{"role": "user", "content": f"open {MARK}"}]}
         assert open_tenant.post("/v1/chat/completions", json=content, headers={"x-request-id": "r1"}).status_code == 200
         closed = {"model": "tiny", "messages": [{"role": "user", "content": f"closed {MARK}"}]}
         assert closed_tenant.post("/v1/chat/completions", json=closed).status_code == 200
         assert open_tenant.post("/v1/completions", json={"model": "tiny", "prompt": list(b"ids")}).status_code == 200
-        house.do(house.gateway.prompts.flush())
-        data = Path(house.config.data_dir)
+        server.do(server.gateway.prompts.flush())
+        data = Path(server.config.data_dir)
         assert files_with(data, MARK) == []
         key = data / "prompts.key"
         assert stat.S_IMODE(key.stat().st_mode) == 0o600
@@ -118,7 +118,7 @@ def test_a_project_that_opted_in_is_kept_sealed_and_shown_to_operators(
         ids, chat = [json.loads(line) for line in shown.stdout.splitlines()]
         assert ids["input"] == {"prompt": ["ids"]}
         assert chat["input"] == {"messages": content["messages"]} and chat["request"] == "r1"
-        assert chat["project"] == house.doorkeeper.principals["open"].project_id
+        assert chat["project"] == server.authenticator.principals["open"].project_id
         one = command.invoke(app, ["show", "--request", "r1", "--project", chat["project"]])
         assert len(one.stdout.splitlines()) == 1
 

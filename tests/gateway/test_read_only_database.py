@@ -16,8 +16,8 @@ from sqlalchemy import select
 
 from kvarn.config.platform import AuthConfig, StoreConfig
 from kvarn.config.schema import KvarnConfig
-from kvarn.gateway.identity.bootstrap import FILE
 from kvarn.gateway.platform import Platform
+from kvarn.identity.bootstrap import FILE
 from kvarn.store.models import UsageEvent
 from read_only import SqliteSwitch, set_postgres_read_only
 
@@ -28,9 +28,9 @@ STORES = os.environ.get("TEST_STORES", "sqlite,postgresql").split(",")
 class Scene:
     """A gateway that asks for keys, its administrator, and a switch for its database."""
 
-    def __init__(self, house: Any, admin: httpx.Client, url: str) -> None:
-        self.house, self.admin, self.url = house, admin, url
-        self._file = SqliteSwitch(house.gateway.store) if url.startswith("sqlite") else None
+    def __init__(self, server: Any, admin: httpx.Client, url: str) -> None:
+        self.server, self.admin, self.url = server, admin, url
+        self._file = SqliteSwitch(server.gateway.store) if url.startswith("sqlite") else None
 
     def set_read_only(self, read_only: bool) -> None:
         if self._file is not None:
@@ -49,10 +49,10 @@ class Scene:
 
     def written(self) -> list[str]:
         async def read() -> list[str]:
-            async with self.house.gateway.store.reading() as session:
+            async with self.server.gateway.store.reading() as session:
                 return list(await session.scalars(select(UsageEvent.request_id).order_by(UsageEvent.started_at)))
 
-        found: list[str] = self.house.do(read())
+        found: list[str] = self.server.do(read())
         return found
 
 
@@ -65,17 +65,17 @@ def scene(
     else:
         url = make_database(request.getfixturevalue("own_postgres").port)
 
-    def prepare(house: Any) -> None:
+    def prepare(server: Any) -> None:
         changes = {"auth": AuthConfig(mode="keys"), "store": StoreConfig(url=url), "data_dir": str(tmp_path / "data")}
-        house.config = house.config.model_copy(update=changes)
-        house.doorkeeper = None
+        server.config = server.config.model_copy(update=changes)
+        server.authenticator = None
 
-    with serve(prepare) as house:
-        with house.client() as client:
+    with serve(prepare) as server:
+        with server.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         key = (tmp_path / "data" / FILE).read_text().strip()
-        with httpx.Client(base_url=house.url, timeout=20, headers={"authorization": f"Bearer {key}"}) as admin:
-            yield Scene(house, admin, url)
+        with httpx.Client(base_url=server.url, timeout=20, headers={"authorization": f"Bearer {key}"}) as admin:
+            yield Scene(server, admin, url)
 
 
 def test_answers_go_on_usage_waits_and_what_must_be_written_is_refused_until_writes_go_again(
@@ -137,5 +137,5 @@ async def test_a_gateway_starts_on_a_database_that_takes_no_writes(
         await platform.start()
         assert platform.metering._tasks, "all of it runs: its schema and an administrator's key are there"
         key = (tmp_path / FILE).read_text().strip()
-        assert await platform.identity.directory.bearer_of(key) is not None
+        assert await platform.identity.key_cache.bearer_of(key) is not None
         await platform.stop()

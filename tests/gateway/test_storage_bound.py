@@ -25,24 +25,24 @@ CHAT_HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hej"}]}
 def small(serve: Any, database_url: str, wait_for: Any) -> Iterator[Any]:
     """A gateway on each database whose organisations may store 2 MiB each."""
 
-    def prepare(house: Any) -> None:
+    def prepare(server: Any) -> None:
         changes = {
             "store": StoreConfig(url=database_url),
             "retention": RetentionConfig(max_stored_bytes=MOST),
             "batches": BatchesConfig(poll_s=0.05),
         }
-        house.config = house.config.model_copy(update=changes)
+        server.config = server.config.model_copy(update=changes)
 
-    with serve(prepare) as house:
-        with house.client() as client:
+    with serve(prepare) as server:
+        with server.client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        yield house
+        yield server
 
 
-def fill(house: Any, client: httpx.Client, spare: int = 0) -> str:
+def fill(server: Any, client: httpx.Client, spare: int = 0) -> str:
     """Store files until but `spare` bytes are left; the id of the last."""
-    organization_id = house.doorkeeper.principals["red"].organization_id
-    left = MOST - house.do(account(house.gateway.store, organization_id)) - 1024 - spare
+    organization_id = server.authenticator.principals["red"].organization_id
+    left = MOST - server.do(account(server.gateway.store, organization_id)) - 1024 - spare
     form = {"data": {"purpose": "user_data"}, "files": {"file": ("a.bin", b"x" * left)}}
     answer = client.post("/v1/files", **form)
     assert answer.status_code == 200, answer.text
@@ -78,7 +78,7 @@ def test_what_would_be_kept_is_refused_before_any_work_until_there_is_room(small
         assert red.delete(f"/v1/files/{file_id}").status_code == 200
         response = red.post("/v1/responses", json=HELLO).json()
         assert red.get(f"/v1/responses/{response['id']}").status_code == 200
-        red_id = small.doorkeeper.principals["red"].organization_id
+        red_id = small.authenticator.principals["red"].organization_id
         assert small.do(account(small.gateway.store, red_id)) > 0
 
 
@@ -107,7 +107,7 @@ def test_an_answer_that_began_while_there_was_room_is_kept(
         assert answer.result(20).status_code == 200
         path = f"/v1/conversations/{conversation}/items"
         wait_for(lambda: len(red.get(path).json()["data"]) == 2, "the answer to be kept")
-        red_id = small.doorkeeper.principals["red"].organization_id
+        red_id = small.authenticator.principals["red"].organization_id
         assert small.do(account(small.gateway.store, red_id)) > MOST
 
 
@@ -116,7 +116,7 @@ def test_twenty_that_come_at_once_near_the_bound_never_pass_it_with_what_they_br
         asked = {"items": [{"role": "user", "content": "x" * 300_000}]}
         made = list(pool.map(lambda _: red.post("/v1/conversations", json=asked), range(20)))
         assert sorted(answer.status_code for answer in made) == [200] * 6 + [413] * 14
-        red_id = small.doorkeeper.principals["red"].organization_id
+        red_id = small.authenticator.principals["red"].organization_id
         assert MOST - 302_000 < small.do(account(small.gateway.store, red_id)) <= MOST
 
 
@@ -134,7 +134,7 @@ def test_a_batch_whose_lines_have_no_room_is_refused_or_fails(small: Any, wait_f
         batch = await_end(red, send(red, lines), wait_for, "failed")
         assert [fault["code"] for fault in batch["errors"]["data"]] == ["storage_full"]
         assert not small.chat.submitted
-        red_id = small.doorkeeper.principals["red"].organization_id
+        red_id = small.authenticator.principals["red"].organization_id
         assert small.do(account(small.gateway.store, red_id)) <= MOST + 1024
 
 
@@ -161,7 +161,7 @@ def meet_the_bound(small: Any, client: httpx.Client, wait_for: WaitFor) -> tuple
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches that wait are looked at again after a second."""
-    monkeypatch.setattr("kvarn.gateway.batches.lines.PARK_S", 0.5)
+    monkeypatch.setattr("kvarn.batches.worker.REST_S", 0.5)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -217,4 +217,4 @@ def test_what_requests_bring_counts_while_they_are_answered(small: Any, wait_for
         done = [each.result(30) for each in first]
         assert sorted(answer.status_code for answer in done) == [200] * 3 + [413] * 7
         assert [answer.status_code for answer in more] == [413] * 3
-        assert small.do(account(small.gateway.store, small.doorkeeper.principals["red"].organization_id)) <= MOST
+        assert small.do(account(small.gateway.store, small.authenticator.principals["red"].organization_id)) <= MOST

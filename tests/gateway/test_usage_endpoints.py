@@ -12,7 +12,7 @@ import pytest
 
 from kvarn.config.platform import StoreConfig
 from kvarn.store.owner import Role
-from kvarn.store.repositories import usage
+from kvarn.store.repositories.usage import events as usage_events
 from sample_usage import make_event
 
 DAY = 1_790_000_000 // 86_400 * 86_400
@@ -21,7 +21,7 @@ COMPLETIONS = "/v1/organization/usage/completions"
 
 
 @pytest.fixture
-def house(serve: Any, database_url: str, wait_for: Any) -> Iterator[Any]:
+def server(serve: Any, database_url: str, wait_for: Any) -> Iterator[Any]:
     """A gateway of its own on each database."""
 
     def prepare(made: Any) -> None:
@@ -34,13 +34,13 @@ def house(serve: Any, database_url: str, wait_for: Any) -> Iterator[Any]:
 
 
 @pytest.fixture
-def tenant(house: Any) -> Iterator[httpx.Client]:
+def tenant(server: Any) -> Iterator[httpx.Client]:
     """An administrator of an organisation with some usage; `another` organisation has some too."""
-    client = house.add_tenant("tenant")
-    house.add_tenant("another").close()
+    client = server.add_tenant("tenant")
+    server.add_tenant("another").close()
     events = []
     for name, first in (("tenant", 0), ("another", 100)):
-        owner = house.doorkeeper.principals[name].owner
+        owner = server.authenticator.principals[name].owner
         made = {"organization_id": owner.organization_id, "project_id": owner.project_id}
         events += [
             make_event(first + 1, finished_at=DAY + 10, key_id="key_1", **made),
@@ -50,7 +50,7 @@ def tenant(house: Any) -> Iterator[httpx.Client]:
             make_event(first + 5, finished_at=DAY + HOUR, endpoint="/v1/moderations", output_tokens=0, **made),
             make_event(first + 6, finished_at=DAY + 3 * 86_400, **{**made, "project_id": "proj_2"}),
         ]
-    house.do(usage.record(house.gateway.store, events))
+    server.do(usage_events.record(server.gateway.store, events))
     with client:
         yield client
 
@@ -62,8 +62,8 @@ def buckets(client: httpx.Client, path: str = COMPLETIONS, **query: Any) -> list
     return data
 
 
-def test_the_official_client_reads_usage_and_costs(house: Any, tenant: httpx.Client) -> None:
-    with openai.OpenAI(base_url=f"{house.url}/v1", api_key="tenant", admin_api_key="tenant", max_retries=0) as sdk:
+def test_the_official_client_reads_usage_and_costs(server: Any, tenant: httpx.Client) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="tenant", admin_api_key="tenant", max_retries=0) as sdk:
         page = sdk.admin.organization.usage.completions(
             start_time=DAY, end_time=DAY + 86_400, bucket_width="1h", group_by=["model", "batch"], limit=2
         )
@@ -132,10 +132,10 @@ def test_filters_narrow_what_is_counted(tenant: httpx.Client) -> None:
         assert sum(result["num_model_requests"] for result in day["results"]) == requests, query
 
 
-def test_a_member_sees_the_project_and_a_program_nothing(house: Any, tenant: httpx.Client) -> None:
-    admin = house.doorkeeper.principals["tenant"]
-    house.doorkeeper.principals["member"] = replace(admin, role=Role.MEMBER)
-    house.doorkeeper.principals["program"] = replace(admin, role=Role.SERVICE)
+def test_a_member_sees_the_project_and_a_program_nothing(server: Any, tenant: httpx.Client) -> None:
+    admin = server.authenticator.principals["tenant"]
+    server.authenticator.principals["member"] = replace(admin, role=Role.MEMBER)
+    server.authenticator.principals["program"] = replace(admin, role=Role.SERVICE)
     asked = {"start_time": DAY, "limit": 5, "group_by": "project_id"}
 
     def projects(token: str, **more: Any) -> set[str]:

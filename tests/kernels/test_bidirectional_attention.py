@@ -26,6 +26,6 @@ def test_every_token_sees_all_of_its_own_text(every_kernels: Any, heads: HeadSha
     qkv = torch.randn(sum(lengths), 3 * heads.query * heads.dim)
     plan = every_kernels.plan_bidirectional(torch.tensor(lengths), heads)
     for _ in range(2):  # a second layer with the same plan
-        found = every_kernels.bidirectional_attention(qkv, heads, plan)
+        found = plan.run(qkv)
         torch.testing.assert_close(found.double(), defined(qkv, lengths, heads), atol=1e-5, rtol=1e-4)
         qkv = qkv.flip(0)

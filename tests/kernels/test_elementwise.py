@@ -10,9 +10,9 @@ import torch
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.batch import Rotation
 from kvarn.kernels.dispatch import kernels_for
-from kvarn.kernels.errors import UnknownBackendError
 from kvarn.kernels.linear import Norm
-from kvarn.kernels.torch_backend import rotate
+from kvarn.kernels.torch.attention import rotate
+from kvarn.kernels.weights import Weight
 
 KERNELS = kernels_for("torch")
 
@@ -64,7 +64,7 @@ def test_a_gated_weight_gives_its_definition(activation: Activation) -> None:
         "gelu_tanh": gate * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3))),
         "gelu": gate * 0.5 * (1 + torch.erf(gate / math.sqrt(2))),
     }[activation]
-    packed = KERNELS.pack_linear(weight, None, activation)
+    packed = KERNELS.pack_linear(Weight(weight), None, activation)
     assert packed.out_features == 7
     torch.testing.assert_close(packed(x), activated * up, atol=1e-5, rtol=1e-5)
 
@@ -82,7 +82,7 @@ def test_a_product_norms_its_input_and_adds_to_the_stream() -> None:
     weight, x, stream = torch.randn(7, 5), torch.randn(6, 5), torch.randn(6, 7)
     norm = Norm(torch.randn(5), 1e-5)
     want = stream + KERNELS.rms_norm(x, norm) @ weight.T
-    found = KERNELS.pack_linear(weight)(x, norm=norm, add_to=stream)
+    found = KERNELS.pack_linear(Weight(weight))(x, norm=norm, add_to=stream)
     assert found is stream
     torch.testing.assert_close(found, want)
 
@@ -93,14 +93,9 @@ def test_a_product_norms_its_input_and_adds_to_the_stream() -> None:
 def test_packed_products_equal_the_plain_one(rows: int, dtype: torch.dtype, with_bias: bool) -> None:
     weight, x = torch.randn(37, 50).to(dtype), torch.randn(rows, 50).to(dtype)
     bias = torch.randn(37).to(dtype) if with_bias else None
-    packed = KERNELS.pack_linear(weight, bias)
+    packed = KERNELS.pack_linear(Weight(weight), bias)
     want = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     found = packed(x)
     assert (packed.out_features, packed.in_features, found.dtype) == (37, 50, dtype)
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
     torch.testing.assert_close(found.double(), want, atol=tolerance, rtol=tolerance / 3)
-
-
-def test_an_unknown_backend_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(UnknownBackendError, match="torch"):
-        kernels_for("abacus")

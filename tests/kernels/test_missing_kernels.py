@@ -30,13 +30,13 @@ def compiler(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
 
 def run(module: str, action: str) -> str:
     """What a process says in which the compiled module is not there, or is of no use."""
-    code = f"import sys\n{module}\nfrom kvarn.models.load import choose_kernels\n{action}"
+    code = f"import sys\n{module}\nfrom kvarn.kernels.dispatch import kernels_for\n{action}"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
     return process.stdout + process.stderr
 
 
 def test_what_was_not_built_is_said_with_the_reason_and_the_way_to_get_it(compiler: bool) -> None:
-    said = run(ABSENT, "print(choose_kernels('auto').name)")
+    said = run(ABSENT, "print(kernels_for('auto').name)")
     assert said.startswith("torch\n") or said.endswith("torch\n")
     assert said.count("serving with the torch kernels, which are slower") == 1
     assert ("the build failed, or " in said) == compiler
@@ -46,11 +46,11 @@ def test_what_was_not_built_is_said_with_the_reason_and_the_way_to_get_it(compil
 
 
 def test_what_cannot_be_loaded_is_not_taken_for_something_that_was_not_built() -> None:
-    said = run(BROKEN, "print(choose_kernels('auto').name)")
+    said = run(BROKEN, "print(kernels_for('auto').name)")
     assert "are there, but cannot be loaded (cannot import name" in said
     assert "torch" in said
 
 
 def test_kernels_that_were_asked_for_are_never_replaced() -> None:
-    action = "try: choose_kernels('cpu')\nexcept Exception as error: print(type(error).__name__, error)"
+    action = "try: kernels_for('cpu')\nexcept Exception as error: print(type(error).__name__, error)"
     assert run(ABSENT, action).startswith("MissingKernelsError the compiled kernels were not built")

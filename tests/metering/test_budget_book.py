@@ -20,9 +20,10 @@ from kvarn.store.errors import StoreError
 from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT
 from kvarn.store.ledger import BudgetRule
 from kvarn.store.models import AuditEntry, Budget
-from kvarn.store.repositories import budgets, usage
-from kvarn.store.repositories.acts import Actor, acting
-from kvarn.store.repositories.tenants import ensure_default_organization
+from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
+from kvarn.store.repositories.tenants.organizations import ensure_default_organization
+from kvarn.store.repositories.usage import budgets
+from kvarn.store.repositories.usage import events as usage_events
 from sample_usage import make_event
 
 NOW = 1_790_000_001.0
@@ -184,11 +185,11 @@ async def test_money_of_one_currency_is_not_counted_as_that_of_another(store: St
     store.now = lambda: NOW
     await ensure_default_organization(store)
     at = {"organization_id": DEFAULT_ORGANIZATION, "project_id": DEFAULT_PROJECT, "finished_at": int(NOW)}
-    await usage.record(store, [make_event(number, cost=10, currency="usd", **at) for number in range(3)])
-    await usage.record(store, [make_event(9, cost=500, currency="jpy", **at)])
-    async with acting(store, Actor("test")) as act:
+    await usage_events.record(store, [make_event(number, cost=10, currency="usd", **at) for number in range(3)])
+    await usage_events.record(store, [make_event(9, cost=500, currency="jpy", **at)])
+    async with audited_change(store, Actor("test")) as change:
         for unit, currency in (("cost", "usd"), ("tokens", None)):
-            await budgets.add_budget(act, DEFAULT_ORGANIZATION, None, unit, currency, "month", 10**9, None)
+            await budgets.add_budget(change, DEFAULT_ORGANIZATION, None, unit, currency, "month", 10**9, None)
     rules, spent = await budgets.read_budgets(store)
     assert {rule.unit: spent[rule.id] for rule in rules} == {"cost": 30, "tokens": 60}
     changed = KvarnConfig.model_validate({"data_dir": str(tmp_path), "metering": {"currency": "jpy"}})

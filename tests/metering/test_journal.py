@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import struct
+import sqlite3
 import subprocess
 import sys
-import zlib
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from kvarn.metering import journal as journals
-from kvarn.metering.journal import Journal, dead_journals, decode_event
+from kvarn.metering.journal import FIRST_SLOTS, Journal, LiveJournal, Slot, dead_journals, decode_event, is_damage
+from kvarn.metering.old_journals import import_old_journals
 from kvarn.metering.prices import PriceBook
-from kvarn.metering.slots import SLOTS_PER_FILE, Slot
 from sample_usage import make_event, make_request
 
 DIES_IN_FLIGHT = """
@@ -25,8 +25,8 @@ import os, signal, sys
 from pathlib import Path
 from types import SimpleNamespace
 from kvarn.metering.event import InFlight
-from kvarn.metering.journal import Journal
-journal = Journal(Path(sys.argv[1]))
+from kvarn.metering.journal import LiveJournal
+journal = LiveJournal(Path(sys.argv[1]))
 for number in range(3):
     request = InFlight(id=f"use_{number}", request_id="r", organization_id="o", project_id="p", endpoint="/e",
                        model="m", started=1000.0)
@@ -36,118 +36,161 @@ for number in range(3):
         slot.watch(SimpleNamespace(prompt_tokens=7, cached_tokens=3, completion_tokens=number, first_token=5.5))
 os.kill(os.getpid(), signal.SIGKILL)
 """
+OLD_JOURNAL = Path(__file__).with_name("old_journal.zip")
+"""Of a gateway of the version before SQLite, killed: two requests finished, two in flight."""
 
 
 def tokens(prompt: int, output: int = 0) -> Any:
     return SimpleNamespace(prompt_tokens=prompt, cached_tokens=0, completion_tokens=output, first_token=None)
 
 
-def begin(journal: Journal, request: Any) -> Slot:
+def begin(journal: LiveJournal, request: Any) -> Slot:
     slot = journal.begin(request, 0.0)
     assert slot is not None
     return slot
 
 
-def spooled(journal: Any) -> list[str]:
-    return [decode_event(record).id for record in journal.spool.read(1000).records]
+def finished(journal: Journal) -> list[str]:
+    return [decode_event(record).id for _, record in journal.read(1000)]
+
+
+def lost(journal: Journal) -> list[Any]:
+    return journal.lost(PriceBook(), "usd")
+
+
+def no_room(*_: object) -> int:
+    raise OSError(28, "No space left on device")
 
 
 def test_requests_in_flight_outlive_a_killed_process(tmp_path: Path) -> None:
     killed = subprocess.run([sys.executable, "-c", DIES_IN_FLIGHT, str(tmp_path)], check=False)
     assert killed.returncode == -signal.SIGKILL
     (dead,) = dead_journals(tmp_path)
-    lost = dead.lost(PriceBook(), "usd")
+    found = lost(dead)
     # The engine was never asked about the first one.
-    assert [(event.id, event.input_tokens, event.cached_tokens, event.output_tokens) for event in lost] == [
+    assert [(event.id, event.input_tokens, event.cached_tokens, event.output_tokens) for event in found] == [
         ("use_1", 7, 3, 1),
         ("use_2", 7, 3, 2),
     ]
-    assert {event.outcome for event in lost} == {"lost"} and lost[0].ttft_ms == 500
+    assert {event.outcome for event in found} == {"lost"} and found[0].ttft_ms == 500
     dead.remove()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_journal_of_a_living_gateway_is_left_alone(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+    journal = LiveJournal(tmp_path)
     begin(journal, make_request(1)).watch(tokens(5))
     assert list(dead_journals(tmp_path)) == []
+    other = "import sys; from pathlib import Path; from kvarn.metering.journal import *; "
+    other += "sys.exit(len(list(dead_journals(Path(sys.argv[1])))))"
+    assert subprocess.run([sys.executable, "-c", other, str(tmp_path)], check=False).returncode == 0
     journal.close()
     (dead,) = dead_journals(tmp_path)
-    assert [event.id for event in dead.lost(PriceBook(), "usd")] == ["use_1"]
+    assert [event.id for event in lost(dead)] == ["use_1"]
     assert list(dead_journals(tmp_path)) == []  # taken over by this process
     dead.release()
     (again,) = dead_journals(tmp_path)
     again.release()
 
 
+def test_finished_events_are_read_in_order_until_they_are_deleted(tmp_path: Path) -> None:
+    journal = LiveJournal(tmp_path)
+    for number in range(5):
+        journal.finish(None, make_event(number))
+    first = journal.read(3)
+    assert first == journal.read(3)
+    journal.finish(None, make_event(5))  # comes while the first are written
+    journal.delete(first)
+    assert finished(journal) == ["use_3", "use_4", "use_5"] and journal.waiting == 3
+    journal.delete(journal.read(9))
+    assert (journal.waiting, journal.size) == (0, 0)
+    journal.finish(None, make_event(6))
+    journal.close()
+    (dead,) = dead_journals(tmp_path)
+    assert finished(dead) == ["use_6"] and dead.waiting == 1
+    dead.release()
+
+
 def test_a_finished_request_leaves_its_slot_to_the_next(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    for number in range(3 * SLOTS_PER_FILE):
+    journal = LiveJournal(tmp_path)
+    for number in range(3 * FIRST_SLOTS):
         slot = begin(journal, make_request(number))
         slot.watch(tokens(5))
         journal.finish(slot, make_event(number))
-    assert len(list(tmp_path.glob("*/slots-*"))) == 1
+    (counts,) = tmp_path.glob("*.counts")
+    assert counts.stat().st_size == FIRST_SLOTS * 40
     journal.close()
     (dead,) = dead_journals(tmp_path)
-    assert dead.lost(PriceBook(), "usd") == []
-    assert spooled(dead) == [f"use_{number}" for number in range(3 * SLOTS_PER_FILE)]
+    assert lost(dead) == []
+    assert finished(dead) == [f"use_{number}" for number in range(3 * FIRST_SLOTS)]
     dead.release()
 
 
 def test_more_requests_than_slots_get_more_slots(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    for number in range(SLOTS_PER_FILE + 1):
-        begin(journal, make_request(number)).watch(tokens(5, number))
+    journal = LiveJournal(tmp_path)
+    count = 3 * FIRST_SLOTS
+    slots = [begin(journal, make_request(number)) for number in range(count)]
+    for number, slot in enumerate(slots):
+        slot.watch(tokens(5, number))
     journal.close()
     (dead,) = dead_journals(tmp_path)
-    lost = dead.lost(PriceBook(), "usd")
-    assert sorted(event.output_tokens for event in lost) == list(range(SLOTS_PER_FILE + 1))
+    assert sorted(event.output_tokens for event in lost(dead)) == list(range(count))
     dead.release()
 
 
 def test_a_journal_that_is_done_leaves_nothing(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
+    journal = LiveJournal(tmp_path)
     journal.finish(begin(journal, make_request(1)), make_event(1))
-    begin(journal, make_request(2)).free()
-    journal.spool.done(journal.spool.read(10))
+    journal.free(begin(journal, make_request(2)))
+    journal.delete(journal.read(10))
     journal.close()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_gateway_that_died_at_its_first_or_last_moment_leaves_no_lock(tmp_path: Path) -> None:
-    (tmp_path / "0123.lock").touch()
-    journal = Journal(tmp_path)
-    assert list(dead_journals(tmp_path)) == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == [journal.name, f"{journal.name}.lock"]
-    journal.close()
-
-
-def test_a_slot_that_was_half_written_is_free(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    for number in range(2):
-        begin(journal, make_request(number)).watch(tokens(5))
-    journal.close()
-    (path,) = tmp_path.glob("*/slots-*")
-    content = bytearray(path.read_bytes())
-    content[64] ^= 0xFF  # in the identity of the first slot
-    path.write_bytes(content)
+def test_a_gateway_that_died_while_it_made_its_journal_leaves_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "0123.db").touch()
     (dead,) = dead_journals(tmp_path)
-    assert len(dead.lost(PriceBook(), "usd")) == 1
-    dead.release()
+    assert finished(dead) == [] and lost(dead) == []
+    dead.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_journal_that_is_none_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "0123.db").write_bytes(b"no database" * 1000)
+    assert list(dead_journals(tmp_path)) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["damaged-0123.db"]
+    assert "cannot be read" in caplog.text
+    assert list(dead_journals(tmp_path)) == []
+
+
+def test_a_journal_whose_pages_are_damaged_is_set_aside_when_it_is_read(tmp_path: Path) -> None:
+    journal = LiveJournal(tmp_path)
+    for number in range(500):
+        journal.finish(None, make_event(number))
+    journal.close()
+    (path,) = tmp_path.glob("*.db")
+    content = bytearray(path.read_bytes())
+    content[8192:] = os.urandom(len(content) - 8192)
+    path.write_bytes(content)
+    for dead in dead_journals(tmp_path):
+        with pytest.raises(sqlite3.DatabaseError) as failed:
+            dead.read(1000)
+        assert is_damage(failed.value)
+        dead.set_aside(failed.value)
+    assert [path.name[:8] for path in tmp_path.iterdir()] == ["damaged-"]
 
 
 def test_where_the_disk_is_full_requests_go_on_and_their_events_wait_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = Journal(tmp_path)
+    journal = LiveJournal(tmp_path)
     slot = begin(journal, make_request(1))
     slot.watch(tokens(5, 5))
 
-    def no_room(*_: object) -> int:
-        raise OSError(28, "No space left on device")
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr(os, "write", no_room)
-    monkeypatch.setattr(os, "open", no_room)
+    monkeypatch.setattr(journal, "append", full)
     journal.finish(slot, make_event(1))
     assert [event.id for event, _ in journal.unwritten] == ["use_1"]
     monkeypatch.setattr(journals, "MAX_UNWRITTEN", 1)
@@ -156,36 +199,71 @@ def test_where_the_disk_is_full_requests_go_on_and_their_events_wait_in_memory(
     monkeypatch.undo()
     journal.close()
     (dead,) = dead_journals(tmp_path)
-    assert spooled(dead) == ["use_1"] and dead.lost(PriceBook(), "usd") == []
+    assert finished(dead) == ["use_1"] and lost(dead) == []
+    dead.release()
+
+
+def test_an_event_that_never_found_room_is_still_known_by_its_slot(tmp_path: Path) -> None:
+    journal = LiveJournal(tmp_path, max_bytes=10)
+    slot = begin(journal, make_request(1))
+    slot.watch(tokens(5, 5))
+    journal.finish(slot, make_event(1))
+    journal.close()
+    (dead,) = dead_journals(tmp_path)
+    assert finished(dead) == [] and [event.id for event in lost(dead)] == ["use_1"]
     dead.release()
 
 
 def test_a_request_whose_slot_cannot_be_made_goes_on_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = Journal(tmp_path)
-
-    def no_room(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
+    journal = LiveJournal(tmp_path)
     monkeypatch.setattr(os, "posix_fallocate", no_room)
     assert journal.begin(make_request(1), 0.0) is None
     monkeypatch.undo()
-    assert journal.begin(make_request(1, model="é" * 3000), 0.0) is None
     assert journal.begin(make_request(2), 0.0) is not None
     journal.close()
 
 
-def test_a_slot_that_cannot_be_read_costs_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    journal = Journal(tmp_path)
+def test_a_request_that_cannot_be_read_costs_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    journal = LiveJournal(tmp_path)
     for number in range(2):
         begin(journal, make_request(number)).watch(tokens(5))
     journal.close()
-    (path,) = tmp_path.glob("*/slots-*")
-    content = bytearray(path.read_bytes())
-    rubbish = b"no request"
-    content[64 : 64 + len(rubbish)] = rubbish
-    content[:8] = struct.pack("<Q", len(rubbish) << 32 | zlib.crc32(rubbish))  # whole, as its checksum says
-    path.write_bytes(content)
+    (path,) = tmp_path.glob("*.db")
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE in_flight SET request = ? WHERE slot = 0", (b"no request",))
+    database.close()
     (dead,) = dead_journals(tmp_path)
-    assert len(dead.lost(PriceBook(), "usd")) == 1
-    assert rubbish.hex() in caplog.text
+    assert len(lost(dead)) == 1
+    assert b"no request".hex() in caplog.text
     dead.release()
+
+
+def test_the_journal_of_an_earlier_version_is_imported(tmp_path: Path) -> None:
+    with zipfile.ZipFile(OLD_JOURNAL) as archive:
+        archive.extractall(tmp_path)
+    import_old_journals(tmp_path, PriceBook(), "usd")
+    (dead,) = dead_journals(tmp_path)
+    events = [decode_event(record) for _, record in dead.read(10)]
+    assert [(event.id, event.outcome) for event in events] == [
+        ("use_0", "finished"),
+        ("use_1", "finished"),
+        ("use_2", "lost"),
+        ("use_3", "lost"),
+    ]
+    assert events[1] == make_event(1)
+    assert (events[3].input_tokens, events[3].cached_tokens, events[3].output_tokens) == (7, 3, 3)
+    assert events[3].ttft_ms == 500
+    dead.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_spool_of_an_earlier_version_that_ends_in_a_record_is_kept_beside(tmp_path: Path) -> None:
+    with zipfile.ZipFile(OLD_JOURNAL) as archive:
+        archive.extractall(tmp_path)
+    (spool,) = tmp_path.glob("*/spool-*")
+    spool.write_bytes(spool.read_bytes()[:-3])
+    import_old_journals(tmp_path, PriceBook(), "usd")
+    (dead,) = dead_journals(tmp_path)
+    assert finished(dead) == ["use_0", "use_2", "use_3"]
+    dead.remove()
+    assert [path.name[:8] for path in tmp_path.iterdir()] == ["damaged-"]

@@ -14,14 +14,16 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from sqlalchemy import func, select
 
 from kvarn.config.platform import KafkaConfig
+from kvarn.metering.billing import MeterMetrics, bill_ledger
 from kvarn.metering.message import SCHEMA, NewerSchemaError, decode_message, encode_message
-from kvarn.metering.meter import Meter, MeterMetrics, bill_ledger
+from kvarn.metering.meter import Meter
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.metering.publisher import Publisher
 from kvarn.store.engine import Store
 from kvarn.store.ledger import LedgerEvent
 from kvarn.store.models import BilledEvent, BilledHour
-from kvarn.store.repositories import billing, erasures, outbox, usage
+from kvarn.store.repositories.usage import billing, erasures, outbox
+from kvarn.store.repositories.usage import events as usage_events
 from mock_kafka import MockKafka
 from sample_usage import make_event
 
@@ -65,7 +67,7 @@ async def metering(store: Store, config: KafkaConfig) -> AsyncGenerator[MeterMet
 
 
 async def record(store: Store, events: list[LedgerEvent]) -> None:
-    await usage.record(store, events, [encode_message(event) for event in events])
+    await usage_events.record(store, events, [encode_message(event) for event in events])
 
 
 async def billed(store: Store) -> tuple[int, int, int]:
@@ -172,8 +174,8 @@ async def test_hours_are_built_from_the_ledger_where_there_is_no_kafka(store: St
         make_event(number, finished_at=1_790_000_000 + 600 * number, key_id=None if number % 2 else "key_1")
         for number in range(700)
     ]
-    await usage.record(store, events[:400])
-    await usage.record(store, events[400:])
+    await usage_events.record(store, events[:400])
+    await usage_events.record(store, events[400:])
     await billing.bill(store, events[:10])
     assert await bill_ledger(store) == 690
     assert await bill_ledger(store) == 0
@@ -182,17 +184,17 @@ async def test_hours_are_built_from_the_ledger_where_there_is_no_kafka(store: St
 
 async def test_the_ledger_is_looked_through_in_steps_and_late_events_are_found(store: Store) -> None:
     at = {1: 100, 2: 300, 3: 200, 4: 100}
-    await usage.record(store, [make_event(number, finished_at=moment) for number, moment in at.items()])
+    await usage_events.record(store, [make_event(number, finished_at=moment) for number, moment in at.items()])
     steps = [[event.id for event in events] async for events in billing.unbilled(store, step=3)]
     assert [set(step) for step in steps] == [{"use_1", "use_2", "use_3"}, {"use_4"}]
     assert await bill_ledger(store) == 4
-    await usage.record(store, [make_event(0, finished_at=1), make_event(25, finished_at=150)])  # were in a spool
+    await usage_events.record(store, [make_event(0, finished_at=1), make_event(25, finished_at=150)])  # were in a spool
     assert await bill_ledger(store) == 2
     assert await billed(store) == (6, 6, 30)
 
 
 async def test_counting_the_ledger_ends_where_an_organization_is_being_erased(store: Store) -> None:
-    await usage.record(store, [make_event(1), make_event(2, organization_id="org-b")])
+    await usage_events.record(store, [make_event(1), make_event(2, organization_id="org-b")])
     await erasures.note_erased(store, "org-a")
     async with asyncio.timeout(10):
         assert await bill_ledger(store) == 1

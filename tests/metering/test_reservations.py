@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import redis
 
-from kvarn.limits.orders import LimitsAwayError
 from kvarn.limits.redis_scripts import RedisScripts
+from kvarn.limits.types import LimitsAwayError
 from kvarn.metering.budgets import BudgetBook, BudgetSpentError
 from kvarn.metering.reservations import Held, Reservations
 from kvarn.observe.limits import LimitMetrics
@@ -111,16 +111,16 @@ async def test_two_gateways_never_pass_a_hard_limit_with_two_hundred_clients(own
     database, in_flight, refused = houses[0].database, dict[str, int](), 0
 
     def check() -> None:
-        come_to = database.spent + sum(house.waiting for house in houses) + sum(in_flight.values())
+        come_to = database.spent + sum(server.waiting for server in houses) + sum(in_flight.values())
         assert come_to <= LIMIT, "more than the budget"
 
     async def client(number: int) -> None:
         nonlocal refused
-        dice, house = random.Random(number), houses[number % 2]
+        dice, server = random.Random(number), houses[number % 2]
         for turn in range(6):
             name, tokens = f"use_{number}_{turn}", dice.randint(1, 60)
             try:
-                held = await house.take(name, tokens)
+                held = await server.take(name, tokens)
             except BudgetSpentError:
                 refused += 1
                 continue
@@ -128,25 +128,25 @@ async def test_two_gateways_never_pass_a_hard_limit_with_two_hundred_clients(own
             in_flight[name] = tokens
             check()
             await asyncio.sleep(dice.random() * 0.02)
-            house.finish(held, dice.randint(0, in_flight.pop(name)))
+            server.finish(held, dice.randint(0, in_flight.pop(name)))
             check()
 
-    async def ledger(house: Gateway, dice: random.Random) -> None:
+    async def ledger(server: Gateway, dice: random.Random) -> None:
         while True:
             await asyncio.sleep(dice.random() * 0.01)
-            house.write()
+            server.write()
             if dice.random() < 0.5:
-                house.read()
+                server.read()
 
-    writing = [asyncio.create_task(ledger(house, random.Random(-number))) for number, house in enumerate(houses)]
+    writing = [asyncio.create_task(ledger(server, random.Random(-number))) for number, server in enumerate(houses)]
     await asyncio.gather(*[client(number) for number in range(CLIENTS)])
     for task in writing:
         task.cancel()
     assert refused, "the test asked for too little"
-    for house in houses:
-        house.write()
-    for house in houses:
-        house.read()
+    for server in houses:
+        server.write()
+    for server in houses:
+        server.read()
     left = LIMIT - database.spent
     assert left >= 0
     with pytest.raises(BudgetSpentError) as refusal:
@@ -189,27 +189,27 @@ async def test_what_a_dead_gateway_reserved_ends_by_itself_and_that_of_a_living_
 
 
 async def test_a_request_that_nobody_waits_for_any_more_reserves_nothing(own_redis: Any, gateways: Any) -> None:
-    (house,) = await gateways(1)
-    asking = asyncio.create_task(house.take("use_1", 50))
+    (server,) = await gateways(1)
+    asking = asyncio.create_task(server.take("use_1", 50))
     await asyncio.sleep(0)
     asking.cancel()
     await asyncio.wait({asking})
-    await house.take("use_2", 1)
+    await server.take("use_2", 1)
     assert held_in_redis(own_redis) == 1
 
 
 async def test_a_new_period_begins_with_nothing_spent(gateways: Any) -> None:
-    (house,) = await gateways(1, hard_limit=100)
+    (server,) = await gateways(1, hard_limit=100)
     now = time.time()
-    house.database.spent = 100
-    house.read()
+    server.database.spent = 100
+    server.read()
     with pytest.raises(BudgetSpentError):
-        await house.take("use_1", 1)
+        await server.take("use_1", 1)
     tomorrow = now + 86_400
     assert period_name("day", tomorrow) > period_name("day", now)
-    assert await house.reservations.reserve("use_2", HOLDERS, 100, 0, tomorrow) is not None
+    assert await server.reservations.reserve("use_2", HOLDERS, 100, 0, tomorrow) is not None
     with pytest.raises(BudgetSpentError):
-        await house.reservations.reserve("use_3", HOLDERS, 1, 0, tomorrow)
+        await server.reservations.reserve("use_3", HOLDERS, 1, 0, tomorrow)
 
 
 @pytest.mark.parametrize("when_away", ["open", "closed"])
@@ -220,12 +220,12 @@ async def test_a_redis_that_is_away_opens_or_closes_and_knows_all_when_it_is_bac
     early = await first.take("use_1", 30)
     own_redis.kill()
     mine = 30
-    for house in (first, second):  # each finds out by itself
+    for server in (first, second):  # each finds out by itself
         if when_away == "closed":
             with pytest.raises(LimitsAwayError):
-                await house.take(f"use_2_{id(house)}", 20)
+                await server.take(f"use_2_{id(server)}", 20)
         else:
-            assert await house.take(f"use_2_{id(house)}", 20) is not None
+            assert await server.take(f"use_2_{id(server)}", 20) is not None
             mine += 20
     own_redis.start()  # empty
     async with asyncio.timeout(10):
@@ -242,26 +242,26 @@ async def test_a_redis_that_is_away_opens_or_closes_and_knows_all_when_it_is_bac
 
 async def test_a_large_sum_of_money_is_held_to_the_last_billionth(own_redis: Any, gateways: Any) -> None:
     limit = 4_000_000_000_000_001
-    (house,) = await gateways(1, hard_limit=limit, unit="cost", currency="usd")
+    (server,) = await gateways(1, hard_limit=limit, unit="cost", currency="usd")
     now = time.time()
-    assert await house.reservations.reserve("use_1", HOLDERS, 1, limit - 1, now) is not None
+    assert await server.reservations.reserve("use_1", HOLDERS, 1, limit - 1, now) is not None
     with pytest.raises(BudgetSpentError):
-        await house.reservations.reserve("use_2", HOLDERS, 1, 2, now)
-    assert await house.reservations.reserve("use_3", HOLDERS, 1, 1, now) is not None
+        await server.reservations.reserve("use_2", HOLDERS, 1, 2, now)
+    assert await server.reservations.reserve("use_3", HOLDERS, 1, 1, now) is not None
     assert held_in_redis(own_redis) == limit
 
 
 async def test_a_gateway_whose_clock_is_ahead_opens_no_budget_of_the_others(gateways: Any) -> None:
-    fast, house = await gateways(2, hard_limit=100)
-    house.database.spent = 100
+    fast, server = await gateways(2, hard_limit=100)
+    server.database.spent = 100
     next_year = time.time() + 366 * 86_400
     fast.book.replace(fast.database.rules, {}, next_year)
     held = await fast.reservations.reserve("use_1", HOLDERS, 1, 0, next_year)
     assert held is not None
     fast.reservations.release(held)
-    house.read()
+    server.read()
     with pytest.raises(BudgetSpentError):
-        await house.take("use_2", 1)
+        await server.take("use_2", 1)
     with pytest.raises(BudgetSpentError):
         await fast.reservations.reserve("use_3", HOLDERS, 101, 0, next_year)
 
@@ -295,23 +295,23 @@ async def test_a_redis_that_has_forgotten_lets_nobody_in_before_a_silent_gateway
     assert await _shared(asks, "use_4", 39) is not None
 
 
-async def _shared(house: Gateway, name: str, tokens: int) -> Held | None:
+async def _shared(server: Gateway, name: str, tokens: int) -> Held | None:
     """Ask until Redis decides."""
     async with asyncio.timeout(20):
         while True:
             try:
-                return await house.take(name, tokens)
+                return await server.take(name, tokens)
             except LimitsAwayError:
                 await asyncio.sleep(0.05)
 
 
 async def test_a_gateway_that_is_open_tells_what_it_let_in_alone_at_once(own_redis: Any, gateways: Any) -> None:
-    (house,) = await gateways(1, hard_limit=100, grace_ms=60_000)
-    held = await house.take("use_1", 30)
-    await house.reservations._has_forgotten()  # after the telling, in the same order
+    (server,) = await gateways(1, hard_limit=100, grace_ms=60_000)
+    held = await server.take("use_1", 30)
+    await server.reservations._has_forgotten()  # after the telling, in the same order
     assert held_in_redis(own_redis) == 30
-    house.finish(held, 10)
-    await house.reservations._has_forgotten()
+    server.finish(held, 10)
+    await server.reservations._has_forgotten()
     assert held_in_redis(own_redis) == 10
 
 
@@ -319,35 +319,35 @@ async def test_a_gateway_that_is_open_tells_what_it_let_in_alone_at_once(own_red
 async def test_budgets_that_change_while_redis_does_not_answer_leave_nothing_reserved(
     own_redis: Any, gateways: Any, change: str
 ) -> None:
-    (house,) = await gateways(1, hard_limit=100)
-    (rule,) = house.database.rules
+    (server,) = await gateways(1, hard_limit=100)
+    (rule,) = server.database.rules
     both = [rule, replace(rule, id="budget-2", holder_id="proj_a")]
-    house.database.rules = both if change == "deleted" else [rule]
-    house.read()
+    server.database.rules = both if change == "deleted" else [rule]
+    server.read()
     own_redis.kill()
-    asking = asyncio.create_task(house.take("use_1", 40))
+    asking = asyncio.create_task(server.take("use_1", 40))
     await asyncio.sleep(0)
-    house.database.rules = [rule] if change == "deleted" else both
-    house.read()
+    server.database.rules = [rule] if change == "deleted" else both
+    server.read()
     held = await asking
-    assert [standing.rule.id for standing in held.standings] == [each.id for each in house.database.rules]
-    house.reservations.release(held)
-    assert not house.book._reserved
+    assert [standing.rule.id for standing in held.standings] == [each.id for each in server.database.rules]
+    server.reservations.release(held)
+    assert not server.book._reserved
 
 
 async def test_thousands_of_budgets_hold_no_request_up_when_redis_is_back(own_redis: Any, gateways: Any) -> None:
-    (house,) = await gateways(1, hard_limit=100)
-    (rule,) = house.database.rules
-    house.database.rules += [replace(rule, id=f"budget-{n}", holder_id=f"proj_{n}") for n in range(4000)]
-    house.read()
+    (server,) = await gateways(1, hard_limit=100)
+    (rule,) = server.database.rules
+    server.database.rules += [replace(rule, id=f"budget-{n}", holder_id=f"proj_{n}") for n in range(4000)]
+    server.read()
     own_redis.kill()
-    await house.take("use_1", 10)
-    assert house.redis.away
+    await server.take("use_1", 10)
+    assert server.redis.away
     own_redis.start()
     async with asyncio.timeout(10):
-        while house.redis.away:  # noqa: ASYNC110  it is another task that finds out
+        while server.redis.away:  # noqa: ASYNC110  it is another task that finds out
             await asyncio.sleep(0.01)
-    assert len(house.redis._owed) <= 2, "only what is held is told"
+    assert len(server.redis._owed) <= 2, "only what is held is told"
 
 
 async def test_what_has_ended_but_is_not_entered_is_told_apart_from_what_is_in_flight(gateways: Any) -> None:
@@ -370,8 +370,8 @@ async def test_what_has_ended_but_is_not_entered_is_told_apart_from_what_is_in_f
 
 
 async def test_a_deleted_budget_is_forgotten(gateways: Any) -> None:
-    (house,) = await gateways(1)
-    house.finish(await house.take("use_1", 10), 10)
-    house.database.rules = []
-    house.read()
-    assert not house.reservations._told
+    (server,) = await gateways(1)
+    server.finish(await server.take("use_1", 10), 10)
+    server.database.rules = []
+    server.read()
+    assert not server.reservations._told

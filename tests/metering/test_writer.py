@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,15 +19,14 @@ from kvarn.metering import service
 from kvarn.metering import writer as writers
 from kvarn.metering.budgets import BudgetSpentError
 from kvarn.metering.event import InFlight, Measured
-from kvarn.metering.journal import Journal
+from kvarn.metering.journal import LiveJournal
 from kvarn.metering.service import Metering
-from kvarn.metering.spool import Spool, SpoolFullError
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.ledger import BudgetRule
 from kvarn.store.migrate import upgrade
 from kvarn.store.models import OutboxEntry, UsageEvent
-from kvarn.store.repositories import usage
+from kvarn.store.repositories.usage import events as usage_events
 from sample_usage import make_event, make_request
 
 FINISHED = Measured("finished", 10, 4, 5, 1_790_000_001.0, 0.1)
@@ -63,7 +63,7 @@ async def ids(store: Store) -> list[str]:
 
 def journals_in(directory: Path) -> int:
     """Of gateways that live, or have died and are not yet taken over."""
-    return len(list((directory / "usage").glob("*.lock")))
+    return len(list((directory / "usage").glob("*.db")))
 
 
 def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
@@ -72,7 +72,7 @@ def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     async def nothing(*_: object) -> set[str]:
         raise StoreAwayError("the database is away")
 
-    monkeypatch.setattr(usage, "record", nothing)
+    monkeypatch.setattr(usage_events, "record", nothing)
     return monkeypatch.undo
 
 
@@ -118,7 +118,7 @@ async def test_a_living_gateway_takes_over_from_one_that_died_beside_it(
 ) -> None:
     monkeypatch.setattr(writers, "_LOOK_FOR_DEAD_S", 0.05)
     async with metering(store, tmp_path) as made:
-        other = Journal(tmp_path / "usage")
+        other = LiveJournal(tmp_path / "usage")
         other.finish(other.begin(make_request(1), 0.0), make_event(1))
         other.begin(make_request(2), 0.0).watch(_Counts())  # type: ignore[union-attr]
         await asyncio.sleep(0.3)
@@ -132,7 +132,7 @@ async def test_a_living_gateway_takes_over_from_one_that_died_beside_it(
 async def test_an_event_that_was_spooled_and_whose_slot_was_not_freed_counts_as_it_ended(
     store: Store, tmp_path: Path, wait_until: Any
 ) -> None:
-    journal = Journal(tmp_path / "usage")
+    journal = LiveJournal(tmp_path / "usage")
     slot = journal.begin(make_request(1), 0.0)
     assert slot is not None
     slot.watch(_Counts())
@@ -176,7 +176,7 @@ async def test_what_never_gets_to_the_ledger_is_not_charged_to_budgets(
         work(made, 1, model=None)  # cannot be read again
         with monkeypatch.context() as full:
             full.setattr(journals, "MAX_UNWRITTEN", 0)
-            full.setattr(Spool, "append", _no_room)
+            full.setattr(LiveJournal, "append", _no_room)
             work(made, 2)
         assert refused(made), "whatever has ended counts while the database is away"
         back()
@@ -189,15 +189,15 @@ async def test_what_never_gets_to_the_ledger_is_not_charged_to_budgets(
 
 
 def _no_room(*_: object) -> None:
-    raise SpoolFullError
+    raise sqlite3.OperationalError("database or disk is full")
 
 
 async def test_a_dead_journal_full_of_unreadable_records_is_read_to_its_end(
     store: Store, tmp_path: Path, wait_until: Any
 ) -> None:
-    journal = Journal(tmp_path / "usage")
+    journal = LiveJournal(tmp_path / "usage")
     for _ in range(writers.BATCH_EVENTS):
-        journal.spool.append(b"\xc1 of another version")
+        journal.append(b"\xc1 of another version")
     journal.finish(None, make_event(1))
     journal.close()
     async with metering(store, tmp_path):
@@ -264,7 +264,7 @@ async def test_a_database_that_is_killed_and_comes_back_has_every_event(
                 if number in (120, 240):
                     await asyncio.to_thread(own_postgres.start)
                 await asyncio.sleep(0.005)
-            await wait_until(lambda: not made._journal.spool.has_unread, 30)  # type: ignore[union-attr]
+            await wait_until(lambda: not made._journal.waiting, 30)  # type: ignore[union-attr]
         assert len(await ids(store)) == 300
     finally:
         await store.close()

@@ -44,8 +44,8 @@ class PagedRunner:
         self.tables[name] = self.tables[source][:num_blocks]
         self.lengths[name] = num_blocks * BLOCK
 
-    def step(self, rows: dict[str, list[int]]) -> dict[str, torch.Tensor]:
-        """Append tokens to sequences in one batch; the logits [tokens, vocab] of each."""
+    def step(self, rows: dict[str, list[int]], adapters: dict[str, int] | None = None) -> dict[str, torch.Tensor]:
+        """Append tokens to sequences (of these adapters) in one batch; the logits [tokens, vocab] of each."""
         positions: list[int] = []
         slots: list[int] = []
         starts = [0]
@@ -68,6 +68,9 @@ class PagedRunner:
                 [self.tables[name] + [0] * (width - len(self.tables[name])) for name in rows], dtype=torch.int32
             ),
             slot_mapping=torch.tensor(slots),
+            adapters=None
+            if adapters is None
+            else torch.tensor([adapters[name] for name, tokens in rows.items() for _ in tokens]),
         )
         token_ids = torch.tensor([token for tokens in rows.values() for token in tokens])
         logits = self.model.forward(token_ids, batch, self.cache, torch.arange(len(positions)))

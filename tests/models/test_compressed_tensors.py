@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from kvarn.kernels.torch_backend import TorchKernels
+from kvarn.kernels.torch.backend import TorchKernels
 from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.errors import CheckpointError, WeightShapeError
 from kvarn.models.formats import weight_format
-from kvarn.models.parallel import Parallel
+from kvarn.models.parallel import Parallel, Shard
 from kvarn.models.weights import WeightLoader
 
 VOCAB, HIDDEN = 40, 64
@@ -40,11 +40,11 @@ def save(path: Path, form: str, tensors: dict[str, torch.Tensor], *targets: str)
 
 def embedding(checkpoint: Checkpoint) -> torch.Tensor:
     loader = WeightLoader(checkpoint, TorchKernels(), torch.float32, Parallel())
-    return loader.embedding("model.embed_tokens", VOCAB, HIDDEN)
+    return loader.embedding("model.embed_tokens", Shard.whole(VOCAB), HIDDEN)
 
 
 @pytest.mark.parametrize("form", ["int-quantized", "pack-quantized"])
-def test_a_quantised_embedding_is_the_numbers_it_stands_for(form: str, tmp_path: Path) -> None:
+def test_a_quantized_embedding_is_the_numbers_it_stands_for(form: str, tmp_path: Path) -> None:
     """Its scheme is that for embeddings, not the one for layers beside it."""
     if form == "int-quantized":
         stored = {"weight": VALUES}
@@ -55,7 +55,7 @@ def test_a_quantised_embedding_is_the_numbers_it_stands_for(form: str, tmp_path:
     torch.testing.assert_close(embedding(checkpoint), VALUES.float() * SCALES)
 
 
-def test_a_plain_embedding_beside_quantised_layers_is_read_as_it_is(tmp_path: Path) -> None:
+def test_a_plain_embedding_beside_quantized_layers_is_read_as_it_is(tmp_path: Path) -> None:
     plain = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(3))
     checkpoint = save(tmp_path, "int-quantized", {"model.embed_tokens.weight": plain}, "Linear")
     assert torch.equal(embedding(checkpoint), plain)
@@ -64,7 +64,7 @@ def test_a_plain_embedding_beside_quantised_layers_is_read_as_it_is(tmp_path: Pa
 @pytest.mark.parametrize("scales", [SCALES, SCALES[:, 0], SCALES[:1], SCALES[0, 0]])
 def test_a_row_scale_is_read_in_each_shape_it_is_written_in(scales: torch.Tensor, tmp_path: Path) -> None:
     checkpoint = save(tmp_path, "int-quantized", {"l.weight": VALUES, "l.weight_scale": scales.clone()}, "Linear")
-    read = weight_format(checkpoint, lambda note: None).read("l", (VOCAB, HIDDEN)).dequantised()
+    read = weight_format(checkpoint, lambda note: None).read("l", (VOCAB, HIDDEN)).in_input_order()
     torch.testing.assert_close(read, VALUES.float() * (scales if scales.dim() == 2 else scales.reshape(-1, 1)))
 
 
@@ -75,7 +75,7 @@ def test_scales_of_another_number_of_rows_are_named(tmp_path: Path) -> None:
 
 
 def test_a_float_weight_with_a_scale_is_not_taken_for_whole_numbers(tmp_path: Path) -> None:
-    """As a model is that was quantised but not compressed before it was saved."""
+    """As a model is that was quantized but not compressed before it was saved."""
     tensors = {"l.weight": torch.randn(VOCAB, HIDDEN), "l.weight_scale": SCALES}
     with pytest.raises(CheckpointError, match="before it was compressed"):
         weight_format(save(tmp_path, "int-quantized", tensors, "Linear"), lambda note: None).read("l", (VOCAB, HIDDEN))

@@ -10,10 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from kvarn.kernels.weights import Int4Weight
+from kvarn.kernels.weights import Weight
 from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.formats import weight_format
-from kvarn.models.weight_parts import WeightPart
 
 OUT, IN, GROUP = 32, 64, 32
 
@@ -28,7 +27,7 @@ def as_int32(unsigned: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(unsigned).view(np.int32))
 
 
-def read(path: Path, bits: int, qzeros: np.ndarray, **config: object) -> tuple[WeightPart, np.ndarray, torch.Tensor]:
+def read(path: Path, bits: int, qzeros: np.ndarray, **config: object) -> tuple[Weight, np.ndarray, torch.Tensor]:
     """A layer with stored zero points [groups, words] as it is read, and its codes and scales."""
     rng = np.random.default_rng(1)
     codes = rng.integers(0, 2**bits, (OUT, IN))
@@ -59,7 +58,7 @@ def test_zero_points_of_zero_leave_their_neighbours_alone(bits: int, form: str, 
     if form == "gptq":
         stored = stored - np.uint32({4: 0x11111111, 8: 0x01010101}[bits])
     part, codes, scales = read(tmp_path, bits, stored, checkpoint_format=form, sym=False)
-    torch.testing.assert_close(part.dequantised(), numbers(codes, zeros, scales))
+    torch.testing.assert_close(part.in_input_order(), numbers(codes, zeros, scales))
 
 
 @pytest.mark.parametrize("stored", [7, 8])
@@ -70,11 +69,10 @@ def test_symmetric_weights_have_their_zero_in_the_middle_whatever_the_format_is_
     """Some checkpoints call themselves `gptq` and store zero points of 8, as `gptq_v2` does."""
     qzeros = words(np.full((IN // GROUP, OUT), stored), 4)
     part, codes, scales = read(tmp_path, 4, qzeros, checkpoint_format=form, sym=True)
-    assert isinstance(part.weight, Int4Weight)
-    assert part.weight.zeros is None
-    torch.testing.assert_close(part.dequantised(), numbers(codes, np.full((OUT, IN // GROUP), 8), scales))
+    assert part.format == "int4" and part.zeros is None
+    torch.testing.assert_close(part.in_input_order(), numbers(codes, np.full((OUT, IN // GROUP), 8), scales))
 
 
 def test_without_a_word_on_symmetry_zero_points_are_what_the_format_says(tmp_path: Path) -> None:
     part, codes, scales = read(tmp_path, 4, words(np.full((IN // GROUP, OUT), 8), 4))
-    torch.testing.assert_close(part.dequantised(), numbers(codes, np.full((OUT, IN // GROUP), 9), scales))
+    torch.testing.assert_close(part.in_input_order(), numbers(codes, np.full((OUT, IN // GROUP), 9), scales))

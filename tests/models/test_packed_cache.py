@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 import torch
 
-from kvarn import models
+from kvarn import kernels, models
 from kvarn.kernels.activation import Activation
-from kvarn.kernels.linear import Linear
-from kvarn.kernels.packed import KeepsPackedWeights, PackedBytes
-from kvarn.kernels.torch_backend import TorchKernels
-from kvarn.kernels.weights import Int4Weight, Weight, dequantise
+from kvarn.kernels.linear import KeepsPackedWeights, Linear
+from kvarn.kernels.torch.backend import TorchKernels
+from kvarn.kernels.weights import Weight
 from kvarn.models import Decoder, load_model
 from kvarn.models.packed_cache import PackedCache
-from kvarn.models.quantise import quantise
-from kvarn.models.weight_parts import ReorderedLinear
+from kvarn.models.quantize import quantize
 
-cpu_linear = pytest.importorskip("kvarn.kernels.cpu.linear", reason="needs the compiled kernels", exc_type=ImportError)
+cpu_backend = pytest.importorskip(
+    "kvarn.kernels.cpu.backend", reason="needs the compiled kernels", exc_type=ImportError
+)
 
 PROMPT = list(range(5, 40))
 
@@ -37,27 +37,21 @@ class CompiledLinears(TorchKernels):
     packed_layout = "test/1"
 
     def __init__(self) -> None:
-        from kvarn.kernels.cpu import _native
-        from kvarn.kernels.cpu.isa import usable_instruction_sets
-
-        self.backend = _native.Backend(usable_instruction_sets()[0])
+        super().__init__()
+        self.compiled = cpu_backend.CpuKernels()
         self.packed = 0
 
     def pack_linear(
         self, weight: Weight, bias: torch.Tensor | None = None, activation: Activation | None = None
     ) -> Any:
         self.packed += 1
-        return cpu_linear.pack_linear(self.backend, dequantise(weight), bias, activation)
+        return self.compiled.pack_linear(Weight(weight.dequantized(), input_order=weight.input_order), bias, activation)
 
-    def packed_bytes(self, layer: Linear) -> PackedBytes:
-        from kvarn.kernels.cpu.packed import packed_bytes
+    def save_linear(self, layer: Linear) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        return self.compiled.save_linear(layer)
 
-        return packed_bytes(layer)
-
-    def linear_of(self, packed: PackedBytes) -> Linear:
-        from kvarn.kernels.cpu.packed import linear_of
-
-        return linear_of(self.backend, packed)
+    def load_linear(self, form: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Linear:
+        return self.compiled.load_linear(form, tensors)
 
 
 @pytest.fixture
@@ -72,12 +66,12 @@ def load(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     """Load with the cache: the model, and how many layers were packed for it."""
 
     def run(**options: Any) -> tuple[Decoder, int]:
-        kernels = CompiledLinears()
-        monkeypatch.setattr("kvarn.models.load.choose_kernels", lambda _: kernels)
+        compiled = CompiledLinears()
+        monkeypatch.setattr("kvarn.models.load.kernels_for", lambda *_: compiled)
         settings = {"dtype": "float32", "packed_cache": tmp_path / "cache", **options}
         model = load_model(checkpoint, **settings)
         assert isinstance(model, Decoder)
-        return model, kernels.packed
+        return model, compiled.packed
 
     return run
 
@@ -99,7 +93,7 @@ def test_packed_weights_are_mapped_from_the_file(load: Any, tmp_path: Path) -> N
     load()
     model, _ = load()
     (file,) = kept(tmp_path)
-    address = model._head.blob.data_ptr()
+    address = model._head.packed.blob.data_ptr()
     ranges = [
         line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines() if file.name in line
     ]
@@ -125,29 +119,29 @@ def test_weights_are_packed_anew_when_the_code_that_prepares_them_has_changed(
     load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load()
-    room = tmp_path / "room"
-    shutil.copytree(Path(models.__file__).parent, room)
-    monkeypatch.setattr("kvarn.models.packed_cache._ROOM", room)
+    copy = tmp_path / "models"
+    shutil.copytree(Path(models.__file__).parent, copy)
+    monkeypatch.setattr("kvarn.models.packed_cache._CODE", (copy, Path(kernels.__file__).parent))
     assert load()[1] == 0
-    with (room / "formats" / "gptq.py").open("a") as stream:
+    with (copy / "formats" / "gptq.py").open("a") as stream:
         stream.write("# zero points are read right now")
     assert load()[1] == 13
 
 
 def test_a_changed_layout_of_packed_bytes_needs_a_new_name() -> None:
-    """Where this fails, count up PACKED_LAYOUT and put the digest here: else bytes of earlier starts are misread."""
-    from kvarn.kernels.cpu.packed import PACKED_LAYOUT
+    """Where this fails, count up LAYOUT and put the digest here: else bytes of earlier starts are misread."""
+    from kvarn.kernels.cpu.packing import LAYOUT, pack
 
     digest = hashlib.sha256()
     numbers = (torch.arange(40 * 96, dtype=torch.float32).view(40, 96) * 37 % 101 - 50) / 64
     zeros = (torch.arange(40 * 3, dtype=torch.int64).view(40, 3) % 16).to(torch.uint8)
-    four_bits = Int4Weight((numbers * 64 % 16).to(torch.uint8), torch.ones(40, 3).half(), zeros, 32)
-    weights = [numbers, numbers.bfloat16(), quantise(numbers, "int8"), four_bits, replace(four_bits, zeros=None)]
+    four_bits = Weight((numbers * 64 % 16).to(torch.uint8), torch.ones(40, 3).half(), zeros, 32)
+    plain = [Weight(numbers), Weight(numbers.bfloat16())]
+    weights = [*plain, quantize(numbers, "int8"), four_bits, replace(four_bits, zeros=None)]
     for activation in (None, "silu"):
         for weight in weights:
-            packed = cpu_linear.pack_linear(CompiledLinears().backend, weight, None, activation)
-            digest.update(packed.blob.numpy().tobytes())
-    assert (PACKED_LAYOUT, digest.hexdigest()[:16]) == ("panels-of-16/1", "d6f6adf24acbdfdc")
+            digest.update(pack(weight, None, activation).blob.numpy().tobytes())
+    assert (LAYOUT, digest.hexdigest()[:16]) == ("panels-of-16/1", "d6f6adf24acbdfdc")
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbage", "other form"])
@@ -194,7 +188,7 @@ def test_reordered_inputs_are_kept_with_their_order(tmp_path: Path) -> None:
     assert isinstance(kernels, KeepsPackedWeights)
     weight = torch.randn(20, 64, generator=torch.Generator().manual_seed(1))
     order = torch.randperm(64, generator=torch.Generator().manual_seed(2))
-    layer = ReorderedLinear(kernels.pack_linear(weight[:, order], torch.ones(20)), order)
+    layer = kernels.pack_linear(Weight(weight[:, order], input_order=order), torch.ones(20))
     cache = PackedCache.open(tmp_path, "m", ["x"], kernels)
     cache.keep("layer", layer)
     cache.save()
@@ -210,7 +204,7 @@ def small_cache(directory: Path) -> tuple[CompiledLinears, PackedCache]:
     """Something to save."""
     kernels = CompiledLinears()
     cache = PackedCache.open(directory, "m", ["x"], kernels)
-    cache.keep("layer", kernels.pack_linear(torch.ones(16, 32)))
+    cache.keep("layer", kernels.pack_linear(Weight(torch.ones(16, 32))))
     return kernels, cache
 
 

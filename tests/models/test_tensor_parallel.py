@@ -15,7 +15,7 @@ from kvarn.kernels.dispatch import kernels_for
 from kvarn.models import Decoder, load_model
 from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.parallel import Parallel, ParallelError, Shard
-from kvarn.models.weights import Output, Projection, WeightLoader
+from kvarn.models.weights import LinearSpec, WeightLoader
 
 TIMEOUT_S = 30
 
@@ -96,20 +96,19 @@ def test_a_rank_holds_only_its_part(oracle_factory: Callable[..., tuple[Any, Pat
     assert cache.keys[0].nbytes == 3 * 1 * 16 * 16 * 4  # blocks, heads, tokens, numbers, bytes of a float32
 
 
-def test_each_projection_declares_how_it_is_sharded(oracle_factory: Callable[..., tuple[Any, Path]]) -> None:
-    whole, half = Output(32, range(32)), Output(32, range(16))
-    assert Projection(names=("x",), outputs=(whole,), inputs=32).shard is Shard.REPLICATED
-    assert Projection(names=("x",), outputs=(half,), inputs=32).shard is Shard.COLUMN
-    assert Projection(names=("x",), outputs=(whole,), inputs=32, held_inputs=range(16)).shard is Shard.ROW
+def test_a_bias_after_a_sum_over_ranks_is_of_the_first_rank(oracle_factory: Callable[..., tuple[Any, Path]]) -> None:
     _, path = oracle_factory("llama")
     meeting = Meeting(2)
-    projection = Projection(
-        names=("model.layers.0.self_attn.o_proj",), outputs=(whole,), inputs=32, held_inputs=range(16, 32), bias=True
-    )
-    parallel = Parallel(1, 2, ThreadCollectives(meeting, 1))
-    loader = WeightLoader(Checkpoint(path), kernels_for(), torch.float32, parallel)
-    packed = loader.linear(projection)
-    assert (packed.in_features, packed.out_features, packed.bias) == (16, 32, None)
+    for rank, has_bias in ((0, True), (1, False)):
+        parallel = Parallel(rank, 2, ThreadCollectives(meeting, rank))
+        spec = LinearSpec(
+            names=("model.layers.0.self_attn.o_proj",),
+            outputs=(Shard.whole(32),),
+            inputs=parallel.share(32, "features"),
+            bias=True,
+        )
+        packed = WeightLoader(Checkpoint(path), kernels_for("torch"), torch.float32, parallel).linear(spec)
+        assert (packed.in_features, packed.out_features, packed.bias is not None) == (16, 32, has_bias)
 
 
 def test_what_cannot_be_divided_is_refused() -> None:

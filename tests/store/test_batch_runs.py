@@ -11,7 +11,8 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.models import Batch
 from kvarn.store.owner import Principal
-from kvarn.store.repositories.batch_lines import (
+from kvarn.store.repositories.batches.batches import BatchStatus, cancel_batch, create_batch, find_batch
+from kvarn.store.repositories.batches.lines import (
     FIRST,
     Answer,
     Line,
@@ -21,7 +22,7 @@ from kvarn.store.repositories.batch_lines import (
     read_line,
     read_results,
 )
-from kvarn.store.repositories.batch_runs import (
+from kvarn.store.repositories.batches.runs import (
     LeaseLostError,
     claim_batches,
     finish_batch,
@@ -29,8 +30,7 @@ from kvarn.store.repositories.batch_runs import (
     release_batch,
     renew_lease,
 )
-from kvarn.store.repositories.batches import BatchStatus, cancel_batch, create_batch, find_batch
-from kvarn.store.repositories.tenants import create_organization
+from kvarn.store.repositories.tenants.organizations import create_organization
 
 LEASE_S = 10
 

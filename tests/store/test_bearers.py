@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from kvarn.store.engine import Store
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.acts import Actor, acting
-from kvarn.store.repositories.bearers import find_bearer
-from kvarn.store.repositories.keys import KeyRequest, add_key, revoke_key
-from kvarn.store.repositories.tenants import change_organization, create_organization
+from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
+from kvarn.store.repositories.tenants.bearers import find_bearer
+from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, revoke_key
+from kvarn.store.repositories.tenants.organizations import change_organization, create_organization
 
 ACTOR = Actor("test")
 
 
 async def make_key(store: Store, owner: Owner) -> str:
-    async with acting(store, ACTOR) as act:
-        key, _ = await add_key(act, owner.organization_id, owner.project_id, KeyRequest(name="k"))
+    async with audited_change(store, ACTOR) as change:
+        key, _ = await add_key(change, owner.organization_id, owner.project_id, KeyRequest(name="k"))
     return key.id
 
 
@@ -24,8 +24,8 @@ async def test_a_key_acts_until_it_is_revoked_and_for_its_own_project_only(store
     found = await find_bearer(store, owner, key_id)
     assert found is not None and (found.owner, found.key_id) == (owner, key_id)
     assert await find_bearer(store, other, key_id) is None
-    async with acting(store, ACTOR) as act:
-        await revoke_key(act, owner.organization_id, key_id)
+    async with audited_change(store, ACTOR) as change:
+        await revoke_key(change, owner.organization_id, key_id)
     assert await find_bearer(store, owner, key_id) is None
 
 
@@ -34,6 +34,6 @@ async def test_work_without_a_key_acts_for_its_project_until_the_organisation_is
     found = await find_bearer(store, tenant.owner, None)
     assert found is not None and found.owner == tenant.owner
     assert found.cache_salt == tenant.cache_salt != "" and found.key_id is None
-    async with acting(store, ACTOR) as act:
-        await change_organization(act, tenant.organization_id, {"archived": True})
+    async with audited_change(store, ACTOR) as change:
+        await change_organization(change, tenant.organization_id, {"archived": True})
     assert await find_bearer(store, tenant.owner, None) is None

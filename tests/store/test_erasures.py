@@ -8,7 +8,8 @@ from sqlalchemy import func, select
 
 from kvarn.store.engine import Store
 from kvarn.store.models import BilledEvent, BilledHour, OutboxEntry, UsageEvent, UsageHour, UsagePeriod
-from kvarn.store.repositories import billing, erasures, usage
+from kvarn.store.repositories.usage import billing, erasures
+from kvarn.store.repositories.usage import events as usage_events
 from sample_usage import make_event
 
 TABLES = (UsageEvent, OutboxEntry, UsageHour, UsagePeriod, BilledEvent, BilledHour)
@@ -26,7 +27,7 @@ async def test_a_late_event_of_an_erased_organization_leaves_no_row(store: Store
     await erasures.note_erased(store, "org-a")
     await erasures.note_erased(store, "org-a")  # an erasure that was interrupted is done again
     late = [make_event(1), make_event(2)]
-    assert await usage.record(store, late, [b"1", b"2"]) == set()
+    assert await usage_events.record(store, late, [b"1", b"2"]) == set()
     assert await billing.bill(store, late) == 0
     assert set((await rows(store)).values()) == {0}
 
@@ -34,7 +35,7 @@ async def test_a_late_event_of_an_erased_organization_leaves_no_row(store: Store
 async def test_events_of_others_in_the_same_batch_are_written(store: Store) -> None:
     await erasures.note_erased(store, "org-a")
     batch = [make_event(1), make_event(2, organization_id="org-b"), make_event(3)]
-    assert await usage.record(store, batch, [b"1", b"2", b"3"]) == {"use_2"}
+    assert await usage_events.record(store, batch, [b"1", b"2", b"3"]) == {"use_2"}
     assert await billing.bill(store, batch) == 1
     async with store.reading() as session:
         assert (await session.scalars(select(UsageEvent.organization_id))).all() == ["org-b"]

@@ -12,7 +12,9 @@ from sqlalchemy import func, select
 from kvarn.store.engine import Store
 from kvarn.store.ledger import LedgerEvent, UsageFilter, UsageSum
 from kvarn.store.models import OutboxEntry, UsageEvent, UsagePeriod
-from kvarn.store.repositories import leases, usage, usage_sums
+from kvarn.store.repositories import leases
+from kvarn.store.repositories.usage import events as usage_events
+from kvarn.store.repositories.usage import sums as usage_sums
 
 DAY = 1_790_000_000 // 86_400 * 86_400
 
@@ -46,8 +48,8 @@ async def count(store: Store, table: type) -> int:
 
 
 async def test_an_event_written_again_changes_nothing(store: Store) -> None:
-    first = await usage.record(store, [event(1), event(2)], [b"1", b"2"])
-    again = await usage.record(store, [event(2, output_tokens=99), event(3)], [b"2", b"3"])
+    first = await usage_events.record(store, [event(1), event(2)], [b"1", b"2"])
+    again = await usage_events.record(store, [event(2, output_tokens=99), event(3)], [b"2", b"3"])
     assert (first, again) == ({"use_1", "use_2"}, {"use_3"})
     assert await count(store, UsageEvent) == await count(store, OutboxEntry) == 3
     (total,) = await usage_sums.sums(store, UsageFilter(), start=0, end=DAY * 2)
@@ -62,7 +64,9 @@ async def test_an_event_written_again_changes_nothing(store: Store) -> None:
 
 
 async def test_of_an_event_twice_in_one_batch_the_first_counts(store: Store) -> None:
-    written = await usage.record(store, [event(1), event(1, output_tokens=99, outcome="lost")], [b"first", b"second"])
+    written = await usage_events.record(
+        store, [event(1), event(1, output_tokens=99, outcome="lost")], [b"first", b"second"]
+    )
     assert written == {"use_1"}
     (total,) = await usage_sums.sums(store, UsageFilter(), start=0, end=DAY * 2, group_by=["outcome"])
     assert total.group == {"outcome": "finished"} and total.output_tokens == 5
@@ -74,7 +78,7 @@ async def test_writers_at_once_add_up(store: Store) -> None:
     async def write(writer: int) -> None:
         for number in range(10):
             # Every event is written by two writers.
-            await usage.record(store, [event(writer // 2 * 100 + number), event(writer * 1000 + 500 + number)])
+            await usage_events.record(store, [event(writer // 2 * 100 + number), event(writer * 1000 + 500 + number)])
 
     await asyncio.gather(*[write(writer) for writer in range(4)])
     (total,) = await usage_sums.sums(store, UsageFilter(), start=0, end=DAY * 2)
@@ -85,7 +89,7 @@ async def test_writers_at_once_add_up(store: Store) -> None:
 
 
 async def test_sums_by_time_and_group(store: Store) -> None:
-    await usage.record(
+    await usage_events.record(
         store,
         [
             event(1),

@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from kvarn.store.engine import REPORT_CONNECTIONS, Store
 from kvarn.store.errors import StoreAwayError
-from kvarn.store.repositories import usage
+from kvarn.store.repositories.usage import events as usage_events
 from sample_usage import make_event
 
 ENDLESS = text("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n")
@@ -51,7 +51,7 @@ async def test_others_read_and_write_while_many_reports_wait(store: Store) -> No
     await asyncio.sleep(0.3)
     async with hasty.reading() as session:
         await session.execute(text("SELECT 1"))
-    assert await usage.record(hasty, [make_event(1)]) == {"use_1"}
+    assert await usage_events.record(hasty, [make_event(1)]) == {"use_1"}
     assert not any(each.done() for each in reports), "they were at it all the time"
     results = await asyncio.gather(*reports, return_exceptions=True)
     assert {type(result) for result in results} == {StoreAwayError}

@@ -12,13 +12,13 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.models import StoredResponse
 from kvarn.store.owner import Owner
-from kvarn.store.repositories import background_responses as background
-from kvarn.store.repositories import conversations, histories, responses
-from kvarn.store.repositories.conversations import ConversationLockedError, Lock
-from kvarn.store.repositories.histories import HistoryTooLongError, decode_item
+from kvarn.store.repositories.conversations import background_responses as background
+from kvarn.store.repositories.conversations import conversations, histories, responses
+from kvarn.store.repositories.conversations.conversations import ConversationLockedError, Lock
+from kvarn.store.repositories.conversations.histories import HistoryTooLongError, decode_item
+from kvarn.store.repositories.conversations.responses import Ended
 from kvarn.store.repositories.pages import Cursor
-from kvarn.store.repositories.responses import Ended
-from kvarn.store.repositories.tenants import create_organization
+from kvarn.store.repositories.tenants.organizations import create_organization
 
 
 class Clock:

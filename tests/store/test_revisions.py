@@ -12,13 +12,13 @@ from kvarn.store.errors import StoreBehindError, StoreError
 from kvarn.store.health import StoreState
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.migrate import upgrade
-from kvarn.store.models import ActNumber, Revision
-from kvarn.store.repositories import revisions
-from kvarn.store.repositories.acts import Actor, acting
-from kvarn.store.repositories.rate_limits import set_limit
-from kvarn.store.repositories.revisions import EVERYBODY, Changes, note_changes, read_changes
-from kvarn.store.repositories.tenant_deletion import delete_organization
-from kvarn.store.repositories.tenants import create_organization, ensure_default_organization
+from kvarn.store.models import ChangeNumber, Revision
+from kvarn.store.repositories.retention.organization_deletion import delete_organization
+from kvarn.store.repositories.tenants import revisions
+from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
+from kvarn.store.repositories.tenants.organizations import create_organization, ensure_default_organization
+from kvarn.store.repositories.tenants.rate_limits import set_limit
+from kvarn.store.repositories.tenants.revisions import EVERYBODY, Changes, note_changes, read_changes
 
 ACTOR = Actor("test")
 
@@ -36,21 +36,21 @@ async def changes_of(store: Store, since: int) -> Changes:
 async def take_back(store: Store, number: int) -> None:
     """Lose the acts after this one."""
     async with store.transaction() as session:
-        await session.execute(delete(ActNumber).where(ActNumber.number > number))
+        await session.execute(delete(ChangeNumber).where(ChangeNumber.number > number))
         await session.execute(delete(Revision).where(Revision.number > number, Revision.holder != "newest"))
         await session.execute(update(Revision).where(Revision.holder == "newest").values(number=number))
 
 
 async def touch(store: Store, *organizations: str) -> None:
-    async with acting(store, ACTOR) as act:
-        act.touched.update(organizations)
+    async with audited_change(store, ACTOR) as change:
+        change.touched.update(organizations)
 
 
 async def test_whoever_asks_is_told_whose_keys_have_changed_since_and_of_nobody_else(store: Store) -> None:
     a, b = [(await create_organization(store, name)).organization_id for name in "ab"]
     assert await changes_of(store, 0) == Changes(0, {}, 0, is_anew=False)
-    async with acting(store, ACTOR) as act:
-        await set_limit(act, a, a, "*", {"concurrency": 1})
+    async with audited_change(store, ACTOR) as change:
+        await set_limit(change, a, a, "*", {"concurrency": 1})
     await touch(store, b)
     await touch(store, b, EVERYBODY)
     assert await changes_of(store, 1) == Changes(3, {a: 1, b: 3, EVERYBODY: 3}, 1, is_anew=False)
@@ -60,8 +60,8 @@ async def test_whoever_asks_is_told_whose_keys_have_changed_since_and_of_nobody_
 
 async def test_an_act_that_fails_takes_no_number(store: Store) -> None:
     with pytest.raises(ValueError, match="thought better"):
-        async with acting(store, ACTOR) as act:
-            act.touched.add("org-a")
+        async with audited_change(store, ACTOR) as change:
+            change.touched.add("org-a")
             raise ValueError("thought better of it")
     assert (await changes_of(store, 0)).number == 0
 
@@ -103,7 +103,7 @@ async def test_the_numbers_of_the_last_acts_are_kept(store: Store, monkeypatch) 
     for _ in range(10):
         await touch(store, "org-a")
     async with store.reading() as session:
-        assert sorted(await session.scalars(select(ActNumber.number))) == [8, 9, 10]
+        assert sorted(await session.scalars(select(ChangeNumber.number))) == [8, 9, 10]
     assert [number for number in range(1, 11) if not (await changes_of(store, number)).is_anew] == [8, 9, 10]
 
 
@@ -160,7 +160,7 @@ async def test_the_end_of_an_organisation_is_told_after_its_last_row_is_gone(sto
     await ensure_default_organization(store)
     gone = (await create_organization(store, "a")).organization_id
     before = (await changes_of(store, 0)).number
-    await delete_organization(store, partial(acting, store, ACTOR), gone, erase_usage=True)
+    await delete_organization(store, partial(audited_change, store, ACTOR), gone, erase_usage=True)
     answer = await changes_of(store, before)
     assert gone in answer.holders and DEFAULT_ORGANIZATION not in answer.holders
 

@@ -132,9 +132,9 @@ async def test_a_gateway_starts_on_a_read_only_database_that_was_not_prepared(
     platform = Platform(config_of(url, tmp_path, timeout_s=5))
     await platform.start()
     try:
-        assert await platform.identity.directory.anybody() is not None
+        assert await platform.identity.key_cache.anybody() is not None
         with pytest.raises(ApiError) as refusal:
-            await platform.identity.directory.bearer_of(new_key().value)
+            await platform.identity.key_cache.bearer_of(new_key().value)
         assert refusal.value.status == 503
         for use in (platform.store.reading, platform.store.transaction):
             with pytest.raises(StoreAwayError, match="not prepared yet"):

@@ -14,18 +14,19 @@ from kvarn.config.platform import RetentionConfig
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError, StorageFullError
 from kvarn.store.owner import Owner, Principal
-from kvarn.store.repositories import background_responses as background
-from kvarn.store.repositories import conversations, responses, stored_bytes
-from kvarn.store.repositories import stored_completions as completions
-from kvarn.store.repositories.batch_lines import Answer, Line, add_lines, answer_lines
-from kvarn.store.repositories.batch_runs import claim_batches, finish_batch
-from kvarn.store.repositories.batches import BatchStatus, create_batch
-from kvarn.store.repositories.conversations import Lock
+from kvarn.store.repositories import stored_bytes
+from kvarn.store.repositories.batches.batches import BatchStatus, create_batch
+from kvarn.store.repositories.batches.lines import Answer, Line, add_lines, answer_lines
+from kvarn.store.repositories.batches.runs import claim_batches, finish_batch
+from kvarn.store.repositories.conversations import background_responses as background
+from kvarn.store.repositories.conversations import conversations, responses
+from kvarn.store.repositories.conversations import stored_completions as completions
+from kvarn.store.repositories.conversations.conversations import Lock
+from kvarn.store.repositories.conversations.responses import Ended
 from kvarn.store.repositories.prompt_samples import NewSample, NotKept, add_samples
-from kvarn.store.repositories.responses import Ended
-from kvarn.store.repositories.retention import delete_expired
-from kvarn.store.repositories.tenant_deletion import delete_organization_data
-from kvarn.store.repositories.tenants import create_organization
+from kvarn.store.repositories.retention.organization_deletion import delete_organization_data
+from kvarn.store.repositories.retention.sweep import delete_expired
+from kvarn.store.repositories.tenants.organizations import create_organization
 from stored_account import account
 
 TEXT = "Mjöl 🌾 " * 100
@@ -265,7 +266,7 @@ async def test_the_account_is_right_after_anything_at_once_in_two_gateways(
         deleted,
     ]
     chosen = [draw.choice(acts) for _ in range(60)]
-    work = [act(gateways[n % 2], n) for n, act in enumerate(chosen)]
+    work = [change(gateways[n % 2], n) for n, change in enumerate(chosen)]
     await asyncio.gather(*work, *[deleted(gateways[n % 2], n) for n in range(12)], run_and_sweep(gateways[1], 1))
     assert await account(gateways[0], red.organization_id) > 0
     await delete_organization_data(gateways[1], red.organization_id)

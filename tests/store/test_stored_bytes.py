@@ -9,12 +9,12 @@ import pytest
 from kvarn.config.platform import RetentionConfig
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError, StorageFullError
-from kvarn.store.file_writer import FileWriter
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.files import add_chunks, delete_file, drop_file, publish_file
-from kvarn.store.repositories.retention import delete_expired
+from kvarn.store.repositories.files.file_writer import FileWriter
+from kvarn.store.repositories.files.files import add_chunks, delete_file, drop_file, publish_file
+from kvarn.store.repositories.retention.sweep import delete_expired
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, read_stored_bytes
-from kvarn.store.repositories.tenants import create_organization
+from kvarn.store.repositories.tenants.organizations import create_organization
 
 MIB = 1024 * 1024
 FILE = MIB + ROW_BYTES

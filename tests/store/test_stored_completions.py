@@ -7,15 +7,15 @@ import pytest
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.pages import Cursor
-from kvarn.store.repositories.stored_completions import (
+from kvarn.store.repositories.conversations.stored_completions import (
     add_completion,
     change_metadata,
     delete_completion,
     find_completion,
     list_completions,
 )
-from kvarn.store.repositories.tenants import create_organization
+from kvarn.store.repositories.pages import Cursor
+from kvarn.store.repositories.tenants.organizations import create_organization
 
 ODD = "a \"b\" 'c' $.[0] %s ö"
 

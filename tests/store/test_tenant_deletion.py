@@ -13,11 +13,13 @@ from kvarn.store.errors import NotFoundError, StoreAwayError
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.models import AuditEntry, Base, BilledEvent, ErasedOrganization, OutboxEntry, UsageEvent
 from kvarn.store.owner import Principal
-from kvarn.store.repositories import billing, tenant_deletion, usage
-from kvarn.store.repositories.acts import Actor, acting
-from kvarn.store.repositories.fates import USAGE
-from kvarn.store.repositories.tenant_deletion import delete_organization
-from kvarn.store.repositories.tenants import create_organization
+from kvarn.store.repositories.retention import organization_deletion
+from kvarn.store.repositories.retention.organization_deletion import delete_organization
+from kvarn.store.repositories.retention.policy import USAGE
+from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
+from kvarn.store.repositories.tenants.organizations import create_organization
+from kvarn.store.repositories.usage import billing
+from kvarn.store.repositories.usage import events as usage_events
 from sample_usage import make_event
 
 LEDGER = {model.__tablename__ for model in (*USAGE, OutboxEntry, BilledEvent)}
@@ -30,7 +32,7 @@ async def use(store: Store, who: Principal, first: int, count: int) -> None:
         make_event(number, finished_at=1_790_000_000 + number % 3 * 3600, model=f"m{number % 5}", **mine)
         for number in range(first, first + count)
     ]
-    await usage.record(store, events, [b"{}"] * count)
+    await usage_events.record(store, events, [b"{}"] * count)
     await billing.bill(store, events)
 
 
@@ -44,12 +46,12 @@ async def rows(store: Store) -> dict[str, int]:
 
 
 def end(store: Store, who: Principal, **options: Any) -> Any:
-    return delete_organization(store, partial(acting, store, Actor("test")), who.organization_id, **options)
+    return delete_organization(store, partial(audited_change, store, Actor("test")), who.organization_id, **options)
 
 
 @pytest.fixture
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tenant_deletion, "_MANY_ROWS", 4)
+    monkeypatch.setattr(organization_deletion, "_MANY_ROWS", 4)
 
 
 @pytest.mark.usefixtures("few_at_once")
@@ -100,7 +102,7 @@ async def test_an_id_that_nobody_ever_had_is_unknown(store: Store) -> None:
     with pytest.raises(NotFoundError):
         await end(store, stranger)
     with pytest.raises(NotFoundError):
-        await delete_organization(store, partial(acting, store, Actor("test")), "org-none", erase_usage=True)
+        await delete_organization(store, partial(audited_change, store, Actor("test")), "org-none", erase_usage=True)
     assert "erased_organizations" not in await rows(store)
 
 
@@ -109,8 +111,8 @@ async def test_a_deletion_that_was_interrupted_is_finished_by_the_next(
 ) -> None:
     red = await create_organization(store, "red")
     await use(store, red, 0, 30)
-    monkeypatch.setattr(tenant_deletion, "_MANY_ROWS", 4)
-    drop, calls = tenant_deletion.drop_rows, []
+    monkeypatch.setattr(organization_deletion, "_MANY_ROWS", 4)
+    drop, calls = organization_deletion.drop_rows, []
 
     async def drop_until_it_is_away(*given: Any) -> int:
         calls.append(given)
@@ -119,7 +121,7 @@ async def test_a_deletion_that_was_interrupted_is_finished_by_the_next(
         return await drop(*given)
 
     with monkeypatch.context() as away:
-        away.setattr(tenant_deletion, "drop_rows", drop_until_it_is_away)
+        away.setattr(organization_deletion, "drop_rows", drop_until_it_is_away)
         with pytest.raises(StoreAwayError):
             await end(store, red, erase_usage=True)
     async with store.reading() as session:

@@ -15,8 +15,9 @@ from sqlalchemy import delete, select
 from kvarn.store.engine import Store
 from kvarn.store.ledger import HOUR_S, LedgerEvent, UsageFilter, UsageSum
 from kvarn.store.models import UsageEvent, UsageHour
-from kvarn.store.repositories import usage
-from kvarn.store.repositories.usage_sums import GROUPS, sums
+from kvarn.store.repositories.usage import events as usage_events
+from kvarn.store.repositories.usage.sums import GROUPS, sums
+from profiles import examples
 from query_plans import query_plans
 from sample_usage import make_event
 
@@ -107,7 +108,7 @@ def in_order(found: Sequence[UsageSum]) -> list[UsageSum]:
     return sorted(found, key=lambda each: (each.start, str(each.group), each.currency))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     batches=st.lists(st.lists(events, max_size=12), max_size=4),
     where=filters,
@@ -123,7 +124,7 @@ async def test_sums_are_those_of_the_events(
     written: dict[str, LedgerEvent] = {}
     for batch in batches:
         mine = [_of(event, organization) for event in batch]
-        await usage.record(store, mine)
+        await usage_events.record(store, mine)
         for event in mine:
             written.setdefault(event.id, event)  # an event that comes again changes nothing
     start, end = between
@@ -144,7 +145,7 @@ def _of(event: LedgerEvent, organization: str) -> LedgerEvent:
 
 async def test_whole_hours_are_not_counted_again(store: Store) -> None:
     """So that a report of a year reads hours, not all events of the year."""
-    await usage.record(store, [make_event(number, finished_at=START + number * 600) for number in range(24)])
+    await usage_events.record(store, [make_event(number, finished_at=START + number * 600) for number in range(24)])
     async with store.transaction() as session:
         inside = UsageEvent.finished_at >= START + HOUR_S, UsageEvent.finished_at < START + 3 * HOUR_S
         await session.execute(delete(UsageEvent).where(*inside))
@@ -158,7 +159,9 @@ async def test_an_hour_of_many_batches_is_one_row_and_one_batch_is_found_by_an_i
     batches = [f"batch_{number}" for number in range(2000)]
     for first in range(0, len(batches), 500):
         mine = enumerate(batches[first : first + 500], first)
-        await usage.record(store, [make_event(number, finished_at=START, batch_id=batch) for number, batch in mine])
+        await usage_events.record(
+            store, [make_event(number, finished_at=START, batch_id=batch) for number, batch in mine]
+        )
     async with store.reading() as session:
         assert (await session.scalars(select(UsageHour.requests))).all() == [2000]
     async with query_plans(store, "usage_events") as plans:
@@ -169,5 +172,5 @@ async def test_an_hour_of_many_batches_is_one_row_and_one_batch_is_found_by_an_i
 
 @pytest.mark.parametrize("width", [60, HOUR_S])
 async def test_nothing_is_summed_of_no_time(store: Store, width: int) -> None:
-    await usage.record(store, [make_event(1, finished_at=START)])
+    await usage_events.record(store, [make_event(1, finished_at=START)])
     assert await sums(store, UsageFilter(), start=START, end=START, width=width) == []

@@ -8,16 +8,16 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kvarn.admission.controller import AdmissionController, Refusal, Rules
+from kvarn.admission.demand import Demand
+from kvarn.admission.engine_view import EngineView
+from kvarn.admission.predictor import EngineBounds
+from kvarn.admission.traffic import Traffic
 from kvarn.config.schema import EngineConfig
 from kvarn.engine import EngineCore
 from kvarn.engine.core import EngineOutput
 from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.engine.step_time import StepShape, StepTimeModel
-from kvarn.gateway.admission.controller import AdmissionController, Refusal, Rules
-from kvarn.gateway.admission.demand import Demand
-from kvarn.gateway.admission.engine_view import EngineView
-from kvarn.gateway.admission.predictor import EngineBounds
-from kvarn.gateway.admission.traffic import Traffic
 from kvarn.wire.messages import EngineStats, StepTimes, Submit
 from kvarn.wire.sampling import SamplingParams
 

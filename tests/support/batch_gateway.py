@@ -14,8 +14,8 @@ from pathlib import Path
 from fake_replica import EMBED_CARD, GENERATE_CARD, FakeReplica, answer_text
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.app import create_app
-from kvarn.gateway.served import ServedModel
 from kvarn.gateway.server import bind, build_server
+from kvarn.serving.models import ServedModel
 from kvarn.wire.messages import Submit
 
 STEP_S = 0.05
@@ -34,7 +34,7 @@ async def serve(config: KvarnConfig, checkpoint: Path, log: Path) -> None:
 
     replicas = (FakeReplica(GENERATE_CARD, answer, step_s=STEP_S), FakeReplica(EMBED_CARD))
     models = {
-        model.name: ServedModel(model.name, model, replica, checkpoint)
+        model.name: ServedModel(model.name, model, [replica], checkpoint)
         for model, replica in zip(config.models, replicas, strict=True)
     }
     listener = bind(config.gateway)

@@ -18,9 +18,9 @@ from pathlib import Path
 from fake_replica import EMBED_CARD, GENERATE_CARD, FakeReplica, answer_text
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.app import create_app
-from kvarn.gateway.served import ServedModel
 from kvarn.gateway.server import bind, build_server
 from kvarn.observe.logging import configure_logging
+from kvarn.serving.models import ServedModel
 from kvarn.wire.messages import Submit
 
 STEP_S = 0.002
@@ -40,7 +40,7 @@ async def serve(config: KvarnConfig, directory: Path) -> None:
     chat = FakeReplica(GENERATE_CARD, answer, tokens_per_step=TOKENS_PER_STEP, step_s=STEP_S)
     replicas = (chat, FakeReplica(EMBED_CARD, step_s=STEP_S))
     models = {
-        model.name: ServedModel(model.name, model, replica, directory)
+        model.name: ServedModel(model.name, model, [replica], directory)
         for model, replica in zip(config.models, replicas, strict=True)
     }
     listener = bind(config.gateway)

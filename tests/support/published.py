@@ -19,7 +19,9 @@ WHERE = (
 )
 
 
-OWN_ACTS = [f"{thing}.{act}" for thing in ("organization", "budget") for act in ("created", "updated", "deleted")]
+OWN_CHANGES = [
+    f"{thing}.{change}" for thing in ("organization", "budget") for change in ("created", "updated", "deleted")
+]
 
 
 def document_path() -> Path:
@@ -50,7 +52,7 @@ def _load(path: Path) -> dict[str, Any]:
     document["paths"] = paths
     schemas = document["components"]["schemas"]
     # Acts that only a server with several organisations of its own knows.
-    schemas["AuditLogEventType"]["enum"] += OWN_ACTS
+    schemas["AuditLogEventType"]["enum"] += OWN_CHANGES
     # What the document contradicts elsewhere, or in its own examples.
     schemas["OpenAIFile"]["properties"]["purpose"]["enum"].append("evals")
     schemas["ChatCompletionResponseMessage"]["properties"]["role"]["enum"] += ["user", "system", "developer", "tool"]

@@ -17,7 +17,7 @@ from kvarn.store.models import (
     StoredCompletion,
     StoredResponse,
 )
-from kvarn.store.repositories.batches import OVER
+from kvarn.store.repositories.batches.batches import OVER
 from kvarn.store.repositories.stored_bytes import PART_BYTES, ROW_BYTES, json_bytes, read_stored_bytes
 
 

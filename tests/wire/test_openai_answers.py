@@ -6,7 +6,8 @@ import msgspec
 import openai.types as official
 import openai.types.chat as official_chat
 
-from kvarn.wire.openai import chat_answer, completions, embeddings, models, usage
+from kvarn.wire.openai import completions, embeddings, models, usage
+from kvarn.wire.openai.chat import answer as chat_answer
 from kvarn.wire.openai.errors import ApiError, invalid_request, model_not_found
 
 HEAD: dict[str, Any] = {"id": "x", "created": 1, "model": "m", "system_fingerprint": "fp_1"}

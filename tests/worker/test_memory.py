@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from kvarn.config.schema import BLOCK_SIZE
-from kvarn.kernels.batch import HeadShape, KvDtype
+from kvarn.costs.decoder import KvDtype, kv_bytes_per_token
+from kvarn.kernels.batch import HeadShape
 from kvarn.kernels.memory import usable_memory
-from kvarn.models import Decoder, DecoderSpec, kv_bytes_per_token
+from kvarn.models import Decoder, DecoderSpec
 from kvarn.worker import CacheTooLargeError, CacheTooSmallError, plan_kv_blocks
 
 GIB = 1024**3
@@ -99,4 +100,4 @@ def test_a_block_takes_the_bytes_that_were_planned_for_it(head_dim: int, dtype: 
     wide = dataclasses.replace(spec, head_dim=head_dim)
     cache = kv_cache.new_kv_cache(wide.num_layers, 5, HeadShape(wide.num_heads, wide.num_kv_heads, head_dim), dtype)
     held = sum(tensor.nbytes for tensor in (*cache.keys, *cache.values))
-    assert held == 5 * BLOCK_SIZE * kv_bytes_per_token(wide, dtype)
+    assert held == 5 * BLOCK_SIZE * kv_bytes_per_token(wide.dimensions, dtype)

@@ -10,7 +10,7 @@ import torch
 
 from kvarn.engine.plan import BlockCopy, BlockUpdate, NewSequence, Row, RowResult, StepPlan
 from kvarn.kernels.batch import KVCache, PagedBatch
-from kvarn.kernels.torch_backend import TorchKernels
+from kvarn.kernels.torch.backend import TorchKernels
 from kvarn.models import Decoder
 from kvarn.worker import ExecutorClosedError, InProcessExecutor, InvalidLogitsError, PlanError, WorkerError
 

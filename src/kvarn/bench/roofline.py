@@ -1,6 +1,6 @@
 """How near the engine's steps come to what the machine allows: the floor of a step beside its measured time.
 
-The floor is what the step must read and compute, over the machine's measured ceilings (`kvarn.planner`). The measured
+The floor is what the step must read and compute, over the machine's measured ceilings (`kvarn.costs`). The measured
 step is the real one: scheduler, model and sampler in this process, without a gateway.
 """
 
@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvarn.config import EngineConfig
+from kvarn.costs.decoder import DecoderCosts, StepWork
+from kvarn.costs.roofline import Ceilings, floor_s
 from kvarn.engine import EngineCore
 from kvarn.engine.plan import Executor
-from kvarn.planner import Ceilings, DecoderCosts, StepWork, floor_s
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 

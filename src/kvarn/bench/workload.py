@@ -39,6 +39,9 @@ class Vocabulary(msgspec.Struct, frozen=True):
             raise ValueError(f"{text!r} is not a range of token ids: write it as lo:hi, such as 300:4000")
         return cls(int(low), int(high))
 
+    def __str__(self) -> str:
+        return f"{self.low}:{self.high}"
+
 
 class Lengths(msgspec.Struct, frozen=True):
     """A number of tokens: fixed where `low == high`, else uniform over both ends and all between."""
@@ -54,6 +57,9 @@ class Lengths(msgspec.Struct, frozen=True):
         if not low.isdigit() or not high.isdigit() or not 1 <= int(low) <= int(high):
             raise ValueError(f"{text!r} is not a number of tokens: write it as 128 or as 64:256")
         return cls(int(low), int(high))
+
+    def __str__(self) -> str:
+        return str(self.low) if self.low == self.high else f"{self.low}:{self.high}"
 
     def draw(self, count: int, generator: np.random.Generator) -> list[int]:
         """`count` lengths."""

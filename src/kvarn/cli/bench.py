@@ -1,9 +1,11 @@
-"""`kvarn bench`: drive an OpenAI-compatible server and report what its users felt."""
+"""`kvarn bench`: drive an OpenAI-compatible server and report the latency its clients see."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 import msgspec
 import typer
@@ -25,133 +27,147 @@ from kvarn.bench.workload import (
     synthetic_requests,
     warm_up_requests,
 )
+from kvarn.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
+from kvarn.cli.parameters import expand_options
 from kvarn.cli.values import api_key as read_api_key
 
-EXIT_FAILED = 1
-"""Some request failed, or the server could not be reached."""
-EXIT_USAGE = 2
-"""The options contradict each other, or the trace cannot be read."""
-EXIT_INTERRUPTED = 130
-"""Ctrl-C: what was known is printed and written."""
-
 DEFAULT_REQUESTS = 100
+_PROMPT_TOKENS, _OUTPUT_TOKENS, _TOKEN_IDS = Lengths(128, 128), Lengths(64, 64), Vocabulary()
 
 app = typer.Typer(add_completion=False)
-
-
-def _length(text: str) -> Lengths:
-    try:
-        return Lengths.parse(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
-def _vocabulary(text: str) -> Vocabulary:
-    try:
-        return Vocabulary.parse(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
 Option = typer.Option
-Url = Annotated[str, Option(help="Root of the server.")]
-Model = Annotated[str | None, Option(help="Model to ask.", show_default="the first the server lists")]
-ApiKey = Annotated[
-    str | None,
-    Option(envvar="KVARN_API_KEY", parser=read_api_key, metavar="KEY", help="Sent as bearer token, written nowhere."),
-]
-EndpointOption = Annotated[Endpoint, Option(help="completions: token-id prompts, exact lengths. chat: text prompts.")]
-Concurrency = Annotated[int, Option(min=1, help="Closed loop: requests kept in flight.")]
-Requests = Annotated[int | None, Option(min=1, help="Requests to send.", show_default="closed loop: 100")]
-Rate = Annotated[float | None, Option(min=1e-6, help="Open loop: Poisson arrivals per second.")]
-Duration = Annotated[
-    float | None, Option(min=0, help="Open loop: seconds of arrivals.", show_default="60 without --requests")
-]
-Trace = Annotated[Path | None, Option(help="Replay this trace file in place of made-up requests.")]
-TraceFormatOption = Annotated[TraceFormat, Option(help="Azure CSV, Mooncake JSON lines, or told by the first line.")]
-TimeScale = Annotated[float, Option(min=0, help="Trace: multiply arrival times; 0.5 is twice as fast.")]
-LengthScale = Annotated[float, Option(min=1e-6, help="Trace: multiply lengths; what prompts share is kept.")]
-MaxRequests = Annotated[int | None, Option(min=1, help="Trace: only the first so many.")]
-MaxPrompt = Annotated[int | None, Option(min=1, help="Trace: cut longer prompts at their end.")]
-MaxOutput = Annotated[int | None, Option(min=1, help="Trace: cut longer answers.")]
-PromptTokens = Annotated[Lengths, Option(parser=_length, metavar="N|LO:HI", help="Tokens of a prompt's own.")]
-SharedPrefix = Annotated[int, Option(min=0, help="Tokens that all prompts begin with, before their own.")]
-OutputTokens = Annotated[Lengths, Option(parser=_length, metavar="N|LO:HI", help="Tokens to generate.")]
-IgnoreEos = Annotated[bool, Option(help="Ask for exactly the output length (ignore_eos, min_tokens).")]
-TokenIds = Annotated[Vocabulary, Option(parser=_vocabulary, metavar="LO:HI", help="Token ids prompts are made of.")]
-Seed = Annotated[int, Option(min=0, help="Seed of prompts, lengths and arrivals.")]
-WarmUp = Annotated[int, Option(min=0, help="Requests sent before the clock starts.")]
-Timeout = Annotated[float, Option(min=0.001, help="Seconds after which a request is given up.")]
-SloTtft = Annotated[float | None, Option(min=0, help="Goodput: TTFT at most, ms.")]
-SloTpot = Annotated[float | None, Option(min=0, help="Goodput: TPOT at most, ms.")]
+ValueT = TypeVar("ValueT")
+
+
+def _parser(parse: Callable[[str], ValueT]) -> Callable[[str | ValueT], ValueT]:
+    """For typer: it parses the default too, and shows a ValueError without its text."""
+
+    def read(value: str | ValueT) -> ValueT:
+        try:
+            return parse(value) if isinstance(value, str) else value
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return read
+
+
 JsonPath = Annotated[Path | None, Option("--json", help="Write environment, parameters, summary and requests.")]
-HtmlPath = Annotated[Path | None, Option("--html", help="Write a report with plots: one file, opens offline.")]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """The command line."""
+
+    url: Annotated[str, Option(help="Root of the server.")] = "http://127.0.0.1:8000"
+    model: Annotated[str | None, Option(help="Model.", show_default="the first the server lists")] = None
+    api_key: Annotated[
+        str | None,
+        Option(
+            envvar="KVARN_API_KEY", parser=read_api_key, metavar="KEY", help="Sent as bearer token, written nowhere."
+        ),
+    ] = None
+    endpoint: Annotated[Endpoint, Option(help="completions: token-id prompts, exact lengths. chat: text prompts.")] = (
+        Endpoint.COMPLETIONS
+    )
+    concurrency: Annotated[int, Option(min=1, help="Closed loop: requests kept in flight.")] = 8
+    requests: Annotated[int | None, Option(min=1, help="Requests to send.", show_default="closed loop: 100")] = None
+    rate: Annotated[float | None, Option(min=1e-6, help="Open loop: Poisson arrivals per second.")] = None
+    duration: Annotated[
+        float | None, Option(min=0, help="Open loop: seconds of arrivals.", show_default="60 without --requests")
+    ] = None
+    trace: Annotated[Path | None, Option(help="Replay this trace file in place of synthetic requests.")] = None
+    trace_format: Annotated[
+        TraceFormat, Option(help="Azure CSV or Mooncake JSON lines; auto reads the first line.")
+    ] = "auto"
+    time_scale: Annotated[float, Option(min=0, help="Trace: multiply arrival times; 0.5 is twice as fast.")] = 1.0
+    length_scale: Annotated[float, Option(min=1e-6, help="Trace: multiply lengths; shared prefixes are kept.")] = 1.0
+    max_requests: Annotated[int | None, Option(min=1, help="Trace: requests at most.")] = None
+    max_prompt_tokens: Annotated[int | None, Option(min=1, help="Trace: cut longer prompts at their end.")] = None
+    max_output_tokens: Annotated[int | None, Option(min=1, help="Trace: cut longer answers.")] = None
+    prompt_tokens: Annotated[
+        Lengths, Option(parser=_parser(Lengths.parse), metavar="N|LO:HI", help="Tokens of a prompt's own.")
+    ] = _PROMPT_TOKENS
+    shared_prefix_tokens: Annotated[
+        int, Option(min=0, help="Tokens that all prompts begin with, before their own.")
+    ] = 0
+    output_tokens: Annotated[
+        Lengths, Option(parser=_parser(Lengths.parse), metavar="N|LO:HI", help="Tokens to generate.")
+    ] = _OUTPUT_TOKENS
+    ignore_eos: Annotated[bool, Option(help="Request exactly the output length (ignore_eos, min_tokens).")] = True
+    token_ids: Annotated[
+        Vocabulary, Option(parser=_parser(Vocabulary.parse), metavar="LO:HI", help="Token ids prompts are made of.")
+    ] = _TOKEN_IDS
+    seed: Annotated[int, Option(min=0, help="Seed of prompts, lengths and arrivals.")] = 0
+    warmup: Annotated[int, Option(min=0, help="Requests sent before the clock starts.")] = 1
+    timeout: Annotated[float, Option(min=0.001, help="Seconds after which a request is given up.")] = 600.0
+    slo_ttft_ms: Annotated[float | None, Option(min=0, help="Goodput: TTFT at most, ms.")] = None
+    slo_tpot_ms: Annotated[float | None, Option(min=0, help="Goodput: TPOT at most, ms.")] = None
+    json_path: JsonPath = None
+    html_path: Annotated[Path | None, Option("--html", help="Write a report with plots: one file, opens offline.")] = (
+        None
+    )
+
+    @property
+    def target(self) -> Target:
+        """The server, and how requests are sent."""
+        return Target(
+            url=self.url,
+            model=self.model or "",
+            endpoint=self.endpoint,
+            api_key=self.api_key,
+            ignore_eos=self.ignore_eos,
+            vocabulary=self.token_ids,
+            seed=self.seed,
+            timeout_s=self.timeout,
+        )
+
+    def parameters(self) -> dict[str, Any]:
+        """What a report lists of them."""
+        hidden = ("api_key", "json_path", "html_path")
+        return {
+            name: msgspec.to_builtins(getattr(self, name), enc_hook=str)
+            for name in self.__slots__
+            if name not in hidden
+        }
 
 
 @app.callback(invoke_without_command=True)
-def bench(
-    context: typer.Context,
-    url: Url = "http://127.0.0.1:8000",
-    model: Model = None,
-    api_key: ApiKey = None,
-    endpoint: EndpointOption = Endpoint.COMPLETIONS,
-    concurrency: Concurrency = 8,
-    requests: Requests = None,
-    rate: Rate = None,
-    duration: Duration = None,
-    trace: Trace = None,
-    trace_format: TraceFormatOption = "auto",
-    time_scale: TimeScale = 1.0,
-    length_scale: LengthScale = 1.0,
-    max_requests: MaxRequests = None,
-    max_prompt_tokens: MaxPrompt = None,
-    max_output_tokens: MaxOutput = None,
-    prompt_tokens: PromptTokens = "128",  # type: ignore[assignment]  # typer parses the default too
-    shared_prefix_tokens: SharedPrefix = 0,
-    output_tokens: OutputTokens = "64",  # type: ignore[assignment]
-    ignore_eos: IgnoreEos = True,
-    token_ids: TokenIds = "300:4000",  # type: ignore[assignment]
-    seed: Seed = 0,
-    warmup: WarmUp = 1,
-    timeout: Timeout = 600.0,
-    slo_ttft_ms: SloTtft = None,
-    slo_tpot_ms: SloTpot = None,
-    json_path: JsonPath = None,
-    html_path: HtmlPath = None,
-) -> None:
+@expand_options
+def bench(context: typer.Context, options: BenchOptions) -> None:
     """Measure an OpenAI-compatible server: TTFT, TPOT, throughput, goodput (`roofline`: this machine's engine).
 
     Closed loop by --concurrency, open loop by --rate, or a recorded --trace. Exit code: 0 all requests succeeded,
     1 some failed or the server is away, 2 wrong options, 130 interrupted.
     """
-    parameters = {name: value for name, value in locals().items() if name not in ("api_key", "context")}
     if context.invoked_subcommand is not None:
         return
-    slo = Slo(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms)
-    if trace is not None:
-        if rate is not None or duration is not None or requests is not None:
-            _stop("--trace brings its own arrivals: leave --rate, --duration and --requests out", EXIT_USAGE)
-        scaling = Scaling(
-            time=time_scale,
-            length=length_scale,
-            max_prompt_tokens=max_prompt_tokens,
-            max_output_tokens=max_output_tokens,
-        )
-        to_send = _recorded(trace, trace_format, max_requests, scaling)
-    else:
-        to_send = _synthetic(requests, rate, duration, prompt_tokens, output_tokens, shared_prefix_tokens, seed)
-    target = Target(
-        url=url,
-        model=model or "",
-        endpoint=endpoint,
-        api_key=api_key,
-        ignore_eos=ignore_eos,
-        vocabulary=token_ids,
-        seed=seed,
-        timeout_s=timeout,
-    )
-    closed = trace is None and rate is None
-    _run(target, to_send, concurrency if closed else None, warmup, slo, parameters)
+    requests = _synthetic(options) if options.trace is None else _recorded(options, options.trace)
+    closed_loop = options.trace is None and options.rate is None
+    concurrency = options.concurrency if closed_loop else None
+    target, console = options.target, Console(stderr=True)
+    try:
+        if not target.model:
+            target = msgspec.structs.replace(target, model=first_model(target))
+        warm_up = warm_up_requests(requests, options.warmup)
+        job = Job(target=target, requests=requests, concurrency=concurrency, warm_up=warm_up)
+        outcome = run_job(job, console)
+    except BenchError as error:
+        _stop(str(error), EXIT_FAILED)
+    summary = summarise(outcome, Slo(ttft_ms=options.slo_ttft_ms, tpot_ms=options.slo_tpot_ms))
+    title = f"kvarn bench: {target.model} at {target.url}"
+    print_summary(Console(), summary, title)
+    parameters = options.parameters() | {"model": target.model}
+    try:
+        if options.json_path:
+            write_json(options.json_path, outcome, summary, parameters)
+        if options.html_path:
+            options.html_path.write_text(html_report(outcome, summary, parameters, title), encoding="utf-8")
+    except OSError as error:
+        _stop(f"cannot write the results: {error}", EXIT_FAILED)
+    if outcome.interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if summary.failed:
+        raise typer.Exit(EXIT_FAILED)
 
 
 @app.command()
@@ -195,69 +211,38 @@ def roofline(
         _stop(str(error), EXIT_USAGE)
 
 
-def _recorded(path: Path, form: TraceFormat, max_requests: int | None, scaling: Scaling) -> list[BenchRequest]:
+def _recorded(options: BenchOptions, path: Path) -> list[BenchRequest]:
+    if options.rate is not None or options.duration is not None or options.requests is not None:
+        _stop("--trace brings its own arrivals: leave --rate, --duration and --requests out", EXIT_USAGE)
+    scaling = Scaling(
+        time=options.time_scale,
+        length=options.length_scale,
+        max_prompt_tokens=options.max_prompt_tokens,
+        max_output_tokens=options.max_output_tokens,
+    )
     try:
-        return scale_trace(read_trace(path, form, max_requests), scaling)
+        return scale_trace(read_trace(path, options.trace_format, options.max_requests), scaling)
     except TraceError as error:
         _stop(str(error), EXIT_USAGE)
 
 
-def _synthetic(
-    requests: int | None,
-    rate: float | None,
-    duration: float | None,
-    prompt: Lengths,
-    output: Lengths,
-    shared_prefix: int,
-    seed: int,
-) -> list[BenchRequest]:
-    arrivals = None
-    if duration is not None and rate is None:
-        _stop("--duration belongs to an open loop: give --rate too", EXIT_USAGE)
-    if rate is not None:
-        duration = 60.0 if duration is None and requests is None else duration
-        arrivals = poisson_arrivals(rate, seed=seed, duration_s=duration, count=requests)
+def _synthetic(options: BenchOptions) -> list[BenchRequest]:
+    count, duration, arrivals = options.requests, options.duration, None
+    if options.rate is not None:
+        duration = 60.0 if duration is None and count is None else duration
+        arrivals = poisson_arrivals(options.rate, seed=options.seed, duration_s=duration, count=count)
         if not arrivals:
             _stop("no request arrives in so short a --duration at this --rate", EXIT_USAGE)
-    count = (requests or DEFAULT_REQUESTS) if arrivals is None else len(arrivals)
+    elif duration is not None:
+        _stop("--duration belongs to an open loop: give --rate too", EXIT_USAGE)
     return synthetic_requests(
-        count=count, prompt=prompt, output=output, shared_prefix=shared_prefix, seed=seed, arrivals=arrivals
+        count=(count or DEFAULT_REQUESTS) if arrivals is None else len(arrivals),
+        prompt=options.prompt_tokens,
+        output=options.output_tokens,
+        shared_prefix=options.shared_prefix_tokens,
+        seed=options.seed,
+        arrivals=arrivals,
     )
-
-
-def _run(
-    target: Target,
-    to_send: list[BenchRequest],
-    concurrency: int | None,
-    warm_up: int,
-    slo: Slo,
-    parameters: dict[str, Any],
-) -> None:
-    """Run, print, write, and exit with the code the outcome deserves."""
-    parameters = {name: msgspec.to_builtins(value, enc_hook=str) for name, value in parameters.items()}
-    json_path, html_path = parameters.pop("json_path"), parameters.pop("html_path")
-    try:
-        if not target.model:
-            target = msgspec.structs.replace(target, model=first_model(target))
-        job = Job(target=target, requests=to_send, concurrency=concurrency, warm_up=warm_up_requests(to_send, warm_up))
-        outcome = run_job(job, Console(stderr=True))
-    except BenchError as error:
-        _stop(str(error), EXIT_FAILED)
-    summary = summarise(outcome, slo)
-    title = f"kvarn bench: {target.model} at {target.url}"
-    print_summary(Console(), summary, title)
-    parameters |= {"model": target.model}
-    try:
-        if json_path:
-            write_json(Path(json_path), outcome, summary, parameters)
-        if html_path:
-            Path(html_path).write_text(html_report(outcome, summary, parameters, title), encoding="utf-8")
-    except OSError as error:
-        _stop(f"cannot write the results: {error}", EXIT_FAILED)
-    if outcome.interrupted:
-        raise typer.Exit(EXIT_INTERRUPTED)
-    if summary.failed:
-        raise typer.Exit(EXIT_FAILED)
 
 
 def _stop(message: str, code: int) -> NoReturn:

@@ -6,20 +6,20 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any
 
 import httpx
 import typer
-from rich.console import Console
-from rich.table import Table
 
-EXIT_FAILED = 1
-"""The server cannot be reached, or refuses the request."""
-EXIT_INTERRUPTED = 130
+from kvarn.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, show, stop
+from kvarn.cli.parameters import expand_options
+from kvarn.cli.values import api_key as read_api_key
 
 _TIMEOUT = httpx.Timeout(600.0, connect=10.0)
-_PIPE_WIDTH = 200
+_MODEL_COLUMNS = ("model", "aliases", "state", "kind", "context", "running", "waiting")
+
+app = typer.Typer(add_completion=False)
 
 
 class ClientError(Exception):
@@ -27,19 +27,17 @@ class ClientError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
-    """A server and what to ask it for."""
+class Server:
+    """An OpenAI-compatible server."""
 
-    url: str
-    """Its root, with or without `/v1`."""
-    api_key: str | None = None
-    model: str | None = None
-    """None: see `first_model`."""
-    max_tokens: int | None = None
-    temperature: float | None = None
+    url: Annotated[str, typer.Option(help="Root of the server, with or without /v1.")] = "http://127.0.0.1:8000"
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="KVARN_API_KEY", parser=read_api_key, metavar="KEY", help="Sent as bearer token."),
+    ] = None
 
     def models(self) -> list[dict[str, Any]]:
-        """What the server lists.
+        """The models the server lists.
 
         Raises:
             ClientError: It cannot be reached, or refuses.
@@ -48,20 +46,18 @@ class Connection:
             models: list[dict[str, Any]] = _json(response.read()).get("data", [])
         return models
 
-    def stream(self, operation: str, **body: Any) -> Iterator[str]:
+    def stream(self, operation: str, body: dict[str, Any]) -> Iterator[str]:
         """The pieces of an answer's text as they come.
 
         Args:
             operation: `chat/completions` or `completions`.
-            body: Fields of the request besides those that the connection knows.
+            body: The request's fields; those that are None are left out.
 
         Raises:
             ClientError: The server cannot be reached or refuses, or the answer breaks off.
         """
-        options = {"model": self.model or self.first_model(), "stream": True}
-        options |= {"max_tokens": self.max_tokens, "temperature": self.temperature}
-        body = {name: value for name, value in (options | body).items() if value is not None}
-        with self._request("POST", operation, body) as response:
+        fields = {name: value for name, value in body.items() if value is not None} | {"stream": True}
+        with self._request("POST", operation, fields) as response:
             for line in response.iter_lines():
                 if not line.startswith("data:") or line == "data: [DONE]":
                     continue
@@ -72,7 +68,7 @@ class Connection:
                     yield choice.get("text") or choice.get("delta", {}).get("content") or ""
 
     def first_model(self) -> str:
-        """The model to ask where none was named: the first that writes and is ready, else the first that writes.
+        """The first generating model that is ready, else the first generating one.
 
         Raises:
             ClientError: The server cannot be reached, or shows none.
@@ -99,58 +95,88 @@ class Connection:
             raise ClientError(f"{url}: {str(error) or type(error).__name__}") from None
 
 
-def chat(connection: Connection, question: str | None, system: str | None) -> None:
-    """Answer one question, or talk until the input ends."""
+@dataclass(frozen=True, slots=True)
+class AnswerOptions:
+    """The model and its sampling; None leaves the choice to the server."""
+
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", show_default="the first that generates and is ready", help="Model.")
+    ] = None
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest answer, in tokens.", show_default="the server's")
+    ] = None
+    temperature: Annotated[float | None, typer.Option(min=0, help="0 is greedy.", show_default="the server's")] = None
+
+    def with_model(self, server: Server) -> AnswerOptions:
+        """The same with a model that the server has, where none was named."""
+        return self if self.model else replace(self, model=server.first_model())
+
+
+@app.command("chat")
+@expand_options
+def chat(
+    server: Server,
+    options: AnswerOptions,
+    question: Annotated[
+        str | None, typer.Argument(help="Answered once.", show_default="read from a pipe, or a chat at the terminal")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.", show_default="none")] = None,
+) -> None:
+    """Talk with a model of a running server."""
     messages = [{"role": "system", "content": system}] if system else []
     question = question or _piped()
     with _one_line_errors():
+        options = options.with_model(server)
         if question is not None:
-            _print(connection.stream("chat/completions", messages=[*messages, {"role": "user", "content": question}]))
+            messages.append({"role": "user", "content": question})
+            _print(server.stream("chat/completions", asdict(options) | {"messages": messages}))
             return
-        connection = replace(connection, model=connection.model or connection.first_model())
-    typer.echo(f"{connection.model} at {connection.url}; Ctrl-C stops an answer, Ctrl-D ends the chat.", err=True)
+    typer.echo(f"{options.model} at {server.url}; Ctrl-C stops an answer, Ctrl-D ends the chat.", err=True)
     import readline  # noqa: F401  gives `input` its line editing
 
-    while (text := _ask()) is not None:
+    while (text := _next_line()) is not None:
         if text.strip():
-            _take_turn(connection, messages, text)
+            _take_turn(server, options, messages, text)
 
 
-def complete(connection: Connection, prompt: str | None) -> None:
-    """Continue a text."""
+@app.command("complete")
+@expand_options
+def complete(
+    server: Server,
+    options: AnswerOptions,
+    prompt: Annotated[str | None, typer.Argument(help="Text to continue.", show_default="read from a pipe")] = None,
+) -> None:
+    """Let a model of a running server continue a text."""
     prompt = prompt or _piped()
     if prompt is None:
         raise typer.BadParameter("give a prompt, or pipe one in", param_hint="prompt")
     with _one_line_errors():
-        _print(connection.stream("completions", prompt=prompt))
+        _print(server.stream("completions", asdict(options.with_model(server)) | {"prompt": prompt}))
 
 
-def show_models(connection: Connection, as_json: bool) -> None:
-    """List the models with their readiness."""
+@app.command("models")
+@expand_options
+def models(
+    server: Server, as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False
+) -> None:
+    """List the models of a running server, and whether they are ready."""
     with _one_line_errors():
-        models = connection.models()
-    if as_json:
-        for model in models:
-            typer.echo(json.dumps(model))
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("model", "aliases", "state", "kind", "context", "running", "waiting"):
-        table.add_column(column, no_wrap=True)
-    for model in models:
-        capacity = model.get("capacity") or {}
-        state = model.get("state") or "-"
-        cells = [model["id"], " ".join(model.get("aliases", ())), state, model.get("kind"), model.get("max_model_len")]
-        cells += [capacity.get("running"), capacity.get("waiting")]
-        table.add_row(*["-" if cell in (None, "") else str(cell) for cell in cells])
-    (Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)).print(table)
+        listed = server.models()
+    if not as_json:
+        listed = [
+            {**model, "model": model["id"], "context": str(model.get("max_model_len") or "-")}
+            | (model.get("capacity") or {})
+            for model in listed
+        ]
+    show(listed, _MODEL_COLUMNS, as_json=as_json, nothing="no models")
 
 
-def _take_turn(connection: Connection, messages: list[dict[str, str]], text: str) -> None:
-    """One question and its answer; one that fails is as if it had not been asked."""
+def _take_turn(server: Server, options: AnswerOptions, messages: list[dict[str, str]], text: str) -> None:
+    """One question and its answer; a failed question is not kept in the conversation."""
     messages.append({"role": "user", "content": text})
     answer: list[str] = []
     try:
-        _print(connection.stream("chat/completions", messages=messages), answer)
+        _print(server.stream("chat/completions", asdict(options) | {"messages": messages}), answer)
     except KeyboardInterrupt:
         typer.echo()
     except ClientError as error:
@@ -168,7 +194,7 @@ def _print(pieces: Iterator[str], kept: list[str] | None = None) -> None:
     typer.echo()
 
 
-def _ask() -> str | None:
+def _next_line() -> str | None:
     try:
         return input("> ")
     except (EOFError, KeyboardInterrupt):
@@ -177,7 +203,7 @@ def _ask() -> str | None:
 
 
 def _piped() -> str | None:
-    """What is piped in; None at a terminal."""
+    """The text that is piped in; None at a terminal."""
     if sys.stdin.isatty():
         return None
     return sys.stdin.read().strip() or None
@@ -188,8 +214,7 @@ def _one_line_errors() -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(EXIT_FAILED) from None
+        stop(str(error), EXIT_FAILED)
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 

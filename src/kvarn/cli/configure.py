@@ -1,15 +1,37 @@
-"""From the flags of `kvarn serve` to the configuration."""
+"""From the flags of `kvarn serve` to the configuration; `kvarn config`, which prints it."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import typer
+import yaml
+
 from kvarn.cli.options import ServeOptions
+from kvarn.cli.output import EXIT_USAGE, stop
+from kvarn.cli.values import ConfigPath
 from kvarn.config.load import ConfigError, load_config
 from kvarn.config.schema import KvarnConfig
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command("config")
+def show_config(config: ConfigPath = None) -> None:
+    """Print the effective configuration: defaults, then the file, then KVARN_... variables."""
+    try:
+        loaded = load_config(config)
+    except ConfigError as error:
+        stop(str(error), EXIT_USAGE)
+    shown = loaded.model_dump(mode="json")
+    shown["auth"]["api_keys"] = ["[key]" for _ in loaded.auth.api_keys]
+    for section, name in (("store", "url"), ("limits", "redis_url")):
+        shown[section][name] = _without_password(shown[section][name])
+    typer.echo(yaml.safe_dump(shown, sort_keys=False), nl=False)
 
 
 def configure(options: ServeOptions, warn: Callable[[str], None]) -> KvarnConfig:
@@ -26,36 +48,30 @@ def configure(options: ServeOptions, warn: Callable[[str], None]) -> KvarnConfig
         if path in given:
             raise ConfigError(f"{given[path]} and {flag} set the same thing ({path}): give one of them")
         given[path] = flag
-        of_models = path.startswith("models.")
-        _put(every_model if of_models else settings, path.removeprefix("models."), value)
+        target = every_model if path.startswith("models.") else settings
+        *sections, name = path.removeprefix("models.").split(".")
+        for section in sections:
+            target = target.setdefault(section, {})
+        target[name] = value
     key = os.environ.get("KVARN_API_KEY", "").strip()
-    if key and options.api_key is None:  # not by the flag's declaration: that would split it at spaces
-        _put(settings, "auth.api_keys", [key])
+    if key and "auth.api_keys" not in given:  # not by the flag's declaration: that would split it at spaces
+        settings["auth"] = {"api_keys": [key]}
     models = _models_of(options)
     if models:
         settings["models"] = models
     if options.served_model_name:
-        if len(models or load_config(options.config, warn=_ignore).models) != 1:
+        if len(models or load_config(options.config, warn=lambda _: None).models) != 1:  # `warn` hears of it below
             raise ConfigError("--served-model-name names one model, and several are served: use --model NAME=PATH")
         every_model["name"], *every_model["aliases"] = options.served_model_name
     return load_config(options.config, settings, every_model, warn)
 
 
-def _ignore(_: str) -> None:
-    """The same warning comes again."""
-
-
-def _put(settings: dict[str, Any], path: str, value: Any) -> None:
-    *sections, name = path.split(".")
-    for section in sections:
-        settings = settings.setdefault(section, {})
-    settings[name] = value
-
-
-def _models_of(options: ServeOptions) -> list[dict[str, Any]]:
+def _models_of(options: ServeOptions) -> list[dict[str, str]]:
     models = []
     if options.model is not None:
-        models.append({"name": _name_of(options.model), "path": options.model})
+        directory = Path(options.model).expanduser()  # served under its own name; a hub id or a packaged model as it is
+        name = directory.resolve().name if directory.is_dir() else options.model
+        models.append({"name": name, "path": options.model})
     for text in options.named or ():
         name, separator, path = text.partition("=")
         if not (name and separator and path):
@@ -64,7 +80,9 @@ def _models_of(options: ServeOptions) -> list[dict[str, Any]]:
     return models
 
 
-def _name_of(path: str) -> str:
-    """A directory's own name; a hub id or a packaged model as it is."""
-    directory = Path(path).expanduser()
-    return directory.resolve().name if directory.is_dir() else path
+def _without_password(url: str | None) -> str | None:
+    """Also where what stands in a password should have been encoded."""
+    if url is None:
+        return None
+    shown = re.sub(r"(://[^:@/]*):.*@", r"\1:[password]@", url)
+    return re.sub(r"(password=)[^&]*", r"\1[password]", shown)

@@ -1,324 +1,202 @@
-"""The flags of `kvarn serve`. Each is declared once, as a field of `ServeOptions`, with the setting that it sets.
+"""`kvarn serve` and its flags. A flag is a row of `FLAGS`; its type, help and default are those of its setting.
 
-To add a flag, add the setting to `kvarn.config` and a field here:
-
-    port: Annotated[int | None, Flag("gateway.port", "Port to listen on.", panel=SERVER, default="8000")] = None
-
-`models.` in front of a setting stands for every served model. The names of a flag come after the help where they are
-not the field's own (`"--max-model-len"`). `parser` turns the text into the setting's value; several flags may set one
-setting.
-
-Imported by `kvarn --help`: nothing heavy may be imported here.
+To add a flag, add the setting to `kvarn.config` and a row here. `models.` in front of a setting stands for every served
+model. Several flags may set one setting.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
-from typer.models import OptionInfo
+from pydantic.fields import FieldInfo
 
+from kvarn.cli.parameters import option, parameters_of, with_parameters
 from kvarn.cli.values import absolute_path, byte_count_in_gib, dtype, generation_config, human_int, origins, tool_format
+from kvarn.config.documentation import field_documents
+from kvarn.config.schema import KvarnConfig
+from kvarn.config.section import Section
+from kvarn.fleet.process import EngineProcess
 
-MODEL = "Model"
-SERVER = "Server"
-ENGINE = "Engine"
-LOGS = "Logs"
+_PANELS = {"models.engine.": "Engine", "models.": "Model", "log_": "Logs", "": "Server"}
+"""Headings of `--help` by the beginning of a setting's path."""
 
 
-class Flag(OptionInfo):
-    """An option that sets a setting.
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag that sets a setting."""
 
-    Args:
-        setting: Its path in the configuration, such as `gateway.port`; `models.` is each served model.
-        text: The help, one sentence.
-        names: Of the option; none: the field's.
-        panel: Under which heading `--help` shows it.
-        default: The setting's default, as `--help` shows it.
-        join: Turns the texts of a repeatable option into the setting's value.
-        more: Arguments of `typer.Option`.
-    """
+    setting: str
+    """Its path in the configuration, such as `gateway.port`; `models.` is each served model."""
+    other_name: str | None = None
+    parser: Callable[[str], Any] | None = None
+    """From the flag's text to the setting's value."""
+    metavar: str | None = None
+    join: Callable[[list[str]], Any] | None = None
+    """From the texts of a repeatable flag to the setting's value."""
+    text: str | None = None
+    """Help in place of the setting's."""
 
-    def __init__(
-        self,
-        setting: str,
-        text: str,
-        *names: str,
-        panel: str,
-        default: str | None = None,
-        join: Callable[[list[str]], Any] | None = None,
-        **more: Any,
-    ) -> None:
-        super().__init__(
-            default=..., param_decls=names, help=text, show_default=default or False, rich_help_panel=panel, **more
-        )
-        self.setting = setting
-        self.join = join
+    @property
+    def panel(self) -> str:
+        """The heading of `--help` that it stands under."""
+        return next(panel for start, panel in _PANELS.items() if self.setting.startswith(start))
+
+    @property
+    def help(self) -> str:
+        """The first sentence of the setting's documentation, unless the flag differs from it."""
+        return self.text or re.split(r"(?<=\.)\s", self._documented()[1])[0]
+
+    @property
+    def default(self) -> str | None:
+        """The setting's default as `--help` shows it: its value, or in words where that depends on something."""
+        found, text = self._documented()
+        if isinstance(found.default, bool):
+            return "on" if found.default else "off"
+        if found.default not in (None, "", ()):
+            return str(found.default)
+        in_words = re.search(r"Default: (.*?)\.(?:\s|$)", text)
+        return in_words[1] if in_words else None
+
+    @property
+    def type(self) -> Any:
+        """What typer reads it as."""
+        annotation = self._documented()[0].annotation
+        if get_origin(annotation) is not tuple and NoneType in get_args(annotation):
+            annotation = next(part for part in get_args(annotation) if part is not NoneType)
+        if self.parser is not None:
+            return str
+        return list[str] if get_origin(annotation) is tuple else annotation
+
+    def _documented(self) -> tuple[FieldInfo, str]:
+        *path, name = self.setting.split(".")
+        section: type[Section] = KvarnConfig
+        for part in path:
+            annotation = section.model_fields[part].annotation
+            candidates = (annotation, *get_args(annotation))
+            section = next(each for each in candidates if isinstance(each, type) and issubclass(each, Section))
+        return section.model_fields[name], field_documents(section)[name]
+
+
+FLAGS = {
+    "--dtype": Flag("models.dtype", parser=dtype, metavar="TYPE"),
+    "--quantization": Flag("models.quantization"),
+    "--max-model-len": Flag(
+        "models.max_context_length",
+        "--max-context-length",
+        human_int,
+        "TOKENS",
+        text="Prompt and answer together, in tokens; 32k is 32,000, 32K is 32,768.",
+    ),
+    "--packed-cache": Flag("models.packed_cache", parser=absolute_path, metavar="PATH"),
+    "--tokenizer": Flag("models.tokenizer", metavar="PATH"),
+    "--chat-template": Flag("models.chat_template"),
+    "--generation-config": Flag("models.generation_config", parser=generation_config, metavar="TEXT"),
+    "--seed": Flag("models.seed"),
+    "--tool-call-parser": Flag("models.tool_format", parser=tool_format, metavar="NAME"),
+    "--kv-cache-gib": Flag("models.kv_cache_gib"),
+    "--kv-cache-memory-bytes": Flag(
+        "models.kv_cache_gib",
+        parser=byte_count_in_gib,
+        metavar="BYTES",
+        text="Memory of the KV cache in bytes: 4294967296, 4G or 512M.",
+    ),
+    "--kv-cache-dtype": Flag("models.kv_cache_dtype"),
+    "--kernels": Flag("models.kernels"),
+    "--host": Flag("gateway.host"),
+    "--port": Flag("gateway.port"),
+    "--api-server-count": Flag("gateway.api_server_count"),
+    "--api-key": Flag(
+        "auth.api_keys",
+        metavar="KEY",
+        text="Require one of these keys, which use models and administer nothing; repeatable, or KVARN_API_KEY.",
+    ),
+    "--allowed-origins": Flag("gateway.allowed_origins", join=origins, metavar="ORIGIN"),
+    "--root-path": Flag("gateway.root_path"),
+    "--ssl-certfile": Flag("gateway.ssl_certfile", metavar="PATH"),
+    "--ssl-keyfile": Flag("gateway.ssl_keyfile", metavar="PATH"),
+    "--max-num-seqs": Flag("models.engine.max_num_seqs"),
+    "--max-num-batched-tokens": Flag("models.engine.token_budget", parser=human_int, metavar="TOKENS"),
+    "--enable-prefix-caching": Flag("models.engine.prefix_cache"),
+    "--log-level": Flag("log_level"),
+    "--log-format": Flag("log_format"),
+}
+"""The flags that set a setting, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """What the command line said; None where it said nothing."""
+    """The command line of `kvarn serve`; None where something was not given."""
 
-    model: Annotated[
-        str | None,
-        typer.Argument(help="Checkpoint directory, hub id (owner/name) or packaged model.", show_default="kvarn-demo"),
-    ] = None
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="YAML file; see docs/configuration.md.")] = None
-    named: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model", "-m", metavar="NAME=PATH", help="A model and its name; repeatable.", rich_help_panel=MODEL
-        ),
-    ] = None
-    served_model_name: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Name clients use for the model; given again: an alias.",
-            show_default="the directory's name",
-            rich_help_panel=MODEL,
-        ),
-    ] = None
-    dtype: Annotated[
-        str | None,
-        Flag(
-            "models.dtype",
-            "Type of the weights: auto, bfloat16, float16 (half) or float32 (float).",
-            panel=MODEL,
-            default="auto",
-            parser=dtype,
-            metavar="TYPE",
-        ),
-    ] = None
-    quantization: Annotated[
-        Literal["int8", "int4"] | None,
-        Flag("models.quantization", "Quantise plain weights at load.", panel=MODEL, default="no"),
-    ] = None
-    max_model_len: Annotated[
-        int | None,
-        Flag(
-            "models.max_context_length",
-            "Prompt and answer together, in tokens; 32k is 32,000, 32K is 32,768.",
-            "--max-model-len",
-            "--max-context-length",
-            panel=MODEL,
-            default="the checkpoint's",
-            parser=human_int,
-            metavar="TOKENS",
-        ),
-    ] = None
-    packed_cache: Annotated[
-        str | None,
-        Flag(
-            "models.packed_cache",
-            "Directory of packed weights, for quick starts.",
-            panel=MODEL,
-            default="none",
-            parser=absolute_path,
-            metavar="PATH",
-        ),
-    ] = None
-    tokenizer: Annotated[
-        str | None,
-        Flag(
-            "models.tokenizer",
-            "Directory or hub id of the tokenizer and its chat template.",
-            panel=MODEL,
-            default="the checkpoint's",
-            metavar="PATH",
-        ),
-    ] = None
-    chat_template: Annotated[
-        str | None,
-        Flag(
-            "models.chat_template",
-            "Path of a Jinja chat template, or the template itself.",
-            panel=MODEL,
-            default="the checkpoint's",
-            metavar="TEXT",
-        ),
-    ] = None
-    generation_config: Annotated[
-        str | None,
-        Flag(
-            "models.generation_config",
-            "Sampling defaults: auto (the checkpoint's generation_config.json), none or vllm (OpenAI's), "
-            "or a directory with that file.",
-            panel=MODEL,
-            default="auto",
-            parser=generation_config,
-            metavar="TEXT",
-        ),
-    ] = None
-    seed: Annotated[
-        int | None,
-        Flag(
-            "models.seed",
-            "Makes requests without a seed repeatable: the same requests in the same order, the same answers.",
-            panel=MODEL,
-            default="random seeds",
-        ),
-    ] = None
-    tool_call_parser: Annotated[
-        str | None,
-        Flag(
-            "models.tool_format",
-            "How the model writes tool calls: hermes (also Qwen's), llama3_json, mistral or pythonic.",
-            panel=MODEL,
-            default="read from its chat template",
-            parser=tool_format,
-            metavar="NAME",
-        ),
-    ] = None
-    host: Annotated[str | None, Flag("gateway.host", "Address to listen on.", panel=SERVER, default="127.0.0.1")] = None
-    port: Annotated[
-        int | None, Flag("gateway.port", "Port to listen on; 0 takes a free one.", panel=SERVER, default="8000")
-    ] = None
-    api_server_count: Annotated[
-        int | None,
-        Flag("gateway.api_server_count", "Gateway processes that serve the port.", panel=SERVER, default="1"),
-    ] = None
-    api_key: Annotated[
-        list[str] | None,
-        Flag(
-            "auth.api_keys",
-            "Ask every request for one of these keys, which use models and administer nothing; repeatable. One key may "
-            "come from KVARN_API_KEY.",
-            panel=SERVER,
-            default="none asked for on a loopback address",
-            metavar="KEY",
-        ),
-    ] = None
-    allowed_origins: Annotated[
-        list[str] | None,
-        Flag(
-            "gateway.allowed_origins",
-            "Origins of web pages that may use the server from a browser (CORS), or *; repeatable, or a JSON list.",
-            panel=SERVER,
-            default="pages of this machine",
-            join=origins,
-            metavar="ORIGIN",
-        ),
-    ] = None
-    root_path: Annotated[
-        str | None,
-        Flag(
-            "gateway.root_path",
-            "Path prefix under which a proxy publishes the server, such as /llm.",
-            panel=SERVER,
-            default="none",
-        ),
-    ] = None
-    ssl_certfile: Annotated[
-        str | None,
-        Flag(
-            "gateway.ssl_certfile",
-            "PEM file of the certificate: the server speaks HTTPS.",
-            panel=SERVER,
-            default="none",
-            metavar="PATH",
-        ),
-    ] = None
-    ssl_keyfile: Annotated[
-        str | None,
-        Flag(
-            "gateway.ssl_keyfile",
-            "PEM file of the certificate's key.",
-            panel=SERVER,
-            default="in the certificate's file",
-            metavar="PATH",
-        ),
-    ] = None
-    max_num_seqs: Annotated[
-        int | None,
-        Flag("models.engine.max_num_seqs", "Sequences that may run at once.", panel=ENGINE, default="256"),
-    ] = None
-    max_num_batched_tokens: Annotated[
-        int | None,
-        Flag(
-            "models.engine.token_budget",
-            "Tokens computed in one step at most.",
-            panel=ENGINE,
-            default="2048",
-            parser=human_int,
-            metavar="TOKENS",
-        ),
-    ] = None
-    prefix_caching: Annotated[
-        bool | None,
-        Flag(
-            "models.engine.prefix_cache",
-            "Reuse computed blocks for prompts that begin with the same tokens.",
-            "--enable-prefix-caching/--no-enable-prefix-caching",
-            panel=ENGINE,
-            default="on",
-        ),
-    ] = None
-    kv_cache_gib: Annotated[
-        float | None,
-        Flag("models.kv_cache_gib", "Memory of the KV cache in GiB.", panel=ENGINE, default="a tenth of the machine's"),
-    ] = None
-    kv_cache_memory_bytes: Annotated[
-        float | None,
-        Flag(
-            "models.kv_cache_gib",
-            "The same in bytes: 4294967296, 4G or 512M.",
-            panel=ENGINE,
-            parser=byte_count_in_gib,
-            metavar="BYTES",
-        ),
-    ] = None
-    kv_cache_dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "int8"] | None,
-        Flag("models.kv_cache_dtype", "Type of cached keys and values.", panel=ENGINE, default="auto"),
-    ] = None
-    kernels: Annotated[
-        Literal["auto", "cpu", "torch"] | None,
-        Flag("models.kernels", "What multiplies.", panel=ENGINE, default="auto"),
-    ] = None
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"] | None,
-        Flag("log_level", "What is logged.", panel=LOGS, default="info"),
-    ] = None
-    log_format: Annotated[
-        Literal["text", "json"] | None,
-        Flag("log_format", "Lines of key=value, or one JSON object a line.", panel=LOGS, default="text"),
-    ] = None
+    model: str | None = None
+    config: Path | None = None
+    named: list[str] | None = None
+    """Models as NAME=PATH."""
+    served_model_name: list[str] | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    """Values of `FLAGS` that were given, by name."""
 
     def settings(self) -> Iterator[tuple[str, str, Any]]:
         """The name of each flag that was given, the path of its setting, and the value."""
-        for name, flag in flags().items():
-            value = getattr(self, name)
-            if value is not None:
-                value = flag.join(value) if flag.join is not None else value
-                yield (flag.param_decls or (f"--{name.replace('_', '-')}",))[0], flag.setting, value
+        for name, value in self.flags.items():
+            flag = FLAGS[name]
+            yield name, flag.setting, value if flag.join is None else flag.join(value)
 
 
-def flags() -> dict[str, Flag]:
-    """The flags that set a setting, by field of `ServeOptions`."""
-    hints = get_type_hints(ServeOptions, include_extras=True)
-    marks = {name: hint.__metadata__[0] for name, hint in hints.items()}
-    return {name: mark for name, mark in marks.items() if isinstance(mark, Flag)}
+def _serve(
+    context: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="Checkpoint directory, hub id (owner/name) or packaged model.", show_default="kvarn-demo"),
+    ] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="YAML file; see docs/configuration.md.")] = None,
+    named: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model", "-m", metavar="NAME=PATH", help="A model and its name; repeatable.", rich_help_panel="Model"
+        ),
+    ] = None,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Name clients use for the model; given again: an alias.", rich_help_panel="Model"
+        ),
+    ] = None,
+    **flags: Any,
+) -> None:
+    """Serve models behind an OpenAI-compatible API. Without arguments: kvarn-demo at http://127.0.0.1:8000."""
+    from kvarn.cli.serve import run_server
+
+    given = {name: value for name in FLAGS if (value := flags[_variable(name)]) is not None}
+    options = ServeOptions(model=model, config=config, named=named, served_model_name=served_model_name, flags=given)
+    engine = context.obj if isinstance(context.obj, EngineProcess) else None
+    raise typer.Exit(run_server(options, engine))
 
 
-def takes_serve_options(command: Callable[[typer.Context, ServeOptions], None]) -> Callable[..., None]:
-    """Give a command the flags of `ServeOptions`: typer reads a function's signature, so this makes one."""
-    hints = get_type_hints(ServeOptions, include_extras=True)
-    parameters = [inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
-    parameters += [
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hints[field.name])
-        for field in fields(ServeOptions)
-    ]
+def _variable(name: str) -> str:
+    return name.removeprefix("--").replace("-", "_")
 
-    def run(context: typer.Context, **values: Any) -> None:
-        command(context, ServeOptions(**values))
 
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return run
+def _parameter(name: str, flag: Flag) -> Parameter:
+    names = [name, flag.other_name] if flag.other_name else [name]
+    info = typer.Option(
+        *([f"{name}/--no-{name.removeprefix('--')}"] if flag.type is bool else names),
+        help=flag.help,
+        show_default=flag.default or False,
+        rich_help_panel=flag.panel,
+        parser=flag.parser,
+        metavar=flag.metavar,
+    )
+    return option(_variable(name), Annotated[flag.type | None, info])
+
+
+app = typer.Typer(add_completion=False)
+app.command("serve")(
+    with_parameters(_serve, [*parameters_of(_serve), *(_parameter(*item) for item in FLAGS.items())], _serve)
+)

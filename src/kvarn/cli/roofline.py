@@ -14,10 +14,10 @@ from rich.table import Table
 
 from kvarn.bench.roofline import Case, Point, measure
 from kvarn.config.schema import BLOCK_SIZE, ModelConfig
+from kvarn.costs.roofline import Ceilings
 from kvarn.kernels.ceilings import Arithmetic, operations_per_s, read_bytes_per_s
-from kvarn.models import Decoder, kv_bytes_per_token, load_model
-from kvarn.planner import Ceilings, DecoderCosts, loaded_costs
-from kvarn.replica.cores import kernel_threads
+from kvarn.models import Decoder, load_model
+from kvarn.replica.server.cpu import kernel_threads
 from kvarn.text.checkpoint import resolve_checkpoint
 from kvarn.worker import InProcessExecutor
 
@@ -76,16 +76,6 @@ def run_roofline(config: ModelConfig, options: RooflineOptions, console: Console
         options.json_path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
-def costs_of(model: Decoder) -> DecoderCosts:
-    """What a loaded decoder's steps must move and compute."""
-    return loaded_costs(
-        model.spec,
-        layer_bytes=model.layer_bytes,
-        head_bytes=model.head_bytes,
-        kv_bytes_per_token=kv_bytes_per_token(model.spec, model.kv_dtype),
-    )
-
-
 def _held_as(model: Decoder) -> str:
     return model.quantization or str(model.dtype).removeprefix("torch.")
 
@@ -99,7 +89,7 @@ def _points(model: Decoder, ceilings: Ceilings, cases: Sequence[Case], steps: in
         max_context_length=max(case.longest(steps) for case in cases),
     )
     try:
-        yield from measure(executor, costs_of(model), ceilings, cases, model.spec.vocab_size, steps)
+        yield from measure(executor, model.costs, ceilings, cases, model.spec.vocab_size, steps)
     finally:
         executor.shutdown()
 

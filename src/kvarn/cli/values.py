@@ -4,32 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Annotated
 
 import typer
+
+ConfigPath = Annotated[Path | None, typer.Option("--config", "-c", help="YAML file; see docs/configuration.md.")]
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)")
 _KEY = re.compile(r"[!-~]*")
 _FACTORS = {"": 1} | {letter: 1000**power for power, letter in enumerate("kmgt", 1)}
 _FACTORS |= {letter: 1024**power for power, letter in enumerate("KMGT", 1)}
-
-_TOOL_FORMATS = {
-    "auto": "auto",
-    "hermes": "hermes",
-    "qwen": "hermes",
-    "qwen2": "hermes",
-    "qwen2_5": "hermes",
-    "qwen3": "hermes",
-    "llama3": "llama3",
-    "llama3_json": "llama3",
-    "llama4_json": "llama3",
-    "mistral": "mistral",
-    "pythonic": "pythonic",
-    "llama4_pythonic": "pythonic",
-}
-"""Names of vLLM's tool-call parsers, and ours, to values of `tool_format`."""
-
-_DTYPES = {name: name for name in ("auto", "bfloat16", "float16", "float32")} | {"half": "float16", "float": "float32"}
 
 
 def human_int(text: str) -> int:
@@ -59,18 +45,37 @@ def absolute_path(text: str) -> str:
     return str(Path(text).expanduser().absolute())
 
 
-def tool_format(text: str) -> str:
-    """The value of `tool_format` for the name of a tool-call parser."""
-    if text not in _TOOL_FORMATS:
-        raise typer.BadParameter(f"{text!r} is not known: use one of {', '.join(_TOOL_FORMATS)}")
-    return _TOOL_FORMATS[text]
+def _one_of(values: Mapping[str, str]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in values:
+            raise typer.BadParameter(f"{text!r} is not known: use one of {', '.join(values)}")
+        return values[text]
+
+    return read
 
 
-def dtype(text: str) -> str:
-    """The value of `dtype` for one of vLLM's names."""
-    if text not in _DTYPES:
-        raise typer.BadParameter(f"{text!r} is not known: use one of {', '.join(_DTYPES)}")
-    return _DTYPES[text]
+tool_format = _one_of(
+    {
+        "auto": "auto",
+        "hermes": "hermes",
+        "qwen": "hermes",
+        "qwen2": "hermes",
+        "qwen2_5": "hermes",
+        "qwen3": "hermes",
+        "llama3": "llama3",
+        "llama3_json": "llama3",
+        "llama4_json": "llama3",
+        "mistral": "mistral",
+        "pythonic": "pythonic",
+        "llama4_pythonic": "pythonic",
+    }
+)
+"""The value of `tool_format` for the name of a tool-call parser: vLLM's names, and Kvarn's."""
+
+dtype = _one_of(
+    {name: name for name in ("auto", "bfloat16", "float16", "float32")} | {"half": "float16", "float": "float32"}
+)
+"""The value of `dtype` for one of vLLM's names."""
 
 
 def generation_config(text: str) -> str:

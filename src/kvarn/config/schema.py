@@ -90,9 +90,9 @@ class ModelConfig(Section):
     """Path of a Jinja file, or the template itself (any text with a `{`). Default: the checkpoint's own."""
 
     seed: int | None = Field(None, ge=0, lt=1 << 63)
-    """Seed of a random stream from which requests without a `seed` take theirs: a server with one gateway process,
+    """Seed of a random stream from which requests without a `seed` take theirs. A server with one gateway process,
     started with it and sent the same requests in the same order, gives the same answers; of several processes each has
-    a stream of its own. Default: such requests get seeds nobody can foresee."""
+    a stream of its own. Default: unpredictable seeds."""
 
     kind: Literal["auto", "generate", "embed"] = "auto"
     """What the model does. `auto` reads it from the checkpoint's architecture."""
@@ -117,8 +117,7 @@ class ModelConfig(Section):
     about twice as many tokens as bfloat16 and needs the compiled kernels."""
 
     kernels: Literal["auto", "cpu", "torch"] = "auto"
-    """What multiplies: the compiled `cpu` kernels or the `torch` ones. `auto`: the compiled ones where they were
-    installed."""
+    """The compiled `cpu` kernels or the `torch` ones. `auto`: the compiled ones where they were installed."""
 
     packed_cache: str | None = Field(None, min_length=1)
     """Directory for weights in the form the compiled kernels multiply. The first start writes it, later ones map it
@@ -149,7 +148,7 @@ class ModelConfig(Section):
     """This model's target for the time per output token. Seconds. Default: `slo.tpot_target_s`."""
 
     tool_format: Literal["auto", "hermes", "llama3", "mistral", "pythonic"] = "auto"
-    """How the model writes tool calls (`hermes` is Qwen's way too, `pythonic` that of Llama 3.2 and 4). `auto`: read
+    """Format of the model's tool calls (`hermes` is also Qwen's, `pythonic` that of Llama 3.2 and 4). `auto`: read
     from its chat template and its special tokens. See docs/tools.md."""
 
     engine: EngineConfig = EngineConfig()
@@ -334,7 +333,7 @@ class KvarnConfig(Section):
     """What is logged to standard error."""
 
     log_format: Literal["text", "json"] = "text"
-    """`text`: lines of `key=value`. `json`: one JSON object a line."""
+    """Form of the log: lines of `key=value` (`text`) or one JSON object a line (`json`)."""
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> KvarnConfig:

@@ -12,10 +12,10 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from kvarn.gateway.errors import shutting_down, to_api_error
-from kvarn.gateway.held_bytes import HeldBytes
 from kvarn.gateway.record import client_left, record_of
-from kvarn.gateway.sse import DONE, event
+from kvarn.serving.errors import shutting_down, to_api_error
+from kvarn.serving.held_bytes import HeldBytes
+from kvarn.wire.sse import DONE, event
 
 _log = logging.getLogger("kvarn.gateway")
 

@@ -7,28 +7,21 @@ import logging
 from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import partial
+from typing import Any
 
 from fastapi import FastAPI
 
 import kvarn
+from kvarn.batches.worker import BatchWorker
 from kvarn.config.schema import KvarnConfig
-from kvarn.gateway.authentication import Authenticator
-from kvarn.gateway.batches.runner import BatchRunner
 from kvarn.gateway.body import BodyReader
-from kvarn.gateway.context import Gateway
 from kvarn.gateway.cors import add_cors
 from kvarn.gateway.errors import add_error_handlers
 from kvarn.gateway.middleware import PUBLIC, RequestMiddleware
-from kvarn.gateway.moderation import Moderation
 from kvarn.gateway.open_requests import OpenRequests
 from kvarn.gateway.openapi import describe
-from kvarn.gateway.operations.background_responses import run_background
 from kvarn.gateway.platform import Platform
 from kvarn.gateway.processes.shared import SharedState
-from kvarn.gateway.reports import Reports
-from kvarn.gateway.response_runs import ResponseRuns
-from kvarn.gateway.retention import sweep_forever
 from kvarn.gateway.routes import (
     batches,
     budgets,
@@ -49,10 +42,20 @@ from kvarn.gateway.routes import (
     tokens,
     usage,
 )
-from kvarn.gateway.served import ModelTable, ServedModel
-from kvarn.gateway.storage_room import StorageRoom
-from kvarn.gateway.text_pool import TextPool
+from kvarn.gateway.state import Gateway
+from kvarn.identity.authenticator import Authenticator
+from kvarn.jobs.retention import retention_worker
+from kvarn.jobs.worker import Worker
+from kvarn.metering.usage_reports import Reports
 from kvarn.observe.metrics import GatewayMetrics
+from kvarn.responses.background import run_background
+from kvarn.responses.background_runs import BackgroundResponses
+from kvarn.serving.engine_metrics import EngineCollector
+from kvarn.serving.held_bytes import ByteBudget
+from kvarn.serving.models import ModelTable, ServedModel
+from kvarn.serving.moderation.checks import Moderation
+from kvarn.serving.storage_quota import StorageQuota
+from kvarn.serving.text_pool import TextPool
 from kvarn.store.errors import StoreError
 
 _OBSERVE_EVERY_S = 1.0
@@ -103,32 +106,37 @@ def create_app(
     text = TextPool(pool, config.gateway.tokenize_threads)
     table = ModelTable(models_by_name)
     slo = {model.name: config.slo_of(model.config) for model in table}
-    metrics = GatewayMetrics(table, slo, show_engines=shared is None or shared.is_main)
+    metrics = GatewayMetrics(slo, slo)
+    engines = EngineCollector({model.name: model.replicas for model in table})
+    if shared is None or shared.is_main:
+        metrics.registry.register(engines)
     platform = Platform(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
-    runs = ResponseRuns(platform.store, config.responses)
+    background = BackgroundResponses(platform.store, config.responses, lambda run: run_background(gateway, run))
     open_requests = OpenRequests()
+    held = ByteBudget(config.gateway.max_held_bytes)
     gateway = Gateway(
-        config,
-        table,
-        metrics,
-        platform.store,
-        platform.pipeline,
-        platform.identity.directory,
-        runs,
-        Moderation(config.safety, table, text),
-        platform.prompts,
-        BodyReader(config.gateway, text, platform.admission.check_body),
-        text,
-        Reports(platform.store),
-        StorageRoom(platform.store, config.retention.max_stored_bytes),
-        shared,
+        config=config,
+        models=table,
+        metrics=metrics,
+        store=platform.store,
+        pipeline=platform.pipeline,
+        moderation=Moderation(config.safety, table, text),
+        prompts=platform.prompts,
+        text=text,
+        storage_quota=StorageQuota(platform.store, config.retention.max_stored_bytes),
+        held=held,
+        responses=background,
+        key_cache=platform.identity.key_cache,
+        bodies=BodyReader(config.gateway, text, held, platform.admission.check_body),
+        reports=Reports(platform.store),
+        shared=shared,
     )
 
     app = FastAPI(
         title="Kvarn",
         version=kvarn.__version__,
         summary="OpenAI-compatible serving of large language models.",
-        lifespan=lambda app: _lifespan(app, gateway, platform, open_requests, pool),
+        lifespan=lambda app: _lifespan(app, gateway, platform, open_requests, pool, engines),
         docs_url=None,  # FastAPI's page fetches its scripts from a CDN; ours works offline
         redoc_url=None,
         redirect_slashes=False,
@@ -153,10 +161,18 @@ def create_app(
 
 @asynccontextmanager
 async def _lifespan(
-    app: FastAPI, gateway: Gateway, platform: Platform, open_requests: OpenRequests, pool: ThreadPoolExecutor
+    app: FastAPI,
+    gateway: Gateway,
+    platform: Platform,
+    open_requests: OpenRequests,
+    pool: ThreadPoolExecutor,
+    engines: EngineCollector,
 ) -> AsyncGenerator[None, None]:
     """Start what runs beside the requests; at the end, settle them before the ledger and the database close."""
-    config, runs = gateway.config, gateway.responses
+    config = gateway.config
+    workers: list[Worker[Any]] = [gateway.responses.worker, retention_worker(gateway.store, config.retention)]
+    if config.batches.enabled:
+        workers.append(BatchWorker(gateway).worker)
     try:
         await platform.start()
     except StoreError as error:
@@ -165,15 +181,13 @@ async def _lifespan(
     except Exception:
         _log.exception("the gateway cannot start")  # the server would drop it
         raise
-    runs.start(partial(run_background, gateway))
+    for worker in workers:
+        worker.start()
     work = [
         gateway.models.load_text(pool, config.gateway),
-        _watch_engines(gateway.metrics),
-        sweep_forever(gateway.store, config.retention),
-        gateway.room.watch(platform.store_metrics.nearly_full.set),
+        _watch_engines(engines),
+        gateway.storage_quota.watch(platform.store_metrics.nearly_full.set),
     ]
-    if config.batches.enabled:
-        work.append(BatchRunner(gateway).run())
     tasks = [asyncio.create_task(each) for each in work]
     try:
         yield
@@ -183,14 +197,14 @@ async def _lifespan(
         await asyncio.gather(*tasks, return_exceptions=True)
         if left := await open_requests.over(_SETTLE_S):
             _log.error("%d requests were not settled before the end", left)
-        await runs.stop()
-        await gateway.room.close()
+        await asyncio.gather(*[worker.stop() for worker in workers])
+        await gateway.storage_quota.close()
         await gateway.models.close()
         await platform.stop()
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-async def _watch_engines(metrics: GatewayMetrics) -> None:
+async def _watch_engines(engines: EngineCollector) -> None:
     while True:
-        metrics.observe_engines()
+        engines.observe()
         await asyncio.sleep(_OBSERVE_EVERY_S)

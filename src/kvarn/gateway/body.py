@@ -12,9 +12,10 @@ from starlette.types import Receive
 
 from kvarn.config.schema import GatewayConfig
 from kvarn.gateway.arrival import received_at
-from kvarn.gateway.held_bytes import BodyRefusedError, ByteBudget, HeldBytes, memory_of
-from kvarn.gateway.record import RequestRecord, record_of
-from kvarn.gateway.text_pool import INLINE_BYTES, TextPool
+from kvarn.gateway.record import record_of
+from kvarn.serving.held_bytes import BodyRefusedError, ByteBudget, HeldBytes, hold_bytes, memory_of
+from kvarn.serving.record import RequestRecord
+from kvarn.serving.text_pool import INLINE_BYTES, TextPool
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.parse import decode_body, read_fields
 
@@ -30,13 +31,18 @@ class BodyReader:
     Args:
         config: How large they may be, one by one and together, and how long they may take.
         text: Where long ones are parsed.
+        held: Memory that all together may take.
         check: May refuse a request whose body has come, before it is parsed.
     """
 
     def __init__(
-        self, config: GatewayConfig, text: TextPool, check: Callable[[RequestRecord, bytes], None] | None = None
+        self,
+        config: GatewayConfig,
+        text: TextPool,
+        held: ByteBudget,
+        check: Callable[[RequestRecord, bytes], None] | None = None,
     ) -> None:
-        self.budget = ByteBudget(config.max_held_bytes)
+        self._held = held
         self._config = config
         self._text = text
         self._check = check
@@ -58,7 +64,7 @@ class BodyReader:
         if declared is not None and int(declared) > max_bytes:
             raise _too_large(max_bytes)
         record = record_of(request.scope)
-        held = self.hold(record)
+        held = hold_bytes(self._held, record)
         try:
             async with asyncio.timeout(timeout_s):
                 body = await _read(request.receive, max_bytes, held)
@@ -75,17 +81,6 @@ class BodyReader:
         held.become(size)
         record.warnings += warnings
         return asked
-
-    def hold(self, record: RequestRecord, size: int = 0) -> HeldBytes:
-        """Memory that a request takes until its record is closed.
-
-        Raises:
-            BodyRefusedError: There is none left for it; see `ByteBudget.take`.
-        """
-        held = HeldBytes(self.budget, record.principal.organization_id, record.held)
-        record.held.append(held)
-        held.take(size)
-        return held
 
 
 def _understand(model: type[RequestT], body: bytes) -> tuple[RequestT, int, list[str]]:

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 _THIS_MACHINE = r"https?://(localhost|([a-z0-9-]+\.)+localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?"
-"""Origins that `check_addressed_here` takes for this machine's."""
+"""Origins that `check_host` takes for this machine's."""
 
 
 def add_cors(app: FastAPI, origins: Collection[str] | None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 
 import msgspec
 from fastapi import FastAPI
@@ -13,44 +12,23 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
-from kvarn.gateway.held_bytes import BodyRefusedError
-from kvarn.gateway.record import RequestRecord, record_of
-from kvarn.replica.api import ReplicaLostError, RequestRefusedError
+from kvarn.gateway.record import record_of
+from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
+from kvarn.serving.errors import to_api_error
+from kvarn.serving.held_bytes import BodyRefusedError
+from kvarn.serving.record import RequestRecord
 from kvarn.store.errors import (
     ConflictError,
     NotFoundError,
     StorageFullError,
     StoreAwayError,
-    StoreBusyError,
-    StoreReadOnlyError,
 )
-from kvarn.text.errors import ChatTemplateError, PromptTooLongError, TemplateLimitError, TokenizerError
+from kvarn.text.errors import ChatTemplateError, TokenizerError
 from kvarn.wire.anthropic.errors import error_body, speaks_anthropic
-from kvarn.wire.messages import RefusalReason
-from kvarn.wire.openai.errors import ApiError, invalid_request
-
-RETRY_AFTER_S = 1.0
-"""Seconds a client is told to wait where nothing better is known."""
-
-STORAGE_FULL = "storage_full"
-"""Code of refusals by the bound of what an organisation may store."""
+from kvarn.wire.openai.errors import ApiError
 
 _LINGER_S = 2.0
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-
-_REFUSALS: dict[RefusalReason, tuple[int, str, str]] = {
-    RefusalReason.QUEUE_FULL: (429, "rate_limit_error", "queue_full"),
-    RefusalReason.QUEUE_TIMEOUT: (503, "server_error", "queue_timeout"),
-    RefusalReason.PROMPT_TOO_LONG: (400, "invalid_request_error", "context_length_exceeded"),
-    RefusalReason.NEVER_FITS: (400, "invalid_request_error", "never_fits"),
-    RefusalReason.DRAINING: (503, "server_error", "draining"),
-    RefusalReason.DUPLICATE_ID: (500, "server_error", "internal_error"),
-    RefusalReason.INVALID: (400, "invalid_request_error", "invalid_value"),
-    RefusalReason.INTERNAL: (500, "server_error", "internal_error"),
-}
-"""HTTP status, OpenAI error type and code of each refusal. A full queue is the client's signal to slow down (429); a
-wait that grew too long and a server going down are the server's state (503). 429 and 503 carry Retry-After."""
-
 
 _TOLD: tuple[type[Exception], ...] = (
     ApiError,
@@ -63,55 +41,6 @@ _TOLD: tuple[type[Exception], ...] = (
     StorageFullError,
     StoreAwayError,
 )
-
-
-def unavailable(message: str, code: str, retry_after_s: float | None = None) -> ApiError:
-    """A 503 with Retry-After."""
-    return ApiError(503, message, type="server_error", code=code, headers=_retry_after(retry_after_s))
-
-
-def storage_full(error: StorageFullError, param: str | None = None, besides: str = "") -> ApiError:
-    """The 413 for what an organisation has no room for."""
-    return ApiError(413, f"{error} {besides}".rstrip(), code=STORAGE_FULL, param=param)
-
-
-def shutting_down() -> ApiError:
-    """The 503 for a request that the server did not finish in the time it had to stop."""
-    return unavailable("The server is shutting down and could not finish the answer. Try again.", "draining")
-
-
-def to_api_error(error: Exception) -> ApiError:
-    """What a client is told about an exception from the replica or of its own making."""
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, RequestRefusedError):
-        status, kind, code = _REFUSALS[error.reason]
-        headers = _retry_after(error.retry_after_s) if status in (429, 503) else {}
-        return ApiError(status, str(error), type=kind, code=code, headers=headers)
-    if isinstance(error, PromptTooLongError):
-        return invalid_request(str(error), "messages", "context_length_exceeded")
-    if isinstance(error, TemplateLimitError):
-        return invalid_request(str(error), code="template_limit_exceeded")  # no 5xx: clients would try it again
-    if isinstance(error, TokenizerError | ChatTemplateError):
-        return invalid_request(str(error))
-    if isinstance(error, ReplicaLostError):
-        # The replica has logged why; what an engine died of is not for its clients to read.
-        return unavailable("The model's engine was lost before the answer's end. Try again.", "replica_lost")
-    if isinstance(error, NotFoundError):
-        return ApiError(404, str(error), code="not_found")
-    if isinstance(error, ConflictError):
-        return ApiError(409, str(error), code="conflict")
-    if isinstance(error, StorageFullError):
-        return storage_full(error)
-    if isinstance(error, StoreBusyError):
-        return unavailable("Your organisation stores too much at this moment. Try again.", "storage_busy")
-    if isinstance(error, StoreReadOnlyError):
-        return unavailable("The database takes no writes at present. Try again.", "database_read_only")
-    if isinstance(error, StoreAwayError):
-        return unavailable("The database does not answer. Try again.", "database_away")
-    return ApiError(
-        500, "The server failed to answer; its log names the cause.", type="server_error", code="internal_error"
-    )
 
 
 def error_response(error: ApiError, record: RequestRecord) -> Response:
@@ -201,7 +130,3 @@ class _LingeringResponse(Response):
         except TimeoutError:
             pass  # long enough: the connection closes now
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _retry_after(seconds: float | None) -> dict[str, str]:
-    return {"retry-after": str(max(1, math.ceil(RETRY_AFTER_S if seconds is None else seconds)))}

@@ -11,12 +11,14 @@ from functools import partial
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvarn.gateway.authentication import Authenticator
-from kvarn.gateway.errors import error_response, shutting_down, to_api_error
-from kvarn.gateway.identity.scopes import check_endpoint
+from kvarn.gateway.errors import error_response
 from kvarn.gateway.open_requests import OpenRequests
-from kvarn.gateway.record import RequestRecord, client_left, new_record
+from kvarn.gateway.record import client_left, new_record
+from kvarn.identity.authenticator import Authenticator
+from kvarn.identity.scopes import check_endpoint
 from kvarn.observe.metrics import UNKNOWN, GatewayMetrics
+from kvarn.serving.errors import shutting_down, to_api_error
+from kvarn.serving.record import RequestRecord
 from kvarn.wire.openai.errors import ApiError, invalid_request
 
 CLIENT_LEFT = 499
@@ -120,6 +122,7 @@ class RequestMiddleware:
             "answered",
             extra={
                 "request_id": record.request_id,
+                "id": record.id,
                 "method": scope["method"],
                 "endpoint": endpoint,
                 "model": record.model,

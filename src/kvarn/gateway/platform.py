@@ -9,21 +9,21 @@ from collections.abc import Callable, Mapping
 from prometheus_client import CollectorRegistry
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.gateway.identity.service import Identity
 from kvarn.gateway.processes.shared import SharedState
-from kvarn.gateway.served import ServedModel
-from kvarn.gateway.stages.admission import AdmissionStage
-from kvarn.gateway.stages.budgets import BudgetStage
-from kvarn.gateway.stages.ledger import LedgerStage
-from kvarn.gateway.stages.limits import LimitsStage
-from kvarn.gateway.stages.scopes import ScopeStage
-from kvarn.gateway.work import Pipeline, Stage
+from kvarn.identity.service import Identity
 from kvarn.limits.limiter import Limiter
 from kvarn.metering.service import Metering
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.observe.limits import LimitMetrics
 from kvarn.observe.store import StoreMetrics
 from kvarn.safety.prompt_log import PromptLog
+from kvarn.serving.models import ServedModel
+from kvarn.serving.pipeline import Pipeline, Stage
+from kvarn.serving.stages.admission import AdmissionStage
+from kvarn.serving.stages.budgets import BudgetStage
+from kvarn.serving.stages.ledger import LedgerStage
+from kvarn.serving.stages.limits import LimitsStage
+from kvarn.serving.stages.scopes import ScopeStage
 from kvarn.store import migrate
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError, StoreRefusedError
@@ -66,7 +66,7 @@ class Platform:
             registry, lambda: health.state is StoreState.AWAY, lambda: health.state is StoreState.READ_ONLY
         )
         limit_metrics = LimitMetrics(registry)
-        self.limiter = Limiter(config.limits, limit_metrics, counts=shared.counts if shared else None)
+        self.limiter = Limiter(config.limits, limit_metrics, local=shared.counts if shared else None)
         reservations = self.limiter.redis or (shared.budgets if shared else None)
         self.metering = Metering(config, self.store, registry, reservations)
         self.identity = Identity(config, self.store)

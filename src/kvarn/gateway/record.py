@@ -1,91 +1,25 @@
-"""What the gateway remembers of one HTTP request while it answers it."""
+"""The record of a request on its ASGI scope."""
 
 from __future__ import annotations
 
 import re
-import time
-import uuid
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from starlette.types import Receive, Scope
 
-from kvarn.gateway.admission.demand import Demand
 from kvarn.gateway.arrival import received_at
-from kvarn.gateway.work import Work
-from kvarn.observe.metrics import UNKNOWN
-from kvarn.store.owner import ANYBODY, Principal
+from kvarn.serving.record import RequestRecord
+from kvarn.store.ids import new_id
 
 _SCOPE_KEY = "kvarn.record"
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
-class Held(Protocol):
-    """Something that a request takes for as long as it lasts."""
-
-    def give_back(self) -> None:
-        """The request is over."""
-
-
-@dataclass(slots=True)
-class RequestRecord:
-    """One request: set up by the middleware (or by a batch, for each of its lines), filled in on its way."""
-
-    request_id: str
-    """Sent back as `x-request-id`; the client's own where it sent a sane one."""
-    began: float = field(default_factory=time.monotonic)
-    """Monotonic seconds at which its headers reached this machine."""
-    received: float = 0.0
-    """The same of the last byte of its body: latencies count from here. That of the headers until it is read."""
-    model: str = UNKNOWN
-    """The configured model it asked for."""
-    body_bytes: int = 0
-    """Size of the body read."""
-    status: int = 0
-    """HTTP status sent; 0 before the answer starts."""
-    disconnected: bool = False
-    """The client left before the end of the answer."""
-    endpoint: str = UNKNOWN
-    """Path of the operation, such as `/v1/chat/completions`."""
-    principal: Principal = ANYBODY
-    """Who it acts for."""
-    least_priority: int | None = None
-    """Best tier it may have, where it is not the client's to say: 10 for a line of a batch."""
-    batch_id: str | None = None
-    """The batch whose line it is."""
-    client_left: Callable[[], Awaitable[None]] | None = None
-    """Returns once the client has left. May be awaited when the body has been read. For a line of a batch: once the
-    batch gives way to another."""
-    degraded_from: str | None = None
-    """The model it asked for, where another one answers."""
-    early_demand: Demand | None = None
-    """What admission knew of it before it was parsed."""
-    work: list[Work] = field(default_factory=list)
-    """What it has begun; closed when the answer is over."""
-    headers: dict[str, str] = field(default_factory=dict)
-    """Go into the answer."""
-    warnings: list[str] = field(default_factory=list)
-    """What of the request is ignored: goes into the answer's headers and into the log."""
-    held: list[Held] = field(default_factory=list)
-    """Memory and room that it takes; given back when the answer is over."""
-
-    def __post_init__(self) -> None:
-        self.received = self.received or self.began
-
-    async def close(self) -> None:
-        """Settle all its work and give back what it holds; may be called again."""
-        while self.held:
-            self.held.pop().give_back()
-        while self.work:
-            await self.work.pop().close()
-
-
 def new_record(scope: Scope) -> RequestRecord:
     """Make the record of a request and hang it on its ASGI scope."""
     supplied = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    request_id = supplied.decode("ascii") if _SANE_ID.fullmatch(supplied) else f"req-{uuid.uuid4().hex}"
-    record = RequestRecord(request_id, received_at(scope), endpoint=route_path(scope)[:256])
+    own_id = new_id("")
+    request_id = supplied.decode("ascii") if _SANE_ID.fullmatch(supplied) else f"req-{own_id}"
+    record = RequestRecord(request_id, received_at(scope), id=own_id, endpoint=route_path(scope)[:256])
     scope[_SCOPE_KEY] = record
     return record
 

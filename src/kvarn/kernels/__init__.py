@@ -1,1 +1,1 @@
-"""Room: kernels (see docs/architecture.md)."""
+"""Operations of models behind one dispatch by device: `torch/` is the reference, `cpu/` is compiled."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
-
-KvDtype = Literal["float32", "bfloat16", "int8"]
-"""Type of cached keys and values. int8 has a float32 scale for each token and head."""
 
 
 class HeadShape(NamedTuple):
@@ -34,8 +31,8 @@ class PagedBatch:
     """Rows of one step, flattened into T tokens of S sequences.
 
     Sequence s has queries `query_starts[s]:query_starts[s+1]`; they are the last of its `context_lens[s]` tokens, whose
-    keys and values stand in the blocks `block_tables[s]`. Token t's key and value are written to `slot_mapping[t]`
-    (block * block_size + offset) before any query reads.
+    keys and values are in the blocks `block_tables[s]`. Token t's key and value are written to `slot_mapping[t]`
+    (block * BLOCK_SIZE + offset) before any query reads.
     """
 
     positions: torch.Tensor
@@ -48,14 +45,15 @@ class PagedBatch:
     """[S, max_blocks] int32; entries past a sequence's blocks are 0 and never read as KV of it."""
     slot_mapping: torch.Tensor
     """[T] int64."""
-    block_size: int = 16
+    adapters: torch.Tensor | None = None
+    """[T] int64: the adapter that each token is computed with, -1 for the base model. None: the base model for all."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
     """Keys and values of all layers, in blocks.
 
-    keys[l], values[l]: the first dimension counts blocks; what a block looks like is its backend's affair.
+    keys[l], values[l]: the first dimension counts blocks; the rest is known to the backend that made them.
     """
 
     keys: tuple[torch.Tensor, ...]

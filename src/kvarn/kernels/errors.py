@@ -1,4 +1,4 @@
-"""What can go wrong when kernels are chosen."""
+"""What can go wrong when kernels are chosen or called."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ _COMPILERS = ("g++", "c++", "clang++")
 
 
 class KernelError(ValueError):
-    """Base of this room's errors."""
+    """Base of this package's errors."""
+
+
+class KernelInputError(KernelError):
+    """A tensor, weight or batch that a kernel cannot take; the message says what it needs."""
 
 
 class UnknownBackendError(KernelError):

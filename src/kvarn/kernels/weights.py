@@ -1,58 +1,113 @@
-"""Weights as a checkpoint gives them to the kernels: plain, or quantised."""
+"""A weight as a checkpoint gives it, plain or quantized: cut into a rank's part, joined with others, widened."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
-
-@dataclass(frozen=True, slots=True)
-class Int8Weight:
-    """weight[n, k] = values[n, k] * scales[n]; multiplied with activations quantised to int8, a scale a token."""
-
-    values: torch.Tensor
-    """[out, in] int8, -127 to 127."""
-    scales: torch.Tensor
-    """[out] float32."""
+from kvarn.kernels.errors import KernelInputError
 
 
 @dataclass(frozen=True, slots=True)
-class Int4Weight:
-    """weight[n, k] = (values[n, k] - zeros[n, g]) * scales[n, g], where g = k // group."""
+class Weight:
+    """The weight [out, in] of a linear layer: float numbers, or whole numbers with scales.
+
+    int8: values[n, k] * scales[n]; multiplied with activations quantized to int8, a scale for each token.
+    int4: (values[n, k] - zeros[n, g]) * scales[n, g], where g = k // group.
+    """
 
     values: torch.Tensor
-    """[out, in] uint8, 0 to 15."""
-    scales: torch.Tensor
-    """[out, in / group] float16."""
-    zeros: torch.Tensor | None
-    """[out, in / group] uint8, 0 to 15 (16 where a format counts from one); None: 8 everywhere."""
-    group: int
-    """Inputs that share a scale: a multiple of 32; the last group may be shorter."""
+    """[out, in]: a float type; int8, -127 to 127; or for int4 uint8, 0 to 15."""
+    scales: torch.Tensor | None = None
+    """int8: [out] float32. int4: [out, in / group] float16."""
+    zeros: torch.Tensor | None = None
+    """int4: [out, in / group] uint8, 0 to 15 (16 where a format counts from one); None: 8 everywhere."""
+    group: int = 0
+    """int4: inputs that share a scale, a multiple of 32; the last group may be shorter."""
+    input_order: torch.Tensor | None = None
+    """[in] int64: column k multiplies input `input_order[k]`; None: columns are in the order of the inputs."""
+
+    @property
+    def format(self) -> Literal["float", "int8", "int4"]:
+        """What the values are."""
+        return "float" if self.scales is None else "int4" if self.group else "int8"
+
+    def dequantized(self) -> torch.Tensor:
+        """[out, in] float32: the numbers the weight stands for, columns as they are stored."""
+        match self.format:
+            case "int8":
+                return self.values.float() * self._scales[:, None]
+            case "int4":
+                zeros = 8.0 if self.zeros is None else self._of_columns(self.zeros.float())
+                return (self.values.float() - zeros) * self._of_columns(self._scales.float())
+            case _:
+                return self.values.float()
+
+    def in_input_order(self) -> torch.Tensor:
+        """[out, in] float32, columns in the order of the inputs."""
+        weight = self.dequantized()
+        return weight if self.input_order is None else torch.empty_like(weight).index_copy_(1, self.input_order, weight)
+
+    def rows(self, rows: range) -> Weight:
+        """Some of the outputs."""
+        part = slice(rows.start, rows.stop)
+        scales = None if self.scales is None else self.scales[part]
+        return replace(
+            self, values=self.values[part], scales=scales, zeros=None if self.zeros is None else self.zeros[part]
+        )
+
+    def columns(self, columns: range) -> Weight:
+        """Some of the inputs. Raises KernelInputError where they cut a group, or where columns are reordered."""
+        if self.input_order is not None:
+            raise KernelInputError("a weight quantized with its inputs reordered (desc_act) cannot be cut by inputs")
+        start, stop = columns.start, columns.stop
+        values = self.values[:, start:stop]
+        if not self.group:
+            return replace(self, values=values)
+        if start % self.group or (stop % self.group and stop != self.values.shape[1]):
+            raise KernelInputError(f"inputs {start} to {stop} cut a group of {self.group} inputs that share a scale")
+        groups = slice(start // self.group, -(-stop // self.group))
+        zeros = None if self.zeros is None else self.zeros[:, groups]
+        return replace(self, values=values, scales=self._scales[:, groups], zeros=zeros)
+
+    def to(self, device: torch.device) -> Weight:
+        """The same on a device."""
+        tensors = (self.values, self.scales, self.zeros, self.input_order)
+        values, scales, zeros, order = (None if tensor is None else tensor.to(device) for tensor in tensors)
+        assert values is not None
+        return Weight(values, scales, zeros, self.group, order)
+
+    @property
+    def _scales(self) -> torch.Tensor:
+        assert self.scales is not None, "a plain weight has no scales"
+        return self.scales
+
+    def _of_columns(self, of_groups: torch.Tensor) -> torch.Tensor:
+        return of_groups.repeat_interleave(self.group, 1)[:, : self.values.shape[1]]
 
 
-Weight = torch.Tensor | Int8Weight | Int4Weight
-"""[out, in]: a float tensor as it is, or quantised."""
+def concatenate(weights: Sequence[Weight]) -> Weight | None:
+    """Weights one below the other; None where they are quantized in different ways."""
+    first = weights[0]
+    if len(weights) == 1:
+        return first
+    same = all(
+        weight.format == first.format and weight.group == first.group and _equal(weight.input_order, first.input_order)
+        for weight in weights
+    )
+    if not same:
+        return None
+    scales = [weight.scales for weight in weights if weight.scales is not None]
+    zeros = None
+    if any(weight.zeros is not None for weight in weights):
+        eights = (torch.full(scale.shape, 8, dtype=torch.uint8) for scale in scales)
+        zeros = torch.cat([eight if w.zeros is None else w.zeros for w, eight in zip(weights, eights, strict=True)])
+    values = torch.cat([weight.values for weight in weights])
+    return replace(first, values=values, scales=torch.cat(scales) if scales else None, zeros=zeros)
 
 
-def weight_shape(weight: Weight) -> tuple[int, int]:
-    """(out, in)."""
-    values = weight if isinstance(weight, torch.Tensor) else weight.values
-    out_features, in_features = values.shape
-    return out_features, in_features
-
-
-def dequantise(weight: Weight) -> torch.Tensor:
-    """[out, in] float32: the numbers a quantised weight stands for."""
-    match weight:
-        case Int8Weight():
-            return weight.values.float() * weight.scales[:, None]
-        case Int4Weight():
-            zeros = 8.0 if weight.zeros is None else _spread(weight.zeros.float(), weight)
-            return (weight.values.float() - zeros) * _spread(weight.scales.float(), weight)
-        case _:
-            return weight.float()
-
-
-def _spread(of_groups: torch.Tensor, weight: Int4Weight) -> torch.Tensor:
-    return of_groups.repeat_interleave(weight.group, 1)[:, : weight.values.shape[1]]
+def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    return one is other or (one is not None and other is not None and torch.equal(one, other))

@@ -17,7 +17,8 @@ from kvarn.metering.kafka import callbacks, producer_settings
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
-from kvarn.store.repositories import leases, outbox
+from kvarn.store.repositories import leases
+from kvarn.store.repositories.usage import outbox
 
 LEASE = "usage-outbox"
 LEASE_S = 6.0

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.limits.redis_scripts import ScriptRunner
+from kvarn.limits.scripts import ScriptRunner
 from kvarn.metering.budgets import BudgetBook
 from kvarn.metering.event import InFlight, Measured, settle
-from kvarn.metering.journal import Journal
+from kvarn.metering.journal import LiveJournal, Slot
 from kvarn.metering.metrics import MeteringMetrics
+from kvarn.metering.old_journals import import_old_journals
 from kvarn.metering.prices import PriceBook
 from kvarn.metering.reservations import Reservations
-from kvarn.metering.slots import Slot
 from kvarn.metering.writer import LedgerWriter
 from kvarn.store.engine import Store, data_dir
 from kvarn.store.errors import StoreAwayError, StoreError
 from kvarn.store.ledger import BudgetRule, LedgerEvent
-from kvarn.store.repositories.budgets import note_alert, read_budgets
+from kvarn.store.repositories.usage.budgets import note_alert, read_budgets
 
 if TYPE_CHECKING:
     from kvarn.metering.publisher import Publisher
@@ -59,7 +59,7 @@ class Metering:
         self.prices = PriceBook(config.metering.prices)
         self.budgets = BudgetBook()
         self.reservations = Reservations(self.budgets, redis, config.limits.when_away)
-        self._journal: Journal | None = None
+        self._journal: LiveJournal | None = None
         self._writer: LedgerWriter | None = None
         self._budgets_read = float("-inf")
         self._publisher: Publisher | None = None
@@ -75,18 +75,17 @@ class Metering:
         self._warn_of_unused_prices()
         root = data_dir(self._config) / JOURNALS
         try:
-            self._journal = Journal(root, self._settings.max_spool_bytes)
+            self._journal = LiveJournal(root, self._settings.max_spool_bytes)
+            import_old_journals(root, self.prices, self._settings.currency)
         except OSError as error:
             raise StoreError(f"cannot keep usage in {root} (data_dir): {error.strerror}") from None
         self._writer = LedgerWriter(
             self._store,
             self._journal,
-            root,
             self.prices,
             self._settings.currency,
             publish=self._settings.kafka is not None,
-            written=self.budgets.written,
-            none_waits=self.budgets.none_waits,
+            budgets=self.budgets,
             metrics=self.metrics,
         )
         self.reservations.start()
@@ -129,7 +128,7 @@ class Metering:
         self._journal.close()
 
     def begin(self, request: InFlight, received: float) -> Slot | None:
-        """Note a request that was taken at monotonic second `received`; see `Journal.begin`."""
+        """Note a request that was taken at monotonic second `received`; see `LiveJournal.begin`."""
         return None if self._journal is None else self._journal.begin(request, received)
 
     def finish(self, slot: Slot | None, request: InFlight, had: Measured) -> LedgerEvent:
@@ -141,6 +140,11 @@ class Metering:
         self._journal.finish(slot, event)
         self.budgets.finished(event)
         return event
+
+    def forget(self, slot: Slot | None) -> None:
+        """A request that did nothing has ended."""
+        if self._journal is not None:
+            self._journal.free(slot)
 
     def _warn_of_unused_prices(self) -> None:
         served = {model.name for model in self._config.models} | {"*"}

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import msgspec
 
-from kvarn.metering.journal import DeadJournal, Journal, dead_journals, decode_event
+from kvarn.metering.budgets import BudgetBook
+from kvarn.metering.journal import Journal, LiveJournal, dead_journals, decode_event, is_damage
 from kvarn.metering.message import encode_message
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.metering.prices import PriceBook
-from kvarn.metering.spool import Spool, sync
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, UnstorableError
 from kvarn.store.ledger import LedgerEvent
-from kvarn.store.repositories import usage
+from kvarn.store.repositories.usage import events as usage_events
 
 BATCH_EVENTS = 200
 """In one transaction at most."""
@@ -38,36 +38,31 @@ class LedgerWriter:
     Args:
         store: The database.
         journal: This gateway's; those of gateways that died lie beside it.
-        root: Directory of all journals of this machine.
         prices: For the requests that dead gateways left in flight.
         currency: Of the prices.
         publish: Whether events are to be published too.
-        written: Told of this gateway's own events once they are in the database.
-        none_waits: Told whenever none of this gateway's events waits any more.
+        budgets: Learn of this gateway's own events once they are in the database.
         metrics: Where lag and losses are counted.
     """
 
     def __init__(
         self,
         store: Store,
-        journal: Journal,
-        root: Path,
+        journal: LiveJournal,
         prices: PriceBook,
         currency: str,
         *,
         publish: bool,
-        written: Callable[[Sequence[LedgerEvent]], None],
-        none_waits: Callable[[], None],
+        budgets: BudgetBook,
         metrics: MeteringMetrics,
     ) -> None:
         self._store = store
         self._journal = journal
-        self._root = root
+        self._root = journal.path.parent
         self._prices = prices
         self._currency = currency
         self._publish = publish
-        self._written = written
-        self._none_waits = none_waits
+        self._budgets = budgets
         self._metrics = metrics
         self._looked_for_dead = float("-inf")
         self._behind_since: float | None = None
@@ -76,12 +71,17 @@ class LedgerWriter:
     async def work(self) -> None:
         """Write all there is. Where that fails it is said, and tried again at the next call, after a pause."""
         try:
-            await self._write_all()
+            await self._write_own()
+            if time.monotonic() - self._looked_for_dead >= _LOOK_FOR_DEAD_S:
+                for dead in dead_journals(self._root):
+                    await self._take_over(dead)
+                self._looked_for_dead = time.monotonic()
         except StoreAwayError as error:
             self._observe()
-            self._warn(str(error))
-            if (descriptor := self._journal.spool.unsynced()) is not None:
-                await asyncio.to_thread(sync, descriptor)
+            if time.monotonic() - self._warned >= _WARN_EVERY_S:
+                self._warned = time.monotonic()
+                _log.warning("usage events wait on disk: %s", error, extra={"spool_bytes": self._journal.size})
+            await asyncio.to_thread(self._journal.sync)
             await asyncio.sleep(_RETRY_S)
         except Exception:
             self._observe()
@@ -90,62 +90,56 @@ class LedgerWriter:
         else:
             self._observe()
 
-    async def _write_all(self) -> None:
-        await self._write_own()
-        if time.monotonic() - self._looked_for_dead >= _LOOK_FOR_DEAD_S:
-            for dead in dead_journals(self._root):
-                await self._take_over(dead)
-            self._looked_for_dead = time.monotonic()
-
     async def _write_own(self) -> None:
-        while (events := await self._write_next(self._journal.spool)) is not None:
-            self._written(events)
+        while (events := await self._write_next(self._journal)) is not None:
+            self._budgets.written(events)
         unwritten = self._journal.unwritten
         while unwritten:  # the disk is full: straight into the database
             pairs = [unwritten[position] for position in range(min(BATCH_EVENTS, len(unwritten)))]
             events = [event for event, _ in pairs]
-            for line, why in await self._write(events):
-                self._reject(line, why)
-            self._written(events)
+            self._keep_refused(await self._write(events))
+            self._budgets.written(events)
             for _, slot in pairs:
                 unwritten.popleft()
-                if slot is not None:
-                    slot.free()
-        if not self._journal.spool.has_unread:  # events may have come while those in memory were written
-            self._none_waits()
+                self._journal.free(slot)
+        if not self._journal.waiting:  # events may have come while those in memory were written
+            self._budgets.none_waits()
 
-    async def _take_over(self, dead: DeadJournal) -> None:
+    async def _take_over(self, dead: Journal) -> None:
         """Write what a dead gateway left, then remove it."""
+        finished = dead.waiting
         try:
-            found = 0
-            while (events := await self._write_next(dead.spool)) is not None:
-                found += len(events)
+            while await self._write_next(dead) is not None:
+                pass
             lost = dead.lost(self._prices, self._currency)
             for start in range(0, len(lost), BATCH_EVENTS):
-                for line, why in await self._write(lost[start : start + BATCH_EVENTS]):
-                    self._reject(line, why)
+                self._keep_refused(await self._write(lost[start : start + BATCH_EVENTS]))
+        except sqlite3.Error as error:
+            if is_damage(error):
+                dead.set_aside(error)
+                return
+            dead.release()
+            raise
         except BaseException:
             dead.release()
             raise
         dead.remove()
-        _log.info("took over the usage of a gateway that ended", extra={"finished": found, "in_flight": len(lost)})
+        _log.info("took over the usage of a gateway that ended", extra={"finished": finished, "in_flight": len(lost)})
 
-    async def _write_next(self, spool: Spool) -> list[LedgerEvent] | None:
-        """Write the next events of a spool; None when it is empty, none where no record of many could be read."""
-        batch = spool.read(BATCH_EVENTS)
-        if not batch.records:
+    async def _write_next(self, journal: Journal) -> list[LedgerEvent] | None:
+        """Write the next events of a journal; None when it has none, an empty list where none could be decoded."""
+        records = journal.read(BATCH_EVENTS)
+        if not records:
             return None
         events: list[LedgerEvent] = []
         refused: list[_Refused] = []
-        for record in batch.records:
+        for _, record in records:
             try:
                 events.append(decode_event(record))
             except msgspec.DecodeError as error:
                 refused.append((record.hex().encode(), error))
-        refused += await self._write(events)
-        for line, why in refused:
-            self._reject(line, why)
-        spool.done(batch)
+        self._keep_refused(refused + await self._write(events))
+        journal.delete(records)
         return events
 
     async def _write(self, events: Sequence[LedgerEvent]) -> list[_Refused]:
@@ -154,37 +148,33 @@ class LedgerWriter:
             return []
         payloads = [encode_message(event) for event in events] if self._publish else None
         try:
-            new = await usage.record(self._store, events, payloads)
+            new = await usage_events.record(self._store, events, payloads)
         except UnstorableError as error:
             if len(events) == 1:
                 return [(msgspec.json.encode(events[0]), error)]
             return [refused for event in events for refused in await self._write([event])]
-        for outcome in [event.outcome for event in events if event.id in new]:
-            self._metrics.events.labels(outcome).inc()
+        for event in events:
+            if event.id in new:
+                self._metrics.events.labels(event.outcome).inc()
         return []
 
-    def _reject(self, line: bytes, why: Exception) -> None:
-        """Keep an event that cannot be written for a person to look at: it shall not hold up all others."""
-        with (self._root / "rejected").open("ab") as file:
-            file.write(line + b"\n")
-        self._metrics.rejected.inc()
-        _log.error("a usage event cannot be written, kept in %s: %s", self._root / "rejected", why)
+    def _keep_refused(self, refused: Sequence[_Refused]) -> None:
+        """Keep events that cannot be written for a person to look at: they shall not hold up all others."""
+        for line, why in refused:
+            with (self._root / "rejected").open("ab") as file:
+                file.write(line + b"\n")
+            self._metrics.rejected.inc()
+            _log.error("a usage event cannot be written, kept in %s: %s", self._root / "rejected", why)
 
     def _observe(self) -> None:
         journal, metrics = self._journal, self._metrics
-        waiting = journal.spool.has_unread or bool(journal.unwritten)
+        waiting = bool(journal.waiting or journal.unwritten)
         if not waiting:
             self._behind_since = None
         elif self._behind_since is None:
             self._behind_since = time.monotonic()
         metrics.ledger_lag.set(0 if self._behind_since is None else time.monotonic() - self._behind_since)
-        metrics.spool_bytes.set(journal.spool.size if waiting else 0)
+        metrics.spool_bytes.set(journal.size if waiting else 0)
         if journal.dropped:
             metrics.dropped.inc(journal.dropped)
             journal.dropped = 0
-
-    def _warn(self, why: str) -> None:
-        if time.monotonic() - self._warned >= _WARN_EVERY_S:
-            self._warned = time.monotonic()
-            size = self._journal.spool.size
-            _log.warning("usage events wait on disk: %s", why, extra={"spool_bytes": size})

@@ -1,10 +1,10 @@
-"""Room: models (see docs/architecture.md)."""
+"""Decoders and encoders driven by configuration: a family is data."""
 
 from kvarn.models.decoder import Decoder
 from kvarn.models.encoder import Encoder
 from kvarn.models.errors import ModelError, UnsupportedModelError
 from kvarn.models.load import load_model
-from kvarn.models.spec import DecoderSpec, EncoderSpec, kv_bytes_per_token
+from kvarn.models.spec import DecoderSpec, EncoderSpec
 
 __all__ = [
     "Decoder",
@@ -13,6 +13,5 @@ __all__ = [
     "EncoderSpec",
     "ModelError",
     "UnsupportedModelError",
-    "kv_bytes_per_token",
     "load_model",
 ]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import torch
 import torch.nn.functional as F
 
-from kvarn.kernels.batch import KVCache, KvDtype, PagedBatch, Rotation
-from kvarn.kernels.linear import Linear, Norm
+from kvarn.costs.decoder import DecoderCosts, KvDtype, kv_bytes_per_token, loaded_costs
+from kvarn.kernels.batch import KVCache, PagedBatch, Rotation
+from kvarn.kernels.linear import Linear
 from kvarn.models.families import FAMILIES
-from kvarn.models.layer import Heads, LayerStep, load_layer
-from kvarn.models.spec import DecoderSpec, LayerSpec
-from kvarn.models.weights import WeightLoader
+from kvarn.models.layer import LayerStep, load_layer
+from kvarn.models.parallel import Shard
+from kvarn.models.spec import DecoderSpec
+from kvarn.models.weights import LinearSpec, WeightLoader
 
 
 class Decoder:
@@ -25,19 +25,28 @@ class Decoder:
         self.kernels = loader.kernels
         self.quantization = loader.quantization
         self._parallel = loader.parallel
-        self._heads = Heads.of(spec, loader.parallel)
+        self._activation_dtype = self.kernels.activation_dtype(self.dtype)
         names = FAMILIES[spec.architecture].names
-        self._layers = [
-            load_layer(i, spec, names, loader, loader.kernels, loader.parallel) for i in range(spec.num_layers)
-        ]
-        self._norm = Norm(loader.norm("model.norm", spec.hidden_size, spec.norm_offset), spec.norm_eps)
-        embedding, size = "model.embed_tokens", (spec.vocab_size, spec.hidden_size)
-        self._head: Linear = loader.head(embedding if spec.tied_embeddings else "lm_head", *size)
+        self._layers = [load_layer(index, spec, names, loader) for index in range(spec.num_layers)]
+        self._norm = loader.norm("model.norm", spec.hidden_size, spec.norm_eps, spec.norm_offset)
+        self._vocabulary = loader.parallel.vocab_share(spec.vocab_size)
+        embedding, hidden = "model.embed_tokens", Shard.whole(spec.hidden_size)
+        head = embedding if spec.tied_embeddings else "lm_head"
+        self._head: Linear = loader.linear(
+            LinearSpec(names=(head,), outputs=(self._vocabulary,), inputs=hidden, role="head")
+        )
         # Where both are one weight, it is held once, packed.
-        self._embedding = None if spec.tied_embeddings else loader.embedding(embedding, *size)
-        self._frequencies = {
-            layer.rope: torch.tensor(layer.rope.inverse_frequencies, dtype=torch.float32) for layer in spec.layers
-        }
+        self._embedding = (
+            None if spec.tied_embeddings else loader.embedding(embedding, self._vocabulary, spec.hidden_size)
+        )
+        kinds = [(layer.rope, layer.window) for layer in spec.layers]
+        self._kinds = list(dict.fromkeys(kinds))
+        """Of layers that share angles and an attention plan."""
+        self._kind_of_layer = [self._kinds.index(kind) for kind in kinds]
+        self._frequencies = [
+            torch.tensor(rope.inverse_frequencies, dtype=torch.float32, device=self.kernels.device)
+            for rope, _ in self._kinds
+        ]
 
     @property
     def layer_bytes(self) -> int:
@@ -50,17 +59,23 @@ class Decoder:
         return self._head.nbytes
 
     @property
+    def costs(self) -> DecoderCosts:
+        """What its steps must move and compute, weights as they are held."""
+        return loaded_costs(
+            self.spec.dimensions,
+            layer_bytes=self.layer_bytes,
+            head_bytes=self.head_bytes,
+            kv_bytes_per_token=kv_bytes_per_token(self.spec.dimensions, self.kv_dtype),
+        )
+
+    @property
     def input_products(self) -> list[Linear]:
         """The first product of each layer, which takes the hidden state: some to take the time of."""
         return [layer.qkv for layer in self._layers]
 
     def new_kv_cache(self, num_blocks: int) -> KVCache:
         """An empty cache of `num_blocks` blocks for this rank's heads."""
-        return self.kernels.new_kv_cache(self.spec.num_layers, num_blocks, self._heads.shape, self.kv_dtype)
-
-    @cached_property
-    def _activation_dtype(self) -> torch.dtype:
-        return self.kernels.activation_dtype(self.dtype)
+        return self.kernels.new_kv_cache(self.spec.num_layers, num_blocks, self._layers[0].heads, self.kv_dtype)
 
     @torch.inference_mode()
     def forward(
@@ -71,24 +86,24 @@ class Decoder:
         token_ids: [T] int64. logits_rows: [R] int64, the tokens of the T whose next-token logits are wanted. Returns
         [R, vocab_size] float32. Keys and values of all T tokens are in the cache afterwards.
         """
-        steps: dict[LayerSpec, LayerStep] = {}
+        steps = [self._step(batch, kind) for kind in range(len(self._kinds))]
         hidden = self._embed(token_ids)
-        for index, layer in enumerate(self._layers):
-            if layer.layer not in steps:
-                steps[layer.layer] = self._step(batch, layer.layer)
-            hidden = layer.forward(hidden, cache.keys[index], cache.values[index], steps[layer.layer])
-        logits = self._parallel.all_gather(self._head(hidden[logits_rows], norm=self._norm)).float()
+        for layer, kind, keys, values in zip(self._layers, self._kind_of_layer, cache.keys, cache.values, strict=True):
+            hidden = layer.forward(hidden, keys, values, steps[kind])
+        adapters = None if batch.adapters is None else batch.adapters[logits_rows]
+        logits = self._head(hidden[logits_rows], norm=self._norm, adapters=adapters)
+        logits = self._parallel.all_gather(logits).float()
         if self.spec.logits_softcap is not None:
             logits = self.kernels.activation(logits / self.spec.logits_softcap, "tanh") * self.spec.logits_softcap
         return logits
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        share = self._parallel.vocab_share(self.spec.vocab_size)
-        if len(share) == self.spec.vocab_size:
+        held = self._vocabulary.held
+        if self._vocabulary.is_whole:
             hidden = self._look_up(token_ids)
         else:
-            local = token_ids - share.start
-            elsewhere = (local < 0) | (local >= len(share))
+            local = token_ids - held.start
+            elsewhere = (local < 0) | (local >= len(held))
             hidden = self._look_up(local.masked_fill(elsewhere, 0))
             hidden = self._parallel.all_reduce(hidden.masked_fill_(elsewhere[:, None], 0))
         if self.spec.embedding_scale != 1.0:
@@ -100,10 +115,11 @@ class Decoder:
         rows = self._head.rows(ids) if self._embedding is None else F.embedding(ids, self._embedding)
         return rows.to(self._activation_dtype)
 
-    def _step(self, batch: PagedBatch, layer: LayerSpec) -> LayerStep:
-        angles = batch.positions[:, None].float() * self._frequencies[layer.rope]
-        factor = layer.rope.attention_factor
+    def _step(self, batch: PagedBatch, kind: int) -> LayerStep:
+        rope, window = self._kinds[kind]
+        angles = batch.positions[:, None].float() * self._frequencies[kind]
         return LayerStep(
-            plan=self.kernels.plan_attention(batch, len(self._heads.kv), layer.window),
-            rotation=Rotation(cos=angles.cos() * factor, sin=angles.sin() * factor),
+            plan=self.kernels.plan_attention(batch, self._layers[0].heads, window),
+            rotation=Rotation(cos=angles.cos() * rope.attention_factor, sin=angles.sin() * rope.attention_factor),
+            adapters=batch.adapters,
         )

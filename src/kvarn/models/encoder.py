@@ -8,23 +8,16 @@ import torch
 import torch.nn.functional as F
 
 from kvarn.kernels.batch import HeadShape
-from kvarn.kernels.dispatch import AttentionPlan
-from kvarn.kernels.linear import Linear
+from kvarn.kernels.interface import BidirectionalPlan
+from kvarn.kernels.linear import LayerNorm, Linear
 from kvarn.models.encoder_config import PREFIXES
 from kvarn.models.errors import MissingWeightError
+from kvarn.models.parallel import Shard
 from kvarn.models.spec import EncoderSpec
-from kvarn.models.weights import Output, Projection, WeightLoader
+from kvarn.models.weights import LinearSpec, WeightLoader
 
 TOKENS_AT_ONCE = 4096
 """Texts are computed in groups of about so many tokens: enough for full speed, and memory stays bounded."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerNorm:
-    """Weight and bias [hidden] of one layer norm."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +42,12 @@ class Encoder:
         self.quantization = loader.quantization
         self._heads = HeadShape(spec.num_heads, spec.num_heads, spec.hidden_size // spec.num_heads)
         prefix = _prefix(loader)
-        embeddings = f"{prefix}embeddings."
-        self._words = loader.embedding(f"{embeddings}word_embeddings", spec.vocab_size, spec.hidden_size)
-        positions = spec.max_positions
-        self._positions = loader.embedding(f"{embeddings}position_embeddings", positions, spec.hidden_size)
-        types = loader.embedding(f"{embeddings}token_type_embeddings", spec.num_token_types, spec.hidden_size)
+        embeddings, hidden = f"{prefix}embeddings.", spec.hidden_size
+        self._words = loader.embedding(f"{embeddings}word_embeddings", Shard.whole(spec.vocab_size), hidden)
+        self._positions = loader.embedding(f"{embeddings}position_embeddings", Shard.whole(spec.max_positions), hidden)
+        types = loader.embedding(f"{embeddings}token_type_embeddings", Shard.whole(spec.num_token_types), hidden)
         self._first_type = types[0]  # every text here is a first segment
-        self._norm = LayerNorm(*loader.layer_norm(f"{embeddings}LayerNorm", spec.hidden_size))
+        self._norm = loader.layer_norm(f"{embeddings}LayerNorm", hidden, spec.norm_eps)
         self._layers = [
             _load_layer(f"{prefix}encoder.layer.{index}.", spec, loader) for index in range(spec.num_layers)
         ]
@@ -70,7 +62,7 @@ class Encoder:
         """
         lengths = (starts[1:] - starts[:-1]).to(torch.int64)
         _check_lengths(lengths, self.spec.max_context_length)
-        out = torch.empty((len(lengths), self.spec.embedding_size), dtype=torch.float32)
+        out = torch.empty((len(lengths), self.spec.embedding_size), dtype=torch.float32, device=token_ids.device)
         order = lengths.argsort(stable=True)
         for texts in _groups(order, lengths):
             spans = [token_ids[int(starts[s]) : int(starts[s + 1])] for s in texts]
@@ -78,21 +70,22 @@ class Encoder:
         return out
 
     def _encode_sorted(self, token_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        text = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        device, kernels = token_ids.device, self.kernels
+        text = torch.repeat_interleave(torch.arange(len(lengths), device=device), lengths)
         ends = lengths.cumsum(0)
-        positions = torch.arange(len(token_ids)) - (ends - lengths)[text] + self.spec.position_offset
+        positions = torch.arange(len(token_ids), device=device) - (ends - lengths)[text] + self.spec.position_offset
         hidden = F.embedding(token_ids, self._words) + F.embedding(positions, self._positions) + self._first_type
-        hidden = self._normed(hidden.to(self.kernels.activation_dtype(self.dtype)), self._norm)
-        plan = self.kernels.plan_bidirectional(lengths, self._heads)
+        hidden = kernels.layer_norm(hidden.to(kernels.activation_dtype(self.dtype)), self._norm)
+        plan = kernels.plan_bidirectional(lengths, self._heads)
         for layer in self._layers:
             hidden = self._layer(hidden, layer, plan)
         return self._pool(hidden.float(), text, ends, lengths)
 
-    def _layer(self, hidden: torch.Tensor, layer: EncoderLayer, plan: AttentionPlan) -> torch.Tensor:
-        mixed = self.kernels.bidirectional_attention(layer.qkv(hidden), self._heads, plan)
-        hidden = self._normed(hidden + layer.output(mixed), layer.attention_norm)
+    def _layer(self, hidden: torch.Tensor, layer: EncoderLayer, plan: BidirectionalPlan) -> torch.Tensor:
+        mixed = plan.run(layer.qkv(hidden))
+        hidden = self.kernels.layer_norm(hidden + layer.output(mixed), layer.attention_norm)
         inner = self.kernels.activation(layer.up(hidden), self.spec.activation)
-        return self._normed(hidden + layer.down(inner), layer.mlp_norm)
+        return self.kernels.layer_norm(hidden + layer.down(inner), layer.mlp_norm)
 
     def _pool(
         self, hidden: torch.Tensor, text: torch.Tensor, ends: torch.Tensor, lengths: torch.Tensor
@@ -102,9 +95,6 @@ class Encoder:
         else:
             pooled = hidden.new_zeros(len(lengths), hidden.shape[1]).index_add_(0, text, hidden) / lengths[:, None]
         return F.normalize(pooled, dim=-1) if self.spec.normalize else pooled
-
-    def _normed(self, x: torch.Tensor, norm: LayerNorm) -> torch.Tensor:
-        return self.kernels.layer_norm(x, norm.weight, norm.bias, self.spec.norm_eps)
 
 
 def _prefix(loader: WeightLoader) -> str:
@@ -116,21 +106,20 @@ def _prefix(loader: WeightLoader) -> str:
 
 
 def _load_layer(prefix: str, spec: EncoderSpec, loader: WeightLoader) -> EncoderLayer:
-    hidden = Output(spec.hidden_size, range(spec.hidden_size))
-    inner = Output(spec.intermediate_size, range(spec.intermediate_size))
+    hidden, inner = Shard.whole(spec.hidden_size), Shard.whole(spec.intermediate_size)
 
-    def linear(names: tuple[str, ...], outputs: tuple[Output, ...], inputs: Output) -> Linear:
+    def linear(names: tuple[str, ...], outputs: tuple[Shard, ...], inputs: Shard) -> Linear:
         full = tuple(prefix + name for name in names)
-        return loader.linear(Projection(names=full, outputs=outputs, inputs=inputs.features, bias=True))
+        return loader.linear(LinearSpec(names=full, outputs=outputs, inputs=inputs, bias=True))
 
     attention = ("attention.self.query", "attention.self.key", "attention.self.value")
     return EncoderLayer(
         qkv=linear(attention, (hidden, hidden, hidden), hidden),
         output=linear(("attention.output.dense",), (hidden,), hidden),
-        attention_norm=LayerNorm(*loader.layer_norm(f"{prefix}attention.output.LayerNorm", spec.hidden_size)),
+        attention_norm=loader.layer_norm(f"{prefix}attention.output.LayerNorm", spec.hidden_size, spec.norm_eps),
         up=linear(("intermediate.dense",), (inner,), hidden),
         down=linear(("output.dense",), (hidden,), inner),
-        mlp_norm=LayerNorm(*loader.layer_norm(f"{prefix}output.LayerNorm", spec.hidden_size)),
+        mlp_norm=loader.layer_norm(f"{prefix}output.LayerNorm", spec.hidden_size, spec.norm_eps),
     )
 
 
@@ -144,12 +133,12 @@ def _check_lengths(lengths: torch.Tensor, longest: int) -> None:
 def _groups(order: torch.Tensor, lengths: torch.Tensor) -> list[list[int]]:
     """Texts in order of length, cut into groups of about TOKENS_AT_ONCE tokens."""
     groups: list[list[int]] = []
-    room = 0
+    free = 0
     for text in order.tolist():
         length = int(lengths[text])
-        if not groups or length > room:
+        if not groups or length > free:
             groups.append([])
-            room = TOKENS_AT_ONCE
+            free = TOKENS_AT_ONCE
         groups[-1].append(text)
-        room -= length
+        free -= length
     return groups

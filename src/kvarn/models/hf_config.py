@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from kvarn.kernels.activation import Activation
 from kvarn.models.errors import UnsupportedModelError
-from kvarn.text.generation_config import CheckpointFile, EndTokens
+from kvarn.text.config_files import CheckpointFile, EndTokens
 
 Layers = Annotated[int, Field(ge=1, le=1024)]
 Heads = Annotated[int, Field(ge=1, le=1024)]
@@ -84,8 +84,8 @@ GroupSize = Annotated[int, Field(ge=-1, le=2**20)]
 Bits = Annotated[int, Field(ge=1, le=16)]
 
 
-class QuantisedWeights(CheckpointFile):
-    """How compressed-tensors quantised the weights of a group of layers."""
+class QuantizedWeights(CheckpointFile):
+    """How compressed-tensors quantized the weights of a group of layers."""
 
     num_bits: Bits = 8
     type: str = "int"
@@ -93,18 +93,24 @@ class QuantisedWeights(CheckpointFile):
     strategy: str | None = None
     group_size: GroupSize | None = None
 
+    @property
+    def resolved_strategy(self) -> str:
+        """Where config.json names none, it follows from the size of groups."""
+        return self.strategy or ("group" if (self.group_size or 0) > 0 else "channel")
 
-class QuantisedLayers(CheckpointFile):
+
+class QuantizedLayers(CheckpointFile):
     """One of the `config_groups` of compressed-tensors."""
 
     targets: list[str] | None = None
     format: str | None = None
-    weights: QuantisedWeights | None = None
+    weights: QuantizedWeights | None = None
     input_activations: dict[str, Any] | None = None
+    output_activations: dict[str, Any] | None = None
 
 
 class QuantizationConfig(CheckpointFile):
-    """Fields of `quantization_config` that the formats read (GPTQ, AWQ, compressed-tensors)."""
+    """`quantization_config` of GPTQ, AWQ and compressed-tensors."""
 
     quant_method: str = ""
     bits: Bits | None = None
@@ -116,7 +122,10 @@ class QuantizationConfig(CheckpointFile):
     checkpoint_format: str | None = None
     is_marlin_format: bool | None = None
     format: str | None = None
-    config_groups: dict[str, QuantisedLayers] | None = None
+    config_groups: dict[str, QuantizedLayers] | None = None
+    sparsity_config: dict[str, Any] | None = None
+    transform_config: dict[str, Any] | None = None
+    kv_cache_scheme: Any = None
 
 
 class CheckpointKind(CheckpointFile):

@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 
 from kvarn import __version__
-from kvarn.kernels.batch import KvDtype
-from kvarn.kernels.dispatch import Kernels, kernels_for
-from kvarn.kernels.errors import MissingKernelsError
-from kvarn.kernels.memory import GIB, give_back_freed, usable_memory
-from kvarn.kernels.packed import KeepsPackedWeights
+from kvarn.costs.decoder import KvDtype, kv_bytes_per_token
+from kvarn.kernels.dispatch import kernels_for
+from kvarn.kernels.interface import Kernels
+from kvarn.kernels.linear import KeepsPackedWeights
+from kvarn.kernels.memory import GIB, give_back_freed
 from kvarn.models.checkpoint import Checkpoint, Progress
 from kvarn.models.decoder import Decoder
 from kvarn.models.encoder import Encoder
@@ -23,12 +23,11 @@ from kvarn.models.families import FAMILIES, MODEL_TYPES, decoder_spec
 from kvarn.models.hf_config import CheckpointKind, DecoderConfig, EncoderConfig
 from kvarn.models.packed_cache import PackedCache, origin_of
 from kvarn.models.parallel import Parallel
-from kvarn.models.quantise import Quantization
-from kvarn.models.spec import kv_bytes_per_token
+from kvarn.models.quantize import Quantization
 from kvarn.models.weights import WeightLoader
 
 _DTYPES = dict.fromkeys(("float32", "float16", "half"), torch.float32) | {"bfloat16": torch.bfloat16}
-"""No processor here multiplies float16: float32 holds its values exactly, bfloat16 does not."""
+"""No kernel here multiplies float16: float32 holds its values exactly, bfloat16 does not."""
 _FLOAT16 = ("float16", "half")
 _log = logging.getLogger(__name__)
 
@@ -36,6 +35,7 @@ _log = logging.getLogger(__name__)
 def load_model(
     path: Path,
     *,
+    device: str | None = None,
     dtype: str = "auto",
     progress: Progress | None = None,
     max_context_length: int | None = None,
@@ -49,41 +49,37 @@ def load_model(
 
     Args:
         path: Where config.json and the safetensors are.
+        device: As torch names it; default: this machine's processors. Weights and KV cache are made there.
         dtype: Of plain weights: `float32`, `bfloat16`, `float16` or `half` (held as float32), or `auto` for what the
             kernels are fastest with.
         progress: Called with (stage, fraction).
         max_context_length: Lowers the checkpoint's own.
         parallel: This rank's place where several hold the model together.
-        quantization: What plain weights are quantised to.
-        kv_cache_dtype: Of cached keys and values; `auto`: of the weights, bfloat16 where they are quantised.
-        kernels: The backend's name; `auto`: see `choose_kernels`.
+        quantization: What plain weights are quantized to.
+        kv_cache_dtype: Of cached keys and values; `auto`: of the weights, bfloat16 where they are quantized.
+        kernels: The backend's name; `auto`: see `kernels_for`.
         packed_cache: Directory where packed weights are kept from one start to the next.
 
     Raises:
         ModelError: It says what is wrong with the checkpoint.
         KernelError: The backend is not there.
     """
-    checkpoint = Checkpoint(path, progress, "load weights" if quantization is None else f"quantise to {quantization}")
+    checkpoint = Checkpoint(path, progress, "load weights" if quantization is None else f"quantize to {quantization}")
     architecture = _architecture(checkpoint)
-    backend = choose_kernels(kernels)
+    backend = kernels_for(kernels, device)
     torch_dtype = backend.preferred_dtype() if dtype == "auto" else _DTYPES[dtype]
-    _note_float16(dtype, torch_dtype, checkpoint)
+    _warn_of_float16(dtype, torch_dtype, checkpoint)
     place = parallel or Parallel()
-    packed = None
+    cache = None
     if packed_cache is not None:
-        packed = _open_cache(packed_cache, path.resolve().name, checkpoint, backend, (torch_dtype, quantization, place))
-    loader = WeightLoader(checkpoint, backend, torch_dtype, place, quantization, packed)
-    size = loader.num_parameters
+        cache = _open_cache(packed_cache, path.resolve().name, checkpoint, backend, (torch_dtype, quantization, place))
+    loader = WeightLoader(checkpoint, backend, torch_dtype, place, quantization, cache)
+    size, memory = loader.num_parameters, backend.memory_bytes()
     model: Decoder | Encoder
     if architecture in ENCODERS:
-        encoder = encoder_spec(
-            architecture,
-            path,
-            checkpoint.validated(EncoderConfig),
-            max_context_length=max_context_length,
-            num_parameters=size,
-        )
-        check_memory(loader.least_bytes)
+        config = checkpoint.validated(EncoderConfig)
+        encoder = encoder_spec(architecture, path, config, max_context_length=max_context_length, num_parameters=size)
+        check_memory(memory, loader.min_bytes)
         model = Encoder(encoder, loader)
     else:
         decoder = decoder_spec(
@@ -92,8 +88,11 @@ def load_model(
             max_context_length=max_context_length,
             num_parameters=size,
         )
-        kv_dtype = _kv_dtype(kv_cache_dtype, loader)
-        check_memory(loader.least_bytes, decoder.max_context_length * kv_bytes_per_token(decoder, kv_dtype))
+        plain = loader.dtype == torch.float32 and not loader.quantization
+        chosen: KvDtype = "float32" if plain else "bfloat16"
+        kv_dtype = chosen if kv_cache_dtype == "auto" else kv_cache_dtype
+        kv_bytes = decoder.max_context_length * kv_bytes_per_token(decoder.dimensions, kv_dtype)
+        check_memory(memory, loader.min_bytes, kv_bytes)
         model = Decoder(decoder, loader, kv_dtype)
     loader.finish()
     give_back_freed()
@@ -113,17 +112,18 @@ def _architecture(checkpoint: Checkpoint) -> str:
     raise UnsupportedModelError(f"{what} in {checkpoint.path / 'config.json'} is not supported; known ones: {known}")
 
 
-def _note_float16(asked: str, held: torch.dtype, checkpoint: Checkpoint) -> None:
+def _warn_of_float16(requested: str, held: torch.dtype, checkpoint: Checkpoint) -> None:
     """Say what becomes of float16, which is not computed in."""
-    if asked in _FLOAT16:
-        _log.warning(f"dtype {asked}: weights are held as float32, which keeps their values and takes twice the memory")
-    elif asked == "auto" and held == torch.bfloat16 and checkpoint.validated(CheckpointKind).dtype in _FLOAT16:
+    if requested in _FLOAT16:
+        _log.warning(
+            f"dtype {requested}: weights are held as float32, which keeps their values and takes twice the memory"
+        )
+    elif requested == "auto" and held == torch.bfloat16 and checkpoint.validated(CheckpointKind).dtype in _FLOAT16:
         _log.warning("the checkpoint's float16 weights are rounded to bfloat16; dtype float16 keeps their values")
 
 
-def check_memory(weight_bytes: float, kv_bytes: int = 0) -> None:
-    """Raise NotEnoughMemoryError where weights and the KV cache of one context need more than this machine has."""
-    memory = usable_memory()
+def check_memory(memory: int, weight_bytes: float, kv_bytes: int = 0) -> None:
+    """Raise NotEnoughMemoryError where weights and the KV cache of one context need more than the device has."""
     if weight_bytes + kv_bytes > memory:
         cache = f" and the KV cache of one context {kv_bytes / GIB:.1f} GiB" if kv_bytes else ""
         raise NotEnoughMemoryError(
@@ -145,20 +145,3 @@ def _open_cache(
     dtype, quantization, place = how
     origin = (__version__, *origin_of(checkpoint.files), dtype, quantization, place.rank, place.world_size)
     return PackedCache.open(directory, model, origin, kernels)
-
-
-def _kv_dtype(asked: KvDtype | Literal["auto"], loader: WeightLoader) -> KvDtype:
-    if asked != "auto":
-        return asked
-    return "float32" if loader.dtype == torch.float32 and not loader.quantization else "bfloat16"
-
-
-def choose_kernels(name: str) -> Kernels:
-    """The kernels of a backend; `auto`: the compiled ones, or torch's, with a warning, where they are not installed."""
-    if name != "auto":
-        return kernels_for(name)
-    try:
-        return kernels_for("cpu")
-    except MissingKernelsError as error:
-        _log.warning(f"serving with the torch kernels, which are slower: {error}")
-        return kernels_for("torch")

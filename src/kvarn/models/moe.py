@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from kvarn.kernels.dispatch import Kernels
+from kvarn.kernels.interface import Kernels
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.models.families import LayerNames
-from kvarn.models.parallel import Parallel
+from kvarn.models.parallel import Shard
 from kvarn.models.spec import DecoderSpec, MoeSpec
-from kvarn.models.weights import Output, Projection, WeightLoader
+from kvarn.models.weights import LinearSpec, WeightLoader
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,36 +28,30 @@ class DenseMlp:
 
     @staticmethod
     def load(
-        prefix: str,
-        intermediate_size: int,
-        spec: DecoderSpec,
-        names: LayerNames,
-        loader: WeightLoader,
-        parallel: Parallel,
+        prefix: str, intermediate_size: int, spec: DecoderSpec, names: LayerNames, loader: WeightLoader
     ) -> DenseMlp:
         """The MLP whose tensors' names begin with `prefix`."""
-        inner = Output(intermediate_size, parallel.share(intermediate_size, "intermediate features"))
-        gate_up = Projection(
+        hidden = Shard.whole(spec.hidden_size)
+        inner = loader.parallel.share(intermediate_size, "intermediate features")
+        gate_up = LinearSpec(
             names=tuple(f"{prefix}.{name}" for name in names.gate_up),
             outputs=(inner, inner),
-            inputs=spec.hidden_size,
+            inputs=hidden,
             bias=spec.mlp_bias,
             activation=spec.activation,
         )
-        down = Projection(
-            names=(f"{prefix}.{names.down}",),
-            outputs=(Output(spec.hidden_size, range(spec.hidden_size)),),
-            inputs=intermediate_size,
-            held_inputs=inner.held,
-            bias=spec.mlp_bias,
-        )
+        down = LinearSpec(names=(f"{prefix}.{names.down}",), outputs=(hidden,), inputs=inner, bias=spec.mlp_bias)
         return DenseMlp(loader.linear(gate_up), loader.linear(down))
 
     def forward(
-        self, x: torch.Tensor, kernels: Kernels, norm: Norm | None = None, add_to: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        norm: Norm | None = None,
+        add_to: torch.Tensor | None = None,
+        adapters: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """x [T, hidden], `norm` applied to it, to [T, hidden]; added in place to `add_to` where given."""
-        return self.down(self.gate_up(x, norm=norm), add_to=add_to)
+        return self.down(self.gate_up(x, norm=norm, adapters=adapters), add_to=add_to, adapters=adapters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +59,7 @@ class MoeMlp:
     """A router that sends each token to a few experts (Shazeer et al. 2017), and perhaps one that all visit."""
 
     moe: MoeSpec
+    kernels: Kernels
     router: Linear
     experts: tuple[DenseMlp, ...]
     shared: DenseMlp | None
@@ -78,22 +73,20 @@ class MoeMlp:
         return self.router.nbytes + sum(part.nbytes for part in (*self.experts, *shared) if part is not None)
 
     @staticmethod
-    def load(
-        prefix: str, spec: DecoderSpec, moe: MoeSpec, names: LayerNames, loader: WeightLoader, parallel: Parallel
-    ) -> MoeMlp:
+    def load(prefix: str, spec: DecoderSpec, moe: MoeSpec, names: LayerNames, loader: WeightLoader) -> MoeMlp:
         """The mixture of the layer whose tensors' names begin with `prefix`."""
 
         def gate(name: str, outputs: int) -> Linear:
-            output = Output(outputs, range(outputs))
-            projection = Projection(names=(prefix + name,), outputs=(output,), inputs=spec.hidden_size, keep_plain=True)
-            return loader.linear(projection)
+            shard, hidden = Shard.whole(outputs), Shard.whole(spec.hidden_size)
+            return loader.linear(LinearSpec(names=(prefix + name,), outputs=(shard,), inputs=hidden, role="router"))
 
         def mlp(name: str, intermediate_size: int) -> DenseMlp:
-            return DenseMlp.load(prefix + name, intermediate_size, spec, names, loader, parallel)
+            return DenseMlp.load(prefix + name, intermediate_size, spec, names, loader)
 
         shared_size = moe.shared_intermediate_size
         return MoeMlp(
             moe=moe,
+            kernels=loader.kernels,
             router=gate(names.router, moe.num_experts),
             experts=tuple(mlp(f"{names.experts}.{e}", moe.intermediate_size) for e in range(moe.num_experts)),
             shared=mlp(names.shared_expert, shared_size) if shared_size else None,
@@ -101,11 +94,15 @@ class MoeMlp:
         )
 
     def forward(
-        self, x: torch.Tensor, kernels: Kernels, norm: Norm | None = None, add_to: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        norm: Norm | None = None,
+        add_to: torch.Tensor | None = None,
+        adapters: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As `DenseMlp.forward`. Each expert that is hit runs once, over all of its tokens."""
         if norm is not None:
-            x = kernels.rms_norm(x, norm)
+            x = self.kernels.rms_norm(x, norm)
         probabilities = torch.softmax(self.router(x).float(), -1)
         shares, chosen = probabilities.topk(self.moe.experts_per_token, -1)
         if self.moe.renormalize:
@@ -114,14 +111,16 @@ class MoeMlp:
         tokens = order // self.moe.experts_per_token
         counts = torch.bincount(chosen.flatten(), minlength=self.moe.num_experts).tolist()
         inputs, shares = x[tokens], shares.flatten()[order].unsqueeze(-1)
+        parts = torch.split(inputs, counts)
+        part_adapters = (None,) * len(parts) if adapters is None else torch.split(adapters[tokens], counts)
         outputs = [
-            expert.forward(part, kernels)
-            for expert, part in zip(self.experts, torch.split(inputs, counts), strict=True)
+            expert.forward(part, adapters=own)
+            for expert, part, own in zip(self.experts, parts, part_adapters, strict=True)
             if len(part)
         ]
         mixed = torch.cat(outputs).float().mul_(shares)
         out = mixed.new_zeros(x.shape).index_add_(0, tokens, mixed)
         if self.shared is not None and self.shared_gate is not None:
-            gate = kernels.activation(self.shared_gate(x).float(), "sigmoid")
-            out += gate * self.shared.forward(x, kernels).float()
+            gate = self.kernels.activation(self.shared_gate(x).float(), "sigmoid")
+            out += gate * self.shared.forward(x, adapters=adapters).float()
         return out.to(x.dtype) if add_to is None else add_to.add_(out)

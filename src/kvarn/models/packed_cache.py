@@ -1,4 +1,4 @@
-"""Packed weights kept in a directory, so that the next start neither quantises nor packs anything.
+"""Packed weights kept in a directory, so that the next start neither quantizes nor packs anything.
 
 One safetensors file a model and rank. Its name holds a hash of everything that its content follows from, so a file is
 never wrong, only unused. It is mapped into memory: processes share it through the page cache.
@@ -25,12 +25,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from kvarn.kernels.errors import KernelError
-from kvarn.kernels.linear import Linear
-from kvarn.kernels.packed import KeepsPackedWeights, PackedBytes
-from kvarn.models.weight_parts import ReorderedLinear
+from kvarn.kernels.linear import KeepsPackedWeights, Linear
 
-_ROOM = Path(__file__).parent
-"""The code that reads, joins and quantises weights before they are packed."""
+_CODE = (Path(__file__).parent, Path(__file__).parents[1] / "kernels")
+"""Folders of the code that reads, joins, quantizes and packs weights."""
 _ALIGNMENT = 64
 _ABANDONED_S = 3600.0
 """A part of a file that was not written to for so long has lost its writer."""
@@ -46,7 +44,8 @@ class PackedCache:
     kernels: KeepsPackedWeights
     _stored: Any = None
     """The open file of an earlier start."""
-    _forms: dict[str, Any] = field(default_factory=dict)
+    _stored_layers: dict[str, Any] = field(default_factory=dict)
+    """By name: the layer's form, and the names of its tensors."""
     _linears: dict[str, Linear] = field(default_factory=dict)
     _complete: bool = True
 
@@ -57,7 +56,7 @@ class PackedCache:
         Args:
             directory: Made when something is saved.
             model: Begins the file's name.
-            origin: All that the packed bytes follow from, beside the kernels' layout and the code of this room.
+            origin: All that the packed bytes follow from, beside the kernels' layout and the code that makes them.
             kernels: They pack.
         """
         text = json.dumps([kernels.packed_layout, _code_digest(), *map(str, origin)])
@@ -68,15 +67,13 @@ class PackedCache:
 
     def find(self, name: str) -> Linear | None:
         """The layer as an earlier start packed it, on mapped memory; None where it must be packed."""
-        if name not in self._forms:
+        if name not in self._stored_layers:
             return None
         try:
-            bias = self._stored.get_tensor(f"{name}/bias") if self._forms[name]["bias"] else None
-            packed = PackedBytes(self._forms[name]["form"], self._stored.get_tensor(f"{name}/blob"), bias)
-            linear = self.kernels.linear_of(packed)
-            if self._forms[name]["order"]:
-                linear = ReorderedLinear(linear, self._stored.get_tensor(f"{name}/order"))
-        except (SafetensorError, KernelError, KeyError, TypeError) as error:
+            form, tensor_names = self._stored_layers[name]
+            tensors = {key: self._stored.get_tensor(f"{name}/{key}") for key in tensor_names}
+            linear = self.kernels.load_linear(form, tensors)
+        except (SafetensorError, KernelError, KeyError, TypeError, ValueError) as error:
             self._warn_damaged(error)
             return None
         self._linears[name] = linear
@@ -96,10 +93,7 @@ class PackedCache:
             _remove_abandoned(self.file)
             _write(self.file, *self._contents())
         except OSError as error:
-            _log.warning(
-                "packed weights could not be kept: the next start packs them again",
-                extra={"file": str(self.file), "error": str(error)},
-            )
+            self._warn("packed weights could not be kept: the next start packs them again", error)
             return
         _log.info("packed weights kept for the next start", extra={"file": str(self.file)})
 
@@ -109,44 +103,39 @@ class PackedCache:
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
-            _log.warning(
-                "kept packed weights cannot be read: the weights are packed again",
-                extra={"file": str(self.file), "error": str(error)},
-            )
+            self._warn("kept packed weights cannot be read: the weights are packed again", error)
             return
         try:
             self._stored = safe_open(self.file, framework="pt")
-            self._forms = json.loads(self._stored.metadata()["layers"])
+            self._stored_layers = json.loads(self._stored.metadata()["layers"])
         except (SafetensorError, OSError, TypeError, KeyError, ValueError) as error:
             self._warn_damaged(error)
 
     def _warn_damaged(self, error: Exception) -> None:
-        self._forms = {}
-        _log.warning(
-            "kept packed weights are damaged: the weights are packed again, and the file is replaced",
-            extra={"file": str(self.file), "error": str(error)},
-        )
+        self._stored_layers = {}
+        self._warn("kept packed weights are damaged: the weights are packed again, and the file is replaced", error)
+
+    def _warn(self, message: str, error: Exception) -> None:
+        _log.warning(message, extra={"file": str(self.file), "error": str(error)})
 
     def _contents(self) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         """Tensors in the order of the file (packed weights first: they are aligned), and its metadata."""
         blobs: dict[str, torch.Tensor] = {}
         others: dict[str, torch.Tensor] = {}
-        forms: dict[str, Any] = {}
+        layers: dict[str, Any] = {}
         for name, linear in self._linears.items():
-            order = linear.order if isinstance(linear, ReorderedLinear) else None
-            packed = self.kernels.packed_bytes(linear.inner if isinstance(linear, ReorderedLinear) else linear)
-            forms[name] = {"form": dict(packed.form), "bias": packed.bias is not None, "order": order is not None}
-            blobs[f"{name}/blob"] = packed.blob
-            others |= {f"{name}/order": order} if order is not None else {}
-            others |= {f"{name}/bias": packed.bias} if packed.bias is not None else {}
+            form, tensors = self.kernels.save_linear(linear)
+            layers[name] = [form, list(tensors)]
+            for key, tensor in tensors.items():
+                (blobs if key == "blob" else others)[f"{name}/{key}"] = tensor
         by_alignment = dict(sorted(others.items(), key=lambda item: -item[1].dtype.itemsize))
-        return blobs | by_alignment, {"layers": json.dumps(forms)}
+        return blobs | by_alignment, {"layers": json.dumps(layers)}
 
 
 def _code_digest() -> str:
-    """Changes with the code of this room: a reader that is mended must not find what it read before."""
+    """Changes with the code: a reader that is corrected must not find what it read before."""
     digest = hashlib.sha256()
-    for file in sorted(_ROOM.rglob("*.py")):
+    for file in (file for folder in _CODE for file in sorted(folder.rglob("*.py"))):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Protocol
 
 import torch
@@ -21,21 +20,32 @@ class Collectives(Protocol):
         ...
 
 
-class Shard(Enum):
-    """How a weight is divided among ranks."""
-
-    REPLICATED = "replicated"
-    """Every rank holds it whole."""
-    COLUMN = "column"
-    """By output features (dimension 0): each rank computes some of the outputs."""
-    ROW = "row"
-    """By input features (dimension 1): each rank computes a part of every output, and the parts are summed."""
-    VOCAB = "vocab"
-    """By vocabulary (dimension 0), the last rank's part being smaller where it does not divide evenly."""
-
-
 class ParallelError(ValueError):
     """The model cannot be divided among so many ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank's part of a dimension of a weight."""
+
+    size: int
+    """Of the whole dimension."""
+    held: range
+    """What the rank holds of it."""
+
+    @staticmethod
+    def whole(size: int) -> Shard:
+        """All of it, on every rank."""
+        return Shard(size, range(size))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the rank holds all of it."""
+        return len(self.held) == self.size
+
+    def times(self, count: int) -> Shard:
+        """The same part where each unit stands for `count` numbers: the features of heads."""
+        return Shard(self.size * count, range(self.held.start * count, self.held.stop * count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +62,26 @@ class Parallel:
         if self.world_size > 1 and self.collectives is None:
             raise ParallelError("more than one rank needs collectives to join the parts")
 
-    def share(self, total: int, what: str) -> range:
+    def share(self, total: int, what: str) -> Shard:
         """This rank's part of `total` units, which must divide evenly. `what` names them in the error."""
         if total % self.world_size:
             raise ParallelError(f"{total} {what} cannot be divided evenly among {self.world_size} ranks")
         size = total // self.world_size
-        return range(self.rank * size, (self.rank + 1) * size)
+        return Shard(total, range(self.rank * size, (self.rank + 1) * size))
 
-    def kv_head_share(self, num_kv_heads: int) -> range:
+    def kv_head_share(self, num_kv_heads: int) -> Shard:
         """This rank's key/value heads: a part of them, or one that several ranks hold where there are fewer heads."""
         if num_kv_heads >= self.world_size:
             return self.share(num_kv_heads, "key/value heads")
         if self.world_size % num_kv_heads:
             raise ParallelError(f"{num_kv_heads} key/value heads cannot be repeated over {self.world_size} ranks")
         head = self.rank * num_kv_heads // self.world_size
-        return range(head, head + 1)
+        return Shard(num_kv_heads, range(head, head + 1))
 
-    def vocab_share(self, vocab_size: int) -> range:
-        """This rank's token ids."""
+    def vocab_share(self, vocab_size: int) -> Shard:
+        """This rank's token ids; the last rank has fewer where they do not divide evenly."""
         size = -(-vocab_size // self.world_size)
-        return range(min(self.rank * size, vocab_size), min((self.rank + 1) * size, vocab_size))
+        return Shard(vocab_size, range(min(self.rank * size, vocab_size), min((self.rank + 1) * size, vocab_size)))
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum over ranks."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from kvarn.costs.decoder import DecoderDimensions
 from kvarn.kernels.activation import Activation
-from kvarn.kernels.batch import KvDtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +81,26 @@ class DecoderSpec:
         """Decoder layers."""
         return len(self.layers)
 
+    @property
+    def dimensions(self) -> DecoderDimensions:
+        """What the costs of its steps follow from."""
+        mixtures = [layer.moe for layer in self.layers if layer.moe is not None]
+        moe = mixtures[0] if mixtures else MoeSpec(num_experts=0, experts_per_token=0, intermediate_size=0)
+        return DecoderDimensions(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            num_moe_layers=len(mixtures),
+            num_experts=moe.num_experts,
+            experts_per_token=moe.experts_per_token,
+            expert_size=moe.intermediate_size,
+            shared_expert_size=moe.shared_intermediate_size,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderSpec:
@@ -110,17 +130,3 @@ class EncoderSpec:
     def embedding_size(self) -> int:
         """Numbers in the vector of a text."""
         return self.hidden_size
-
-
-def kv_bytes_per_token(spec: DecoderSpec, dtype: KvDtype) -> int:
-    """Bytes that one token's keys and values take in all layers together.
-
-    As the compiled kernels hold them, heads filled up to a multiple of 16 numbers; torch's take no more.
-    """
-    held_dim = -(-spec.head_dim // 16) * 16
-    bytes_per_head = {
-        "float32": 4 * held_dim,
-        "bfloat16": 2 * held_dim,
-        "int8": held_dim + 4,  # with a float32 scale
-    }
-    return 2 * spec.num_layers * spec.num_kv_heads * bytes_per_head[dtype]

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
-from kvarn.store.repositories.revisions import has_newest, restore_newest
+from kvarn.store.repositories.tenants.revisions import has_newest, restore_newest
 
 _LOCK = 0x6B7661726E  # "kvarn": the number of PostgreSQL's advisory lock
 

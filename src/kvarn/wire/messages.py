@@ -236,7 +236,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     attended_pairs_total: int = 0
     """(query, key) pairs attended."""
     read_bytes_total: int = 0
-    """Weights and cached tokens that the steps had to read (`kvarn.planner`)."""
+    """Weights and cached tokens that the steps had to read (`kvarn.costs`)."""
     operations_total: int = 0
     """Operations that the steps had to do; a multiply-add counts as two."""
     evictions_total: int = 0

@@ -213,7 +213,8 @@ def apply_constraints(logits: torch.Tensor, rows: Sequence[ConstrainedRow]) -> N
     biased = [item for item in rows if len(item.constraints.bias_ids)]
     if biased:
         places = _flat_places([(item.row, item.constraints.bias_ids) for item in biased], vocab_size)
-        flat[places] += torch.from_numpy(np.concatenate([item.constraints.bias_values for item in biased]))
+        values = torch.from_numpy(np.concatenate([item.constraints.bias_values for item in biased]))
+        flat[places] += values.to(flat.device)
     penalised = [(item, counts) for item in rows if (counts := item.constraints.counts) is not None]
     if penalised:
         _apply_penalties(flat, penalised, vocab_size)
@@ -239,10 +240,10 @@ def _apply_penalties(
     places = _flat_places([(item.row, counts.ids) for item, counts in penalised], vocab_size)
     lengths = [len(counts.ids) for _, counts in penalised]
     samplings = [item.constraints.sampling for item, _ in penalised]
-    repetition = _spread([max(sampling.repetition_penalty, 1 / _STRONGEST) for sampling in samplings], lengths)
-    frequency = _spread([sampling.frequency_penalty for sampling in samplings], lengths)
-    presence = _spread([sampling.presence_penalty for sampling in samplings], lengths)
-    counts = torch.from_numpy(np.concatenate([part.counts for _, part in penalised]))
+    repetition = _spread([max(sampling.repetition_penalty, 1 / _STRONGEST) for sampling in samplings], lengths, flat)
+    frequency = _spread([sampling.frequency_penalty for sampling in samplings], lengths, flat)
+    presence = _spread([sampling.presence_penalty for sampling in samplings], lengths, flat)
+    counts = torch.from_numpy(np.concatenate([part.counts for _, part in penalised])).to(flat.device)
     values = flat[places]
     values = torch.where(values > 0, values / repetition, values * repetition)
     values -= frequency * counts
@@ -250,5 +251,5 @@ def _apply_penalties(
     flat[places] = values
 
 
-def _spread(values: Sequence[float], lengths: Sequence[int]) -> torch.Tensor:
-    return torch.from_numpy(np.repeat(_bounded(values), lengths))
+def _spread(values: Sequence[float], lengths: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.repeat(_bounded(values), lengths)).to(like.device)

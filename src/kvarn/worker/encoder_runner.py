@@ -49,7 +49,8 @@ class EncoderRunner:
             yield batch
 
     def _encode(self, batch: list[list[int]]) -> list[bytes]:
-        token_ids = torch.tensor([token for tokens in batch for token in tokens], dtype=torch.int64)
-        starts = torch.tensor([0] + [len(tokens) for tokens in batch], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        vectors = self._model.encode(token_ids, starts).to(torch.float32).cpu().numpy()
+        device, lengths = self._model.kernels.device, [0] + [len(tokens) for tokens in batch]
+        token_ids = torch.tensor([token for tokens in batch for token in tokens], dtype=torch.int64, device=device)
+        starts = torch.tensor(lengths, dtype=torch.int32, device=device).cumsum(0, dtype=torch.int32)
+        vectors = self._model.encode(token_ids, starts).to(torch.float32).numpy(force=True)
         return [row.astype("<f4").tobytes() for row in vectors]

@@ -111,7 +111,6 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
             context_lens=torch.from_numpy(context_lens.astype(np.int32)).to(device),
             block_tables=torch.from_numpy(block_tables).to(device),
             slot_mapping=torch.from_numpy(slot_mapping).to(device),
-            block_size=BLOCK_SIZE,
         ),
         logits_rows=torch.from_numpy(np.concatenate((*drawn_tokens, *prompt_tokens))).to(device),
         sampled_rows=sampled_rows,

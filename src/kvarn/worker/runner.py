@@ -7,7 +7,6 @@ import numpy.typing as npt
 import torch
 
 from kvarn.engine.plan import KVConnector, RowResult, StepPlan
-from kvarn.kernels.torch_draw import most_likely
 from kvarn.models import Decoder
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.worker.errors import PlanError
@@ -32,8 +31,8 @@ class ModelRunner:
     ) -> None:
         self._model = model
         self._cache = model.new_kv_cache(num_blocks)
-        self._device = self._cache.keys[0].device
         self._connector = connector
+        self._device = model.kernels.device
         self._slots = SlotTable(max_num_seqs, max_context_length, model.spec.vocab_size)
 
     @torch.inference_mode()
@@ -109,7 +108,7 @@ class ModelRunner:
         if count == 0:
             return []
         own = logits[span.first : span.first + count]
-        check_finite(most_likely(own)[1], np.full(count, span.slot))
+        check_finite(self._model.kernels.most_likely(own)[1], np.full(count, span.slot))
         following = torch.tensor(span.next_token_ids, dtype=torch.int64, device=logits.device)
         return position_logprobs(own, following, [span.num_top] * count)
 

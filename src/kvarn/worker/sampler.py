@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.kernels.dispatch import Kernels
-from kvarn.kernels.draw import DrawParams
-from kvarn.kernels.torch_backend import TorchKernels
+from kvarn.kernels.interface import Kernels
+from kvarn.kernels.sampling import SamplingTensors
+from kvarn.kernels.torch.backend import TorchKernels
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.worker.constraints import ConstrainedRow, Ids, apply_constraints, apply_masks, mask_ids
 from kvarn.worker.errors import InvalidLogitsError, PlanError
@@ -72,7 +72,7 @@ def sample(
         params = _draw_params(slots, row_slots[drawn], logits.device)
         tokens[rows] = kernels.draw_tokens(logits, rows, row_max[rows], params)
     entries = position_logprobs(own_logits, tokens[torch.from_numpy(reported)], reports[reported].tolist())
-    return Sampled(tokens.cpu().numpy(), dict(zip(reported.tolist(), entries, strict=True)))
+    return Sampled(tokens.numpy(force=True), dict(zip(reported.tolist(), entries, strict=True)))
 
 
 def _masked_rows(masks: Mapping[int, bytes], row_slots: npt.NDArray[np.int64], vocab_size: int) -> dict[int, Ids]:
@@ -103,9 +103,9 @@ def check_finite(row_max: torch.Tensor, row_slots: npt.NDArray[np.int64]) -> Non
         raise InvalidLogitsError(int(row_slots[int((~finite).nonzero()[0, 0])]))
 
 
-def _draw_params(slots: SlotTable, row_slots: npt.NDArray[np.int64], device: torch.device) -> DrawParams:
+def _draw_params(slots: SlotTable, row_slots: npt.NDArray[np.int64], device: torch.device) -> SamplingTensors:
     numbers = uniforms(slots.seed[row_slots], slots.num_output[row_slots])
-    return DrawParams(
+    return SamplingTensors(
         temperature=torch.from_numpy(slots.temperature[row_slots]).to(device),
         top_k=torch.from_numpy(slots.top_k[row_slots]).to(device),
         top_p=torch.from_numpy(slots.top_p[row_slots]).to(device),

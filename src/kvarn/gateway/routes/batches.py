@@ -5,14 +5,14 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from kvarn.batches.operation import describe_batch, start_batch
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.context import gateway_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations.batches import describe_batch, start_batch
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.query import check_query
 from kvarn.gateway.record import record_of
-from kvarn.store.repositories.batches import cancel_batch, find_batch, list_batches
+from kvarn.gateway.state import gateway_of
+from kvarn.store.repositories.batches.batches import cancel_batch, find_batch, list_batches
 from kvarn.wire.openai.batches import BatchObject, BatchRequest
 from kvarn.wire.openai.lists import ListObject
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from kvarn.gateway.admin_context import AdminContext, admin_context
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.identity.desk import Desk, desk_of
 from kvarn.gateway.openapi import shapes
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.query import check_query
 from kvarn.metering.prices import BILLIONTHS, billionths
 from kvarn.store.models import Budget
-from kvarn.store.repositories import budgets
-from kvarn.wire.openai.budgets import BudgetCreate, BudgetDeleted, BudgetObject, BudgetUpdate
+from kvarn.store.repositories.usage import budgets
 from kvarn.wire.openai.errors import invalid_request
 from kvarn.wire.openai.lists import ListObject
+from kvarn.wire.openai.organization.budgets import BudgetCreate, BudgetDeleted, BudgetObject, BudgetUpdate
 
 router = APIRouter(prefix="/v1/organization/budgets", tags=["organization"])
 
@@ -26,11 +26,11 @@ _LIST = ListQuery(ascending=True)
 @shapes(ListObject[BudgetObject])
 async def list_budgets(request: Request) -> Response:
     """The organisation's budgets and those of its projects, oldest first."""
-    desk = desk_of(request)
+    admin = admin_context(request)
     cursor = _LIST.read(request)
-    async with desk.reading() as session:
-        page = await budgets.list_budgets(session, desk.organization_id, cursor)
-        spent = await budgets.spent(session, [budgets.rule_of(each) for each in page.items], desk.gateway.store.now())
+    async with admin.reading() as session:
+        page = await budgets.list_budgets(session, admin.organization_id, cursor)
+        spent = await budgets.spent(session, [budgets.rule_of(each) for each in page.items], admin.gateway.store.now())
     return json_response(list_answer(page, lambda budget: _describe(budget, spent[budget.id])))
 
 
@@ -39,52 +39,52 @@ async def list_budgets(request: Request) -> Response:
 async def create_budget(request: Request) -> Response:
     """A budget of the organisation, or of one of its projects. It holds for requests from now on, at every gateway
     within `metering.budget_refresh_s`; what was spent before in the period counts."""
-    desk = desk_of(request)
+    admin = admin_context(request)
     check_query(request)
-    asked = await desk.gateway.read(request, BudgetCreate)
+    asked = await admin.gateway.read(request, BudgetCreate)
     limits = [_stored(asked.unit, name, getattr(asked, name)) for name in ("hard_limit", "soft_limit")]
-    currency = desk.gateway.config.metering.currency if asked.unit == "cost" else None
-    async with desk.acting() as act:
+    currency = admin.gateway.config.metering.currency if asked.unit == "cost" else None
+    async with admin.audited_change() as change:
         budget = await budgets.add_budget(
-            act, desk.organization_id, asked.project_id, asked.unit, currency, asked.period, limits[0], limits[1]
+            change, admin.organization_id, asked.project_id, asked.unit, currency, asked.period, limits[0], limits[1]
         )
-    return json_response(await _with_spent(desk, budget))
+    return json_response(await _with_spent(admin, budget))
 
 
 @router.get("/{budget_id}", summary="Retrieve a budget")
 @shapes(BudgetObject)
 async def get_budget(request: Request, budget_id: str) -> Response:
     """One budget, with what has been spent of it."""
-    desk = desk_of(request)
+    admin = admin_context(request)
     check_query(request)
-    async with desk.reading() as session:
-        budget = await budgets.find_budget(session, desk.organization_id, budget_id)
-    return json_response(await _with_spent(desk, budget))
+    async with admin.reading() as session:
+        budget = await budgets.find_budget(session, admin.organization_id, budget_id)
+    return json_response(await _with_spent(admin, budget))
 
 
 @router.post("/{budget_id}", summary="Modify a budget")
 @shapes(BudgetObject, BudgetUpdate)
 async def modify_budget(request: Request, budget_id: str) -> Response:
     """Set or take away its limits."""
-    desk = desk_of(request)
+    admin = admin_context(request)
     check_query(request)
-    asked = await desk.gateway.read(request, BudgetUpdate)
-    async with desk.acting() as act:
-        budget = await budgets.find_budget(act.session, desk.organization_id, budget_id)
+    asked = await admin.gateway.read(request, BudgetUpdate)
+    async with admin.audited_change() as change:
+        budget = await budgets.find_budget(change.session, admin.organization_id, budget_id)
         changes = {name: _stored(budget.unit, name, getattr(asked, name)) for name in sorted(asked.model_fields_set)}
-        budgets.change_budget(act, budget, changes)
-    return json_response(await _with_spent(desk, budget))
+        budgets.change_budget(change, budget, changes)
+    return json_response(await _with_spent(admin, budget))
 
 
 @router.delete("/{budget_id}", summary="Delete a budget")
 @shapes(BudgetDeleted)
 async def delete_budget(request: Request, budget_id: str) -> Response:
     """Its limits hold no longer."""
-    desk = desk_of(request)
+    admin = admin_context(request)
     check_query(request)
-    async with desk.acting() as act:
-        budget = await budgets.find_budget(act.session, desk.organization_id, budget_id)
-        await budgets.delete_budget(act, budget)
+    async with admin.audited_change() as change:
+        budget = await budgets.find_budget(change.session, admin.organization_id, budget_id)
+        await budgets.delete_budget(change, budget)
     return json_response(BudgetDeleted(id=budget_id))
 
 
@@ -102,9 +102,9 @@ def _stored(unit: str, name: str, amount: float | None) -> int | None:
     return int(amount)
 
 
-async def _with_spent(desk: Desk, budget: Budget) -> BudgetObject:
-    async with desk.reading() as session:
-        spent = await budgets.spent(session, [budgets.rule_of(budget)], desk.gateway.store.now())
+async def _with_spent(admin: AdminContext, budget: Budget) -> BudgetObject:
+    async with admin.reading() as session:
+        spent = await budgets.spent(session, [budgets.rule_of(budget)], admin.gateway.store.now())
     return _describe(budget, spent[budget.id])
 
 

@@ -8,23 +8,23 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from kvarn.gateway.answer import event_stream, json_response, json_when_done
-from kvarn.gateway.context import gateway_of
 from kvarn.gateway.openapi import EVENTS, shapes
-from kvarn.gateway.operations.chat import start_chat
-from kvarn.gateway.operations.stored_chat import describe_completion, stored_messages
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Entries, Text
 from kvarn.gateway.query import check_query
 from kvarn.gateway.record import record_of
-from kvarn.store.repositories.pages import cut_page
-from kvarn.store.repositories.stored_completions import (
+from kvarn.gateway.state import gateway_of
+from kvarn.serving.chat.operation import start_chat
+from kvarn.serving.chat.stored import describe_completion, stored_messages
+from kvarn.store.repositories.conversations.stored_completions import (
     change_metadata,
     delete_completion,
     find_completion,
     list_completions,
 )
-from kvarn.wire.openai.chat import ChatCompletionRequest, CompletionChange
-from kvarn.wire.openai.chat_answer import ChatCompletion, ChatCompletionDeleted
+from kvarn.store.repositories.pages import cut_page
+from kvarn.wire.openai.chat.answer import ChatCompletion, ChatCompletionDeleted
+from kvarn.wire.openai.chat.request import ChatCompletionRequest, CompletionChange
 from kvarn.wire.openai.lists import ListObject
 
 router = APIRouter(prefix="/v1/chat/completions", tags=["chat"])
@@ -73,7 +73,9 @@ async def change_chat_completion(request: Request, completion_id: str) -> Respon
     check_query(request)
     gateway, owner = gateway_of(request), record_of(request.scope).principal.owner
     change = await gateway.read(request, CompletionChange)
-    stored = await change_metadata(gateway.store, owner, completion_id, change.metadata or {}, gateway.room.most)
+    stored = await change_metadata(
+        gateway.store, owner, completion_id, change.metadata or {}, gateway.storage_quota.max_bytes
+    )
     return json_response(describe_completion(stored))
 
 

@@ -6,10 +6,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from kvarn.gateway.answer import event_stream, json_when_done
-from kvarn.gateway.context import gateway_of
 from kvarn.gateway.openapi import EVENTS, shapes
-from kvarn.gateway.operations.completions import start_completion
 from kvarn.gateway.record import record_of
+from kvarn.gateway.state import gateway_of
+from kvarn.serving.completions.operation import start_completion
 from kvarn.wire.openai.completions import Completion, CompletionRequest
 
 router = APIRouter(prefix="/v1", tags=["completions"])

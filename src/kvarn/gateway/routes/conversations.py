@@ -6,27 +6,27 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.context import gateway_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations import conversations
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.query import Query, check_query
 from kvarn.gateway.record import record_of
 from kvarn.gateway.routes.responses import INCLUDE
+from kvarn.gateway.state import gateway_of
+from kvarn.responses.items import add_items, resolve_items
 from kvarn.store.engine import Store
 from kvarn.store.models import Conversation
 from kvarn.store.owner import Owner
-from kvarn.store.repositories import conversations as stored
+from kvarn.store.repositories.conversations import conversations as stored
 from kvarn.store.repositories.pages import Page
-from kvarn.wire.openai.conversations import (
+from kvarn.wire.openai.lists import ListObject
+from kvarn.wire.openai.responses.conversations import (
     ConversationAnswer,
     CreateConversationRequest,
     CreateItemsRequest,
     DeletedConversation,
     UpdateConversationRequest,
 )
-from kvarn.wire.openai.lists import ListObject
-from kvarn.wire.openai.response_items import StoredItem
+from kvarn.wire.openai.responses.items import StoredItem
 
 router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
 
@@ -41,8 +41,8 @@ async def create_conversation(request: Request) -> Response:
     check_query(request)
     gateway = gateway_of(request)
     asked = await gateway.read(request, CreateConversationRequest)
-    items = await conversations.kept_items(gateway, record_of(request.scope), asked.items or [])
-    most = gateway.room.most
+    items = await resolve_items(gateway, record_of(request.scope), asked.items or [])
+    most = gateway.storage_quota.max_bytes
     return _answer(await stored.create_conversation(*_whose(request), asked.metadata or {}, items, most))
 
 
@@ -61,7 +61,7 @@ async def update_conversation(request: Request, conversation_id: str) -> Respons
     check_query(request)
     gateway = gateway_of(request)
     asked = await gateway.read(request, UpdateConversationRequest)
-    metadata, most = asked.metadata or {}, gateway.room.most
+    metadata, most = asked.metadata or {}, gateway.storage_quota.max_bytes
     return _answer(await stored.update_conversation(*_whose(request), conversation_id, metadata, most))
 
 
@@ -85,7 +85,7 @@ async def create_items(request: Request, conversation_id: str) -> Response:
     _ITEM.check(request)
     gateway = gateway_of(request)
     asked = await gateway.read(request, CreateItemsRequest)
-    items = await conversations.add_items(gateway, record_of(request.scope), conversation_id, asked.items)
+    items = await add_items(gateway, record_of(request.scope), conversation_id, asked.items)
     return json_response(list_answer(Page(items, False), lambda item: item))
 
 

@@ -6,10 +6,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from kvarn.gateway.answer import json_when_done
-from kvarn.gateway.context import gateway_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations.embeddings import start_embedding
 from kvarn.gateway.record import record_of
+from kvarn.gateway.state import gateway_of
+from kvarn.serving.embeddings.operation import start_embedding
 from kvarn.wire.openai.embeddings import EmbeddingList, EmbeddingRequest
 
 router = APIRouter(prefix="/v1", tags=["embeddings"])

@@ -10,14 +10,14 @@ from starlette.responses import Response, StreamingResponse
 
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.body import read_stream
-from kvarn.gateway.context import gateway_of
+from kvarn.gateway.files import PURPOSES, describe_file, take_file
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations.files import PURPOSES, describe_file, take_file
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Text
 from kvarn.gateway.query import check_query
 from kvarn.gateway.record import record_of
-from kvarn.store.repositories.files import delete_file, find_file, list_files, read_content
+from kvarn.gateway.state import gateway_of
+from kvarn.store.repositories.files.files import delete_file, find_file, list_files, read_content
 from kvarn.wire.openai.files import FileDeleted, FileObject
 from kvarn.wire.openai.lists import ListObject
 
@@ -67,7 +67,7 @@ async def create_file(request: Request) -> Response:
     max_bytes = gateway.config.retention.max_file_bytes + _FORM_BYTES
     declared = request.headers.get("content-length")
     size = _UPLOAD_BYTES if declared is None else min(int(declared), _UPLOAD_BYTES)
-    gateway.bodies.hold(record, min(size, gateway.limits.max_held_bytes // 2))  # one is taken however little there is
+    gateway.hold(record, min(size, gateway.limits.max_held_bytes // 2))  # one is taken however little there is
     body = read_stream(request, max_bytes, gateway.limits.body_timeout_s)
     owner = record.principal.owner
     return json_response(await take_file(gateway, owner, request.headers.get("content-type", ""), body))

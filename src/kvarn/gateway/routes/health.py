@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 import kvarn
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.context import gateway_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.served import ServedModel
+from kvarn.gateway.state import gateway_of
+from kvarn.serving.models import ServedModel
 
 router = APIRouter(tags=["operation"])
 
@@ -56,6 +56,7 @@ class ModelState(TypedDict):
     stage: NotRequired[str]
     progress: NotRequired[float]
     error: NotRequired[str]
+    replicas: NotRequired[dict[str, str]]
 
 
 class Readiness(TypedDict):
@@ -137,4 +138,6 @@ def _state(model: ServedModel) -> ModelState:
         state |= {"stage": stage, "progress": round(fraction, 3)}
     if model.load_error is not None:
         state["error"] = model.load_error
+    if len(model.replicas) > 1:
+        state["replicas"] = {name: str(replica.state) for name, replica in model.replicas.items()}
     return state

@@ -6,10 +6,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from kvarn.gateway.answer import event_stream, json_response, json_when_done
-from kvarn.gateway.context import gateway_of
 from kvarn.gateway.openapi import EVENTS, shapes
-from kvarn.gateway.operations.messages import count_tokens, start_message
 from kvarn.gateway.record import record_of
+from kvarn.gateway.state import gateway_of
+from kvarn.serving.messages.operation import count_tokens, start_message
 from kvarn.wire.anthropic.answer import Message, TokenCount
 from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesRequest
 
@@ -24,7 +24,7 @@ async def create_message(request: Request) -> Response:
     asked = await gateway.read(request, MessagesRequest)
     record.headers["request-id"] = record.request_id
     run = await start_message(gateway, record, asked)
-    return event_stream(run.stream(), end=b"", tell=run.tell) if asked.stream else json_when_done(run.collect())
+    return event_stream(run.stream(), end=b"", tell=run.error_event) if asked.stream else json_when_done(run.collect())
 
 
 @router.post("/count_tokens", summary="Count a prompt's tokens")

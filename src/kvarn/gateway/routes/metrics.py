@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from prometheus_client.exposition import choose_encoder
 from starlette.responses import PlainTextResponse, Response
 
-from kvarn.gateway.context import gateway_of
+from kvarn.gateway.state import gateway_of
 
 router = APIRouter(tags=["operation"])
 

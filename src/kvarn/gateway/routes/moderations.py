@@ -6,10 +6,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from kvarn.gateway.answer import json_when_done
-from kvarn.gateway.context import gateway_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations.moderations import start_moderation
 from kvarn.gateway.record import record_of
+from kvarn.gateway.state import gateway_of
+from kvarn.serving.moderation.operation import start_moderation
 from kvarn.wire.openai.moderations import ModerationList, ModerationRequest
 
 router = APIRouter(prefix="/v1", tags=["moderations"])

@@ -6,10 +6,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from kvarn.gateway.answer import json_when_done
-from kvarn.gateway.context import gateway_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations.rerank import start_rerank, start_score
 from kvarn.gateway.record import record_of
+from kvarn.gateway.state import gateway_of
+from kvarn.serving.embeddings.rerank import start_rerank, start_score
 from kvarn.wire.openai.rerank import RerankAnswer, RerankRequest, ScoreAnswer, ScoreRequest
 
 router = APIRouter(tags=["rerank"])

@@ -9,25 +9,26 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from kvarn.gateway.answer import event_stream, json_response, json_when_done
-from kvarn.gateway.context import gateway_of
 from kvarn.gateway.openapi import EVENTS, shapes
-from kvarn.gateway.operations import background_responses as background
-from kvarn.gateway.operations.responses import count_input_tokens, start_response
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Flag, Number, Texts
 from kvarn.gateway.query import Query, check_query
 from kvarn.gateway.record import record_of
-from kvarn.gateway.response_ending import Ending
-from kvarn.gateway.response_stream import ResponseStream
+from kvarn.gateway.state import gateway_of
+from kvarn.responses import retrieval
+from kvarn.responses.background import start_background
+from kvarn.responses.ending import ResponseEnding
+from kvarn.responses.operation import count_input_tokens, start_response
+from kvarn.responses.stream import ResponseStream
 from kvarn.store.owner import Owner
+from kvarn.store.repositories.conversations.responses import find_response
 from kvarn.store.repositories.pages import cut_page
-from kvarn.store.repositories.responses import find_response
-from kvarn.wire.openai import response_answer
 from kvarn.wire.openai.errors import invalid_request
 from kvarn.wire.openai.lists import ListObject
-from kvarn.wire.openai.response_answer import DeletedResponse, InputTokens, StreamEvent
-from kvarn.wire.openai.response_items import StoredItem
-from kvarn.wire.openai.responses import Include, ResponseRequest, TokenCountRequest
+from kvarn.wire.openai.responses import answer as response_answer
+from kvarn.wire.openai.responses.answer import DeletedResponse, InputTokens, StreamEvent
+from kvarn.wire.openai.responses.items import StoredItem
+from kvarn.wire.openai.responses.request import Include, ResponseRequest, TokenCountRequest
 
 router = APIRouter(prefix="/v1/responses", tags=["responses"])
 
@@ -51,8 +52,8 @@ async def create_response(request: Request) -> Response:
     gateway, record = gateway_of(request), record_of(request.scope)
     asked = await gateway.read(request, ResponseRequest)
     if asked.background:
-        queued = await background.start_background(gateway, record, asked)
-        return _stream(background.follow_run(gateway, queued)) if asked.stream else json_response(queued.row.body)
+        queued = await start_background(gateway, record, asked)
+        return _stream(retrieval.follow_run(gateway, queued)) if asked.stream else json_response(queued.row.body)
     run = await start_response(gateway, record, asked)
     return _stream(run.stream(), run.ending) if asked.stream else json_when_done(run.collect(), run.chat.held)
 
@@ -73,11 +74,11 @@ async def get_response(request: Request, response_id: str) -> Response:
     _READ.check(request)
     gateway, after = gateway_of(request), _STARTING_AFTER.read(request)
     if _STREAM.read(request):
-        follow = background.follow_response(gateway, _owner(request), response_id, -1 if after is None else after)
+        follow = retrieval.follow_response(gateway, _owner(request), response_id, -1 if after is None else after)
         return _stream(follow)
     if after is not None:
         raise invalid_request("'starting_after' needs 'stream' to be true.", "starting_after")
-    return json_response(await background.retrieve_response(gateway, _owner(request), response_id))
+    return json_response(await retrieval.retrieve_response(gateway, _owner(request), response_id))
 
 
 @router.delete("/{response_id}", summary="Delete a response")
@@ -85,7 +86,7 @@ async def get_response(request: Request, response_id: str) -> Response:
 async def delete_response(request: Request, response_id: str) -> Response:
     """Delete a stored response; one that runs in the background is stopped."""
     check_query(request)
-    await background.delete_response(gateway_of(request), _owner(request), response_id)
+    await retrieval.delete_response(gateway_of(request), _owner(request), response_id)
     return json_response(DeletedResponse(id=response_id))
 
 
@@ -94,7 +95,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
 async def cancel_response(request: Request, response_id: str) -> Response:
     """Stop a background response; what has been written is kept. One that has ended stays as it is."""
     check_query(request)
-    return json_response(await background.cancel_response(gateway_of(request), _owner(request), response_id))
+    return json_response(await retrieval.cancel_response(gateway_of(request), _owner(request), response_id))
 
 
 @router.get("/{response_id}/input_items", summary="List a response's input items", openapi_extra=_LIST.described)
@@ -112,6 +113,6 @@ def _owner(request: Request) -> Owner:
     return record_of(request.scope).principal.owner
 
 
-def _stream(batches: AsyncGenerator[list[StreamEvent], None], ending: Ending | None = None) -> Response:
+def _stream(batches: AsyncGenerator[list[StreamEvent], None], ending: ResponseEnding | None = None) -> Response:
     stream = ResponseStream(batches, ending)
-    return event_stream(stream.encoded(), end=b"", tell=stream.tell)
+    return event_stream(stream.encoded(), end=b"", tell=stream.error_event)

@@ -6,11 +6,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.context import Gateway, gateway_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.record import RequestRecord, record_of
-from kvarn.gateway.rendering import render_token_ids
-from kvarn.gateway.served import ReadyModel
+from kvarn.gateway.record import record_of
+from kvarn.gateway.state import Gateway, gateway_of
+from kvarn.serving.models import ReadyModel
+from kvarn.serving.record import RequestRecord
+from kvarn.serving.rendering import render_token_ids
 from kvarn.text.prompt import PromptBuilder
 from kvarn.wire.openai.tokenize import (
     DetokenizeRequest,

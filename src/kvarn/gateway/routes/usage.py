@@ -5,11 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from kvarn.gateway import usage
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.context import gateway_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations import usage
 from kvarn.gateway.record import record_of
+from kvarn.gateway.state import gateway_of
 from kvarn.gateway.usage_query import (
     API_KEY_IDS,
     BATCH,
@@ -21,7 +21,7 @@ from kvarn.gateway.usage_query import (
     UsageParameters,
 )
 from kvarn.store.owner import Principal
-from kvarn.wire.openai.organization_usage import CompletionsUsage, Costs, InputUsage, UsagePage
+from kvarn.wire.openai.organization.usage import CompletionsUsage, Costs, InputUsage, UsagePage
 
 router = APIRouter(prefix="/v1/organization", tags=["organization"])
 

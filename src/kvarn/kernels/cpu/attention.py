@@ -1,4 +1,4 @@
-"""Attention straight from the block table, in the compiled kernels."""
+"""Attention straight from the block table, in the compiled kernels; for encoders over a cache of one call."""
 
 from __future__ import annotations
 
@@ -6,124 +6,158 @@ from dataclasses import dataclass
 
 import torch
 
+from kvarn.config.schema import BLOCK_SIZE
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
 from kvarn.kernels.cpu import _native
-from kvarn.kernels.cpu.kv_cache import BLOCK, KvShapeError, native_type
+from kvarn.kernels.cpu.kv_cache import native_type, new_kv_cache
+from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Norm
 
 
 @dataclass(frozen=True, slots=True)
 class CpuAttentionPlan:
-    """Who reads which keys in one step, for the layers that share a window."""
+    """See `kvarn.kernels.interface.AttentionPlan`."""
 
+    backend: _native.Backend
     native: _native.AttentionPlan
     batch: PagedBatch
     """Kept alive: the native plan refers to its tensors."""
+    heads: HeadShape
+
+    def run(
+        self,
+        qkv: torch.Tensor,
+        rotation: Rotation,
+        norm: Norm | None,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        scale: float,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """One compiled call: [T, (H + 2 G) D] float32 to [T, H D] float32.
+
+        A token's result depends on its own sequence alone, to the last bit.
+        """
+        heads = self.heads
+        self._check(qkv, rotation, norm)
+        kv_type = native_type(key_cache, value_cache, heads)
+        if self.native.num_blocks > len(key_cache):
+            raise KernelInputError(
+                f"the step uses block {self.native.num_blocks - 1} of a cache of {len(key_cache)} blocks"
+            )
+        out = torch.empty((len(qkv), heads.query * heads.dim), dtype=torch.float32)
+        self.backend.attention(
+            self.native,
+            qkv.data_ptr(),
+            qkv.stride(0),
+            heads.query,
+            heads.kv,
+            heads.dim,
+            kv_type,
+            rotation.cos.data_ptr(),
+            rotation.sin.data_ptr(),
+            rotation.cos.shape[1],
+            norm.weight.data_ptr() if norm else 0,
+            norm.eps if norm else 0.0,
+            key_cache.data_ptr(),
+            value_cache.data_ptr(),
+            scale,
+            softcap or 0.0,
+            out.data_ptr(),
+            out.stride(0),
+        )
+        return out
+
+    def _check(self, qkv: torch.Tensor, rotation: Rotation, norm: Norm | None) -> None:
+        tokens, heads = self.batch.slot_mapping.shape[0], self.heads
+        cos, sin = rotation.cos, rotation.sin
+        if qkv.shape != (tokens, (heads.query + 2 * heads.kv) * heads.dim) or qkv.stride(1) != 1:
+            raise KernelInputError(f"qkv {tuple(qkv.shape)} is not {tokens} tokens of {heads}")
+        if cos.shape != sin.shape or cos.shape[0] != tokens or 2 * cos.shape[1] > heads.dim:
+            raise KernelInputError(
+                f"angles {tuple(cos.shape)}, {tuple(sin.shape)} do not fit {tokens} tokens of {heads}"
+            )
+        if norm and norm.weight.shape != (heads.query + heads.kv, heads.dim):
+            raise KernelInputError(f"norm weights {tuple(norm.weight.shape)} do not fit {heads}")
+        whole = (cos, sin, norm.weight) if norm else (cos, sin)
+        if qkv.dtype != torch.float32 or any(t.dtype != torch.float32 or not t.is_contiguous() for t in whole):
+            raise KernelInputError(
+                "queries, keys, values, angles and norm weights must be float32, all but the first contiguous"
+            )
 
 
-def plan_attention(batch: PagedBatch, window: int | None = None, *, causal: bool = True) -> CpuAttentionPlan:
+def plan_attention(
+    backend: _native.Backend, batch: PagedBatch, heads: HeadShape, window: int | None = None, *, causal: bool = True
+) -> CpuAttentionPlan:
     """The plan of one step. `window`: tokens a query sees, itself included; None sees all before it.
 
     Where it is not causal, a query also sees the tokens after it, as far as its sequence's context goes.
 
-    Raises KvShapeError where the batch does not fit together.
+    Raises KernelInputError where the batch does not fit together.
     """
-    if batch.block_size != BLOCK:
-        raise KvShapeError(f"blocks of {batch.block_size} tokens: the kernels read blocks of {BLOCK}")
+    if heads.query % heads.kv:
+        raise KernelInputError(f"{heads.query} query heads cannot share {heads.kv} key/value heads evenly")
     if window is not None and window < 1:
-        raise KvShapeError(f"a window of {window} tokens shows a query not even itself")
+        raise KernelInputError(f"a window of {window} tokens shows a query not even itself")
     (sequences,), (tokens,) = batch.context_lens.shape, batch.slot_mapping.shape
     if batch.query_starts.shape != (sequences + 1,) or len(batch.block_tables) != sequences:
-        raise KvShapeError(f"query starts or block tables are not those of {sequences} sequences")
+        raise KernelInputError(f"query starts or block tables are not those of {sequences} sequences")
     try:
         native = _native.AttentionPlan(
-            _int32(batch.query_starts),
-            _int32(batch.context_lens),
-            _int32(batch.block_tables),
+            _address(batch.query_starts, torch.int32),
+            _address(batch.context_lens, torch.int32),
+            _address(batch.block_tables, torch.int32),
             batch.block_tables.stride(0),
             batch.block_tables.shape[1],
-            _int64(batch.slot_mapping),
+            _address(batch.slot_mapping, torch.int64),
             sequences,
             tokens,
             window or 0,
             causal,
         )
     except ValueError as error:
-        raise KvShapeError(str(error)) from error
-    return CpuAttentionPlan(native, batch)
-
-
-def attention(
-    backend: _native.Backend,
-    qkv: torch.Tensor,
-    heads: HeadShape,
-    rotation: Rotation,
-    norm: Norm | None,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    plan: CpuAttentionPlan,
-    scale: float,
-    softcap: float | None = None,
-) -> torch.Tensor:
-    """Write this step's keys and values into one layer's cache, then answer its queries: [T, H D] float32.
-
-    qkv [T, (H + 2 G) D] float32: query, key and value heads. Queries and keys are normed (where the model has it) and
-    rotated; scores are multiplied by `scale` and, with a softcap, become softcap * tanh(score / softcap). A token's
-    result depends on its own sequence alone, to the last bit.
-    """
-    _check(qkv, heads, rotation, norm, plan)
-    kv_type = native_type(key_cache, value_cache, heads)
-    if plan.native.num_blocks > len(key_cache):
-        raise KvShapeError(f"the step uses block {plan.native.num_blocks - 1} of a cache of {len(key_cache)} blocks")
-    out = torch.empty((len(qkv), heads.query * heads.dim), dtype=torch.float32)
-    backend.attention(
-        plan.native,
-        qkv.data_ptr(),
-        qkv.stride(0),
-        heads.query,
-        heads.kv,
-        heads.dim,
-        kv_type,
-        rotation.cos.data_ptr(),
-        rotation.sin.data_ptr(),
-        rotation.cos.shape[1],
-        norm.weight.data_ptr() if norm else 0,
-        norm.eps if norm else 0.0,
-        key_cache.data_ptr(),
-        value_cache.data_ptr(),
-        scale,
-        softcap or 0.0,
-        out.data_ptr(),
-        out.stride(0),
-    )
-    return out
-
-
-def _check(qkv: torch.Tensor, heads: HeadShape, rotation: Rotation, norm: Norm | None, plan: CpuAttentionPlan) -> None:
-    tokens = plan.batch.slot_mapping.shape[0]
-    cos, sin = rotation.cos, rotation.sin
-    if heads.query % heads.kv:
-        raise KvShapeError(f"{heads.query} query heads cannot share {heads.kv} key/value heads evenly")
-    if qkv.shape != (tokens, (heads.query + 2 * heads.kv) * heads.dim) or qkv.stride(1) != 1:
-        raise KvShapeError(f"qkv {tuple(qkv.shape)} is not {tokens} tokens of {heads}")
-    if cos.shape != sin.shape or cos.shape[0] != tokens or 2 * cos.shape[1] > heads.dim:
-        raise KvShapeError(f"angles {tuple(cos.shape)}, {tuple(sin.shape)} do not fit {tokens} tokens of {heads}")
-    if norm and norm.weight.shape != (heads.query + heads.kv, heads.dim):
-        raise KvShapeError(f"norm weights {tuple(norm.weight.shape)} do not fit {heads}")
-    whole = (cos, sin, norm.weight) if norm else (cos, sin)
-    if qkv.dtype != torch.float32 or any(t.dtype != torch.float32 or not t.is_contiguous() for t in whole):
-        raise KvShapeError("queries, keys, values, angles and norm weights must be float32, all but the first whole")
-
-
-def _int32(tensor: torch.Tensor) -> int:
-    return _address(tensor, torch.int32)
-
-
-def _int64(tensor: torch.Tensor) -> int:
-    return _address(tensor, torch.int64)
+        raise KernelInputError(str(error)) from error
+    return CpuAttentionPlan(backend, native, batch, heads)
 
 
 def _address(tensor: torch.Tensor, dtype: torch.dtype) -> int:
     if tensor.dtype != dtype or (tensor.numel() and tensor.stride(-1) != 1):
-        raise KvShapeError(f"expected {dtype} side by side, not {tensor.dtype} with strides {tensor.stride()}")
+        raise KernelInputError(f"expected {dtype} side by side, not {tensor.dtype} with strides {tensor.stride()}")
     return tensor.data_ptr()
+
+
+@dataclass(frozen=True, slots=True)
+class CpuBidirectionalPlan:
+    """See `kvarn.kernels.interface.BidirectionalPlan`. Each layer writes its keys and values over the last one's."""
+
+    attention: CpuAttentionPlan
+    keys: torch.Tensor
+    values: torch.Tensor
+    rotation: Rotation
+    """Of no numbers: encoders' positions are in their embeddings."""
+
+    def run(self, qkv: torch.Tensor) -> torch.Tensor:
+        """One compiled call. A text's result depends on its own tokens alone, to the last bit."""
+        scale = self.attention.heads.dim**-0.5
+        return self.attention.run(qkv, self.rotation, None, self.keys, self.values, scale)
+
+
+def plan_bidirectional(backend: _native.Backend, lengths: torch.Tensor, heads: HeadShape) -> CpuBidirectionalPlan:
+    """See `Kernels.plan_bidirectional`. Raises KernelInputError where the kernels cannot read such heads."""
+    tokens = int(lengths.sum())
+    blocks = (lengths + BLOCK_SIZE - 1) // BLOCK_SIZE
+    first_block = blocks.cumsum(0) - blocks
+    ends = lengths.cumsum(0)
+    text = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    positions = torch.arange(tokens) - (ends - lengths)[text]
+    batch = PagedBatch(
+        positions=positions,
+        query_starts=torch.cat([torch.zeros(1, dtype=torch.int64), ends]).int(),
+        context_lens=lengths.int(),
+        block_tables=(first_block[:, None] + torch.arange(int(blocks.max()))).int(),
+        slot_mapping=first_block[text] * BLOCK_SIZE + positions,
+    )
+    cache = new_kv_cache(1, int(blocks.sum()), heads, "float32")
+    plan = plan_attention(backend, batch, heads, causal=False)
+    nothing = torch.empty((tokens, 0))
+    return CpuBidirectionalPlan(plan, cache.keys[0], cache.values[0], Rotation(nothing, nothing))

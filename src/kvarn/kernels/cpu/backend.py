@@ -3,70 +3,71 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 
+from kvarn.costs.decoder import KvDtype
 from kvarn.kernels.activation import Activation
-from kvarn.kernels.batch import HeadShape, KVCache, KvDtype, PagedBatch, Rotation
-from kvarn.kernels.cpu import attention, bidirectional, elementwise, linear, sampling
+from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch
 from kvarn.kernels.cpu._native import Backend
+from kvarn.kernels.cpu.attention import CpuAttentionPlan, CpuBidirectionalPlan, plan_attention, plan_bidirectional
 from kvarn.kernels.cpu.isa import chosen_instruction_set
 from kvarn.kernels.cpu.kv_cache import new_kv_cache
-from kvarn.kernels.cpu.packed import PACKED_LAYOUT, linear_of, packed_bytes
-from kvarn.kernels.draw import DrawParams
+from kvarn.kernels.cpu.linear import CpuLinear, address_of_norm, check_rows
+from kvarn.kernels.cpu.packing import ACTIVATION_NUMBERS, LAYOUT, PackedWeight, pack
+from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Linear, Norm
-from kvarn.kernels.packed import PackedBytes
-from kvarn.kernels.torch_backend import TorchKernels
+from kvarn.kernels.sampling import SamplingTensors, weight_bits
+from kvarn.kernels.torch.backend import TorchKernels
 from kvarn.kernels.weights import Weight
 
 
-class CpuKernels:
-    """See `kvarn.kernels.dispatch.Kernels` for what each operation means.
+class CpuKernels(TorchKernels):
+    """See `kvarn.kernels.interface.Kernels` for what each operation means. What is not compiled is torch's.
 
-    Layer norms, which only encoders use, are torch's own. Calls from several threads take turns: they share scratch
-    memory.
+    Calls from several threads take turns: they share scratch memory.
     """
+
+    packed_layout = LAYOUT
 
     def __init__(self, isa: str | None = None) -> None:
         """Take an instruction set; default: what KVARN_ISA names, else the best one here.
 
         Raises UnusableInstructionSetError, which lists the usable ones.
         """
+        super().__init__()
         self.isa = chosen_instruction_set(os.environ if isa is None else {"KVARN_ISA": isa})
-        self._backend = Backend(self.isa)
-        self._torch = TorchKernels()
-
-    @property
-    def name(self) -> str:
-        """`cpu` and the instruction set."""
-        return f"cpu ({self.isa})"
+        self.name = f"cpu ({self.isa})"
+        self.backend = Backend(self.isa)
 
     def preferred_dtype(self) -> torch.dtype:
         """bfloat16: half the bytes of float32, and any instruction set widens it as fast as it is read."""
         return torch.bfloat16
 
     def activation_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """float32: activations are small beside the weights, and what they are rounded to is the product's affair."""
+        """float32: activations are small beside the weights; each product rounds them as its format needs."""
         return torch.float32
 
     def pack_linear(
         self, weight: Weight, bias: torch.Tensor | None = None, activation: Activation | None = None
-    ) -> linear.CpuLinear:
-        """See `kvarn.kernels.cpu.linear`."""
-        return linear.pack_linear(self._backend, weight, bias, activation)
+    ) -> CpuLinear:
+        """See `kvarn.kernels.cpu.packing`."""
+        return CpuLinear(self.backend, pack(weight, bias, activation))
 
-    @property
-    def packed_layout(self) -> str:
-        """See `kvarn.kernels.packed`. One for all instruction sets."""
-        return PACKED_LAYOUT
+    def save_linear(self, layer: Linear) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """See `KeepsPackedWeights`. Raises KernelInputError for a layer of another backend."""
+        if not isinstance(layer, CpuLinear):
+            raise KernelInputError(f"{type(layer).__name__} was not packed by the compiled kernels")
+        return layer.packed.form(), layer.packed.tensors()
 
-    def packed_bytes(self, layer: Linear) -> PackedBytes:
-        """See `kvarn.kernels.cpu.packed`."""
-        return packed_bytes(layer)
-
-    def linear_of(self, packed: PackedBytes) -> linear.CpuLinear:
-        """See `kvarn.kernels.cpu.packed`."""
-        return linear_of(self._backend, packed)
+    def load_linear(self, form: dict[str, Any], tensors: dict[str, torch.Tensor]) -> CpuLinear:
+        """See `KeepsPackedWeights`."""
+        try:
+            fields: dict[str, Any] = {**form, **tensors}
+            return CpuLinear(self.backend, PackedWeight(**fields))
+        except (TypeError, KeyError, ValueError) as error:
+            raise KernelInputError(f"kept weights of the form {form} cannot be used: {error}") from error
 
     def rms_norm(
         self,
@@ -76,71 +77,113 @@ class CpuKernels:
         mean_square: torch.Tensor | None = None,
         add_to: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compiled; torch's where the mean of squares comes from elsewhere."""
+        """Compiled, for x [T, size] float32 with contiguous rows; torch's where `mean_square` is given."""
         if mean_square is not None:
-            return self._torch.rms_norm(x, norm, mean_square=mean_square, add_to=add_to)
-        return elementwise.rms_norm(self._backend, x, norm, add_to)
-
-    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-        """Torch's own, which norms each row by itself."""
-        return self._torch.layer_norm(x, weight, bias, eps)
+            return super().rms_norm(x, norm, mean_square=mean_square, add_to=add_to)
+        out = torch.empty(x.shape) if add_to is None else add_to
+        size = norm.weight.shape[-1]
+        check_rows(x, size, out, size)
+        address = address_of_norm(norm, size)
+        self.backend.rms_norm(
+            x.data_ptr(),
+            x.shape[0],
+            size,
+            x.stride(0),
+            address,
+            norm.eps,
+            out.data_ptr(),
+            out.stride(0),
+            add_to is not None,
+        )
+        return out
 
     def activation(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
         """Compiled. A number's result does not depend on its place, as that of torch's vectorised functions does."""
-        return elementwise.activate(self._backend, x, activation)
-
-    def plan_bidirectional(self, lengths: torch.Tensor, heads: HeadShape) -> bidirectional.BidirectionalPlan:
-        """A scratch cache, and which of its blocks each text reads."""
-        return bidirectional.plan_bidirectional(lengths, heads)
-
-    def bidirectional_attention(
-        self, qkv: torch.Tensor, heads: HeadShape, plan: bidirectional.BidirectionalPlan
-    ) -> torch.Tensor:
-        """One compiled call."""
-        return bidirectional.bidirectional_attention(self._backend, qkv, heads, plan)
+        if x.dtype != torch.float32 or not x.is_contiguous():
+            raise KernelInputError(
+                f"activations need contiguous float32 numbers, not {x.dtype} with strides {x.stride()}"
+            )
+        out = torch.empty_like(x)
+        self.backend.activate(x.data_ptr(), x.numel(), ACTIVATION_NUMBERS[activation], out.data_ptr())
+        return out
 
     def new_kv_cache(self, num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:
         """Blocks of bytes; csrc/attention/attention.h describes them."""
         return new_kv_cache(num_layers, num_blocks, heads, dtype)
 
-    def plan_attention(
-        self, batch: PagedBatch, num_kv_heads: int, window: int | None = None
-    ) -> attention.CpuAttentionPlan:
+    def plan_attention(self, batch: PagedBatch, heads: HeadShape, window: int | None = None) -> CpuAttentionPlan:
         """Which blocks each query reads, and which of them several sequences share."""
-        return attention.plan_attention(batch, window)
+        return plan_attention(self.backend, batch, heads, window)
 
-    def paged_attention(
-        self,
-        qkv: torch.Tensor,
-        heads: HeadShape,
-        rotation: Rotation,
-        norm: Norm | None,
-        key_cache: torch.Tensor,
-        value_cache: torch.Tensor,
-        plan: attention.CpuAttentionPlan,
-        scale: float,
-        softcap: float | None = None,
-    ) -> torch.Tensor:
-        """One compiled call."""
-        return attention.attention(
-            self._backend,
-            qkv,
-            heads,
-            rotation,
-            norm,
-            key_cache,
-            value_cache,
-            plan,
-            scale,
-            softcap,
-        )
+    def plan_bidirectional(self, lengths: torch.Tensor, heads: HeadShape) -> CpuBidirectionalPlan:
+        """A scratch cache, and which of its blocks each text reads."""
+        return plan_bidirectional(self.backend, lengths, heads)
 
     def most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Compiled."""
-        return sampling.most_likely(self._backend, logits)
+        rows, vocab_size = _shape_of(logits)
+        tokens = torch.empty(rows, dtype=torch.int64)
+        values = torch.empty(rows, dtype=torch.float32)
+        stride = logits.stride(0)
+        self.backend.most_likely(logits.data_ptr(), rows, vocab_size, stride, tokens.data_ptr(), values.data_ptr())
+        return tokens, values
 
     def draw_tokens(
-        self, logits: torch.Tensor, rows: torch.Tensor, row_max: torch.Tensor, params: DrawParams
+        self, logits: torch.Tensor, rows: torch.Tensor, row_max: torch.Tensor, params: SamplingTensors
     ) -> torch.Tensor:
-        """Compiled; without sorting the vocabulary."""
-        return sampling.draw_tokens(self._backend, logits, rows, row_max, params)
+        """Compiled; without sorting the vocabulary.
+
+        Raises KernelInputError where `rows` are not rows of `logits`, or one of them holds NaN or another maximum than
+        `row_max` says, so that nothing can be drawn from it.
+        """
+        num_rows, vocab_size = _shape_of(logits)
+        columns = (
+            (rows, torch.int64),
+            (row_max, torch.float32),
+            (params.temperature, torch.float32),
+            (params.top_k, torch.int64),
+            (params.top_p, torch.float64),
+            (params.min_p, torch.float32),
+            (params.uniforms, torch.float64),
+        )
+        # Kept until the call is over: a column that is not contiguous is copied.
+        held = [_column(column, dtype, len(rows)) for column, dtype in columns]
+        row_ids, maxima, temperature, top_k, top_p, min_p, uniforms = (column.data_ptr() for column in held)
+        if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= num_rows):
+            raise KernelInputError(f"rows to draw for must lie between 0 and {num_rows - 1}")
+        tokens = torch.empty(len(rows), dtype=torch.int64)
+        try:
+            self.backend.draw_tokens(
+                logits.data_ptr(),
+                vocab_size,
+                logits.stride(0),
+                weight_bits(vocab_size),
+                row_ids,
+                len(rows),
+                maxima,
+                temperature,
+                top_k,
+                top_p,
+                min_p,
+                uniforms,
+                tokens.data_ptr(),
+            )
+        except ValueError as error:
+            raise KernelInputError(str(error)) from error
+        return tokens
+
+
+def _shape_of(logits: torch.Tensor) -> tuple[int, int]:
+    if logits.ndim != 2 or logits.dtype != torch.float32 or logits.stride(1) != 1 or logits.shape[1] == 0:
+        raise KernelInputError(
+            f"logits must be float32 [rows, vocabulary] with tokens side by side, not {logits.dtype} "
+            f"{list(logits.shape)} with strides {logits.stride()}"
+        )
+    rows, vocab_size = logits.shape
+    return rows, vocab_size
+
+
+def _column(column: torch.Tensor, dtype: torch.dtype, rows: int) -> torch.Tensor:
+    if column.dtype != dtype or column.shape != (rows,):
+        raise KernelInputError(f"a draw needs {dtype} [{rows}], not {column.dtype} {list(column.shape)}")
+    return column.contiguous()

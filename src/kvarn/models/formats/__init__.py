@@ -1,28 +1,25 @@
-"""How checkpoints store quantised weights: one file a format."""
+"""How checkpoints store quantized weights: one file a format."""
 
 from __future__ import annotations
 
 from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.formats.awq import AwqFormat
-from kvarn.models.formats.base import Note, UnsupportedQuantizationError, WeightFormat
+from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
 from kvarn.models.formats.compressed_tensors import CompressedTensorsFormat
 from kvarn.models.formats.gptq import GptqFormat
-from kvarn.models.formats.plain import PlainFormat
+from kvarn.models.hf_config import CheckpointKind
 
 __all__ = ["UnsupportedQuantizationError", "WeightFormat", "weight_format"]
 
+_FORMATS = {"gptq": GptqFormat, "awq": AwqFormat, "compressed-tensors": CompressedTensorsFormat}
+"""By `quant_method`."""
 
-def weight_format(checkpoint: Checkpoint, note: Note) -> WeightFormat:
+
+def weight_format(checkpoint: Checkpoint, warn: Warn) -> WeightFormat:
     """The format that config.json names. Raises UnsupportedQuantizationError where it is not a known one."""
-    config = checkpoint.config.get("quantization_config") or checkpoint.config.get("compression_config")
-    if not config:
-        return PlainFormat(checkpoint)
-    match method := config.get("quant_method"):
-        case "gptq":
-            return GptqFormat(checkpoint, config, note)
-        case "awq":
-            return AwqFormat(checkpoint, config, note)
-        case "compressed-tensors":
-            return CompressedTensorsFormat(checkpoint, config, note)
-        case _:
-            raise UnsupportedQuantizationError(repr(method))
+    config = checkpoint.validated(CheckpointKind).quantization_config
+    if config is None or not config.model_fields_set:
+        return WeightFormat(checkpoint)
+    if config.quant_method not in _FORMATS:
+        raise UnsupportedQuantizationError(repr(config.quant_method))
+    return _FORMATS[config.quant_method](checkpoint, config, warn)

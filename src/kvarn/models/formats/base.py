@@ -2,43 +2,66 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import ClassVar
 
+import torch
+
+from kvarn.kernels.weights import Weight
+from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.errors import UnsupportedModelError
-from kvarn.models.weight_parts import WeightPart
 
-Note = Callable[[str], None]
-"""Says something the operator should know; once for each kind of message (what stands before its first bracket)."""
+Warn = Callable[[str], None]
+"""Tells the operator something, once for each kind of message (what precedes its first bracket)."""
 
 
-class WeightFormat(Protocol):
-    """How a checkpoint stores the weights of linear layers."""
+class WeightFormat:
+    """How a checkpoint stores the weights of linear layers: as numbers, one float tensor each.
 
-    @property
-    def name(self) -> str:
-        """Of the method that quantised the checkpoint; empty where weights are plain."""
-        ...
+    Quantized formats derive from it: layers that they left plain are read so.
+    """
 
-    def read(self, name: str, shape: tuple[int, int]) -> WeightPart:
+    name: ClassVar[str] = ""
+    """Of the method that quantized the checkpoint; empty where weights are plain."""
+    packed_suffix: ClassVar[str] = ".weight"
+    """Of the tensor that holds a layer's values."""
+    beside_weights: ClassVar[tuple[str, ...]] = ()
+    """Suffixes of tensors that belong to a weight, and stand for no numbers of their own."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+
+    def read(self, name: str, shape: tuple[int, int]) -> Weight:
         """The weight [out, in] of the layer `name` (without `.weight`).
 
-        Layers that the checkpoint left plain are read as such. Raises a CheckpointError where tensors are missing or of
-        other shapes than the configuration implies.
+        Raises a CheckpointError where tensors are missing or of other shapes than the configuration implies.
         """
-        ...
+        return Weight(self.checkpoint.tensor(f"{name}.weight", shape))
 
     def num_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         """Numbers that all tensors (by name) stand for; scales and the like are not counted."""
-        ...
+        return sum(
+            math.prod(shape) * (self.numbers_in_word(name) if name.endswith(self.packed_suffix) else 1)
+            for name, shape in shapes.items()
+            if not name.endswith(self.beside_weights)
+        )
+
+    def numbers_in_word(self, name: str) -> int:
+        """Numbers in one element of the tensor `name`, which ends with `packed_suffix`."""
+        return 1
+
+    def group_of(self, name: str, in_features: int) -> torch.Tensor | None:
+        """[in_features] int64: the group of each input, from the tensor `name` where there is one."""
+        return self.checkpoint.tensor(name, (in_features,)).long() if name in self.checkpoint else None
 
 
 class UnsupportedQuantizationError(UnsupportedModelError):
-    """The checkpoint is quantised in a way that Kvarn does not read."""
+    """The checkpoint is quantized in a way that Kvarn does not read."""
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f"the checkpoint is quantised with {what}, which is not supported. Kvarn reads GPTQ and AWQ (gemm) with "
+            f"the checkpoint is quantized with {what}, which is not supported. Kvarn reads GPTQ and AWQ (gemm) with "
             "4 or 8 bits, and compressed-tensors W8A8 (int8, activations dynamic), W8A16 and W4A16. Take such a "
             "checkpoint, or the plain one with --quantization int8 or int4"
         )

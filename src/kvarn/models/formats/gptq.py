@@ -17,66 +17,60 @@ the middle, even where a checkpoint of the first format stores it as the second 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
+from kvarn.kernels.weights import Weight
 from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.errors import WeightShapeError
-from kvarn.models.formats.base import Note, UnsupportedQuantizationError
-from kvarn.models.formats.codes import Codes, unpack_words, weight_part
-from kvarn.models.weight_parts import WeightPart
-
-_BESIDE_WEIGHTS = (".qzeros", ".scales", ".g_idx")
+from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
+from kvarn.models.formats.quantized_values import QuantizedValues, unpack_words
+from kvarn.models.hf_config import QuantizationConfig
 
 
-class GptqFormat:
+class GptqFormat(WeightFormat):
     """See `kvarn.models.formats.base.WeightFormat`."""
 
     name = "gptq"
+    packed_suffix = ".qweight"
+    beside_weights = (".qzeros", ".scales", ".g_idx")
 
-    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any], note: Note) -> None:
-        self._checkpoint = checkpoint
-        self._note = note
-        self._bits = config.get("bits") or 4
+    def __init__(self, checkpoint: Checkpoint, config: QuantizationConfig, warn: Warn) -> None:
+        super().__init__(checkpoint)
+        self._warn = warn
+        self._bits = config.bits or 4
         if self._bits not in (4, 8):
             raise UnsupportedQuantizationError(f"GPTQ in {self._bits} bits")
-        version = "marlin" if config.get("is_marlin_format") else config.get("checkpoint_format") or "gptq"
+        version = "marlin" if config.is_marlin_format else config.checkpoint_format or "gptq"
         if version not in ("gptq", "gptq_v2"):
             raise UnsupportedQuantizationError(f"GPTQ in the format {version!r}")
-        self._symmetric = config.get("sym") is True
+        self._symmetric = config.sym is True
         self._zeros_are_whole = version == "gptq_v2"
-        self._group_size = config.get("group_size") or -1
+        self._group_size = config.group_size or -1
 
-    def read(self, name: str, shape: tuple[int, int]) -> WeightPart:
+    def read(self, name: str, shape: tuple[int, int]) -> Weight:
         """Bits and groups may differ from layer to layer: they follow from the tensors' shapes."""
-        if f"{name}.qweight" not in self._checkpoint:
-            return WeightPart(self._checkpoint.tensor(f"{name}.weight", shape))
+        if f"{name}.qweight" not in self.checkpoint:
+            return super().read(name, shape)
         out_features, in_features = shape
-        qweight = self._checkpoint.stored(f"{name}.qweight")
+        qweight = self.checkpoint.stored(f"{name}.qweight")
         bits = next((bits for bits in (4, 8) if qweight.shape == (in_features * bits // 32, out_features)), None)
         if bits is None:
             expected = (in_features * self._bits // 32, out_features)
             raise WeightShapeError(f"{name}.qweight", expected, tuple(qweight.shape))
-        scales = self._checkpoint.stored(f"{name}.scales")
+        scales = self.checkpoint.stored(f"{name}.scales")
         group = self._group(name, in_features, scales)
-        codes = Codes(
+        return QuantizedValues(
             bits=bits,
             values=unpack_words(qweight.t(), bits),
             scales=scales.t(),
             zeros=self._zeros(name, (scales.shape[0], out_features * bits // 32), bits),
             group=group,
-            group_of=self._group_of(name, in_features),
-        )
-        return weight_part(codes, name, self._note)
+            group_of=self.group_of(f"{name}.g_idx", in_features),
+        ).weight(name, self._warn)
 
-    def num_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """Of packed weights, the numbers they hold."""
-        factors = {name: 32 // self._bits if name.endswith(".qweight") else 1 for name in shapes}
-        weights = (name for name in shapes if not name.endswith(_BESIDE_WEIGHTS))
-        return sum(math.prod(shapes[name]) * factors[name] for name in weights)
+    def numbers_in_word(self, name: str) -> int:
+        """Of as many bits as config.json says."""
+        return 32 // self._bits
 
     def _group(self, name: str, in_features: int, scales: torch.Tensor) -> int:
         groups = scales.shape[0]
@@ -91,16 +85,11 @@ class GptqFormat:
 
     def _zeros(self, name: str, shape: tuple[int, int], bits: int) -> torch.Tensor | None:
         """[out, groups] uint8; None: the middle everywhere. `shape` is that of the words."""
-        stored = self._checkpoint.tensor(f"{name}.qzeros", shape)
+        stored = self.checkpoint.tensor(f"{name}.qzeros", shape)
         middle = 1 << (bits - 1)
         if self._symmetric and any(bool((unpack_words(stored, bits) == zero).all()) for zero in (middle - 1, middle)):
             return None
         return unpack_words(stored if self._zeros_are_whole else _plus_one(stored, bits), bits).t().contiguous()
-
-    def _group_of(self, name: str, in_features: int) -> torch.Tensor | None:
-        if f"{name}.g_idx" not in self._checkpoint:
-            return None
-        return self._checkpoint.tensor(f"{name}.g_idx", (in_features,)).long()
 
 
 def _plus_one(words: torch.Tensor, bits: int) -> torch.Tensor:

@@ -7,9 +7,9 @@ from kvarn.store.models.conversations import Conversation, ConversationItem, Sto
 from kvarn.store.models.files import Batch, BatchLine, File, FileChunk
 from kvarn.store.models.leases import Lease
 from kvarn.store.models.tenants import (
-    ActNumber,
     ApiKey,
     AuditEntry,
+    ChangeNumber,
     Organization,
     Project,
     ProjectMember,
@@ -31,7 +31,6 @@ from kvarn.store.models.usage import (
 )
 
 __all__ = [
-    "ActNumber",
     "ApiKey",
     "AuditEntry",
     "Base",
@@ -40,6 +39,7 @@ __all__ = [
     "BilledEvent",
     "BilledHour",
     "Budget",
+    "ChangeNumber",
     "Conversation",
     "ConversationItem",
     "ErasedOrganization",

@@ -155,7 +155,7 @@ class AuditEntry(Base):
 
 class Revision(Base):
     """The newest act that changed what known keys may do: of an organisation, of what concerns all, and of all. Caches
-    ask whose number has grown (`repositories/revisions.py`). No reference: the row outlives its organisation, so that
+    ask whose number has grown (`revisions.py`). No reference: the row outlives its organisation, so that
     no gateway misses its end."""
 
     __tablename__ = "revisions"
@@ -164,9 +164,9 @@ class Revision(Base):
     number: Mapped[Number] = mapped_column(index=True)
 
 
-class ActNumber(Base):
+class ChangeNumber(Base):
     """The number of an act that changed what known keys may do: where the one that a gateway knows is not among them,
-    the database has lost acts (`repositories/revisions.py`). Of old acts they are forgotten."""
+    the database has lost acts (`repositories/tenants/revisions.py`). Of old acts they are forgotten."""
 
     __tablename__ = "act_numbers"
 

@@ -18,7 +18,7 @@ from kvarn.wire.anthropic.blocks import (
     ToolUseBlock,
     UserMessage,
 )
-from kvarn.wire.openai.chat_tools import Strict
+from kvarn.wire.openai.chat.tools import Strict
 from kvarn.wire.openai.common import SAMPLING_FIELDS, LenientModel, RequestModel, Strings, disagreement, only, refused
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
+
+RETRY_AFTER_S = 1.0
+"""Seconds a client is told to wait where nothing better is known."""
 
 
 class ApiError(Exception):
@@ -73,3 +77,13 @@ def model_not_found(name: str, served: list[str]) -> ApiError:
     return ApiError(
         404, f"The model {name!r} does not exist. This server has: {known}.", code="model_not_found", param="model"
     )
+
+
+def unavailable(message: str, code: str, retry_after_s: float | None = None) -> ApiError:
+    """A 503 with Retry-After."""
+    return ApiError(503, message, type="server_error", code=code, headers=retry_after(retry_after_s))
+
+
+def retry_after(seconds: float | None) -> dict[str, str]:
+    """The Retry-After header, in whole seconds."""
+    return {"retry-after": str(max(1, math.ceil(RETRY_AFTER_S if seconds is None else seconds)))}

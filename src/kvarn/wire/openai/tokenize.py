@@ -8,9 +8,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import model_validator
 
-from kvarn.wire.openai.chat import TemplateKwargs
-from kvarn.wire.openai.chat_messages import Messages, plain_messages
-from kvarn.wire.openai.chat_tools import Tools
+from kvarn.wire.openai.chat.messages import Messages, plain_messages
+from kvarn.wire.openai.chat.request import TemplateKwargs
+from kvarn.wire.openai.chat.tools import Tools
 from kvarn.wire.openai.common import LenientModel, TokenIds, disagreement
 
 

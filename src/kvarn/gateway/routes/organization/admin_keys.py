@@ -5,19 +5,19 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from kvarn.gateway.admin_context import admin_context
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.identity.desk import desk_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations.organization import admin_key_object, deleted_object
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.query import check_query
+from kvarn.gateway.routes.organization.objects import admin_key_object, deleted_object
 from kvarn.store.owner import Role
-from kvarn.store.repositories import keys
-from kvarn.store.repositories.tenants import default_project_id
-from kvarn.store.repositories.users import users_by_id
+from kvarn.store.repositories.tenants import keys
+from kvarn.store.repositories.tenants.organizations import default_project_id
+from kvarn.store.repositories.tenants.users import users_by_id
 from kvarn.wire.openai.lists import DeletedObject, ListObject
-from kvarn.wire.openai.organization import AdminKeyCreate
-from kvarn.wire.openai.organization_objects import AdminKeyObject
+from kvarn.wire.openai.organization.objects import AdminKeyObject
+from kvarn.wire.openai.organization.requests import AdminKeyCreate
 
 router = APIRouter(prefix="/v1/organization/admin_api_keys", tags=["administration"])
 
@@ -28,10 +28,10 @@ _LIST = ListQuery(ascending=True)
 @shapes(ListObject[AdminKeyObject])
 async def list_keys(request: Request) -> Response:
     """Keys with which the organisation can be administered, oldest first unless `order` is `desc`."""
-    desk = desk_of(request)
+    admin = admin_context(request)
     cursor = _LIST.read(request)
-    async with desk.reading() as session:
-        page = await keys.list_keys(session, desk.organization_id, cursor, admin=True)
+    async with admin.reading() as session:
+        page = await keys.list_keys(session, admin.organization_id, cursor, admin=True)
         owners = await users_by_id(session, {key.user_id for key in page.items})
     return json_response(list_answer(page, lambda key: admin_key_object(key, owners.get(key.user_id))))
 
@@ -40,16 +40,16 @@ async def list_keys(request: Request) -> Response:
 @shapes(AdminKeyObject, AdminKeyCreate)
 async def create_key(request: Request) -> Response:
     """A new key, which belongs to the user whose key asks for it; `value` is shown in this answer only."""
-    desk = desk_of(request)
+    admin = admin_context(request)
     check_query(request)
-    asked = await desk.gateway.read(request, AdminKeyCreate)
+    asked = await admin.gateway.read(request, AdminKeyCreate)
     wanted = keys.KeyRequest(
-        name=asked.name, role=Role.ADMIN, user_id=desk.principal.user_id, lifetime_s=asked.expires_in_seconds
+        name=asked.name, role=Role.ADMIN, user_id=admin.principal.user_id, lifetime_s=asked.expires_in_seconds
     )
-    async with desk.acting() as act:
-        project_id = await default_project_id(act.session, desk.organization_id)
-        key, value = await keys.add_key(act, desk.organization_id, project_id, wanted)
-        owners = await users_by_id(act.session, {key.user_id})
+    async with admin.audited_change() as change:
+        project_id = await default_project_id(change.session, admin.organization_id)
+        key, value = await keys.add_key(change, admin.organization_id, project_id, wanted)
+        owners = await users_by_id(change.session, {key.user_id})
     return json_response(admin_key_object(key, owners.get(key.user_id)) | {"value": value})
 
 
@@ -57,10 +57,10 @@ async def create_key(request: Request) -> Response:
 @shapes(AdminKeyObject)
 async def get_key(request: Request, key_id: str) -> Response:
     """One key, without its value."""
-    desk = desk_of(request)
+    admin = admin_context(request)
     check_query(request)
-    async with desk.reading() as session:
-        key = await keys.get_key(session, desk.organization_id, key_id, admin=True)
+    async with admin.reading() as session:
+        key = await keys.get_key(session, admin.organization_id, key_id, admin=True)
         owners = await users_by_id(session, {key.user_id})
     return json_response(admin_key_object(key, owners.get(key.user_id)))
 
@@ -69,8 +69,8 @@ async def get_key(request: Request, key_id: str) -> Response:
 @shapes(DeletedObject)
 async def delete_key(request: Request, key_id: str) -> Response:
     """Revoke a key; not the last with which the organisation can be administered."""
-    desk = desk_of(request)
+    admin = admin_context(request)
     check_query(request)
-    async with desk.acting() as act:
-        await keys.revoke_key(act, desk.organization_id, key_id, admin=True)
+    async with admin.audited_change() as change:
+        await keys.revoke_key(change, admin.organization_id, key_id, admin=True)
     return json_response(deleted_object("organization.admin_api_key", key_id))

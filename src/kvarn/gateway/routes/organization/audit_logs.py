@@ -5,15 +5,15 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from kvarn.gateway.admin_context import AdminContext, admin_context, platform_admin_context
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.identity.desk import Desk, desk_of, platform_desk_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations.organization import audit_log_object
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Flag, Texts, TimeRange
-from kvarn.store.repositories.audit import AuditFilter, list_audit_log
+from kvarn.gateway.routes.organization.objects import audit_log_object
+from kvarn.store.repositories.tenants.audit_log import AuditFilter, list_audit_log
 from kvarn.wire.openai.lists import ListObject
-from kvarn.wire.openai.organization_objects import AuditLogObject
+from kvarn.wire.openai.organization.objects import AuditLogObject
 
 router = APIRouter(prefix="/v1/organization", tags=["administration"])
 
@@ -33,8 +33,8 @@ _LIST = ListQuery(_TIMES, _PROJECTS, _TYPES, _ACTORS, _EMAILS, _OBJECTS, _TENANT
 @shapes(ListObject[AuditLogObject])
 async def list_audit_logs(request: Request) -> Response:
     """Every administrative act in the organisation, newest first."""
-    desk = desk_of(request)
-    return await _list(request, desk, desk.organization_id)
+    admin = admin_context(request)
+    return await _list(request, admin, admin.organization_id)
 
 
 @router.get(
@@ -43,10 +43,10 @@ async def list_audit_logs(request: Request) -> Response:
 @shapes(ListObject[AuditLogObject])
 async def list_of_tenant(request: Request, tenant_id: str) -> Response:
     """Ours: the log of any organisation. It outlives its organisation."""
-    return await _list(request, platform_desk_of(request), tenant_id)
+    return await _list(request, platform_admin_context(request), tenant_id)
 
 
-async def _list(request: Request, desk: Desk, organization_id: str) -> Response:
+async def _list(request: Request, admin: AdminContext, organization_id: str) -> Response:
     cursor = _LIST.read(request)
     wanted = AuditFilter(
         times=_TIMES.read(request),
@@ -56,6 +56,6 @@ async def _list(request: Request, desk: Desk, organization_id: str) -> Response:
         actor_emails=_EMAILS.read(request),
         object_ids=_OBJECTS.read(request),
     )
-    async with desk.reading() as session:
+    async with admin.reading() as session:
         page = await list_audit_log(session, organization_id, cursor, wanted)
     return json_response(list_answer(page, audit_log_object))

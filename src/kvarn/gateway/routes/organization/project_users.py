@@ -5,16 +5,16 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from kvarn.gateway.admin_context import admin_context
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.identity.desk import desk_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations.organization import deleted_object, project_user_object
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.query import check_query
-from kvarn.store.repositories import users
+from kvarn.gateway.routes.organization.objects import deleted_object, project_user_object
+from kvarn.store.repositories.tenants import users
 from kvarn.wire.openai.lists import DeletedObject, ListObject
-from kvarn.wire.openai.organization import ProjectUserCreate, ProjectUserUpdate
-from kvarn.wire.openai.organization_objects import ProjectUserObject
+from kvarn.wire.openai.organization.objects import ProjectUserObject
+from kvarn.wire.openai.organization.requests import ProjectUserCreate, ProjectUserUpdate
 
 router = APIRouter(prefix="/v1/organization/projects/{project_id}/users", tags=["administration"])
 
@@ -25,10 +25,10 @@ _LIST = ListQuery(ascending=True, ordered=False)
 @shapes(ListObject[ProjectUserObject])
 async def list_users(request: Request, project_id: str) -> Response:
     """People in the project."""
-    desk = desk_of(request)
+    admin = admin_context(request)
     cursor = _LIST.read(request)
-    async with desk.reading() as session:
-        page = await users.list_members(session, desk.organization_id, project_id, cursor, "person")
+    async with admin.reading() as session:
+        page = await users.list_members(session, admin.organization_id, project_id, cursor, "person")
     return json_response(list_answer(page, project_user_object))
 
 
@@ -36,15 +36,15 @@ async def list_users(request: Request, project_id: str) -> Response:
 @shapes(ProjectUserObject, ProjectUserCreate)
 async def create_user(request: Request, project_id: str) -> Response:
     """Give a person of the organisation a place in the project."""
-    desk = desk_of(request)
+    admin = admin_context(request)
     check_query(request)
-    asked = await desk.gateway.read(request, ProjectUserCreate)
-    async with desk.acting() as act:
+    asked = await admin.gateway.read(request, ProjectUserCreate)
+    async with admin.audited_change() as change:
         if asked.user_id is not None:
-            user = await users.get_user(act.session, desk.organization_id, asked.user_id)
+            user = await users.get_user(change.session, admin.organization_id, asked.user_id)
         else:
-            user = await users.find_user(act.session, desk.organization_id, asked.email or "")
-        member = await users.add_member(act, desk.organization_id, project_id, user, asked.role)
+            user = await users.find_user(change.session, admin.organization_id, asked.email or "")
+        member = await users.add_member(change, admin.organization_id, project_id, user, asked.role)
     return json_response(project_user_object(member))
 
 
@@ -52,10 +52,10 @@ async def create_user(request: Request, project_id: str) -> Response:
 @shapes(ProjectUserObject)
 async def get_user(request: Request, project_id: str, user_id: str) -> Response:
     """One person in the project."""
-    desk = desk_of(request)
+    admin = admin_context(request)
     check_query(request)
-    async with desk.reading() as session:
-        member = await users.get_member(session, desk.organization_id, project_id, user_id, "person")
+    async with admin.reading() as session:
+        member = await users.get_member(session, admin.organization_id, project_id, user_id, "person")
     return json_response(project_user_object(member))
 
 
@@ -63,11 +63,11 @@ async def get_user(request: Request, project_id: str, user_id: str) -> Response:
 @shapes(ProjectUserObject, ProjectUserUpdate)
 async def modify_user(request: Request, project_id: str, user_id: str) -> Response:
     """Set a person's role in the project."""
-    desk = desk_of(request)
+    admin = admin_context(request)
     check_query(request)
-    asked = await desk.gateway.read(request, ProjectUserUpdate)
-    async with desk.acting() as act:
-        member = await users.change_member(act, desk.organization_id, project_id, user_id, asked.role)
+    asked = await admin.gateway.read(request, ProjectUserUpdate)
+    async with admin.audited_change() as change:
+        member = await users.change_member(change, admin.organization_id, project_id, user_id, asked.role)
     return json_response(project_user_object(member))
 
 
@@ -75,8 +75,8 @@ async def modify_user(request: Request, project_id: str, user_id: str) -> Respon
 @shapes(DeletedObject)
 async def delete_user(request: Request, project_id: str, user_id: str) -> Response:
     """Take a person out of the project; the keys they have in it are revoked."""
-    desk = desk_of(request)
+    admin = admin_context(request)
     check_query(request)
-    async with desk.acting() as act:
-        await users.remove_member(act, desk.organization_id, project_id, user_id)
+    async with admin.audited_change() as change:
+        await users.remove_member(change, admin.organization_id, project_id, user_id)
     return json_response(deleted_object("organization.project.user", user_id))

@@ -5,17 +5,17 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from kvarn.gateway.admin_context import admin_context
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.identity.desk import desk_of
 from kvarn.gateway.openapi import shapes
-from kvarn.gateway.operations.organization import project_object
 from kvarn.gateway.pagination import ListQuery, list_answer
 from kvarn.gateway.parameters import Flag
 from kvarn.gateway.query import check_query
-from kvarn.store.repositories import projects
+from kvarn.gateway.routes.organization.objects import project_object
+from kvarn.store.repositories.tenants import projects
 from kvarn.wire.openai.lists import ListObject
-from kvarn.wire.openai.organization import ProjectCreate, ProjectUpdate
-from kvarn.wire.openai.organization_objects import ProjectObject
+from kvarn.wire.openai.organization.objects import ProjectObject
+from kvarn.wire.openai.organization.requests import ProjectCreate, ProjectUpdate
 
 router = APIRouter(prefix="/v1/organization/projects", tags=["administration"])
 
@@ -27,11 +27,11 @@ _LIST = ListQuery(_ARCHIVED, ascending=True, ordered=False)
 @shapes(ListObject[ProjectObject])
 async def list_projects(request: Request) -> Response:
     """The organisation's projects, oldest first; archived ones with `include_archived=true`."""
-    desk = desk_of(request)
+    admin = admin_context(request)
     cursor = _LIST.read(request)
     archived = _ARCHIVED.read(request)
-    async with desk.reading() as session:
-        page = await projects.list_projects(session, desk.organization_id, cursor, archived=archived)
+    async with admin.reading() as session:
+        page = await projects.list_projects(session, admin.organization_id, cursor, archived=archived)
     return json_response(list_answer(page, project_object))
 
 
@@ -39,11 +39,11 @@ async def list_projects(request: Request) -> Response:
 @shapes(ProjectObject, ProjectCreate)
 async def create_project(request: Request) -> Response:
     """A new project."""
-    desk = desk_of(request)
+    admin = admin_context(request)
     check_query(request)
-    asked = await desk.gateway.read(request, ProjectCreate)
-    async with desk.acting() as act:
-        project = await projects.add_project(act, desk.organization_id, asked.name)
+    asked = await admin.gateway.read(request, ProjectCreate)
+    async with admin.audited_change() as change:
+        project = await projects.add_project(change, admin.organization_id, asked.name)
     return json_response(project_object(project))
 
 
@@ -51,10 +51,10 @@ async def create_project(request: Request) -> Response:
 @shapes(ProjectObject)
 async def get_project(request: Request, project_id: str) -> Response:
     """One project, archived or not."""
-    desk = desk_of(request)
+    admin = admin_context(request)
     check_query(request)
-    async with desk.reading() as session:
-        project = await projects.get_project(session, desk.organization_id, project_id)
+    async with admin.reading() as session:
+        project = await projects.get_project(session, admin.organization_id, project_id)
     return json_response(project_object(project))
 
 
@@ -62,12 +62,12 @@ async def get_project(request: Request, project_id: str) -> Response:
 @shapes(ProjectObject, ProjectUpdate)
 async def modify_project(request: Request, project_id: str) -> Response:
     """Set its name, or whether its prompts may be sampled."""
-    desk = desk_of(request)
+    admin = admin_context(request)
     check_query(request)
-    asked = await desk.gateway.read(request, ProjectUpdate)
-    async with desk.acting() as act:
+    asked = await admin.gateway.read(request, ProjectUpdate)
+    async with admin.audited_change() as change:
         changes = asked.model_dump(exclude_none=True)
-        project = await projects.change_project(act, desk.organization_id, project_id, changes)
+        project = await projects.change_project(change, admin.organization_id, project_id, changes)
     return json_response(project_object(project))
 
 
@@ -75,8 +75,8 @@ async def modify_project(request: Request, project_id: str) -> Response:
 @shapes(ProjectObject)
 async def archive_project(request: Request, project_id: str) -> Response:
     """Its keys stop working; what it stores stays."""
-    desk = desk_of(request)
+    admin = admin_context(request)
     check_query(request)
-    async with desk.acting() as act:
-        project = await projects.archive_project(act, desk.organization_id, project_id)
+    async with admin.audited_change() as change:
+        project = await projects.archive_project(change, admin.organization_id, project_id)
     return json_response(project_object(project))

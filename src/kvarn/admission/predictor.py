@@ -1,0 +1,151 @@
+"""How long will it take? TTFT and TPOT from an engine's step-time model, in closed form.
+
+The engine mixes prompts into the steps of what decodes: each step takes what its decodes take, and carries as much of
+the prompts as its budget and its own TPOT target leave room for. So prompts of W seconds beside decodes whose step
+takes d seconds are computed in about W/room steps, which take W + d * W/room seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kvarn.admission.demand import Demand
+from kvarn.config.schema import EngineConfig
+from kvarn.wire.messages import StepTimes
+
+OUT_OF_REACH = 2.5
+"""Where even an idle engine misses a target, or nearly, requests get this many times what it takes alone: a target out
+of reach protects nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBounds:
+    """What an engine can hold."""
+
+    max_num_seqs: int
+    token_budget: int
+    step_target_s: float
+    """Prompts are cut so that steps with decodes in them last no longer ..."""
+    max_stretch: float
+    """... or no longer than this many times the decodes alone."""
+    min_prefill_chunk: int
+    kv_tokens: int
+    """Tokens that fit into its KV cache; 0: unknown."""
+
+    @classmethod
+    def of(cls, config: EngineConfig, kv_tokens: int) -> EngineBounds:
+        """The bounds of a configured engine."""
+        return cls(
+            config.max_num_seqs,
+            config.token_budget,
+            config.tpot_target_ms / 1000,
+            config.max_prefill_stretch,
+            config.min_prefill_chunk,
+            kv_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """What requests ask for on average."""
+
+    prompt_tokens: float
+    """That have to be computed."""
+    prompt_pairs: float
+    """(query, key) pairs of a prompt."""
+    output_tokens: float
+    cost: float
+    """Weighted tokens."""
+
+    @property
+    def context(self) -> float:
+        """Tokens of a sequence half-way through its answer."""
+        return self.prompt_tokens + self.output_tokens / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an engine has before it at a moment."""
+
+    rows: int
+    """Sequences that decode, or will once their prompts are computed."""
+    decoding: int
+    """Of those, so many decode beside the prompts that are computed next."""
+    context: float
+    """Tokens of all of them."""
+    prefill_tokens: float
+    """Of prompts that come before a new one's."""
+    free_kv_tokens: float = math.inf
+    """That nobody is about to need."""
+
+
+class Predictor:
+    """Predictions for one engine. All times in seconds."""
+
+    def __init__(self, times: StepTimes, bounds: EngineBounds) -> None:
+        self._times = times
+        self._bounds = bounds
+
+    def decode_s(self, rows: float, context: float) -> float:
+        """A step that only decodes."""
+        return self._times.fixed_s + rows * self._times.decode_row_s + context * self._times.decode_token_s
+
+    def prompt_s(self, tokens: float, pairs: float | None = None) -> float:
+        """What a prompt adds to the steps that compute it. `pairs`: of a single prompt where None."""
+        if pairs is None:
+            pairs = tokens * (tokens + 1) / 2
+        return tokens * self._times.prefill_token_s + pairs * self._times.prefill_pair_s
+
+    def longest_step_s(self, rows: float, context: float) -> float:
+        """How long the engine lets a step with these decodes last."""
+        return max(self._bounds.step_target_s, self._bounds.max_stretch * self.decode_s(rows, context))
+
+    def prefill_s(self, tokens: float, work_s: float, rows: float, context: float) -> float:
+        """Until prompts of so many tokens, which add `work_s` seconds to steps, are computed beside decodes."""
+        if tokens <= 0:
+            return 0.0
+        return math.ceil(tokens / self._chunk(work_s / tokens, rows, context)) * self.decode_s(rows, context) + work_s
+
+    def prefill_speed(self, token_s: float, rows: float, context: float) -> float:
+        """Prompt tokens a second beside decodes; `token_s` is what one adds to its step."""
+        chunk = self._chunk(token_s, rows, context)
+        return chunk / max(self.decode_s(rows, context) + chunk * token_s, 1e-9)
+
+    def first_token_s(self, demand: Demand, load: Load, mix: Mix) -> float:
+        """From sending a request to the engine to its first token: the step under way, the prompts before, its own."""
+        ahead = load.prefill_tokens
+        work_s = ahead * self.token_s(mix) + self.prompt_s(demand.prompt_tokens)
+        under_way = self.decode_s(load.decoding, load.context) / 2 if load.rows else 0.0
+        return under_way + self.prefill_s(ahead + demand.prompt_tokens, work_s, load.decoding, load.context)
+
+    def alone_s(self, demand: Demand) -> float:
+        """Time to first token on an idle engine."""
+        return self.prefill_s(demand.prompt_tokens, self.prompt_s(demand.prompt_tokens), 0, 0)
+
+    def token_s(self, mix: Mix) -> float:
+        """What a prompt token adds to its step, on average."""
+        return self.prompt_s(mix.prompt_tokens, mix.prompt_pairs) / max(1.0, mix.prompt_tokens)
+
+    def tpot_s(self, rows: float, context: float, mix: Mix) -> float:
+        """Mean step while so many sequences keep decoding and each that ends makes room for the next one's prompt."""
+        decode_s = self.decode_s(rows, context)
+        prompts_s = rows / max(1.0, mix.output_tokens) * self.prompt_s(mix.prompt_tokens, mix.prompt_pairs)
+        return min(decode_s + prompts_s, self.longest_step_s(rows, context))
+
+    def row_s(self, rows: float, mix: Mix) -> float:
+        """One row's part of a step of so many."""
+        return self.decode_s(rows, rows * mix.context) / max(1.0, rows)
+
+    def service_s(self, demand: Demand, row_s: float) -> float:
+        """A request's own part of the engine's time. Those of all that are served add up to the time that passes: so
+        they say how long a queue takes to drain."""
+        return self.prompt_s(demand.prompt_tokens) + demand.output_tokens * row_s
+
+    def _chunk(self, token_s: float, rows: float, context: float) -> float:
+        """Prompt tokens a step carries beside decodes."""
+        budget = max(1.0, self._bounds.token_budget - rows)
+        if rows == 0 or token_s <= 0:
+            return budget
+        room_s = self.longest_step_s(rows, context) - self.decode_s(rows, context)
+        return max(1.0, min(budget, max(room_s / token_s, self._bounds.min_prefill_chunk)))

@@ -1,0 +1,77 @@
+"""What requests turn out to ask for: averages, learned from those that ended."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from kvarn.admission.predictor import Mix
+
+FADE = 0.02
+"""Weight of the latest request in an average over all: about the last hundred count."""
+TENANT_FADE = 0.1
+"""The same among a tenant's own."""
+FIRST_GUESS = 128.0
+"""Output tokens expected of an answer before any has ended."""
+FIRST_TOKENS_PER_BYTE = 0.2
+"""Prompt tokens expected of a byte of JSON before any was tokenized."""
+MAX_TENANTS = 1024
+
+
+class Traffic:
+    """Averages of one model's requests.
+
+    Args:
+        input_cost: Cost of a computed prompt token in a tenant's account.
+        output_cost: The same of an output token.
+    """
+
+    def __init__(self, input_cost: float, output_cost: float) -> None:
+        self._input_cost = input_cost
+        self._output_cost = output_cost
+        self._tokens_per_byte = FIRST_TOKENS_PER_BYTE
+        self._prompt = 0.0
+        self._pairs = 0.0
+        self._output = FIRST_GUESS
+        self._cached_share = 0.0
+        self._ended = 0
+        self._outputs: OrderedDict[str, float] = OrderedDict()
+
+    def cost(self, prompt_tokens: float, output_tokens: float) -> float:
+        """Weighted tokens of a request."""
+        return prompt_tokens * self._input_cost + output_tokens * self._output_cost
+
+    def expected_output(self, tenant: str, most: int) -> float:
+        """Output tokens that a request of this tenant, which may write `most`, will probably have."""
+        return min(float(most), self._outputs.get(tenant, self._output))
+
+    def tokens_in(self, body_bytes: int) -> float:
+        """Prompt tokens that a body of this length will probably turn out to have."""
+        return body_bytes * self._tokens_per_byte
+
+    def learn_body(self, body_bytes: int, prompt_tokens: int) -> None:
+        """A body was tokenized. One that is short beside its prompt (the template adds to it) says little of others."""
+        self._tokens_per_byte += FADE * (min(1.0, prompt_tokens / body_bytes) - self._tokens_per_byte)
+
+    def expected_prompt(self, tokens: float) -> float:
+        """Prompt tokens that will probably have to be computed."""
+        return tokens * (1 - self._cached_share)
+
+    def learn(self, tenant: str, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
+        """A request has ended."""
+        computed = prompt_tokens - cached_tokens
+        self._ended += 1
+        fade = max(FADE, 1 / self._ended)
+        self._prompt += fade * (computed - self._prompt)
+        self._pairs += fade * (computed * (prompt_tokens + cached_tokens + 1) / 2 - self._pairs)
+        self._output += fade * (output_tokens - self._output)
+        self._cached_share += fade * (cached_tokens / max(1, prompt_tokens) - self._cached_share)
+        known = self._outputs.pop(tenant, float(output_tokens))
+        self._outputs[tenant] = known + TENANT_FADE * (output_tokens - known)
+        if len(self._outputs) > MAX_TENANTS:
+            self._outputs.popitem(last=False)
+
+    def mix(self, prompt_tokens: float) -> Mix:
+        """The average request; like one with a prompt of `prompt_tokens` before any has ended."""
+        prompt = self._prompt if self._ended else prompt_tokens
+        pairs = self._pairs if self._ended else prompt_tokens * (prompt_tokens + 1) / 2
+        return Mix(prompt, pairs, self._output, self.cost(prompt, self._output))

@@ -1,0 +1,82 @@
+"""The operations that lines of a batch may ask for: what the routes of the same paths do, without HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from kvarn.responses.operation import start_response
+from kvarn.responses.responses_context import ResponsesContext
+from kvarn.serving.chat.operation import start_chat
+from kvarn.serving.completions.operation import start_completion
+from kvarn.serving.embeddings.operation import start_embedding
+from kvarn.serving.moderation.checks import ALIASES
+from kvarn.serving.moderation.operation import start_moderation
+from kvarn.serving.record import RequestRecord
+from kvarn.wire.openai.chat.request import ChatCompletionRequest
+from kvarn.wire.openai.completions import CompletionRequest
+from kvarn.wire.openai.embeddings import EmbeddingRequest
+from kvarn.wire.openai.errors import invalid_request
+from kvarn.wire.openai.moderations import ModerationRequest
+from kvarn.wire.openai.parse import parse_request
+from kvarn.wire.openai.responses.request import ResponseRequest
+
+MODERATIONS = "/v1/moderations"
+
+Operation = Callable[[ResponsesContext, RequestRecord, bytes], Awaitable[object]]
+"""Answers a request body; raises what the operation of its path raises."""
+
+
+async def _chat(serving: ResponsesContext, record: RequestRecord, body: bytes) -> object:
+    request = parse_request(ChatCompletionRequest, body, record.warnings)
+    _refuse_stream(request.stream)
+    run = await start_chat(serving, record, request)
+    return await run.collect()
+
+
+async def _completion(serving: ResponsesContext, record: RequestRecord, body: bytes) -> object:
+    request = parse_request(CompletionRequest, body, record.warnings)
+    _refuse_stream(request.stream)
+    run = await start_completion(serving, record, request)
+    return await run.collect()
+
+
+async def _embedding(serving: ResponsesContext, record: RequestRecord, body: bytes) -> object:
+    request = parse_request(EmbeddingRequest, body, record.warnings)
+    work, _ = await start_embedding(serving, record, request)
+    return await work
+
+
+async def _moderation(serving: ResponsesContext, record: RequestRecord, body: bytes) -> object:
+    request = parse_request(ModerationRequest, body, record.warnings)
+    return await (await start_moderation(serving, record, request))
+
+
+async def _response(serving: ResponsesContext, record: RequestRecord, body: bytes) -> object:
+    request = parse_request(ResponseRequest, body, record.warnings)
+    _refuse_stream(request.stream)
+    if request.background:
+        why = "'background' must be false or left out in a batch."
+        raise invalid_request(why, "background", "unsupported_value")
+    return await (await start_response(serving, record, request)).collect()
+
+
+ENDPOINTS: Mapping[str, Operation] = {
+    "/v1/chat/completions": _chat,
+    "/v1/completions": _completion,
+    "/v1/embeddings": _embedding,
+    MODERATIONS: _moderation,
+    "/v1/responses": _response,
+}
+
+
+def answering_model(serving: ResponsesContext, endpoint: str, name: str | None) -> str | None:
+    """The model that answers what asks for `name`: a moderation may name none, or an alias, and be answered by a
+    served model all the same."""
+    if endpoint == MODERATIONS and (name is None or name in ALIASES):
+        return serving.moderation.moderator.name
+    return name
+
+
+def _refuse_stream(stream: bool | None) -> None:
+    if stream:
+        raise invalid_request("'stream' must be false or left out in a batch.", "stream", "unsupported_value")

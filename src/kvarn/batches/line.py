@@ -1,0 +1,125 @@
+"""One line of a batch: a request like any other, at the lowest tier."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET
+from starlette.requests import ClientDisconnect
+
+from kvarn.admission.demand import BATCH
+from kvarn.batches.endpoints import Operation
+from kvarn.jobs.run_to_completion import run_to_completion
+from kvarn.responses.responses_context import ResponsesContext
+from kvarn.serving.errors import STORAGE_FULL, to_api_error
+from kvarn.serving.record import RequestRecord
+from kvarn.store.models import Batch
+from kvarn.store.owner import Principal
+from kvarn.store.repositories.batches.lines import Answer, Line
+from kvarn.wire.openai.batches import LineResponse, OutputLine
+from kvarn.wire.openai.errors import ApiError
+
+_log = logging.getLogger("kvarn.batches")
+
+_TRY_AGAIN = frozenset({429, 503})
+_TEMPORARY = frozenset({"conversation_locked", STORAGE_FULL})
+"""Codes of other refusals that pass, or end the whole batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The line was not answered, and may be later."""
+
+    line: Line
+    error: ApiError
+    retry_after_s: float | None
+
+
+def line_id(batch_id: str, line: int) -> str:
+    """Name of a line, the same in every run of it: its request id, and its id in the output."""
+    return f"batch_req_{hashlib.sha256(f'{batch_id}/{line}'.encode()).hexdigest()[:32]}"
+
+
+def make_record(
+    principal: Principal, batch: Batch, line: Line, preempted: Callable[[], Awaitable[object]]
+) -> RequestRecord:
+    """The request of a line. Once `preempted` returns it does not wait to be admitted any more."""
+
+    async def leaves() -> None:
+        await preempted()
+
+    return RequestRecord(
+        line_id(batch.id, line.line),
+        endpoint=batch.endpoint,
+        principal=principal,
+        least_priority=BATCH,
+        batch_id=batch.id,
+        body_bytes=len(line.body),
+        client_left=leaves,
+    )
+
+
+async def run_line(
+    operation: Operation, serving: ResponsesContext, record: RequestRecord, line: Line
+) -> Answer | Refused | None:
+    """Run a line to its end. What it did is in the ledger when this returns, however it went.
+
+    Returns:
+        None where it left while it waited to be admitted: nothing has been done for it. An answer that is whole is
+        returned also where the caller is cancelled while it is settled.
+    """
+    try:
+        body = await operation(serving, record, line.body)
+    except ClientDisconnect:
+        return None
+    except Exception as error:
+        return _failure(record, line, error)
+    else:
+        return _answer(record, line, 200, body)
+    finally:
+        with suppress(asyncio.CancelledError):
+            await run_to_completion(record.close())
+
+
+def given_up_answer(batch_id: str, refused: Refused) -> Answer:
+    """The answer of a line that is not tried again: what it was refused with last."""
+    record = RequestRecord(line_id(batch_id, refused.line.line))
+    return _answer(record, refused.line, refused.error.status, refused.error.body())
+
+
+def unanswered(batch_id: str, line: int, custom_id: str, code: str, message: str) -> bytes:
+    """The error file's line for a request that was never run."""
+    error = {"code": code, "message": message}
+    return msgspec.json.encode(OutputLine(id=line_id(batch_id, line), custom_id=custom_id, response=None, error=error))
+
+
+def _failure(record: RequestRecord, line: Line, exception: Exception) -> Answer | Refused:
+    error = to_api_error(exception)
+    if error.status in _TRY_AGAIN or error.code in _TEMPORARY:
+        after = next((value for name, value in error.headers.items() if name.lower() == "retry-after"), None)
+        return Refused(line, error, float(after) if after else None)
+    if error.status >= 500:
+        _log.error("a line of a batch failed", exc_info=exception, extra={"request_id": record.request_id})
+    return _answer(record, line, error.status, error.body())
+
+
+def _answer(record: RequestRecord, line: Line, status: int, body: object) -> Answer:
+    response = LineResponse(
+        status_code=status, request_id=record.request_id, body=body, warnings=record.warnings or UNSET
+    )
+    output = OutputLine(id=record.request_id, custom_id=line.custom_id, response=response, error=None)
+    usages = [work.tally for work in record.work if work.tally.did_work]  # as on the ledger
+    return Answer(
+        line.line,
+        status != 200,
+        msgspec.json.encode(output),
+        input_tokens=sum(usage.prompt_tokens for usage in usages),
+        cached_tokens=sum(min(usage.cached_tokens, usage.prompt_tokens) for usage in usages),
+        output_tokens=sum(usage.completion_tokens for usage in usages),
+    )

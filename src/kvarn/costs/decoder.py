@@ -1,0 +1,175 @@
+"""The bytes a step must move and the operations it must do, whatever computes it.
+
+Counted once: each weight (a step reads it whole, however many rows it has), each sequence's keys and values, and those
+that several sequences share. Activations are left out: they stay in the caches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Precision = Literal["float32", "bfloat16", "int8", "int4"]
+
+WEIGHT_BITS: dict[Precision, float] = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4.5}
+"""Bits of one weight. int4: a float16 scale for each group of 32."""
+
+HEAD_PRECISION: dict[Precision, Precision] = {
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+    "int8": "int8",
+    "int4": "int8",
+}
+"""What the output head is held in (docs/quantization.md)."""
+
+KvDtype = Literal["float32", "bfloat16", "int8"]
+"""Type of cached keys and values. int8 has a float32 scale for each token and head."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderDimensions:
+    """What the costs of a decoder follow from. Where it has mixtures of experts, all of them are of the same shape."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    """Of a dense MLP."""
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_moe_layers: int = 0
+    """Layers with a mixture of experts in place of a dense MLP."""
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0
+    """Intermediate size of one expert."""
+    shared_expert_size: int = 0
+    """Of the expert that every token visits; 0: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What one step must do."""
+
+    weight_bytes: float
+    kv_bytes: float
+    operations: float
+    """A multiply-add counts as two."""
+
+    @property
+    def num_bytes(self) -> float:
+        """Bytes read in all."""
+        return self.weight_bytes + self.kv_bytes
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity: operations for each byte read."""
+        return self.operations / self.num_bytes if self.num_bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderCosts:
+    """A decoder's costs, by what drives them."""
+
+    dense_weights: float
+    """Weights every token is multiplied with: attention, dense MLPs, routers, shared experts."""
+    expert_weights: float
+    """Weights of one expert, summed over the layers that have experts."""
+    num_experts: int
+    experts_per_token: int
+    head_weights: float
+    """Of the output head, used by rows whose logits are computed."""
+    bits: float
+    head_bits: float
+    kv_bytes_per_token: float
+    operations_per_pair: float
+    """Of attention, for one query and one key, in all layers and heads."""
+
+    def step(self, *, tokens: int, logits_rows: int, kv_tokens: int, pairs: float) -> StepWork:
+        """The work of one step.
+
+        Args:
+            tokens: Tokens computed, prompt and decode together.
+            logits_rows: Tokens whose logits are computed.
+            kv_tokens: Distinct cached tokens read.
+            pairs: (query, key) pairs attended.
+        """
+        if tokens == 0:
+            return StepWork(0.0, 0.0, 0.0)
+        active = self.dense_weights + self.expert_weights * self.experts_per_token
+        read = self.dense_weights + self.expert_weights * self._experts_read(tokens)
+        return StepWork(
+            weight_bytes=(read * self.bits + (self.head_weights * self.head_bits if logits_rows else 0.0)) / 8,
+            kv_bytes=kv_tokens * self.kv_bytes_per_token,
+            operations=2 * (tokens * active + logits_rows * self.head_weights) + pairs * self.operations_per_pair,
+        )
+
+    def decode(self, batch: int, context: int, shared: int = 0) -> StepWork:
+        """One token for each of `batch` sequences of `context` tokens, the first `shared` of them the same for all."""
+        distinct = batch * (context - shared) + shared
+        return self.step(tokens=batch, logits_rows=batch, kv_tokens=distinct, pairs=batch * context)
+
+    def prefill(self, tokens: int, cached: int = 0) -> StepWork:
+        """A prompt's last `tokens` tokens after `cached` ones; logits of the last."""
+        pairs = tokens * cached + tokens * (tokens + 1) / 2
+        return self.step(tokens=tokens, logits_rows=1, kv_tokens=cached, pairs=pairs)
+
+    def _experts_read(self, tokens: int) -> float:
+        """Experts of a layer that at least one of the tokens visits, if each visits them with equal chance."""
+        if self.num_experts == 0:
+            return 0.0
+        return self.num_experts * (1 - (1 - self.experts_per_token / self.num_experts) ** tokens)
+
+
+def planned_costs(model: DecoderDimensions, precision: Precision, kv_bytes_per_token: float) -> DecoderCosts:
+    """Costs of a decoder that would be held in `precision`; `kv_bytes_per_token` in all layers together."""
+    return _costs(model, WEIGHT_BITS[precision], WEIGHT_BITS[HEAD_PRECISION[precision]], kv_bytes_per_token)
+
+
+def loaded_costs(
+    model: DecoderDimensions, *, layer_bytes: float, head_bytes: float, kv_bytes_per_token: float
+) -> DecoderCosts:
+    """Costs of a decoder whose layers' products and output head take so many bytes as they are held."""
+    dense, expert = _layer_weights(model)
+    bits = 8 * layer_bytes / (dense + model.num_experts * expert)
+    return _costs(model, bits, 8 * head_bytes / (model.vocab_size * model.hidden_size), kv_bytes_per_token)
+
+
+def kv_bytes_per_token(model: DecoderDimensions, dtype: KvDtype) -> int:
+    """Bytes that one token's keys and values take in all layers together."""
+    return 2 * model.num_layers * model.num_kv_heads * kv_bytes_per_head(model.head_dim, dtype)
+
+
+def kv_bytes_per_head(head_dim: int, dtype: KvDtype) -> int:
+    """Bytes of one token's key, or value, in one head.
+
+    As the compiled kernels hold it, filled up to a multiple of 16 numbers; torch's take no more.
+    """
+    held_dim = -(-head_dim // 16) * 16
+    return {"float32": 4 * held_dim, "bfloat16": 2 * held_dim, "int8": held_dim + 4}[dtype]
+
+
+def _costs(model: DecoderDimensions, bits: float, head_bits: float, kv_bytes_per_token: float) -> DecoderCosts:
+    dense, expert = _layer_weights(model)
+    return DecoderCosts(
+        dense_weights=dense,
+        expert_weights=expert,
+        num_experts=model.num_experts,
+        experts_per_token=model.experts_per_token,
+        head_weights=float(model.vocab_size * model.hidden_size),
+        bits=bits,
+        head_bits=head_bits,
+        kv_bytes_per_token=kv_bytes_per_token,
+        operations_per_pair=4.0 * model.num_layers * model.num_heads * model.head_dim,
+    )
+
+
+def _layer_weights(model: DecoderDimensions) -> tuple[float, float]:
+    """Weights of all layers that every token is multiplied with, and those of one expert in each mixture."""
+    hidden, mixtures = model.hidden_size, model.num_moe_layers
+    attention = hidden * model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads)
+    dense_mlp = 3 * hidden * model.intermediate_size
+    router_and_shared = hidden * (3 * model.shared_expert_size + model.num_experts)
+    dense = model.num_layers * attention + (model.num_layers - mixtures) * dense_mlp + mixtures * router_and_shared
+    return float(dense), float(mixtures * 3 * hidden * model.expert_size)

@@ -1,0 +1,39 @@
+"""What routes need, made once and hung on the application."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from kvarn.gateway.body import BodyReader
+from kvarn.gateway.processes.shared import SharedState
+from kvarn.identity.key_cache import KeyCache
+from kvarn.metering.usage_reports import Reports
+from kvarn.responses.responses_context import ResponsesContext
+
+RequestT = TypeVar("RequestT", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway(ResponsesContext):
+    """Everything of one gateway that outlives a request."""
+
+    key_cache: KeyCache
+    bodies: BodyReader
+    reports: Reports
+    shared: SharedState | None
+    """What is counted together with other gateway processes of this server; None: there are none."""
+
+    async def read(self, request: Request, model: type[RequestT]) -> RequestT:
+        """Read and validate the JSON body; see `BodyReader`."""
+        return await self.bodies.read(request, model)
+
+
+def gateway_of(request: Request) -> Gateway:
+    """The gateway that answers a request."""
+    gateway = request.app.state.gateway
+    assert isinstance(gateway, Gateway)
+    return gateway

@@ -1,0 +1,58 @@
+"""Whether a request without a key was meant for this machine.
+
+Any page that a user's browser has open can send requests to an open server: by a form, or by a name of its own that it
+points at 127.0.0.1 once it is loaded (DNS rebinding), after which the browser lets it read the answers. A page cannot
+choose what the browser writes into `Host` and `Origin`, so these tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from urllib.parse import urlsplit
+
+from kvarn.identity.mode import is_loopback
+from kvarn.wire.openai.errors import ApiError
+
+
+def check_host(
+    headers: Iterable[tuple[bytes, bytes]], allowed_hosts: Collection[str], allowed_origins: Collection[str] = ()
+) -> None:
+    """Refuse a request that was sent to another name than this machine's, or by a page of another site.
+
+    Args:
+        headers: The request's, their names in lower case.
+        allowed_hosts: Names, besides those of a loopback address, that are this machine's.
+        allowed_origins: Origins whose pages may use it. `*` is none: it lets scripts read, it does not make them
+            somebody who is known.
+
+    Raises:
+        ApiError: 403 that names the host.
+    """
+    host = None
+    for name, value in headers:
+        text = value.decode("latin-1")
+        if name == b"host":
+            host = text
+            _check_header("Host", text, f"//{text}", allowed_hosts)
+        elif name == b"origin" and text not in allowed_origins:
+            _check_header("Origin", text, text, allowed_hosts)
+    if host is None:
+        raise _elsewhere("Host", "")
+
+
+def _check_header(header: str, text: str, url: str, allowed_hosts: Collection[str]) -> None:
+    try:
+        host = (urlsplit(url).hostname or "").removesuffix(".")
+    except ValueError:  # such as half an address in brackets
+        raise _elsewhere(header, text) from None
+    if not (is_loopback(host) or host.endswith(".localhost") or host in allowed_hosts):
+        raise _elsewhere(header, text)
+
+
+def _elsewhere(header: str, text: str) -> ApiError:
+    setting = "gateway.allowed_origins" if header == "Origin" else "auth.allowed_hosts"
+    message = (
+        f"This server asks for no keys, so it answers only requests to and from its own machine: the header {header!r} "
+        f"names {text[:120]!r}. If that is trusted, add it to {setting}; or send an API key."
+    )
+    return ApiError(403, message, param=header.lower(), code="host_not_allowed")

@@ -1,0 +1,72 @@
+"""Everything about who a request acts for, joined."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from kvarn.config.schema import KvarnConfig
+from kvarn.identity.authenticator import Authenticator, KeyAuthenticator
+from kvarn.identity.bootstrap import ensure_admin_key
+from kvarn.identity.key_cache import KeyCache
+from kvarn.identity.last_used import LastUsed
+from kvarn.identity.mode import auth_mode
+from kvarn.store.engine import Store
+from kvarn.store.errors import StoreAwayError, StoreError
+from kvarn.store.repositories.tenants.organizations import ensure_default_organization
+
+_log = logging.getLogger("kvarn.gateway")
+
+
+class Identity:
+    """Keys and whom they act for.
+
+    Raises:
+        ConfigError: The server would be open to other machines.
+    """
+
+    def __init__(self, config: KvarnConfig, store: Store) -> None:
+        self._config = config
+        self._store = store
+        self._mode = auth_mode(config)
+        self._last_used = LastUsed(store)
+        self.key_cache = KeyCache(store, config.auth)
+        self.authenticator: Authenticator = KeyAuthenticator(
+            self.key_cache,
+            self._last_used,
+            open_to=config.auth.allowed_hosts if self._mode == "open" else None,
+            origins=config.gateway.allowed_origins or (),
+            api_keys=config.auth.api_keys,
+        )
+        self._writing: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to write when keys were last used."""
+        self._writing = asyncio.create_task(self._last_used.run())
+
+    async def prepare(self) -> None:
+        """Make the default organisation, and its first administrator's key, where they are missing.
+
+        Raises:
+            StoreError: The key cannot be made, and nobody could use the server.
+            StoreAwayError: The database does not answer.
+        """
+        is_new = await ensure_default_organization(self._store)
+        if not is_new and self._mode == "open":
+            return
+        try:
+            await ensure_admin_key(self._store, self._config)
+        except StoreAwayError:
+            raise
+        except StoreError as error:
+            if self._mode == "keys":
+                raise
+            _log.warning("%s: `kvarn keys create` makes one", error)
+
+    async def stop(self) -> None:
+        """End what runs beside the requests."""
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
+        await self.key_cache.close()
+        await self._last_used.write()

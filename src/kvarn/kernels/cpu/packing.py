@@ -1,0 +1,142 @@
+"""Weights in the layouts that the compiled kernels read (`csrc/linear/linear.h` describes them)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+
+from kvarn.kernels.activation import Activation
+from kvarn.kernels.cpu import _native
+from kvarn.kernels.errors import KernelInputError
+from kvarn.kernels.memory import zeros_on_demand
+from kvarn.kernels.weights import Weight
+
+LAYOUT = "panels-of-16/1"
+"""Count up when one of the layouts changes: packed weights that were kept in files are then made again."""
+
+ACTIVATION_NUMBERS: Mapping[Activation | None, int] = MappingProxyType(
+    {None: 0, "silu": 1, "gelu": 2, "gelu_tanh": 3, "sigmoid": 4, "tanh": 5}
+)
+"""Those of csrc/core/activation.h."""
+
+_FORMAT_NUMBERS: Mapping[str, int] = MappingProxyType({"f32": 0, "bf16": 1, "int8": 2, "int4": 3})
+
+MAX_INT8_INPUTS = (2**31 - 1) // (128 * 127)
+"""More products of int8 weights and inputs (which are never -128) might not add up in 32 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedWeight:
+    """A weight [out, in_features] as bytes, the same for all instruction sets."""
+
+    format: Literal["f32", "bf16", "int8", "int4"]
+    out: int
+    """Rows of the weight: gate and up together where it is gated."""
+    in_features: int
+    activation: Activation | None = None
+    """Of the gate: the weight is gated where there is one."""
+    group: int = 0
+    """Inputs that share a scale (int4)."""
+    has_zeros: bool = False
+    """int4 with zero points of its own."""
+    blob: torch.Tensor
+    """uint8 on a 64-byte boundary; may be a read-only map of a file."""
+    bias: torch.Tensor | None = None
+    """[out] float32."""
+    input_order: torch.Tensor | None = None
+    """See `Weight.input_order`."""
+
+    def form(self) -> dict[str, Any]:
+        """What the bytes mean: all fields but the tensors."""
+        names = ("format", "out", "in_features", "activation", "group", "has_zeros")
+        return {name: getattr(self, name) for name in names}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors there are."""
+        named = {"blob": self.blob, "bias": self.bias, "input_order": self.input_order}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def native(self) -> _native.PackedWeight:
+        """The kernels' view of it. Raises KernelInputError where the form is impossible or the bytes do not fit it."""
+        native = _native_form(self.format, self.out, self.in_features, self.group, self.has_zeros, self.activation)
+        blob, bias = self.blob, self.bias
+        if blob.dtype != torch.uint8 or blob.shape != (native.size,):
+            raise KernelInputError(f"a packed weight needs {native.size} bytes, not {blob.dtype} {tuple(blob.shape)}")
+        if blob.data_ptr() % 64 or not blob.is_contiguous():
+            raise KernelInputError("the bytes of a packed weight must begin on a 64-byte boundary, without gaps")
+        if bias is not None and bias.shape != (self.out,):
+            raise KernelInputError(f"bias {tuple(bias.shape)} does not fit a weight with {self.out} rows")
+        native.blob = blob.data_ptr()
+        return native
+
+
+def pack(weight: Weight, bias: torch.Tensor | None = None, activation: Activation | None = None) -> PackedWeight:
+    """Pack a weight [out, in]: bfloat16 stays so, other floats become float32, quantized weights stay quantized.
+
+    With `activation` the weight is gated: gate above up. Raises KernelInputError for a shape that cannot be packed.
+    """
+    out, in_features = weight.values.shape
+    has_zeros = weight.zeros is not None
+    plain: Literal["f32", "bf16"] = "bf16" if weight.values.dtype == torch.bfloat16 else "f32"
+    kind = plain if weight.format == "float" else weight.format
+    native = _native_form(kind, out, in_features, weight.group, has_zeros, activation)
+    blob = zeros_on_demand((native.size,), torch.uint8)
+    match weight.format:
+        case "int8":
+            _pack_int8(native, weight, blob)
+        case "int4":
+            _pack_int4(native, weight, blob)
+        case _:
+            rows = (weight.values if plain == "bf16" else weight.values.float()).contiguous()
+            _native.pack_float(native, rows.data_ptr(), blob.data_ptr())
+    return PackedWeight(
+        format=kind,
+        out=out,
+        in_features=in_features,
+        activation=activation,
+        group=weight.group,
+        has_zeros=has_zeros,
+        blob=blob,
+        bias=None if bias is None else bias.float().contiguous(),
+        input_order=weight.input_order,
+    )
+
+
+def _native_form(
+    kind: str, out: int, in_features: int, group: int, has_zeros: bool, activation: Activation | None
+) -> _native.PackedWeight:
+    gated = activation is not None
+    if out < 1 or in_features < 1 or (gated and out % 2):
+        raise KernelInputError(f"cannot pack a weight [{out}, {in_features}]" + (" of gate and up" * gated))
+    if kind == "int8" and in_features > MAX_INT8_INPUTS:
+        raise KernelInputError(f"int8 weights have at most {MAX_INT8_INPUTS} inputs, not {in_features}")
+    if kind == "int4" and (group < 32 or group % 32):
+        raise KernelInputError(f"groups of {group} inputs cannot be packed: a group is a multiple of 32")
+    return _native.PackedWeight(_FORMAT_NUMBERS[kind], out, in_features, group, has_zeros, gated)
+
+
+def _pack_int8(native: _native.PackedWeight, weight: Weight, blob: torch.Tensor) -> None:
+    values, scales, out = weight.values, weight.scales, weight.values.shape[0]
+    if scales is None or values.dtype != torch.int8 or scales.dtype != torch.float32 or scales.shape != (out,):
+        raise KernelInputError(f"an int8 weight needs int8 values and {out} float32 scales")
+    values, scales = values.contiguous(), scales.contiguous()
+    _native.pack_int8(native, values.data_ptr(), scales.data_ptr(), blob.data_ptr())
+
+
+def _pack_int4(native: _native.PackedWeight, weight: Weight, blob: torch.Tensor) -> None:
+    values, scales, zeros = weight.values, weight.scales, weight.zeros
+    groups = (values.shape[0], -(-values.shape[1] // weight.group))
+    if values.dtype != torch.uint8 or int(values.max()) > 15:
+        raise KernelInputError("the values of an int4 weight are uint8, 0 to 15")
+    if scales is None or scales.dtype != torch.float16 or scales.shape != groups:
+        raise KernelInputError(f"an int4 weight with groups of {weight.group} needs float16 scales {list(groups)}")
+    if zeros is not None and (zeros.dtype != torch.uint8 or zeros.shape != groups or int(zeros.max()) > 16):
+        raise KernelInputError(f"the zero points of an int4 weight are uint8 {list(groups)}, 0 to 16")
+    values, scales = values.contiguous(), scales.contiguous()
+    zeros = None if zeros is None else zeros.contiguous()
+    address_of_zeros = 0 if zeros is None else zeros.data_ptr()
+    _native.pack_int4(native, values.data_ptr(), scales.data_ptr(), address_of_zeros, blob.data_ptr())

@@ -1,0 +1,110 @@
+"""Plain weights to int8 or int4, at load: round to nearest, for int4 with the scale that loses least.
+
+For one set of numbers w that shares a scale, and whole numbers q, the best scale is <w, q> / <q, q>, and the squared
+error left is |w|^2 - <w, q>^2 / <q, q>. So each of a few roundings is judged by two sums, and the best one's scale is
+kept (as in llama.cpp's quantization of weights, Gerganov et al. 2023). On normally distributed weights the error of
+int4 falls from 9.7 % (largest weight at 7) to 8.2 %. For int8 with a scale an output the search gains less than a
+thousandth of the error, so the largest weight is 127.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from kvarn.kernels.weights import Weight
+
+Quantization = Literal["int8", "int4"]
+"""What a plain weight becomes: int8, a scale an output; int4, a scale for 32 inputs of an output."""
+
+HEAD_QUANTIZATION: Quantization = "int8"
+"""What the output head becomes, in both modes. See docs/quantization.md for what it costs and saves."""
+
+INT4_GROUP = 32
+INT4_PEAKS = (-8.0, -7.3, -8.7)
+"""What the largest weight of a group is divided to. Negative: of -8 to 7 it gets the larger side, whatever its sign."""
+_NUMBERS_AT_ONCE = 30_000
+"""So few stay in a core's cache from one pass to the next, and torch (from 32,768 on) starts no threads of its own."""
+
+
+def quantize(weight: torch.Tensor, to: Quantization) -> Weight:
+    """A float weight [out, in] as int8 or int4."""
+    return quantize_int8(weight) if to == "int8" else quantize_int4(weight)
+
+
+def quantize_int8(weight: torch.Tensor) -> Weight:
+    """A scale for each output."""
+    values = torch.empty(weight.shape, dtype=torch.int8)
+    scales = torch.empty(weight.shape[0], dtype=torch.float32)
+
+    def piece(rows: slice) -> None:
+        numbers = weight[rows].float()
+        peaks = _largest(numbers).abs()
+        scales[rows] = peaks / 127.0
+        values[rows] = _codes(numbers, 127.0 * _inverse(peaks), -127.0, 127.0)
+
+    _by_pieces(weight, piece)
+    return Weight(values, scales)
+
+
+def quantize_int4(weight: torch.Tensor) -> Weight:
+    """A float16 scale for each output and group of `INT4_GROUP` inputs; zero is 8."""
+    size = weight.shape[1]
+    values = torch.empty(weight.shape, dtype=torch.uint8)
+    scales = torch.empty((weight.shape[0], -(-size // INT4_GROUP)), dtype=torch.float16)
+
+    def piece(rows: slice) -> None:
+        numbers = F.pad(weight[rows].float(), (0, -size % INT4_GROUP)).view(-1, INT4_GROUP)
+        scale = _best_int4_scales(numbers).half()
+        scales[rows] = scale.view(-1, scales.shape[1])
+        # Rounded with the scale as it is stored, so that its own rounding costs nothing more.
+        codes = _codes(numbers, _inverse(scale.float()), -8.0, 7.0).add_(8.0)
+        values[rows] = codes.view(-1, scales.shape[1] * INT4_GROUP)[:, :size]
+
+    _by_pieces(weight, piece)
+    return Weight(values, scales, None, INT4_GROUP)
+
+
+def _best_int4_scales(groups: torch.Tensor) -> torch.Tensor:
+    """The scale of each row of `groups` [rows, n] that loses least."""
+    inverse_peaks = _inverse(_largest(groups))
+    best_scale = torch.zeros_like(inverse_peaks)
+    best_gain = torch.zeros_like(inverse_peaks)
+    for peak in INT4_PEAKS:
+        codes = _codes(groups, peak * inverse_peaks, -8.0, 7.0)
+        scale = torch.linalg.vecdot(groups, codes)
+        gain = scale.clone()
+        scale *= _inverse(torch.linalg.vecdot(codes, codes))
+        gain *= scale
+        better = gain > best_gain
+        best_gain = torch.where(better, gain, best_gain)
+        best_scale = torch.where(better, scale, best_scale)
+    return best_scale
+
+
+def _largest(numbers: torch.Tensor) -> torch.Tensor:
+    """The number of largest magnitude in each row, with its sign."""
+    smallest, largest = torch.aminmax(numbers, dim=-1)
+    return torch.where(-smallest > largest, smallest, largest)
+
+
+def _codes(numbers: torch.Tensor, factor: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    return (numbers * factor[:, None]).round_().clamp_(low, high)
+
+
+def _inverse(x: torch.Tensor) -> torch.Tensor:
+    """1 / x; 0 where that is infinite."""
+    inverse = x.reciprocal()
+    return torch.where(inverse.isinf(), 0.0, inverse)
+
+
+def _by_pieces(weight: torch.Tensor, piece: Callable[[slice], None]) -> None:
+    """Some rows at a time, on as many threads as torch uses: they wait for nobody, a thread that loses its core too."""
+    step = max(1, _NUMBERS_AT_ONCE // max(weight.shape[1], 1))
+    pieces = [slice(first, first + step) for first in range(0, weight.shape[0], step)]
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        list(pool.map(piece, pieces))

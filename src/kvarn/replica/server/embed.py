@@ -1,0 +1,154 @@
+"""The service of an encoder: requests share passes, in turns, so that a long one does not hold up the short ones."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvarn.config.schema import EngineConfig
+from kvarn.replica.server.service import Response
+from kvarn.replica.server.validate import find_embed_problem
+from kvarn.wire.messages import Embed, Embedded, EngineStats, ModelCard, RefusalReason, Refused, StepOutput, Submit
+
+
+class EmbedsTokens(Protocol):
+    """Turns token ids into vectors; see `kvarn.worker.EncoderRunner`."""
+
+    def embed(self, inputs: list[list[int]]) -> list[bytes]:
+        """One vector for each input, in the inputs' order."""
+        ...
+
+
+@dataclass(slots=True)
+class _Job:
+    waiting: deque[list[int]]
+    vectors: list[bytes] = field(default_factory=list)
+
+
+class EmbedService:
+    """Embeds token-id inputs; each step is one pass of at most `token_budget` tokens (one input may exceed it)."""
+
+    def __init__(
+        self,
+        runner: EmbedsTokens,
+        config: EngineConfig,
+        card: ModelCard,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.card = card
+        self._runner = runner
+        self._config = config
+        self._clock = clock
+        self._jobs: dict[str, _Job] = {}
+        """By request id; the one whose turn it is comes first."""
+        self._waiting_tokens = 0
+        self._draining = False
+        self._refused: Counter[str] = Counter()
+        self._steps = self._finished = self._aborts = self._tokens = 0
+        self._batch_tokens = self._batch_inputs = 0
+        self._step_s = 0.0
+
+    def accept(self, request: Submit | Embed) -> Refused | None:
+        """Queue a request, or say why not."""
+        problem = self._find_problem(request)
+        if problem is not None:
+            reason, message = problem
+            self._refused[reason] += 1
+            return Refused(request_id=request.request_id, reason=reason, message=message)
+        assert isinstance(request, Embed)
+        self._jobs[request.request_id] = _Job(deque(request.inputs))
+        self._waiting_tokens += sum(map(len, request.inputs))
+        return None
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request before the next pass."""
+        job = self._jobs.pop(request_id, None)
+        if job is not None:
+            self._waiting_tokens -= sum(map(len, job.waiting))
+            self._aborts += 1
+
+    def start_draining(self) -> None:
+        """Refuse every later request."""
+        self._draining = True
+
+    def has_work(self) -> bool:
+        """Whether a request is here."""
+        return bool(self._jobs)
+
+    def step(self) -> Sequence[Response]:
+        """One pass; the answers of the requests that it completes, and the gauges after it."""
+        began = self._clock()
+        jobs, inputs = self._next_batch()
+        for job, vector in zip(jobs, self._runner.embed(inputs), strict=True):
+            job.vectors.append(vector)
+        done = [request_id for request_id, job in self._jobs.items() if not job.waiting]
+        answers = [Embedded(request_id=each, vectors=self._jobs.pop(each).vectors) for each in done]
+        self._steps += 1
+        self._finished += len(done)
+        self._batch_tokens, self._batch_inputs = sum(map(len, inputs)), len(inputs)
+        self._tokens += self._batch_tokens
+        self._waiting_tokens -= self._batch_tokens
+        self._step_s = self._clock() - began
+        return [*answers, StepOutput(deltas=[], stats=self.stats())]
+
+    def stats(self) -> EngineStats:
+        """Gauges and totals now."""
+        return EngineStats(
+            step=self._steps,
+            waiting=len(self._jobs),
+            batch_tokens=self._batch_tokens,
+            batch_seqs=self._batch_inputs,
+            step_s=self._step_s,
+            prompt_tokens_total=self._tokens,
+            aborts_total=self._aborts,
+            finished_total=self._finished,
+            refused_total=dict(self._refused),
+        )
+
+    def shutdown(self) -> None:
+        """Nothing is held that outlives the process."""
+
+    def _next_batch(self) -> tuple[list[_Job], list[list[int]]]:
+        """Inputs of one pass and whose they are: an input of each request in turn, as many as the budget takes, always
+        at least one. The requests that got some come last next time."""
+        jobs: list[_Job] = []
+        inputs: list[list[int]] = []
+        budget = self._config.token_budget
+        turn = list(self._jobs)
+        while turn and (not inputs or budget > 0):
+            later = []
+            for request_id in turn:
+                job = self._jobs[request_id]
+                if inputs and len(job.waiting[0]) > budget:
+                    continue
+                jobs.append(job)
+                inputs.append(job.waiting.popleft())
+                budget -= len(inputs[-1])
+                self._jobs[request_id] = self._jobs.pop(request_id)
+                if job.waiting:
+                    later.append(request_id)
+            turn = later
+        return jobs, inputs
+
+    def _find_problem(self, request: Submit | Embed) -> tuple[RefusalReason, str] | None:
+        if isinstance(request, Submit):
+            return RefusalReason.INVALID, "this model makes embeddings: it does not generate text"
+        if self._draining:
+            return RefusalReason.DRAINING, "the engine is shutting down: send the request to another"
+        if request.request_id in self._jobs:
+            return RefusalReason.DUPLICATE_ID, f"a request {request.request_id!r} is running: choose another id"
+        problem = find_embed_problem(request.inputs, self.card.vocab_size)
+        if problem is not None or not request.inputs:
+            return RefusalReason.INVALID, problem or "there is no input: send at least one"
+        longest, limit = max(map(len, request.inputs)), self.card.max_context_length
+        if longest > limit:
+            why = f"This model's maximum context length is {limit} tokens. However, an input has {longest} tokens."
+            return RefusalReason.PROMPT_TOO_LONG, why
+        if len(self._jobs) >= self._config.max_waiting_requests:
+            return RefusalReason.QUEUE_FULL, f"{len(self._jobs)} requests wait already: try again later"
+        if self._jobs and self._waiting_tokens + sum(map(len, request.inputs)) > self._config.max_waiting_tokens:
+            return RefusalReason.QUEUE_FULL, f"{self._waiting_tokens} tokens wait already: try again later"
+        return None

@@ -1,0 +1,95 @@
+"""What steps are expected to take before the first one: the roofline of this model on this machine.
+
+The floor of a step (`kvarn.costs`) over the speed of the model's own products, divided by a stated efficiency. The
+products are timed on the weights themselves, which the warm-up has just read whole: nothing is allocated, weights that
+fit into the caches are timed there, where they will be read, and others outside of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from kvarn.costs.decoder import DecoderCosts
+from kvarn.costs.roofline import Ceilings, floor_s
+from kvarn.engine.step_time import ExpectedStep, StepShape
+from kvarn.kernels.linear import Linear
+
+EFFICIENCY = 0.8
+"""Part of the speed of its products that a step is expected to reach: attention, norms, sampling and Python take time
+too, and a step that both reads and computes much overlaps the two badly."""
+
+_FEW, _MANY = 1, 64
+"""Rows of products that are bound by reading, and by computing."""
+_LARGEST_PRODUCT = 512 * 1024**2
+"""Operations: a product with many rows of a large weight gets fewer rows."""
+_BUDGET_S = 0.025
+"""For each of the two speeds. One product is always timed."""
+
+_DECODES = ((1, 64), (1, 4096), (8, 256), (32, 256), (32, 2048), (128, 512))
+"""(batch, context) of expected steps."""
+_PROMPTS = ((16, 0), (64, 0), (256, 0), (1024, 0), (256, 4096), (1024, 4096))
+"""(tokens, cached tokens before them), alone."""
+_MIXED = ((1, 64), (8, 64), (8, 256), (32, 64), (32, 256))
+"""(decode rows of 512 tokens, prompt tokens beside them)."""
+
+
+@torch.inference_mode()
+def product_speeds(products: Sequence[Linear], dtype: torch.dtype, device: torch.device | None = None) -> Ceilings:
+    """How fast some products read their weights and compute: the best of what fits into some hundredths of a second.
+
+    Args:
+        products: Of different weights, all with the same number of inputs; each is multiplied once with few rows.
+        dtype: Of their inputs.
+        device: Where the products are computed.
+    """
+    in_features = products[0].in_features
+    few = torch.ones(_FEW, in_features, dtype=dtype, device=device)
+    weights = 2 * max(product.out_features * in_features for product in products)
+    many = torch.ones(max(8, min(_MANY, _LARGEST_PRODUCT // weights)), in_features, dtype=dtype, device=device)
+    operations = 2.0 * len(many) * in_features
+    return Ceilings(
+        bytes_per_s=_best_rate([(product, float(product.nbytes)) for product in products], few),
+        operations_per_s=_best_rate([(product, operations * product.out_features) for product in products], many),
+    )
+
+
+def expected_steps(costs: DecoderCosts, speeds: Ceilings) -> list[ExpectedStep]:
+    """Some different steps, and the seconds each is expected to take."""
+    shapes = [_shape(batch, context) for batch, context in _DECODES]
+    shapes += [_shape(0, 0, tokens, start) for tokens, start in _PROMPTS]
+    shapes += [_shape(batch, 512, tokens) for batch, tokens in _MIXED]
+    return [(shape, _floor_s(shape, costs, speeds) / EFFICIENCY) for shape in shapes]
+
+
+def _shape(batch: int, context: int, prompt: int = 0, start: int = 0) -> StepShape:
+    shape = StepShape(decode_rows=batch, decode_context=batch * context)
+    if prompt:
+        shape.add(start, prompt)
+    return shape
+
+
+def _floor_s(shape: StepShape, costs: DecoderCosts, speeds: Ceilings) -> float:
+    """The keys that a prompt's chunk reads count by its operations alone: they are read once for many queries."""
+    work = costs.step(
+        tokens=shape.num_tokens,
+        logits_rows=shape.decode_rows + (shape.prefill_tokens > 0),
+        kv_tokens=shape.decode_context,
+        pairs=shape.decode_context + shape.prefill_pairs,
+    )
+    return floor_s(work, speeds)
+
+
+def _best_rate(products: Sequence[tuple[Linear, float]], x: torch.Tensor) -> float:
+    """The highest amount of work a second among products of x, until the time is spent."""
+    best, ends = 0.0, time.perf_counter() + _BUDGET_S
+    for product, amount in products:
+        began = time.perf_counter()
+        product(x)
+        now = time.perf_counter()
+        best = max(best, amount / (now - began))
+        if now > ends:
+            break
+    return best

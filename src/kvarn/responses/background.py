@@ -1,0 +1,190 @@
+"""Making responses in the background: queued, begun, tried again while the model is busy, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from contextlib import aclosing
+
+import msgspec
+
+from kvarn.identity.scopes import check_endpoint
+from kvarn.jobs.run_to_completion import run_to_completion
+from kvarn.responses.background_runs import BackgroundRun
+from kvarn.responses.ending import ResponseEnding
+from kvarn.responses.operation import run_turn
+from kvarn.responses.replay import as_queued
+from kvarn.responses.request import chat_request, new_response
+from kvarn.responses.responses_context import ResponsesContext
+from kvarn.responses.sink import ResponseSink
+from kvarn.responses.turns import Turn, open_turn, reopen_turn
+from kvarn.responses.writer import ResponseWriter
+from kvarn.serving.errors import to_api_error
+from kvarn.serving.record import RequestRecord
+from kvarn.store.errors import StoreAwayError
+from kvarn.store.ids import new_id
+from kvarn.store.models import StoredResponse
+from kvarn.store.owner import Principal
+from kvarn.store.repositories.conversations import background_responses as stored
+from kvarn.store.repositories.conversations.conversations import Lock
+from kvarn.store.repositories.tenants.bearers import find_bearer
+from kvarn.wire.openai.errors import RETRY_AFTER_S, ApiError
+from kvarn.wire.openai.responses.answer import Response
+from kvarn.wire.openai.responses.request import ResponseRequest
+
+_log = logging.getLogger("kvarn.gateway")
+
+MAX_ATTEMPTS = 2
+"""Times a response is begun where its gateways die under it."""
+
+_BUSY = (409, 429, 503)
+"""Refusals that pass: the conversation is locked, a limit is reached, the model is not ready."""
+
+
+async def start_background(serving: ResponsesContext, record: RequestRecord, request: ResponseRequest) -> BackgroundRun:
+    """Queue a response and begin to run it.
+
+    Raises:
+        ApiError: The request is not valid, or too many run here already.
+        StorageFullError: The organisation would store more than it may.
+        StoreAwayError: The database does not answer.
+    """
+    serving.find_model(record, request.model)
+    with serving.responses.reserve(record.principal.owner):
+        run = await _queue(serving, record, request)
+        serving.responses.worker.launch(run)
+    return run
+
+
+async def _queue(serving: ResponsesContext, record: RequestRecord, request: ResponseRequest) -> BackgroundRun:
+    principal, responses = record.principal, serving.responses
+    response_id = new_id("resp_")
+    turn = await open_turn(serving, record, request, response_id)
+    response = new_response(request, response_id, int(serving.store.now()))
+    row = StoredResponse(
+        id=response_id,
+        input_items=turn.items,
+        body=msgspec.to_builtins(response),
+        request={
+            "asked": request.model_dump(by_alias=True, exclude_unset=True, exclude={"input"}),
+            "key_id": principal.key_id,
+            "seed": secrets.randbits(63),
+        },
+        attempts=1,
+        conversation_id=request.conversation_id,
+    )
+    try:
+        await serving.run(record, lambda: chat_request(request, request.model, turn.context))
+        await stored.queue_response(
+            serving.store,
+            principal.owner,
+            row.body,
+            row.input_items,
+            row.request,
+            row.conversation_id,
+            responses.gateway_id,
+            responses.config.lease_s,
+            serving.storage_quota.max_bytes,
+        )
+    except BaseException:
+        await responses.unlock(turn.lock)
+        raise
+    return BackgroundRun(response_id, principal.organization_id, principal.owner, row, record.body_bytes, principal)
+
+
+async def run_background(serving: ResponsesContext, run: BackgroundRun) -> None:
+    """Run a queued response to its end, whatever that is."""
+    attempt = _Attempt(serving, run)
+    try:
+        await attempt.run()
+    except asyncio.CancelledError:
+        await run_to_completion(attempt.stopped())
+    finally:
+        attempt.log_end()
+
+
+class _Attempt:
+    """One background response while it is made."""
+
+    def __init__(self, serving: ResponsesContext, run: BackgroundRun) -> None:
+        row = run.row
+        lock = None if row.conversation_id is None else Lock(row.conversation_id, run.id)
+        response = msgspec.convert(row.body, Response)
+        self._serving = serving
+        self._run = run
+        self._turn = Turn([], row.input_items, lock)
+        self._writer = ResponseWriter(as_queued(response, row.request["asked"]), len(row.input_items))
+        sink = ResponseSink(serving.store, run.owner, serving.responses, run)
+        self._ending = ResponseEnding(self._writer, row.input_items, lock, sink)
+        # The input is kept as items, with references resolved.
+        self._request = ResponseRequest.model_validate({**row.request["asked"], "input": ""})
+        run.log.append(*self._writer.queue())
+
+    async def run(self) -> None:
+        """Make it, trying again while it is refused for reasons that pass."""
+        if self._run.row.attempts > MAX_ATTEMPTS:
+            message = f"The server stopped {MAX_ATTEMPTS} times while the response was being made. Ask again."
+            await self._ending.fail(ApiError(500, message, type="server_error", code="interrupted"))
+            return
+        tries = 0
+        last_try = time.monotonic() + self._serving.config.responses.wait_s
+        while True:
+            record = RequestRecord(self._run.id, endpoint="/v1/responses", body_bytes=self._run.body_bytes)
+            try:
+                await self._try(record)
+                return
+            except Exception as error:
+                refusal = to_api_error(error)
+                passes = refusal.status in _BUSY and refusal.code != "insufficient_quota"  # waiting earns no money
+                if self._writer.begun or not passes or time.monotonic() >= last_try:
+                    await self._ending.fail(error)
+                    return
+                tries += 1
+                pause_s = min(30.0, float(refusal.headers.get("retry-after", RETRY_AFTER_S * 2 ** min(tries, 5))))
+            finally:
+                if self._run.stop_reason == "lost":  # the lock is that of whoever has taken it over
+                    self._serving.responses.locked.discard(self._run.id)
+                await record.close()
+            await asyncio.sleep(pause_s)
+
+    async def _try(self, record: RequestRecord) -> None:
+        serving, run = self._serving, self._run
+        record.principal = run.principal or await _find_principal(serving, run)
+        run.principal = None  # a later try looks again: the key may be revoked by then
+        self._turn = await reopen_turn(serving, record, self._request, self._turn)
+        seed = run.row.request["seed"]
+        made = await run_turn(serving, record, self._request, self._turn, self._writer, self._ending, seed)
+        noted = False
+        async with aclosing(made.events()) as batches:
+            async for batch in batches:
+                run.log.append(*batch)
+                if not noted:
+                    noted = True
+                    await self._note_begun()
+
+    async def stopped(self) -> None:
+        """It was stopped from outside. Where its client did that, what has been written is stored."""
+        await (self._ending.cancel() if self._run.stop_reason == "cancelled" else self._ending.drop())
+
+    def log_end(self) -> None:
+        """Send its end to its followers, where that has not been done."""
+        self._run.log.append(*self._ending.take_last_events())
+
+    async def _note_begun(self) -> None:
+        body = msgspec.to_builtins(self._writer.response)
+        try:
+            await stored.note_begun(self._serving.store, self._serving.responses.gateway_id, body)
+        except StoreAwayError as error:  # its end will be written all the same
+            _log.debug("background response %s: %s", self._run.id, error)
+
+
+async def _find_principal(serving: ResponsesContext, run: BackgroundRun) -> Principal:
+    """Who sent the request, as of now: a key may have been revoked since."""
+    principal = await find_bearer(serving.store, run.owner, run.row.request["key_id"])
+    if principal is None:
+        message = "Whoever request for the response may no longer do so."
+        raise ApiError(401, message, code="invalid_api_key")
+    check_endpoint(principal, "/v1/responses")
+    return principal

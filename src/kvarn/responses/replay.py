@@ -1,0 +1,93 @@
+"""The stream of a response that has ended, once more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from kvarn.responses.writer import Cuts, ResponseWriter
+from kvarn.serving.choice import ChoiceDelta
+from kvarn.serving.tiers import asked_tier
+from kvarn.wire.openai.chat.answer import FunctionCallDelta, ToolCallDelta
+from kvarn.wire.openai.responses.answer import Response, StreamEvent
+from kvarn.wire.openai.responses.items import StoredItem
+
+
+def replay(
+    response: Response, first_item: int, cuts: Cuts, request: Mapping[str, Any] | None = None
+) -> Iterator[StreamEvent]:
+    """The events of a response as they were sent the first time.
+
+    Args:
+        response: As it ended.
+        first_item: What its writer was given.
+        cuts: As its writer left them.
+        request: The request for it, where it was made in the background; see `as_queued`.
+    """
+    writer = ResponseWriter(unwritten(response), first_item)
+    if request is not None:
+        writer.response = as_queued(response, request)
+        yield from writer.queue()
+        writer.response = replace(writer.response, model=response.model, service_tier=response.service_tier)
+    yield from writer.begin()
+    for index, (item, lengths) in enumerate(zip(response.output, cuts, strict=True)):
+        if item["type"] == "message":
+            if item["content"][0]["type"] == "refusal":
+                yield from writer.refuse(item["content"][0]["refusal"])
+                continue
+            if not lengths:
+                yield from writer.open_message()
+            deltas = _message_again(item, lengths)
+        else:
+            deltas = _call_again(item, lengths, index)
+        for delta in deltas:
+            yield from writer.take(delta)
+        yield from writer.close_item(item["status"])
+    writer.response = response
+    yield writer.last()
+
+
+def unwritten(response: Response) -> Response:
+    """A response as it was before anything was written."""
+    return replace(
+        response,
+        status="queued" if response.background else "in_progress",
+        completed_at=None,
+        error=None,
+        incomplete_details=None,
+        output=[],
+        usage=msgspec.UNSET,
+        warnings=msgspec.UNSET,
+    )
+
+
+def as_queued(response: Response, request: Mapping[str, Any]) -> Response:
+    """A response as it was while it waited: another model, or another tier, may have been found for it since.
+
+    Args:
+        response: As it stands.
+        request: The fields of its request, as JSON has them.
+    """
+    return replace(unwritten(response), model=request["model"], service_tier=asked_tier(request.get("service_tier")))
+
+
+def _message_again(item: StoredItem, lengths: list[list[int]]) -> Iterator[ChoiceDelta]:
+    part = item["content"][0]
+    logprobs = part["logprobs"]
+    start = first = 0
+    for characters, tokens in lengths:
+        yield ChoiceDelta(0, part["text"][start : start + characters], logprobs=logprobs[first : first + tokens])
+        start, first = start + characters, first + tokens
+
+
+def _call_again(item: StoredItem, lengths: list[list[int]], index: int) -> Iterator[ChoiceDelta]:
+    function = FunctionCallDelta(name=item["name"], arguments="")
+    yield ChoiceDelta(0, parts=[ToolCallDelta(index=index, id=item["call_id"], type="function", function=function)])
+    start = 0
+    for characters, _ in lengths:
+        delta = FunctionCallDelta(arguments=item["arguments"][start : start + characters])
+        yield ChoiceDelta(0, parts=[ToolCallDelta(index=index, function=delta)])
+        start += characters

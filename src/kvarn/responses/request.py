@@ -1,0 +1,185 @@
+"""A request for a response in the words of a chat request, and as the response echoes it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from msgspec import UNSET
+
+from kvarn.serving.tiers import asked_tier
+from kvarn.wire.openai.chat.request import ChatCompletionRequest
+from kvarn.wire.openai.errors import ApiError
+from kvarn.wire.openai.parse import validate
+from kvarn.wire.openai.responses.answer import Response
+from kvarn.wire.openai.responses.items import StoredItem
+from kvarn.wire.openai.responses.request import (
+    AllowedTools,
+    ContextFields,
+    FunctionChoice,
+    FunctionTool,
+    ResponseRequest,
+)
+
+_HINTS = ("user", "safety_identifier", "prompt_cache_key")
+
+_RESPONSE_NAMES = (
+    (re.compile(r"messages\b.*"), "input"),
+    (re.compile(r"max_(?:completion_)?tokens"), "max_output_tokens"),
+    (re.compile(r"response_format(?:\.json_schema)?"), "text.format"),
+    (re.compile(r"(tools\[\d+\])\.function"), r"\1"),
+)
+"""What the fields of a chat request are called here."""
+
+
+def new_response(request: ResponseRequest, response_id: str, created_at: int) -> Response:
+    """A response to this request, nothing written yet."""
+    background = bool(request.background)
+    return Response(
+        id=response_id,
+        created_at=created_at,
+        model=request.model,
+        status="queued" if background else "in_progress",
+        background=background,
+        store=request.stored,
+        previous_response_id=request.previous_response_id,
+        conversation=None if request.conversation_id is None else {"id": request.conversation_id},
+        instructions=request.instructions,
+        tools=[_echo_tool(tool) for tool in request.tools or ()],
+        tool_choice=_plain(request.tool_choice or "auto"),
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        text=_echo_text(request),
+        truncation=request.truncation or "disabled",
+        max_output_tokens=request.max_output_tokens,
+        max_tool_calls=request.max_tool_calls,
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        top_logprobs=request.top_logprobs or 0,
+        service_tier=asked_tier(request.service_tier),
+        metadata=request.metadata or {},
+        user=UNSET if request.user is None else request.user,
+        safety_identifier=request.safety_identifier,
+        prompt_cache_key=request.prompt_cache_key,
+    )
+
+
+def chat_request(
+    request: ContextFields, model: str, items: list[StoredItem], seed: int | None = None
+) -> ChatCompletionRequest:
+    """The chat that answers `items`.
+
+    Raises:
+        ApiError: 400, in the words of `/v1/responses`: what chat refuses is refused here.
+    """
+    data: dict[str, Any] = {"model": model, "messages": chat_messages(request.instructions, items)}
+    if not data["messages"]:
+        raise ApiError(400, "There is nothing to answer: 'input' is empty.", code="invalid_value", param="input")
+    if request.tools:
+        data["tools"] = [_chat_tool(tool) for tool in request.tools]
+    if request.tool_choice is not None:
+        data["tool_choice"] = _chat_choice(request.tool_choice)
+    if request.parallel_tool_calls is not None:
+        data["parallel_tool_calls"] = request.parallel_tool_calls
+    if request.text is not None and request.text.format is not None:
+        data["response_format"] = _chat_format(_plain(request.text.format))
+    if isinstance(request, ResponseRequest):
+        data |= _sampling(request)
+    if seed is not None:
+        data["seed"] = seed
+    try:
+        return validate(ChatCompletionRequest, data)
+    except ApiError as error:
+        raise in_response_terms(error) from None
+
+
+def chat_messages(instructions: str | None, items: list[StoredItem]) -> list[dict[str, Any]]:
+    """Items as the messages of a chat. Calls join the assistant's message before them; what the model thought is not
+    shown to it again, nor the result of a call that is no longer there."""
+    messages: list[dict[str, Any]] = []
+    if instructions is not None:
+        messages.append({"role": "system", "content": instructions})
+    calls: set[str] = set()
+    for item in items:
+        if item["type"] == "message":
+            messages.append({"role": item["role"], "content": _content(item["content"])})
+        elif item["type"] == "function_call":
+            calls.add(item["call_id"])
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": None})
+            messages[-1].setdefault("tool_calls", []).append(_chat_call(item))
+        elif item["type"] == "function_call_output" and item["call_id"] in calls:
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": _content(item["output"])})
+    return messages
+
+
+def in_response_terms(error: ApiError) -> ApiError:
+    """What chat says of a request, said of the request for a response."""
+    if error.param is None:
+        return error
+    param, message = error.param, error.message
+    for theirs, ours in _RESPONSE_NAMES:
+        renamed = theirs.sub(ours, param)
+        message = message.replace(f"'{param}'", f"'{renamed}'")
+        param = renamed
+    return ApiError(error.status, message, type=error.type, code=error.code, param=param, headers=error.headers)
+
+
+def _sampling(request: ResponseRequest) -> dict[str, Any]:
+    data: dict[str, Any] = {"max_completion_tokens": request.max_output_tokens}
+    data |= {name: getattr(request, name) for name in ("temperature", "top_p", "service_tier", *_HINTS)}
+    if request.with_logprobs:
+        data |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
+    return {name: value for name, value in data.items() if value is not None}
+
+
+def _content(content: str | list[dict[str, Any]]) -> str | list[dict[str, str]]:
+    if isinstance(content, str):
+        return content
+    texts: list[str] = [part.get("text", part.get("refusal", "")) for part in content]
+    if len(texts) > 1:
+        return [{"type": "text", "text": text} for text in texts]
+    return texts[0] if texts else ""
+
+
+def _chat_call(item: StoredItem) -> dict[str, Any]:
+    function = {"name": item["name"], "arguments": item["arguments"]}
+    return {"id": item["call_id"], "type": "function", "function": function}
+
+
+def _chat_tool(tool: FunctionTool) -> dict[str, Any]:
+    fields = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict or None}
+    function = {"name": tool.name} | {name: value for name, value in fields.items() if value is not None}
+    return {"type": "function", "function": function}
+
+
+def _chat_choice(choice: str | FunctionChoice | AllowedTools) -> Any:
+    if isinstance(choice, str):
+        return choice
+    if isinstance(choice, FunctionChoice):
+        return {"type": "function", "function": {"name": choice.name}}
+    tools = [{"type": "function", "function": {"name": tool.name}} for tool in choice.tools]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}
+
+
+def _chat_format(form: dict[str, Any]) -> dict[str, Any]:
+    kind = form.pop("type")
+    return {"type": kind, "json_schema": form} if kind == "json_schema" else {"type": kind}
+
+
+def _echo_tool(tool: FunctionTool) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": bool(tool.strict),
+    }
+
+
+def _echo_text(request: ResponseRequest) -> dict[str, Any]:
+    given: dict[str, Any] = {} if request.text is None else _plain(request.text)
+    return {"format": {"type": "text"}, **given}
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str) else value.model_dump(by_alias=True, exclude_none=True)

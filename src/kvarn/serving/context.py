@@ -1,0 +1,133 @@
+"""What every operation needs, made once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from kvarn.config.schema import GatewayConfig, KvarnConfig
+from kvarn.identity.scopes import check_model, may_use_model
+from kvarn.observe.metrics import GatewayMetrics
+from kvarn.safety.prompt_log import PromptLog
+from kvarn.serving.held_bytes import ByteBudget, HeldBytes, hold_bytes
+from kvarn.serving.models import Answering, ModelTable, ReadyModel, ServedModel
+from kvarn.serving.moderation.checks import Moderation
+from kvarn.serving.pipeline import DegradedError, Pipeline, Work
+from kvarn.serving.record import RequestRecord
+from kvarn.serving.storage_quota import StorageQuota
+from kvarn.serving.text_pool import TextPool
+from kvarn.serving.tiers import priority_of, tier_of
+from kvarn.store.engine import Store
+from kvarn.store.ledger import BATCH_TIER
+from kvarn.wire.openai.errors import invalid_request
+
+ResultT = TypeVar("ResultT")
+
+_OPERATIONS = {"generate": "chat and text completions", "embed": "embeddings"}
+
+
+@dataclass(frozen=True, slots=True)
+class ServingContext:
+    """What operations need that outlives a request."""
+
+    config: KvarnConfig
+    models: ModelTable
+    metrics: GatewayMetrics
+    store: Store
+    pipeline: Pipeline
+    moderation: Moderation
+    prompts: PromptLog
+    text: TextPool
+    storage_quota: StorageQuota
+    held: ByteBudget
+    """Memory of bodies and answers that requests may take together."""
+
+    @property
+    def limits(self) -> GatewayConfig:
+        """Bounds of requests."""
+        return self.config.gateway
+
+    def hold(self, record: RequestRecord, size: int = 0) -> HeldBytes:
+        """Memory that a request takes until its record is closed; see `hold_bytes`."""
+        return hold_bytes(self.held, record, size)
+
+    async def run(self, record: RequestRecord, work: Callable[[], ResultT]) -> ResultT:
+        """Run text work for a request: on the event loop where it is small, in the pool where it is large."""
+        return await self.text.run(record.principal.organization_id, record.body_bytes, work)
+
+    async def begin(
+        self,
+        record: RequestRecord,
+        model: Answering,
+        *,
+        prompt_tokens: int,
+        max_output_tokens: int = 0,
+        sequences: int = 1,
+        output_bounded: bool = True,
+        priority: int = 0,
+        service_tier: str | None = None,
+    ) -> Work:
+        """Take work in for a request; it is settled when the record is closed.
+
+        Raises:
+            ApiError: A stage refuses it: a scope, a budget, a limit, admission.
+            DegradedError: Another model shall answer; see `fallback_model`.
+        """
+        best = max(record.principal.priority, record.least_priority or record.principal.priority)
+        runs_at = priority_of(service_tier, priority, best)
+        work = Work(
+            request_id=record.request_id,
+            endpoint=record.endpoint,
+            principal=record.principal,
+            model=model.name,
+            model_version=model.version,
+            replica=model.replica_name,
+            prompt_tokens=prompt_tokens,
+            max_output_tokens=max_output_tokens,
+            priority=runs_at,
+            service_tier=BATCH_TIER if record.least_priority is not None else tier_of(runs_at),
+            batch_id=record.batch_id,
+            sequences=sequences,
+            output_bounded=output_bounded,
+            received=record.received,
+            client_left=record.client_left,
+            degraded_from=record.degraded_from,
+            early_demand=record.early_demand,
+        )
+        try:
+            await self.pipeline.begin(work)
+        finally:
+            record.headers.update(work.headers)  # also where it is refused
+        record.work.append(work)
+        return work
+
+    def ready_model(
+        self, record: RequestRecord, name: str, kind: Literal["generate", "embed"] | None = None
+    ) -> ReadyModel:
+        """The model a request names, ready to work; `kind` is what it must be able to do.
+
+        Raises:
+            ApiError: 404 unknown, 403 out of the key's scope, 400 of the wrong kind, 503 not ready yet.
+        """
+        ready = self.find_model(record, name).when_ready(record.replica)
+        if kind is not None and ready.card.kind != kind:
+            does = _OPERATIONS.get(ready.card.kind, ready.card.kind)
+            raise invalid_request(f"The model {name!r} does {does} only.", "model", "model_not_supported")
+        return ready
+
+    def fallback_model(self, record: RequestRecord, name: str, degraded: DegradedError) -> ReadyModel:
+        """The model that admission puts in the place of the one called `name`. Raises as `ready_model` does."""
+        record.degraded_from = name
+        return self.ready_model(record, degraded.model, "generate")
+
+    def find_model(self, record: RequestRecord, name: str) -> ServedModel:
+        """The model a request names, whether it is ready or not.
+
+        Raises:
+            ApiError: 404 unknown, 403 out of the key's scope.
+        """
+        model = self.models.find(name, visible=lambda served: may_use_model(record.principal, served))
+        check_model(record.principal, model.name)
+        record.model = model.name
+        return model

@@ -1,0 +1,128 @@
+"""A request of Anthropic's in the words of a chat request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from kvarn.wire.anthropic.blocks import (
+    AssistantMessage,
+    Message,
+    TextBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    UserMessage,
+    text_of,
+)
+from kvarn.wire.anthropic.messages import Choice, MessagesPrompt, MessagesRequest, NoChoice, ToolChoice, ToolDefinition
+from kvarn.wire.openai.chat.request import ChatCompletionRequest
+from kvarn.wire.openai.chat.tools import FunctionDefinition, Tool
+from kvarn.wire.openai.errors import ApiError, ContextLengthError
+from kvarn.wire.openai.parse import validate
+
+_ANTHROPIC_NAMES = {"stop": "stop_sequences", "tool_choice.function.name": "tool_choice.name"}
+"""What fields of a chat request are called here."""
+
+
+def chat_request(request: MessagesPrompt) -> ChatCompletionRequest:
+    """The chat that answers a request.
+
+    Raises:
+        ApiError: 400, in the words of `/v1/messages`: what chat refuses is refused here.
+    """
+    data: dict[str, Any] = {"model": request.model, "messages": _messages(request)}
+    if isinstance(request.messages[-1], AssistantMessage):
+        data |= {"continue_final_message": True, "add_generation_prompt": False}
+    if request.tools:
+        data["tools"] = [_tool(tool) for tool in request.tools]
+    if request.tool_choice is not None:
+        data |= _choice(request.tool_choice)
+    if isinstance(request, MessagesRequest):
+        data |= _sampling(request)
+    try:
+        return validate(ChatCompletionRequest, data)
+    except ApiError as error:
+        raise in_anthropic_terms(error) from None
+
+
+def in_anthropic_terms(error: ApiError) -> ApiError:
+    """What chat says of a request, said of the request for a message."""
+    if isinstance(error, ContextLengthError):
+        message = f"prompt is too long: {error.prompt_tokens} tokens > {error.limit} maximum"
+        return ApiError(error.status, message, code=error.code)
+    theirs = _ANTHROPIC_NAMES.get(error.param or "")
+    if theirs is None:
+        return error
+    message = error.message.replace(repr(error.param), repr(theirs))
+    return ApiError(error.status, message, type=error.type, code=error.code, param=theirs, headers=error.headers)
+
+
+def _messages(request: MessagesPrompt) -> list[dict[str, Any]]:
+    """Messages as a chat has them: tool results in messages of their own, turns of one side in one message."""
+    messages: list[dict[str, Any]] = []
+    if request.system is not None:
+        messages.append({"role": "system", "content": text_of(request.system)})
+    for message in request.messages:
+        for plain in _split(message):
+            last = messages[-1] if messages else {}
+            if plain["role"] == last.get("role") in ("user", "assistant") and "tool_calls" not in last:
+                last |= plain | {"content": _joined(last["content"], plain["content"])}
+            else:
+                messages.append(plain)
+    return messages
+
+
+def _joined(first: str | None, second: str | None) -> str | None:
+    return "\n".join(text for text in (first, second) if text) or None
+
+
+def _split(message: Message) -> list[dict[str, Any]]:
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    texts = [block for block in message.content if isinstance(block, TextBlock)]
+    said = {"role": message.role, "content": text_of(texts)}
+    if isinstance(message, UserMessage):
+        results = [_result(block) for block in message.content if isinstance(block, ToolResultBlock)]
+        return [*results, said] if texts else results
+    calls = [_call(block) for block in message.content if isinstance(block, ToolUseBlock)]
+    return [said | {"content": said["content"] or None, "tool_calls": calls}] if calls else [said]
+
+
+def _result(block: ToolResultBlock) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": block.text}
+
+
+def _call(block: ToolUseBlock) -> dict[str, Any]:
+    function = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
+    return {"id": block.id, "type": "function", "function": function}
+
+
+def _tool(tool: ToolDefinition) -> Tool:
+    # Made, not validated: names may be longer here than in OpenAI's requests.
+    function = FunctionDefinition.model_construct(
+        name=tool.name, description=tool.description, parameters=tool.input_schema
+    )
+    return Tool.model_construct(type="function", function=function)
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    if isinstance(choice, NoChoice):
+        return {"tool_choice": "none"}
+    parallel = {"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {}
+    if isinstance(choice, ToolChoice):
+        return {"tool_choice": {"type": "function", "function": {"name": choice.name}}, **parallel}
+    return {"tool_choice": "required" if choice.type == "any" else "auto", **parallel}
+
+
+def _sampling(request: MessagesRequest) -> dict[str, Any]:
+    data = {
+        "max_tokens": request.max_tokens,
+        "stop": request.stop_sequences or None,
+        "temperature": request.temperature,
+        "top_k": request.top_k,
+        "top_p": request.top_p,
+        "user": request.metadata and request.metadata.user_id,
+        "service_tier": {"standard_only": "default"}.get(request.service_tier or "", request.service_tier),
+    }
+    return {name: value for name, value in data.items() if value is not None}

@@ -1,0 +1,110 @@
+"""A served chat model as moderator."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from contextlib import aclosing
+
+from kvarn.config.platform import SafetyConfig
+from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
+from kvarn.safety.guard_model import MOST_TOKENS, PROMPT, read_verdict
+from kvarn.safety.moderator import Claim, ModerationAwayError
+from kvarn.safety.verdict import Verdict, clean
+from kvarn.serving.models import ModelTable, ReadyModel
+from kvarn.serving.rendering import render_token_ids
+from kvarn.serving.text_pool import TextPool
+from kvarn.text.errors import ChatTemplateError, TokenizerError
+from kvarn.text.prompt import PromptBuilder
+from kvarn.wire.messages import Submit
+from kvarn.wire.openai.errors import ApiError
+from kvarn.wire.sampling import SamplingParams
+
+
+class GuardModel:
+    """Asks a model of this server, greedily, for each text; long texts in parts that fit its context.
+
+    Args:
+        name: Of the model.
+        config: Threshold, prompt and how long it may take.
+        models: Where it is found.
+        text: Threads for long texts.
+    """
+
+    look_every = 400
+
+    def __init__(self, name: str, config: SafetyConfig, models: ModelTable, text: TextPool) -> None:
+        self.name = name
+        self._config = config
+        self._models = models
+        self._text = text
+
+    async def judge(self, text: str, claim: Claim) -> Verdict:
+        """The worst verdict on any part of the text."""
+        worst = clean(self._config.threshold)
+        try:
+            async with asyncio.timeout(self._config.model_timeout_s):
+                model = self._models.find(self.name).when_ready()
+                for prompt in await self._prompts(text, model, claim):
+                    verdict = await self._ask(prompt, model, claim)
+                    scores = {name: max(score, worst.scores.get(name, 0.0)) for name, score in verdict.scores.items()}
+                    worst = Verdict({**worst.scores, **scores}, verdict.threshold)
+        except TimeoutError:
+            raise ModerationAwayError(
+                f"{self.name!r} gave no verdict within {self._config.model_timeout_s:g} s"
+            ) from None
+        except (ApiError, RequestRefusedError, ReplicaLostError, ChatTemplateError, TokenizerError) as error:
+            raise ModerationAwayError(f"{self.name!r} gives no verdicts: {error}") from error
+        return worst
+
+    async def _prompts(self, text: str, model: ReadyModel, claim: Claim) -> list[list[int]]:
+        room = model.card.max_context_length - MOST_TOKENS - len(await self._render("", model, claim))
+        if room < 16:
+            raise ModerationAwayError(f"the context of {self.name!r} is too short to moderate with")
+        parts = await self._text.run(claim.tenant, len(text), lambda: _parts(text, room, model))
+        return [await self._render(part, model, claim) for part in parts]
+
+    async def _render(self, text: str, model: ReadyModel, claim: Claim) -> list[int]:
+        told = PROMPT if self._config.model_prompt is None else self._config.model_prompt
+        messages = [{"role": "system", "content": told}] if told else []
+        messages.append({"role": "user", "content": text})
+        return await render_token_ids(
+            self._text,
+            claim.tenant,
+            len(text),
+            model,
+            lambda: PromptBuilder(
+                model.chat_template, model.tokenizer, messages, context_length=model.card.max_context_length
+            ),
+        )
+
+    async def _ask(self, prompt: list[int], model: ReadyModel, claim: Claim) -> Verdict:
+        ends = model.tokenizer.eos_token_ids
+        sampling = SamplingParams(seed=0, temperature=0.0, max_tokens=MOST_TOKENS, stop_token_ids=sorted(ends))
+        request_id = f"moderation-{uuid.uuid4().hex}"
+        submit = Submit(
+            request_id=request_id,
+            prompt_token_ids=prompt,
+            sampling=sampling,
+            priority=claim.priority,
+            tenant=claim.tenant,
+            weight=claim.weight,
+        )
+        tokens: list[int] = []
+        async with aclosing(model.replica.generate(submit)) as deltas:
+            async for delta in deltas:
+                tokens += delta.token_ids
+        answer = model.tokenizer.decode([token for token in tokens if token not in ends])
+        verdict = read_verdict(answer, self._config.threshold)
+        if verdict is None:
+            raise ModerationAwayError(f"{self.name!r} answered neither 'safe' nor 'unsafe'")
+        return verdict
+
+
+def _parts(text: str, room: int, model: ReadyModel) -> list[str]:
+    """The text in parts of at most so many tokens."""
+    tokens = model.tokenizer.encode_words(text)
+    if len(tokens) <= room:
+        return [text]
+    step = room // 2  # a part that is cut anew may take more tokens than before
+    return [model.tokenizer.decode(tokens[at : at + step]) for at in range(0, len(tokens), step)]

@@ -1,0 +1,83 @@
+"""Moderating texts for a client."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections.abc import Coroutine
+from dataclasses import dataclass
+
+from kvarn.safety.verdict import Verdict
+from kvarn.serving.context import ServingContext
+from kvarn.serving.moderation.checks import ALIASES
+from kvarn.serving.pipeline import Work
+from kvarn.serving.record import RequestRecord
+from kvarn.wire.openai.errors import ApiError, invalid_request, model_not_found
+from kvarn.wire.openai.moderations import ModerationList, ModerationRequest, ModerationResult, ModerationUsage
+
+_BYTES_PER_TOKEN = 4
+"""The classifier knows no tokens: a text's bytes are counted as so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltInModel:
+    """What answers where no served model does: code of the gateway itself."""
+
+    name: str
+    version: str = "1"
+
+    @property
+    def replica_name(self) -> str:
+        """The gateway on this machine."""
+        return f"{platform.node()}/{self.name}"
+
+
+async def start_moderation(
+    serving: ServingContext, record: RequestRecord, request: ModerationRequest
+) -> Coroutine[None, None, ModerationList]:
+    """Check a request and take it in; what comes back does the work.
+
+    Raises:
+        ApiError: It cannot be answered as request, or not now.
+    """
+    name = serving.moderation.moderator.name
+    if request.model is not None and request.model not in ALIASES and request.model != name:
+        raise model_not_found(request.model[:200], [name, *sorted(ALIASES)])
+    limit = serving.limits.max_embedding_inputs
+    if len(request.input) > limit:
+        raise invalid_request(f"'input' has {len(request.input)} items; this server takes at most {limit}.", "input")
+    record.model = name
+    size = sum(len(text.encode()) for text in request.input)
+    tokens = max(len(request.input), -(-size // _BYTES_PER_TOKEN))
+    work = await serving.begin(record, BuiltInModel(name), prompt_tokens=tokens)
+    return _moderate(serving, record.id, request.input, work)
+
+
+async def _moderate(serving: ServingContext, request_id: str, texts: list[str], work: Work) -> ModerationList:
+    tally = work.tally
+    tally.pending += 1
+    results = []
+    try:
+        for text in texts:
+            results.append(_result(await serving.moderation.judge(text, work)))
+            await asyncio.sleep(0)  # a thousand short texts shall not keep the others waiting
+    except ApiError:
+        tally.failed = True
+        raise
+    tally.count(prompt=work.prompt_tokens)
+    tally.pending -= 1
+    return ModerationList(
+        id=f"modr-{request_id}",
+        model=work.model,
+        results=results,
+        usage=ModerationUsage(prompt_tokens=work.prompt_tokens, total_tokens=work.prompt_tokens),
+    )
+
+
+def _result(verdict: Verdict) -> ModerationResult:
+    return ModerationResult(
+        flagged=bool(verdict.flagged),
+        categories=verdict.categories,
+        category_scores=dict(verdict.scores),
+        category_applied_input_types={name: ["text"] for name in verdict.scores},
+    )

@@ -1,0 +1,98 @@
+"""Refuses work of those who have spent their budget, before the engine is asked."""
+
+from __future__ import annotations
+
+import time
+
+from kvarn.limits.types import LimitsAwayError
+from kvarn.metering.budgets import BudgetSpentError
+from kvarn.metering.prices import BILLIONTHS
+from kvarn.metering.reservations import Held
+from kvarn.metering.service import Metering
+from kvarn.serving.pipeline import Work
+from kvarn.store.ledger import BudgetRule
+from kvarn.wire.openai.errors import ApiError, unavailable
+
+_ENDS_S = 1
+"""After which requests in flight may have ended."""
+_ENTERED_S = 10
+"""After which what requests came to will be on the ledger and have been read there, unless the database is away."""
+
+
+class BudgetStage:
+    """Reserves the most that a request can come to; comes early, for it costs next to nothing."""
+
+    def __init__(self, metering: Metering) -> None:
+        self._metering = metering
+
+    async def enter(self, work: Work) -> BudgetTicket | None:
+        """Raises ApiError: 429 `insufficient_quota` where a hard limit is reached or would be passed, 429
+        `budget_reserved` where requests in flight or not entered yet may reach it, 503 where Redis is away and the
+        configuration says `closed`."""
+        metering, principal, now = self._metering, work.principal, time.time()
+        holders = (principal.organization_id, principal.project_id)
+        most = metering.prices.most(work.model, now, prompt=work.prompt_tokens, output=work.max_output_tokens)
+        tokens = work.prompt_tokens + work.max_output_tokens
+        try:
+            held = await metering.reservations.reserve(work.id, holders, tokens, most, now)
+        except BudgetSpentError as error:
+            metering.metrics.budget_refusals.labels(error.rule.unit).inc()
+            raise _refusal(error) from None
+        except LimitsAwayError:
+            message = "The budgets of this server cannot be checked at the moment. Try again."
+            raise unavailable(message, "budgets_unavailable") from None
+        return None if held is None else BudgetTicket(metering, held)
+
+
+class BudgetTicket:
+    """What a request in flight has reserved."""
+
+    def __init__(self, metering: Metering, held: Held) -> None:
+        self._metering = metering
+        self._held = held
+
+    async def leave(self, work: Work) -> None:
+        """What it came to is in the ledger by now: the ledger's ticket is left first."""
+        self._metering.reservations.release(self._held)
+
+
+def _refusal(error: BudgetSpentError) -> ApiError:
+    rule = error.rule
+    whose = "organization" if rule.holder_id == rule.organization_id else "project"
+    when = {"day": "for today (UTC)", "month": "for this month (UTC)", "total": "for good"}[rule.period]
+    what = "tokens" if rule.unit == "tokens" else "money"
+    budget = f"budget of {what} {when}"
+    if not error.left:
+        return _insufficient(f"Your {whose} has spent its {budget}. An administrator of the organization may raise it.")
+    if error.asked > error.left:
+        left, asked = _amount(rule, error.left), _amount(rule, error.asked)
+        return _insufficient(
+            f"Your {whose} has {left} left of its {budget}, and the request may come to {asked}: allow it fewer output "
+            "tokens. An administrator of the organization may raise the budget."
+        )
+    if error.unentered:
+        message = (
+            f"What requests of your {whose} came to is still being entered, and may be all that is left of its "
+            f"{budget}. Try again when it is known."
+        )
+        return _reserved(message, _ENTERED_S)
+    message = (
+        f"The requests in flight of your {whose} may come to what is left of its {budget}. Try again when they have "
+        "ended."
+    )
+    return _reserved(message, _ENDS_S)
+
+
+def _reserved(message: str, retry_after_s: int) -> ApiError:
+    headers = {"retry-after": str(retry_after_s)}
+    return ApiError(429, message, type="rate_limit_error", code="budget_reserved", headers=headers)
+
+
+def _insufficient(message: str) -> ApiError:
+    # OpenAI's clients try a 429 again unless they are told.
+    headers = {"x-should-retry": "false"}
+    return ApiError(429, message, type="insufficient_quota", code="insufficient_quota", headers=headers)
+
+
+def _amount(rule: BudgetRule, amount: int) -> str:
+    return f"{amount} tokens" if rule.unit == "tokens" else f"{amount / BILLIONTHS:.9g} {rule.currency}"

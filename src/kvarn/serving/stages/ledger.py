@@ -1,0 +1,68 @@
+"""Enters every piece of work that was done into the ledger; comes last, so that what is refused never gets there."""
+
+from __future__ import annotations
+
+import time
+
+from kvarn.metering.event import InFlight, Measured
+from kvarn.metering.journal import Slot
+from kvarn.metering.service import Metering, wall_clock_of
+from kvarn.serving.pipeline import Work
+
+
+class LedgerStage:
+    """Notes each request before the engine is asked, and its tokens before the client hears of them."""
+
+    def __init__(self, metering: Metering) -> None:
+        self._metering = metering
+
+    async def enter(self, work: Work) -> LedgerTicket:
+        """Never refuses."""
+        principal = work.principal
+        request = InFlight(
+            id=work.id,
+            request_id=work.request_id,
+            organization_id=principal.organization_id,
+            project_id=principal.project_id,
+            user_id=principal.user_id,
+            key_id=principal.key_id,
+            endpoint=work.endpoint,
+            model=work.model,
+            model_version=work.model_version,
+            adapter=work.adapter,
+            replica=work.replica,
+            service_tier=work.service_tier,
+            batch_id=work.batch_id,
+            writes=work.max_output_tokens > 0,
+            started=wall_clock_of(work.received),
+        )
+        slot = self._metering.begin(request, work.received)
+        if slot is not None:
+            work.tally.watch = slot.watch
+        return LedgerTicket(self._metering, request, slot)
+
+
+class LedgerTicket:
+    """A request that is being worked on."""
+
+    def __init__(self, metering: Metering, request: InFlight, slot: Slot | None) -> None:
+        self._metering = metering
+        self._request = request
+        self._slot = slot
+
+    async def leave(self, work: Work) -> None:
+        """Enter it, unless nothing was done: the engine was never asked, or refused it."""
+        tally = work.tally
+        if not tally.did_work:
+            self._metering.forget(self._slot)
+            return
+        ttft = None if tally.first_token is None else tally.first_token - work.received
+        had = Measured(
+            str(work.outcome),
+            tally.prompt_tokens,
+            tally.cached_tokens,
+            tally.completion_tokens,
+            time.time(),
+            ttft,
+        )
+        self._metering.finish(self._slot, self._request, had)

@@ -1,0 +1,227 @@
+"""The requests of a batch, and their answers.
+
+A line counts in its organisation's stored bytes by what stands in it; see `stored_bytes.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import NamedTuple
+
+from sqlalchemy import bindparam, delete, insert, literal, select, tuple_, update
+
+from kvarn.store.engine import Store
+from kvarn.store.models import Batch, BatchLine
+from kvarn.store.repositories.batches.batches import OVER, BatchStatus
+from kvarn.store.repositories.batches.line_bytes import LINE_BYTES
+from kvarn.store.repositories.batches.runs import LeaseLostError, change_batch
+from kvarn.store.repositories.stored_bytes import PART_BYTES, count_bytes, expect_room
+
+_DELETED_AT_ONCE = 500
+_LAST = (1 << 63) - 1
+"""No line has a number beyond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A request of a batch."""
+
+    line: int
+    """Of the input file, from 1."""
+    custom_id: str
+    body: bytes
+    model: str = ""
+    """The one that is to answer it; empty where it names none that could be served."""
+
+    @property
+    def counted_bytes(self) -> int:
+        """What it counts for without an answer."""
+        return PART_BYTES + len(self.custom_id) + len(self.model) + len(self.body)
+
+
+class OpenLine(NamedTuple):
+    """Where a request without an answer stands: small, whatever the request's size."""
+
+    model: str
+    line: int
+
+
+FIRST = OpenLine("", 0)
+"""Before all lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a line."""
+
+    line: int
+    failed: bool
+    content: bytes
+    """Its line of the output or error file, without the line's end."""
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A line with its answer, where it has one."""
+
+    line: int
+    custom_id: str
+    failed: bool | None
+    content: bytes | None
+
+
+async def add_lines(store: Store, batch_id: str, lines: Sequence[Line], most: int | None = None) -> None:
+    """Write requests. They take what their batch has reserved for them, as far as it goes.
+
+    Raises:
+        LeaseLostError: The batch is gone.
+        StorageFullError: The batch's organisation would store more than `most` bytes.
+        StoreAwayError: The database does not answer.
+    """
+    rows = [{"batch_id": batch_id, **{name: getattr(each, name) for name in Line.__slots__}} for each in lines]
+    size = sum(line.counted_bytes for line in lines)
+    async with store.transaction() as session:
+        batch = await session.scalar(select(Batch).where(Batch.id == batch_id).with_for_update())
+        if batch is None:
+            raise LeaseLostError(f"the batch {batch_id} was deleted")
+        reserved = min(batch.reserved_bytes, size)
+        if most is not None:
+            await expect_room(session, batch.organization_id, size - reserved, most)
+        await session.execute(insert(BatchLine), rows)
+        batch.reserved_bytes -= reserved
+        batch.counted_bytes -= reserved
+        await count_bytes(session, batch.organization_id, size - reserved, most)
+
+
+async def open_lines(
+    store: Store,
+    batch_id: str,
+    after: OpenLine,
+    count: int,
+    *,
+    model: str | None = None,
+    besides: Collection[str] = (),
+) -> list[OpenLine]:
+    """The next requests without an answer, by the model that they ask for, then in the file's order. Reads the index of
+    open lines only, and of it little more than what it gives.
+
+    Args:
+        store: The database.
+        batch_id: Their batch.
+        after: The one behind which they stand; at first `FIRST`.
+        count: So many at most; fewer come only where there are no more.
+        model: Only those that ask for it; None: for whatever.
+        besides: None of those that ask for one of these.
+
+    Raises:
+        StoreAwayError: The database does not answer.
+    """
+    query = (
+        select(BatchLine.model, BatchLine.line)
+        .where(BatchLine.batch_id == batch_id, BatchLine.failed.is_(None))
+        .order_by(BatchLine.model, BatchLine.line)
+        .limit(count)
+    )
+    async with store.reading() as session:
+        if model is not None:
+            query = query.where(BatchLine.model == model, BatchLine.line > after.line)
+            return [OpenLine(*row) for row in await session.execute(query)]
+        found: list[OpenLine] = []
+        while len(found) < count:
+            behind = tuple_(BatchLine.model, BatchLine.line) > tuple_(*map(literal, after))
+            rows = [OpenLine(*row) for row in await session.execute(query.where(behind))]
+            found += takewhile(lambda row: row.model not in besides, rows)
+            other = next((row.model for row in rows if row.model in besides), None)
+            if other is None and len(rows) < count:
+                break
+            after = rows[-1] if other is None else OpenLine(other, _LAST)  # over all lines of that model at once
+        return found[:count]
+
+
+async def read_line(store: Store, batch_id: str, line: int) -> Line:
+    """A request without an answer.
+
+    Raises:
+        LeaseLostError: It has one, or is gone: whoever did that has the batch.
+        StoreAwayError: The database does not answer.
+    """
+    query = select(BatchLine.line, BatchLine.custom_id, BatchLine.body, BatchLine.model).where(
+        BatchLine.batch_id == batch_id, BatchLine.line == line, BatchLine.failed.is_(None)
+    )
+    async with store.reading() as session:
+        found = (await session.execute(query)).one_or_none()
+    if found is None:
+        raise LeaseLostError(f"line {line} of the batch {batch_id} is not open any more: another gateway runs it")
+    return Line(*found)
+
+
+async def answer_lines(store: Store, holder: str, batch_id: str, answers: Sequence[Answer]) -> Batch:
+    """Keep answers; a line that has one already keeps it. Counts and tokens of the batch grow with them. They have been
+    paid for: they are kept however much their organisation has stored.
+
+    Raises:
+        LeaseLostError: Another gateway runs the batch now.
+        StoreAwayError: The database does not answer.
+    """
+    async with store.transaction() as session:
+        lines = [answer.line for answer in answers]
+        still_open = select(BatchLine.line).where(
+            BatchLine.batch_id == batch_id, BatchLine.line.in_(lines), BatchLine.failed.is_(None)
+        )
+        free = set(await session.scalars(still_open))
+        kept = [answer for answer in answers if answer.line in free]
+        if kept:
+            # One statement for all. Should another gateway write the same lines at this moment, it has the lease, and
+            # `change_batch` undoes this.
+            rows = [{"of": answer.line, "failed": answer.failed, "answer": answer.content} for answer in kept]
+            statement = update(BatchLine).where(BatchLine.batch_id == batch_id, BatchLine.line == bindparam("of"))
+            await (await session.connection()).execute(statement, rows)
+        failed = sum(answer.failed for answer in kept)
+        batch = await change_batch(
+            session,
+            holder,
+            batch_id,
+            failed=Batch.failed + failed,
+            completed=Batch.completed + len(kept) - failed,
+            input_tokens=Batch.input_tokens + sum(answer.input_tokens for answer in kept),
+            cached_tokens=Batch.cached_tokens + sum(answer.cached_tokens for answer in kept),
+            output_tokens=Batch.output_tokens + sum(answer.output_tokens for answer in kept),
+        )
+        await count_bytes(session, batch.organization_id, sum(len(answer.content) for answer in kept))
+        return batch
+
+
+async def read_results(store: Store, batch_id: str, after: int, count: int) -> list[Result]:
+    """The next lines behind the line `after`, in the file's order, answered or not."""
+    query = (
+        select(BatchLine.line, BatchLine.custom_id, BatchLine.failed, BatchLine.answer)
+        .where(BatchLine.batch_id == batch_id, BatchLine.line > after)
+        .order_by(BatchLine.line)
+        .limit(count)
+    )
+    async with store.reading() as session:
+        return [Result(*row) for row in await session.execute(query)]
+
+
+async def delete_lines(store: Store, batch_id: str) -> None:
+    """Delete all lines of a batch, in steps of bounded size. While it is being checked they leave it what they took,
+    for it is checked again; once it is over they count no more."""
+    while True:
+        async with store.transaction() as session:
+            batch = await session.scalar(select(Batch).where(Batch.id == batch_id).with_for_update())
+            query = select(BatchLine.line).where(BatchLine.batch_id == batch_id).limit(_DELETED_AT_ONCE)
+            lines = list(await session.scalars(query))
+            gone = delete(BatchLine).where(BatchLine.batch_id == batch_id, BatchLine.line.in_(lines))
+            freed = sum(await session.scalars(gone.returning(LINE_BYTES)))
+            if batch is not None and batch.status == BatchStatus.VALIDATING:
+                batch.reserved_bytes += freed
+                batch.counted_bytes += freed
+            elif batch is not None and batch.status not in OVER:
+                await count_bytes(session, batch.organization_id, -freed)
+        if len(lines) < _DELETED_AT_ONCE:
+            return

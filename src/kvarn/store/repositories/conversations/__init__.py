@@ -1,0 +1,1 @@
+"""Conversations, responses and stored chat completions."""

@@ -1,0 +1,225 @@
+"""Responses of `/v1/responses`, with what they were asked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, func, literal, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
+
+from kvarn.store.engine import Store
+from kvarn.store.errors import NotFoundError
+from kvarn.store.ids import is_id
+from kvarn.store.models import StoredResponse
+from kvarn.store.owner import Owner
+from kvarn.store.repositories.conversations.conversations import Lock, finish_turn
+from kvarn.store.repositories.conversations.histories import (
+    HistoryTooLongError,
+    Item,
+    KeptTurn,
+    check_measure,
+    size_of,
+    text_of,
+)
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, json_bytes
+
+MAX_CHAIN = 1000
+"""Turns that a chain may have."""
+
+
+_MEASURE = select(
+    func.count(),
+    func.sum(func.json_array_length(StoredResponse.input_items)),
+    func.sum(size_of(StoredResponse.input_items) + size_of(StoredResponse.body)),
+).select_from(StoredResponse)
+"""How many responses, items that they were given (what they said is counted when it is read), characters of JSON."""
+
+_KEPT_TURN = select(
+    StoredResponse.id, StoredResponse.status, text_of(StoredResponse.input_items), text_of(StoredResponse.body)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A response that has ended, as it is kept."""
+
+    id: str
+    body: dict[str, Any]
+    input_items: list[Item]
+    cuts: list[Any]
+    previous_response_id: str | None = None
+    lock: Lock | None = None
+    """Of its conversation."""
+    new_items: list[Item] = field(default_factory=list)
+    """What it adds to its conversation."""
+
+
+async def find_response(store: Store, owner: Owner, response_id: str) -> StoredResponse:
+    """The response of that id.
+
+    Raises:
+        NotFoundError: The owner has none.
+    """
+    async with store.reading() as session:
+        found = await session.scalar(_one(owner, response_id))
+    if found is None:
+        raise no_response(response_id)
+    return found
+
+
+async def read_chain(store: Store, owner: Owner, response_id: str) -> list[KeptTurn]:
+    """A response and those it goes on from, oldest first. It begins behind the last one that has been deleted or has
+    expired: what is gone is seen by nobody, the model included.
+
+    Raises:
+        NotFoundError: The owner has no response of that id.
+        HistoryTooLongError: It has more than `MAX_CHAIN` turns, or is too much to be read.
+    """
+    last = _one(owner, response_id).with_only_columns(
+        StoredResponse.id, StoredResponse.previous_response_id, literal(0).label("depth")
+    )
+    chain = last.cte("chain", recursive=True)
+    earlier = aliased(StoredResponse)
+    chain = chain.union_all(
+        select(earlier.id, earlier.previous_response_id, chain.c.depth + 1).where(
+            earlier.id == chain.c.previous_response_id,
+            earlier.organization_id == owner.organization_id,
+            earlier.project_id == owner.project_id,
+            chain.c.depth < MAX_CHAIN,
+        )
+    )
+    in_it = chain.c.id == StoredResponse.id
+    async with store.reading() as session:
+        turns, items, size = (await session.execute(_MEASURE.join(chain, in_it))).one()
+        if not turns:
+            raise no_response(response_id)
+        if turns > MAX_CHAIN:
+            raise HistoryTooLongError
+        check_measure(items, size)
+        rows = await session.execute(_KEPT_TURN.join(chain, in_it).order_by(chain.c.depth.desc()))
+        return [KeptTurn(*row) for row in rows]
+
+
+async def read_turns(store: Store, owner: Owner, response_ids: Collection[str]) -> list[KeptTurn]:
+    """The owner's responses among these, in no order.
+
+    Raises:
+        HistoryTooLongError: They are too much to be read.
+    """
+    among = StoredResponse.id.in_([each for each in response_ids if is_id(each)])
+    async with store.reading() as session:
+        _, _, size = (await session.execute(_MEASURE.where(among, *_owned(owner)))).one()
+        check_measure(None, size)
+        return [KeptTurn(*row) for row in await session.execute(_KEPT_TURN.where(among, *_owned(owner)))]
+
+
+async def delete_response(store: Store, owner: Owner, response_id: str) -> None:
+    """Delete it. Raises as `find_response` does."""
+    async with store.transaction() as session:
+        held = await hold_response(session, owner, response_id)
+        await session.delete(held)
+        await count_bytes(session, owner.organization_id, -held.counted_bytes)
+
+
+async def keep_response(store: Store, owner: Owner, ended: Ended, *, stored: bool) -> None:
+    """Keep a response that ran in the foreground, and its turn in its conversation: both or none.
+
+    Args:
+        store: Where.
+        owner: Whose it is.
+        ended: The response.
+        stored: Whether the client wants it kept; its conversation goes on either way.
+
+    It has been made: it is kept however much its organisation has stored.
+    """
+    counted = response_bytes(ended.body, ended.input_items, ended.cuts) if stored else 0
+    async with store.transaction() as session:
+        if stored:
+            session.add(
+                StoredResponse(
+                    id=ended.id,
+                    organization_id=owner.organization_id,
+                    project_id=owner.project_id,
+                    created_at=ended.body["created_at"],
+                    status=ended.body["status"],
+                    background=False,
+                    previous_response_id=ended.previous_response_id,
+                    conversation_id=ended.lock.conversation_id if ended.lock else None,
+                    input_items=ended.input_items,
+                    body=ended.body,
+                    request={},
+                    cuts=ended.cuts,
+                    attempts=1,
+                    counted_bytes=counted,
+                )
+            )
+        added = counted
+        if ended.lock is not None:
+            added += await finish_turn(session, owner, ended.lock, ended.new_items, int(store.now()))
+        await count_bytes(session, owner.organization_id, added)
+
+
+async def finish_background(store: Store, owner: Owner, ended: Ended, gateway_id: str) -> bool:
+    """Write how a background response ended, and its turn in its conversation.
+
+    Returns:
+        False where it is no longer this gateway's to write: it was cancelled, deleted, or taken over.
+    """
+    mine = StoredResponse.id == ended.id, StoredResponse.leased_by == gateway_id
+    known = select(StoredResponse.counted_bytes, text_of(StoredResponse.request)).where(*mine).with_for_update()
+    content = response_bytes(ended.body, ended.input_items, ended.cuts)
+    async with store.transaction() as session:
+        queued = (await session.execute(known)).one_or_none()
+        if queued is None:
+            return False
+        counted, request = queued
+        growth = content + len(request.encode()) - counted
+        written = update(StoredResponse).where(*mine)
+        await session.execute(
+            written.values(
+                status=ended.body["status"],
+                body=ended.body,
+                cuts=ended.cuts,
+                leased_by=None,
+                leased_until=None,
+                counted_bytes=counted + growth,
+            )
+        )
+        if ended.lock is not None:
+            growth += await finish_turn(session, owner, ended.lock, ended.new_items, int(store.now()))
+        await count_bytes(session, owner.organization_id, growth)
+    return True
+
+
+def response_bytes(*content: Any) -> int:
+    """What a response of this content counts for in its organisation's stored bytes."""
+    return ROW_BYTES + json_bytes(*content)
+
+
+async def hold_response(session: AsyncSession, owner: Owner, response_id: str) -> StoredResponse:
+    """The response, held for a change until the transaction ends. Raises as `find_response` does."""
+    found = await session.scalar(_one(owner, response_id).with_for_update())
+    if found is None:
+        raise no_response(response_id)
+    return found
+
+
+def no_response(response_id: str) -> NotFoundError:
+    """There is none of that id."""
+    return NotFoundError(f"There is no response {response_id[:80]!r}.")
+
+
+def _one(owner: Owner, response_id: str) -> Select[StoredResponse]:
+    if not is_id(response_id):
+        raise no_response(response_id)
+    return select(StoredResponse).where(StoredResponse.id == response_id, *_owned(owner))
+
+
+def _owned(owner: Owner) -> tuple[ColumnElement[bool], ...]:
+    return (
+        StoredResponse.organization_id == owner.organization_id,
+        StoredResponse.project_id == owner.project_id,
+    )

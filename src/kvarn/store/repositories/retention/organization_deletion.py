@@ -1,0 +1,122 @@
+"""The end of an organisation, and of its usage. What goes with which says `policy.py`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from sqlalchemy import delete, select
+
+from kvarn.store.engine import Store
+from kvarn.store.errors import ConflictError, NotFoundError
+from kvarn.store.ids import DEFAULT_ORGANIZATION
+from kvarn.store.models import AuditEntry, Base, BilledEvent, UsageEvent
+from kvarn.store.repositories.retention.policy import OWNED, STORED, USAGE
+from kvarn.store.repositories.retention.row_deletion import Condition, Doomed, delete_rows, drop_rows
+from kvarn.store.repositories.tenants.audited_changes import AuditedChange
+from kvarn.store.repositories.tenants.organizations import change_organization, get_organization
+from kvarn.store.repositories.usage.erasures import note_erased
+
+_DELETED = "organization.deleted"
+_FEW_OBJECTS, _MANY_ROWS = 25, 1000
+"""Deleted in one transaction: of what tenants stored, which may be large, and of everything else."""
+
+
+async def delete_organization(
+    store: Store,
+    begin_change: Callable[[], AbstractAsyncContextManager[AuditedChange]],
+    organization_id: str,
+    *,
+    erase_usage: bool = False,
+) -> None:
+    """Delete an organisation and everything it owns. Its keys stop working first. Interrupted, it may be called again.
+
+    Args:
+        store: The database.
+        begin_act: Begins an act of whoever wants it.
+        organization_id: What goes.
+        erase_usage: Its usage goes too. Else the ledger keeps it, for the last invoice. An organisation that has been
+            deleted without may be named again with it.
+
+    Raises:
+        NotFoundError: There is none of that id, nor usage that is to be erased.
+        ConflictError: It is the default organisation.
+    """
+    if organization_id == DEFAULT_ORGANIZATION:
+        raise ConflictError("The default organization cannot be deleted: its administrators run the platform.")
+    try:
+        async with begin_change() as change:
+            await change_organization(change, organization_id, {"archived": True})
+    except NotFoundError:
+        if not (erase_usage and await _was_here(store, organization_id)):
+            raise
+        await _erase_usage(store, organization_id)
+        async with begin_change() as change:
+            change.record("organization.usage_erased", DEFAULT_ORGANIZATION, organization_id)
+        return
+    await delete_organization_data(store, organization_id)
+    for model in OWNED:
+        await delete_rows(store, Doomed(model, "id", _theirs(model, organization_id)), at_once=_MANY_ROWS)
+    if erase_usage:
+        await _erase_usage(store, organization_id)
+    async with begin_change() as change:
+        organization = await get_organization(change.session, organization_id)
+        await change.session.delete(organization)
+        data = {"name": organization.name, "erase_usage": erase_usage}
+        change.record(_DELETED, DEFAULT_ORGANIZATION, organization_id, data=data)
+        change.touched.add(organization_id)
+
+
+async def delete_organization_data(store: Store, organization_id: str) -> Counter[str]:
+    """Delete all that an organisation stored: conversations, responses, completions, batches, files, prompt samples.
+
+    Nothing new may come meanwhile: its keys have been taken away before. Interrupted, it may be called again.
+
+    Returns:
+        How many objects of each kind were deleted.
+
+    Raises:
+        StoreAwayError: The database does not answer. What was deleted until then stays so.
+    """
+    deleted: Counter[str] = Counter()
+    for kind in STORED:
+        doomed = Doomed(kind.model, kind.age, _theirs(kind.model, organization_id))
+        deleted[kind.name] = await delete_rows(store, doomed, at_once=_FEW_OBJECTS, drop=kind.drop)
+    return deleted
+
+
+async def _erase_usage(store: Store, organization_id: str) -> None:
+    await note_erased(store, organization_id)
+    for model, along in USAGE.items():
+        doomed = Doomed(model, along, _theirs(model, organization_id))
+        drop = _drop_events if model is UsageEvent else drop_rows
+        await delete_rows(store, doomed, at_once=_MANY_ROWS, drop=drop)
+
+
+async def _drop_events(store: Store, doomed: Doomed, keys: Sequence[tuple[Any, ...]]) -> int:
+    """What says that they have been billed first: no foreign key leads there, since a consumer may have a database of
+    its own."""
+    async with store.transaction() as session:
+        await session.execute(delete(BilledEvent).where(BilledEvent.event_id.in_([key[0] for key in keys])))
+    return await drop_rows(store, doomed, keys)
+
+
+async def _was_here(store: Store, organization_id: str) -> bool:
+    """Whether there was such an organisation, or is usage of it: a consumer's own database knows of nothing else."""
+    deleted = select(AuditEntry.id).where(
+        AuditEntry.organization_id == DEFAULT_ORGANIZATION,
+        AuditEntry.type == _DELETED,
+        AuditEntry.object_id == organization_id,
+    )
+    traces = [select(model.__table__.c[along]).where(_theirs(model, organization_id)) for model, along in USAGE.items()]
+    async with store.reading() as session:
+        for query in (deleted, *traces):
+            if await session.scalar(query.limit(1)) is not None:
+                return True
+    return False
+
+
+def _theirs(model: type[Base], organization_id: str) -> Condition:
+    return model.__table__.c.organization_id == organization_id

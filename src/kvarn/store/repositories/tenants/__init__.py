@@ -1,0 +1,1 @@
+"""Organisations, projects, users, keys and limits; the audit log of their changes."""

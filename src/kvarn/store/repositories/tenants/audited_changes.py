@@ -1,0 +1,125 @@
+"""Administrative acts: a change, its entry in the audit log and the news to all gateways, in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from kvarn.store.engine import Store
+from kvarn.store.ids import new_id
+from kvarn.store.models import ApiKey, AuditEntry, User
+from kvarn.store.repositories.tenants.revisions import lock_revisions, note_changes
+
+_NO_NEWS = frozenset(
+    {
+        "api_key.created",
+        "budget.created",
+        "budget.deleted",
+        "budget.updated",
+        "organization.created",
+        "organization.deleted",  # stands in the default organisation's log; the other is touched all the same
+        "organization.usage_erased",
+        "project.created",
+        "prompts.read",
+        "service_account.created",
+        "service_account.updated",
+        "user.added",
+    }
+)
+"""Acts after which every key of the organisation grants what it did when it was seen before. All others make the
+gateways read its keys again: a kind that is missing here costs queries, and never lets a withdrawn key live on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who acts."""
+
+    name: str
+    """In words, such as `command line (root)`."""
+    key_id: str | None = None
+    """The key that was used."""
+    organization_id: str | None = None
+    """Whose administrator; None: the server itself."""
+    user_id: str | None = None
+    """Whose key it is: `acting` finds out."""
+    email: str | None = None
+    """Theirs, likewise."""
+
+
+@dataclass(slots=True)
+class AuditedChange:
+    """An act under way: repositories change rows in its session and record what they did."""
+
+    session: AsyncSession
+    actor: Actor
+    now: int
+    """Seconds since 1970."""
+    touched: set[str] = field(default_factory=set)
+    """Organisations whose keys may grant something else than before; `EVERYBODY`: those of all."""
+    may_hold: bool = field(default=False)
+    """Whether there is news for all gateways: from here on it may hold, whatever is heard of the commit."""
+
+    def record(
+        self, kind: str, organization_id: str, object_id: str, *, project_id: str | None = None, **detail: Any
+    ) -> None:
+        """Write into the audit log of the organisation that is touched, and into that of whoever acts. Nothing secret
+        belongs into `detail`.
+
+        Args:
+            kind: OpenAI's name of the event, such as `api_key.created`.
+            organization_id: Whom it touches.
+            object_id: What was changed.
+            project_id: Where it belongs.
+            detail: What else there is to say, in the shape of OpenAI's event.
+        """
+        if kind not in _NO_NEWS:
+            self.touched.add(organization_id)
+        for reader in {organization_id, self.actor.organization_id or organization_id}:
+            entry = AuditEntry(
+                id=new_id("audit_log-"),
+                organization_id=reader,
+                effective_at=self.now,
+                type=kind,
+                actor_key_id=self.actor.key_id,
+                actor=self.actor.name[:256],
+                actor_organization_id=self.actor.organization_id,
+                actor_user_id=self.actor.user_id,
+                actor_email=self.actor.email,
+                object_id=object_id,
+                project_id=project_id,
+                detail=detail,
+            )
+            self.session.add(entry)
+
+
+@asynccontextmanager
+async def audited_change(store: Store, actor: Actor) -> AsyncGenerator[AuditedChange, None]:
+    """One administrative act. All gateways read the principals again that it touched, and no others.
+
+    Acts happen one after the other, in all gateways: what an act has looked at is still so when it ends.
+
+    Raises:
+        StoreAwayError: The database does not answer.
+    """
+    async with store.transaction() as session:
+        await lock_revisions(session)
+        change = AuditedChange(session, await _known(session, actor), int(store.now()))
+        yield change
+        if change.touched:
+            await session.flush()
+            await note_changes(session, change.touched)
+            change.may_hold = True
+
+
+async def _known(session: AsyncSession, actor: Actor) -> Actor:
+    """The actor with whose key it is: written into each entry, since key and user may be deleted one day."""
+    if actor.key_id is None:
+        return actor
+    query = select(ApiKey.organization_id, ApiKey.user_id, User.email).outerjoin(User, User.id == ApiKey.user_id)
+    row = (await session.execute(query.where(ApiKey.id == actor.key_id))).first()
+    return actor if row is None else replace(actor, organization_id=row[0], user_id=row[1], email=row[2])

@@ -1,0 +1,132 @@
+"""Organisations: the tenants."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from kvarn.store.engine import Store
+from kvarn.store.errors import ConflictError, NotFoundError
+from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT, new_id
+from kvarn.store.models import Organization, Project
+from kvarn.store.owner import Owner, Principal, Role
+from kvarn.store.repositories.pages import Cursor, Page, read_page
+from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange, audited_change
+
+_THE_SERVER = Actor("server")
+
+
+async def create_organization(store: Store, name: str) -> Principal:
+    """A new organisation with one project; the principal may do everything in both."""
+    async with audited_change(store, _THE_SERVER) as change:
+        organization, project = await add_organization(change, name)
+    return Principal(Owner(organization.id, project.id), Role.ADMIN, cache_salt=organization.cache_salt)
+
+
+async def ensure_default_organization(store: Store) -> bool:
+    """Make the organisation and the project that requests without a key belong to, where they are missing.
+
+    Returns:
+        Whether they were missing: the database is new.
+    """
+    async with store.reading() as session:  # most often it is there, and nobody need wait for a writer
+        if await session.get(Organization, DEFAULT_ORGANIZATION) is not None:
+            return False
+    async with audited_change(store, _THE_SERVER) as change:
+        if await change.session.get(Organization, DEFAULT_ORGANIZATION) is not None:
+            return False
+        await add_organization(change, "Default", ids=(DEFAULT_ORGANIZATION, DEFAULT_PROJECT))
+        return True
+
+
+async def add_organization(
+    change: AuditedChange,
+    name: str,
+    *,
+    weight: float = 1.0,
+    priority: int = 0,
+    retention_days: int | None = None,
+    ids: tuple[str, str] | None = None,
+) -> tuple[Organization, Project]:
+    """A new organisation and its default project. `ids` are theirs, where they are not to be drawn."""
+    organization_id, project_id = ids or (new_id("org-"), new_id("proj_"))
+    organization = Organization(
+        id=organization_id,
+        name=name,
+        created_at=change.now,
+        weight=weight,
+        priority=priority,
+        retention_days=retention_days,
+        cache_salt=secrets.token_hex(16),
+    )
+    change.session.add(organization)
+    await change.session.flush()
+    project = Project(
+        id=project_id, organization_id=organization_id, name="Default project", created_at=change.now, is_default=True
+    )
+    change.session.add(project)
+    data = {"name": name, "weight": weight, "priority": priority, "retention_days": retention_days}
+    change.record("organization.created", organization_id, organization_id, data=data)
+    return organization, project
+
+
+async def list_organizations(session: AsyncSession, cursor: Cursor) -> Page[Organization]:
+    """All organisations."""
+    return await read_page(session, select(Organization), cursor, (Organization.created_at, Organization.id))
+
+
+async def get_organization(session: AsyncSession, organization_id: str) -> Organization:
+    """One organisation.
+
+    Raises:
+        NotFoundError: There is none of that id.
+    """
+    found = await session.get(Organization, organization_id)
+    if found is None:
+        raise NotFoundError(f"No such organization: {organization_id!r}.")
+    return found
+
+
+async def get_active_organization(session: AsyncSession, organization_id: str) -> Organization:
+    """An organisation that something is to be added to.
+
+    Raises:
+        NotFoundError: There is none of that id.
+        ConflictError: It is archived.
+    """
+    organization = await get_organization(session, organization_id)
+    if organization.archived_at is not None:
+        raise ConflictError(f"The organization {organization_id!r} is archived.")
+    return organization
+
+
+async def default_project_id(session: AsyncSession, organization_id: str) -> str:
+    """The project that an organisation was made with. Raises as `get_organization` does."""
+    query = select(Project.id).where(Project.organization_id == organization_id, Project.is_default)
+    found = await session.scalar(query)
+    if found is None:
+        raise NotFoundError(f"No such organization: {organization_id!r}.")
+    return found
+
+
+async def change_organization(change: AuditedChange, organization_id: str, changes: dict[str, Any]) -> Organization:
+    """Set fields of an organisation: `name`, `weight`, `priority`, `retention_days`, `archived`.
+
+    Raises:
+        NotFoundError: There is none of that id.
+        ConflictError: The default organisation is to be archived: its administrators run the platform.
+    """
+    organization = await get_organization(change.session, organization_id)
+    fields = dict(changes)
+    archived = fields.pop("archived", None)
+    if archived and organization_id == DEFAULT_ORGANIZATION:
+        raise ConflictError("The default organization cannot be archived: its administrators run the platform.")
+    if archived is not None:
+        fields["archived_at"] = (organization.archived_at or change.now) if archived else None
+    for name, value in fields.items():
+        setattr(organization, name, value)
+    change.record("organization.updated", organization_id, organization_id, changes_requested=changes)
+    return organization

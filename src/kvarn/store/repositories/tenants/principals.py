@@ -1,0 +1,97 @@
+"""From a key to whom it acts for, with everything that holds for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sqlalchemy import Select, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT
+from kvarn.store.models import ApiKey, Organization, Project, User
+from kvarn.store.owner import ANYBODY, Owner, Principal, Role
+from kvarn.store.repositories.tenants.keys import scopes_from_json
+from kvarn.store.repositories.tenants.rate_limits import limits_of
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What the database says of a key."""
+
+    digest: str
+    """SHA-256 of the key."""
+    organization_id: str
+    """Whose key it is."""
+    principal: Principal | None
+    """None: the key is revoked or expired, or its project or organisation archived."""
+    expires_at: int | None
+
+    def principal_at(self, now: float) -> Principal | None:
+        """Whom it acts for at a later time."""
+        return self.principal if self.expires_at is None or now < self.expires_at else None
+
+
+async def find_grant(session: AsyncSession, lookup: str, now: float) -> Grant | None:
+    """What a key grants at the time `now`, found by its first part; None where no key begins so."""
+    return await _read(session, _keys().where(ApiKey.lookup == lookup), now)
+
+
+async def find_grant_by_id(session: AsyncSession, key_id: str, now: float) -> Grant | None:
+    """What a key grants at the time `now`, found by its id: for work done later in its bearer's name."""
+    return await _read(session, _keys().where(ApiKey.id == key_id), now)
+
+
+async def find_anybody(session: AsyncSession) -> Principal | None:
+    """Whoever reaches an open server: the default organisation's administrator. None before there is one."""
+    organization = await session.get(Organization, DEFAULT_ORGANIZATION)
+    project = await session.get(Project, DEFAULT_PROJECT)
+    if organization is None or project is None:
+        return None
+    return replace(
+        ANYBODY,
+        weight=organization.weight,
+        cache_salt=organization.cache_salt,
+        log_prompts=project.log_prompts,
+        limits=await limits_of(session, (DEFAULT_ORGANIZATION, DEFAULT_PROJECT)),
+    )
+
+
+def _keys() -> Select[ApiKey, Project, Organization, User]:
+    return (
+        select(ApiKey, Project, Organization, User)
+        .join(Project, Project.id == ApiKey.project_id)
+        .join(Organization, Organization.id == ApiKey.organization_id)
+        .outerjoin(User, User.id == ApiKey.user_id)
+    )
+
+
+async def _read(session: AsyncSession, query: Select[ApiKey, Project, Organization, User], now: float) -> Grant | None:
+    row = (await session.execute(query)).first()
+    if row is None:
+        return None
+    key, project, organization = row[0], row[1], row[2]
+    user: User | None = row[3]
+    ended = [key.revoked_at, project.archived_at, organization.archived_at]
+    if any(at is not None for at in ended) or (key.expires_at is not None and key.expires_at <= now):
+        return Grant(key.digest, organization.id, None, key.expires_at)
+    principal = Principal(
+        owner=Owner(organization.id, project.id),
+        role=_role(key, user),
+        user_id=key.user_id,
+        key_id=key.id,
+        scopes=scopes_from_json(key.scopes),
+        weight=organization.weight,
+        priority=organization.priority,
+        cache_salt=organization.cache_salt,
+        limits=await limits_of(session, (organization.id, project.id, key.id)),
+        log_prompts=project.log_prompts,
+    )
+    return Grant(key.digest, organization.id, principal, key.expires_at)
+
+
+def _role(key: ApiKey, user: User | None) -> Role:
+    """An administrator's key is one as long as its user is an administrator."""
+    role = Role(key.role)
+    if role is Role.ADMIN and user is not None and user.role != str(Role.ADMIN):
+        return Role.MEMBER
+    return role

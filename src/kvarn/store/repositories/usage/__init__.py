@@ -1,0 +1,1 @@
+"""The usage ledger: events, sums, budgets, billing and the outbox."""

@@ -1,0 +1,162 @@
+"""Budgets, and what has been spent of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from kvarn.store.engine import Store
+from kvarn.store.errors import NotFoundError
+from kvarn.store.ids import new_id
+from kvarn.store.ledger import BudgetRule, period_name
+from kvarn.store.models import Budget, UsagePeriod
+from kvarn.store.repositories.pages import Cursor, Page, read_page
+from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange
+from kvarn.store.repositories.tenants.projects import get_active_project
+
+
+async def read_budgets(store: Store) -> tuple[list[BudgetRule], dict[str, int]]:
+    """All budgets of all organisations, and by their ids what was spent in their present periods."""
+    now = store.now()
+    async with store.reading() as session:
+        rules = [rule_of(budget) for budget in await session.scalars(select(Budget))]
+        return rules, await spent(session, rules, now) if rules else {}
+
+
+async def spent(session: AsyncSession, rules: Sequence[BudgetRule], now: float) -> dict[str, int]:
+    """What was spent of these budgets in the periods in which `now` lies, as far as the ledger has it."""
+    periods = {rule.period: period_name(rule.period, now) for rule in rules}
+    organizations = {rule.organization_id for rule in rules}
+    query = select(UsagePeriod).where(UsagePeriod.period.in_(periods.values()))
+    if len(organizations) == 1:
+        query = query.where(UsagePeriod.organization_id.in_(organizations))
+    else:
+        query = query.where(UsagePeriod.organization_id.in_(select(Budget.organization_id)))
+    totals: dict[tuple[str, str], list[UsagePeriod]] = {}
+    for row in await session.scalars(query):
+        for holder in (row.organization_id, row.project_id):
+            totals.setdefault((row.period, holder), []).append(row)
+    return {
+        rule.id: sum(
+            rule.amount(row.tokens, row.cost)
+            for row in totals.get((periods[rule.period], rule.holder_id), ())
+            if rule.currency in (None, row.currency)
+        )
+        for rule in rules
+    }
+
+
+async def note_alert(store: Store, rule: BudgetRule, period: str) -> bool:
+    """Note that the soft limit was passed in a period, in the budget and in the audit log; False where another gateway
+    has."""
+    async with store.transaction() as session:
+        noted = await session.execute(
+            update(Budget)
+            .where(Budget.id == rule.id, Budget.alerted_period.is_distinct_from(period))
+            .values(alerted_period=period)
+            .returning(Budget.id)
+        )
+        if noted.scalar_one_or_none() is None:
+            return False
+        AuditedChange(session, Actor("ledger"), int(store.now())).record(
+            "budget.alerted",
+            rule.organization_id,
+            rule.id,
+            project_id=None if rule.holder_id == rule.organization_id else rule.holder_id,
+            period=period,
+            unit=rule.unit,
+            soft_limit=rule.soft_limit,
+        )
+    return True
+
+
+async def list_budgets(session: AsyncSession, organization_id: str, cursor: Cursor) -> Page[Budget]:
+    """A page of an organisation's budgets."""
+    query = select(Budget).where(Budget.organization_id == organization_id)
+    return await read_page(session, query, cursor, (Budget.created_at, Budget.id))
+
+
+async def find_budget(session: AsyncSession, organization_id: str, budget_id: str) -> Budget:
+    """One budget of an organisation.
+
+    Raises:
+        NotFoundError: It has none of that id.
+    """
+    query = select(Budget).where(Budget.id == budget_id, Budget.organization_id == organization_id)
+    found: Budget | None = await session.scalar(query)
+    if found is None:
+        raise NotFoundError(f"There is no budget {budget_id[:80]!r}.")
+    return found
+
+
+async def add_budget(
+    change: AuditedChange,
+    organization_id: str,
+    project_id: str | None,
+    unit: str,
+    currency: str | None,
+    period: str,
+    hard_limit: int | None,
+    soft_limit: int | None,
+) -> Budget:
+    """A new budget of an organisation or one of its projects; see `Budget`. One of money has a currency.
+
+    Raises:
+        NotFoundError: The organisation has no such project.
+        ConflictError: The project is archived.
+    """
+    if project_id is not None:
+        await get_active_project(change, organization_id, project_id)
+    budget = Budget(
+        id=new_id("budget-"),
+        organization_id=organization_id,
+        holder_id=project_id or organization_id,
+        created_at=change.now,
+        unit=unit,
+        currency=currency,
+        period=period,
+        hard_limit=hard_limit,
+        soft_limit=soft_limit,
+    )
+    change.session.add(budget)
+    limits = {"hard_limit": hard_limit, "soft_limit": soft_limit}
+    change.record(
+        "budget.created", organization_id, budget.id, project_id=project_id, unit=unit, period=period, **limits
+    )
+    return budget
+
+
+def change_budget(change: AuditedChange, budget: Budget, limits: Mapping[str, int | None]) -> None:
+    """Set `hard_limit` and `soft_limit` where given. When a new soft limit is passed, there is an alert again."""
+    for name, amount in limits.items():
+        setattr(budget, name, amount)
+    if "soft_limit" in limits:
+        budget.alerted_period = None
+    change.record("budget.updated", budget.organization_id, budget.id, project_id=_project_of(budget), **limits)
+
+
+async def delete_budget(change: AuditedChange, budget: Budget) -> None:
+    """Take a budget away."""
+    await change.session.delete(budget)
+    change.record("budget.deleted", budget.organization_id, budget.id, project_id=_project_of(budget))
+
+
+def _project_of(budget: Budget) -> str | None:
+    return None if budget.holder_id == budget.organization_id else budget.holder_id
+
+
+def rule_of(budget: Budget) -> BudgetRule:
+    """A budget as plain data."""
+    return BudgetRule(
+        budget.id,
+        budget.organization_id,
+        budget.holder_id,
+        budget.unit,
+        budget.period,
+        budget.hard_limit,
+        budget.soft_limit,
+        budget.alerted_period,
+        budget.currency,
+    )

@@ -1,0 +1,1 @@
+"""Chat completions: requests, messages, tools, answers."""

@@ -1,0 +1,192 @@
+"""The request of `/v1/chat/completions`.
+
+Every field of OpenAI's `CreateChatCompletionRequest` stands in `ChatCompletionRequest`: honoured, taken as a hint, or
+refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from kvarn.wire.openai.chat.messages import Messages, check_tool_results, plain_messages
+from kvarn.wire.openai.chat.tools import (
+    AllowedToolsChoice,
+    FunctionCallChoice,
+    FunctionDefinition,
+    FunctionReference,
+    NamedToolChoice,
+    ToolChoice,
+    Tools,
+    ToolUse,
+)
+from kvarn.wire.openai.common import Metadata, RequestModel, SamplingFields, disagreement, ignored, only, refused
+
+
+class ResponseFormat(RequestModel):
+    """The form of the answer."""
+
+    type: Literal["text"]
+
+
+def _check_response_format(value: object) -> object:
+    if isinstance(value, dict) and value.get("type") in ("json_object", "json_schema"):
+        why = f"'response_format' of type {value['type']!r} is not supported with this model: use 'text'."
+        raise PydanticCustomError("unsupported_value", "{why}", {"why": why})
+    return value
+
+
+_TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message", "messages", "tools")
+
+
+def _check_template_kwargs(value: object) -> object:
+    taken = [name for name in _TEMPLATE_FIELDS if isinstance(value, dict) and name in value]
+    if taken:
+        why = f"'chat_template_kwargs' may not hold {taken[0]!r}: it is a field of the request."
+        raise PydanticCustomError("unsupported_value", "{why}", {"why": why})
+    return value
+
+
+TemplateKwargs = Annotated[dict[str, Any], BeforeValidator(_check_template_kwargs)]
+
+
+class ChatCompletionRequest(SamplingFields):
+    """The body of a chat completion request."""
+
+    messages: Messages
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    functions: Annotated[list[FunctionDefinition], Field(fail_fast=True, min_length=1, max_length=128)] | None = None
+    """What `tools` was before 2023-11."""
+    function_call: FunctionCallChoice | None = None
+    """What `tool_choice` was before 2023-11."""
+    response_format: Annotated[ResponseFormat | None, BeforeValidator(_check_response_format)] = None
+    modalities: Annotated[list[str] | None, only(["text"], why="'modalities' may only be ['text'].")] = None
+    metadata: Metadata | None = None
+    store: bool | None = None
+    """Keep the answer, to be read again by its id."""
+    service_tier: Annotated[
+        Literal["auto", "default", "flex", "priority", "fast"] | None,
+        only(
+            *("auto", "default", "flex", "priority", "fast"),
+            why="'service_tier' may be 'auto', 'default', 'flex', 'priority' or 'fast'.",
+        ),
+    ] = None
+
+    # Hints: they may be ignored without harm.
+    safety_identifier: str | None = Field(None, max_length=64)
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    prediction: Annotated[
+        dict[str, Any] | None, ignored("ignored 'prediction', the answer is written from scratch")
+    ] = None
+    reasoning_effort: Annotated[
+        str | None, ignored("ignored 'reasoning_effort', this model has no such levels", "none")
+    ] = None
+    verbosity: Annotated[str | None, ignored("ignored 'verbosity', ask for it in the messages", "medium")] = None
+
+    # OpenAI's fields that Kvarn does not serve.
+    audio: Annotated[None, refused("'audio' is not supported: this server speaks text.")] = None
+    moderation: Annotated[None, refused("'moderation' is not supported.")] = None
+    web_search_options: Annotated[None, refused("'web_search_options' is not supported.")] = None
+
+    # Extensions, with vLLM's names and meanings.
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: TemplateKwargs | None = None
+    echo: bool = False
+    """Begin the answer with the last message, where that is continued."""
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> ChatCompletionRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise disagreement("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
+        check_tool_results(self.messages)
+        self._continuation_agrees()
+        self._tools_agree()
+        return self
+
+    def _continuation_agrees(self) -> None:
+        prompted = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
+        if self.continue_final_message and prompted:
+            why = "'continue_final_message' and 'add_generation_prompt' cannot both be true."
+            raise disagreement(why, "continue_final_message")
+        if self.echo and not self.continue_final_message:
+            raise disagreement("'echo' in chat needs 'continue_final_message'.", "echo")
+
+    def _tools_agree(self) -> None:
+        if self.functions is not None and self.tools is not None:
+            raise disagreement("'functions' is the older name of 'tools': give one of them.", "functions")
+        choice, offered = self.tool_choice, {tool.function.name for tool in self.tools or ()}
+        if choice not in (None, "none", "auto") and not offered:
+            raise disagreement("'tool_choice' needs 'tools'.", "tool_choice")
+        if isinstance(choice, NamedToolChoice):
+            _check_offered(choice.function.name, offered, "tool_choice.function.name", "tools")
+        if isinstance(choice, AllowedToolsChoice):
+            for index, tool in enumerate(choice.allowed_tools.tools):
+                where = f"tool_choice.allowed_tools.tools[{index}].function.name"
+                _check_offered(tool.function.name, offered, where, "tools")
+        if self.function_call not in (None, "none", "auto") and self.functions is None:
+            raise disagreement("'function_call' needs 'functions'.", "function_call")
+        if isinstance(self.function_call, FunctionReference):
+            names = {function.name for function in self.functions or ()}
+            _check_offered(self.function_call.name, names, "function_call.name", "functions")
+        use = self.tool_use
+        if use is not None and use.forced and (self.continue_final_message or not self.add_generation_prompt):
+            raise disagreement("A call can be forced at the beginning of an answer only.", "tool_choice")
+
+    @property
+    def tool_use(self) -> ToolUse | None:
+        """What it says of calls; None where there are no tools or they are not to be used."""
+        if self.functions is not None:
+            return self._function_use(tuple(self.functions))
+        choice = self.tool_choice
+        if not self.tools or choice == "none":
+            return None
+        functions = tuple(tool.function for tool in self.tools)
+        parallel = self.parallel_tool_calls is not False
+        if isinstance(choice, NamedToolChoice):
+            return ToolUse(functions, forced=True, named=choice.function.name, parallel=False)
+        if isinstance(choice, AllowedToolsChoice):
+            names = {tool.function.name for tool in choice.allowed_tools.tools}
+            allowed = tuple(function for function in functions if function.name in names)
+            return ToolUse(allowed, forced=choice.allowed_tools.mode == "required", parallel=parallel)
+        return ToolUse(functions, forced=choice == "required", parallel=parallel)
+
+    def _function_use(self, functions: tuple[FunctionDefinition, ...]) -> ToolUse | None:
+        if self.function_call == "none":
+            return None
+        named = self.function_call.name if isinstance(self.function_call, FunctionReference) else None
+        return ToolUse(functions, forced=named is not None, named=named, parallel=False, legacy=True)
+
+    @property
+    def active_tools(self) -> list[dict[str, Any]] | None:
+        """The tools shown to the model, as plain data; None where there are none or they are not to be used."""
+        use = self.tool_use
+        if use is None:
+            return None
+        return [{"type": "function", "function": each.shown} for each in use.functions]
+
+    @property
+    def plain_messages(self) -> list[dict[str, Any]]:
+        """The messages as plain data, for the chat template."""
+        return plain_messages(self.messages)
+
+
+class CompletionChange(RequestModel):
+    """The body of a change to a stored completion."""
+
+    metadata: Metadata | None
+    """Stands in the place of what it had."""
+
+
+def _check_offered(name: str, offered: set[str], where: str, field: str) -> None:
+    if name not in offered:
+        raise disagreement(f"{where!r} is {name[:80]!r}: {field!r} has no function of that name.", where)

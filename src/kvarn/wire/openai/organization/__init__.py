@@ -1,0 +1,1 @@
+"""Administration: requests, objects, usage, budgets."""

@@ -1,0 +1,215 @@
+"""The requests of `/v1/responses`.
+
+Every field of OpenAI's `CreateResponse` stands in `ResponseRequest`: honoured, taken as a hint, or refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from kvarn.wire.openai.chat.tools import Strict
+from kvarn.wire.openai.common import (
+    SAMPLING_FIELDS,
+    LenientModel,
+    Metadata,
+    Obfuscation,
+    RequestModel,
+    disagreement,
+    ignored,
+    only,
+    refused,
+)
+from kvarn.wire.openai.responses.items import InputItems
+
+Include = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+]
+"""What may be asked for besides. Only log-probabilities exist here; the others belong to items that never come."""
+
+
+class TextFormat(RequestModel):
+    """Plain text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(RequestModel):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(RequestModel):
+    """JSON that a schema describes."""
+
+    type: Literal["json_schema"]
+    name: str
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(RequestModel):
+    """The form of the answer's text."""
+
+    format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None = None
+    verbosity: Annotated[str | None, ignored("ignored 'text.verbosity', ask for it in the instructions", "medium")] = (
+        None
+    )
+
+
+class FunctionTool(RequestModel):
+    """A function the model may call; `parameters` is a JSON schema."""
+
+    type: Annotated[Literal["function"], only("function", why="Only tools of type 'function' are supported.")]
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Strict = None
+    output_schema: Annotated[None, refused("'output_schema' of functions is not supported.")] = None
+    defer_loading: Annotated[bool | None, only(False, why="'defer_loading' may only be false.")] = None
+    allowed_callers: Annotated[None, refused("'allowed_callers' of functions is not supported.")] = None
+
+
+class FunctionChoice(RequestModel):
+    """The one function that shall be called."""
+
+    type: Literal["function"]
+    name: str
+
+
+class AllowedTools(RequestModel):
+    """Of the tools, those the model may use this time."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FunctionChoice], Field(fail_fast=True, min_length=1, max_length=128)]
+
+
+_CHOICES = ("function", "allowed_tools")
+
+
+def _check_choice(value: object) -> object:
+    if isinstance(value, dict) and value.get("type") not in _CHOICES:
+        why = f"'tool_choice' of type {str(value.get('type'))[:40]!r} is not supported: use 'function'."
+        raise PydanticCustomError("unsupported_value", "{why}", {"why": why})
+    return value
+
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | Annotated[FunctionChoice | AllowedTools, Field(discriminator="type")],
+    BeforeValidator(_check_choice),
+]
+
+
+class ConversationId(RequestModel):
+    """A conversation, by its id."""
+
+    id: str
+
+
+class ContextFields(LenientModel):
+    """What makes a response's prompt."""
+
+    unsupported_fields = SAMPLING_FIELDS
+
+    input: str | InputItems | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | ConversationId | None = None
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=128)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    """`auto`: where the prompt is too long for the model, its oldest items are left out."""
+    reasoning: Annotated[
+        dict[str, Any] | None, ignored("ignored 'reasoning', this model does not reason apart from its answer")
+    ] = None
+
+    @model_validator(mode="after")
+    def _has_something_to_answer(self) -> ContextFields:
+        if self.previous_response_id is not None and self.conversation is not None:
+            raise disagreement("Give 'previous_response_id' or 'conversation', not both.", "conversation")
+        if self.input is None and self.previous_response_id is None and self.conversation is None:
+            raise disagreement("Give 'input', 'previous_response_id' or 'conversation'.", "input")
+        return self
+
+    @property
+    def conversation_id(self) -> str | None:
+        """Id of the conversation it belongs to."""
+        return self.conversation.id if isinstance(self.conversation, ConversationId) else self.conversation
+
+
+class TokenCountRequest(ContextFields):
+    """The body of a request to count a response's input tokens."""
+
+    model: str | None = None
+    """Default: the first served model."""
+    personality: Annotated[None, refused("'personality' is not supported: write it in the instructions.")] = None
+
+
+class StreamOptions(LenientModel):
+    """How a stream is sent."""
+
+    include_obfuscation: Obfuscation = None
+
+
+class ResponseRequest(ContextFields):
+    """The body of a request for a response."""
+
+    model: str
+    store: bool | None = None
+    """Default: true."""
+    background: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    include: Annotated[list[Include], Field(fail_fast=True)] | None = None
+    metadata: Metadata | None = None
+    max_output_tokens: int | None = Field(None, ge=16)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    service_tier: str | None = None
+
+    # Hints: they may be ignored without harm.
+    max_tool_calls: int | None = None
+    """Of built-in tools, which there are none of: functions are called by the client."""
+    user: str | None = None
+    safety_identifier: str | None = Field(None, max_length=64)
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+
+    # OpenAI's fields that Kvarn does not serve.
+    context_management: Annotated[None, refused("'context_management' is not supported: use 'truncation'.")] = None
+    moderation: Annotated[None, refused("'moderation' is not supported.")] = None
+    prompt: Annotated[None, refused("'prompt' is not supported: write it in 'instructions' and 'input'.")] = None
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> ResponseRequest:
+        if self.background and not self.stored:
+            raise disagreement("'background' needs 'store' to be true: there must be something to retrieve.", "store")
+        if self.stream_options is not None and not self.stream:
+            raise disagreement("'stream_options' is only allowed when 'stream' is true.", "stream_options")
+        return self
+
+    @property
+    def stored(self) -> bool:
+        """Whether the response is kept."""
+        return self.store is not False
+
+    @property
+    def with_logprobs(self) -> bool:
+        """Whether the text's log-probabilities are asked for."""
+        return "message.output_text.logprobs" in (self.include or ())

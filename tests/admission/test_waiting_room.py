@@ -1,0 +1,104 @@
+"""The waiting room of one model: whoever leaves, at whatever moment, leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from starlette.requests import ClientDisconnect
+
+from kvarn.config.platform import AdmissionConfig
+from kvarn.observe.admission import AdmissionMetrics
+from kvarn.serving.pipeline import Work
+from kvarn.serving.record import RequestRecord
+from kvarn.serving.stages.waiting_room import WaitingRoom
+from kvarn.wire.messages import EngineStats, StepTimes
+
+TIMES = StepTimes(fixed_s=0.01, prefill_token_s=1e-4, prefill_pair_s=0, decode_row_s=1e-3, decode_token_s=0)
+IDLE = EngineStats(step_times=TIMES, step_s=0.01)
+FULL = EngineStats(step_times=TIMES, step_s=0.01, running=300, decode_rows=300)
+
+
+class Door:
+    """A room of a served model, and requests before it."""
+
+    def __init__(self, server: Any) -> None:
+        self.engine = server.chat
+        config = server.config.model_copy(update={"admission": AdmissionConfig(load_shedding=True)})
+        model = server.served["tiny"]
+        self.room = WaitingRoom(config, model, next(iter(model.replicas)), AdmissionMetrics())
+        self.queue = self.room._controller.queue
+
+    def ask(self, client_left: Callable[[], Awaitable[None]] | None = None) -> asyncio.Task[Any]:
+        record = RequestRecord("r")
+        work = Work(
+            request_id="r",
+            endpoint="/v1/completions",
+            principal=record.principal,
+            model="tiny",
+            prompt_tokens=10,
+            max_output_tokens=20,
+            received=record.received,
+        )
+        return asyncio.create_task(self.room.enter(self.room.demand_of(work), client_left))
+
+    @property
+    def in_service(self) -> int:
+        return sum(line.in_service for line in self.queue._lines.values())
+
+    def give_verdicts(self) -> None:
+        """Give all that wait their verdict, before anybody could hear of it."""
+        assert len(self.queue) == 1 and self.in_service == 0
+        self.engine.stats = IDLE
+        self.room._poll()
+        assert len(self.queue) == 0 and self.in_service == 1
+
+
+@pytest.fixture
+def door(server: Any) -> Door:
+    server.chat.stats = FULL
+    return Door(server)
+
+
+@pytest.mark.parametrize("cancelled_first", [False, True])
+async def test_cancelled_at_the_moment_of_its_verdict_a_request_holds_no_place(
+    door: Door, cancelled_first: bool
+) -> None:
+    asked = door.ask()
+    await asyncio.sleep(0)
+    if cancelled_first:
+        asked.cancel()
+    door.give_verdicts()
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert door.in_service == 0
+    await door.room.close()
+
+
+async def test_cancelled_while_it_waits_a_request_stands_in_no_line(door: Door) -> None:
+    asked = door.ask()
+    await asyncio.sleep(0)
+    assert len(door.queue) == 1
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert (len(door.queue), door.in_service) == (0, 0)
+    await door.room.close()
+
+
+async def test_a_client_that_left_before_its_verdict_stands_in_no_line(door: Door) -> None:
+    left = asyncio.Event()
+
+    async def client_left() -> None:
+        await left.wait()
+
+    asked = door.ask(client_left)
+    await asyncio.sleep(0)
+    left.set()
+    with pytest.raises(ClientDisconnect):
+        await asked
+    assert (len(door.queue), door.in_service) == (0, 0)
+    await door.room.close()

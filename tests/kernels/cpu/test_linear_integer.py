@@ -1,0 +1,258 @@
+"""Packed int8 and int4 linear layers: bit for bit what `csrc/linear/integer.cpp` defines, on every instruction set."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kvarn.kernels.linear import Norm
+from kvarn.kernels.weights import Weight
+
+_native = pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was installed without its compiled kernels")
+
+from kvarn.kernels.cpu.packing import MAX_INT8_INPUTS  # noqa: E402
+from kvarn.kernels.errors import KernelInputError  # noqa: E402
+from packing import pack_linear  # noqa: E402
+
+SHAPES = [(1, 1), (16, 64), (37, 50), (40, 259), (33, 1100)]
+GROUPS = [32, 96, 128]
+
+
+def int8_weight(out: int, in_features: int) -> Weight:
+    values = torch.randint(-127, 128, (out, in_features), dtype=torch.int8)
+    return Weight(values, torch.rand(out) * 0.02 + 1e-3)
+
+
+def int4_weight(out: int, in_features: int, group: int = 32, has_zeros: bool = False) -> Weight:
+    groups = -(-in_features // group)
+    zeros = torch.randint(0, 17, (out, groups), dtype=torch.uint8) if has_zeros else None
+    values = torch.randint(0, 16, (out, in_features), dtype=torch.uint8)
+    return Weight(values, (torch.rand(out, groups) * 0.02 + 1e-3).half(), zeros, group)
+
+
+def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows [T, K] as whole numbers int64 and a scale each [T, 1]."""
+    peak = x.abs().amax(-1, keepdim=True)
+    inverse = torch.full_like(peak, 127.0) / peak  # torch takes 127 / peak for 127 * (1 / peak), rounded twice
+    usable = torch.isfinite(inverse)
+    q = (x * inverse.where(usable, 0.0)).round().clamp(-127, 127).long()
+    return q, (peak / 127).where(usable, 0.0)
+
+
+def fused_multiply_add(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """a * b + c of float32, rounded once: in float64, rounded to odd, then to float32 (Boldo and Melquiond 2008)."""
+    product = (a.double() * b.double()).numpy()  # exact
+    addend = c.double().numpy()
+    total = product + addend
+    virtual = total - product
+    error = (product - (total - virtual)) + (addend - virtual)
+    bits = total.view(np.int64)
+    away_from_zero = (error > 0) == (total > 0)
+    bits += np.where((error != 0) & (bits % 2 == 0), np.where(away_from_zero, 1, -1), 0)
+    return torch.from_numpy(total).float()
+
+
+def int8_products(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+    q, scale = quantized(x)
+    return (q @ weight.values.long().T).float() * (scale * weight.scales)
+
+
+def int4_products(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+    zeros = torch.full(weight.scales.shape, 8, dtype=torch.uint8) if weight.zeros is None else weight.zeros
+    total = torch.zeros(x.shape[0], weight.values.shape[0])
+    for first in range(0, x.shape[1], 32):
+        group = first // weight.group
+        q, scale = quantized(x[:, first : first + 32])
+        centred = weight.values[:, first : first + 32].long() - zeros[:, group, None].long()
+        total = fused_multiply_add((q @ centred.T).float(), scale * weight.scales[:, group].float(), total)
+    return total
+
+
+def products(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """x [T, in] times the weight, as the kernels define it: [T, out]."""
+    return int8_products(x, weight) if weight.format == "int8" else int4_products(x, weight)
+
+
+def weights_of(out: int, in_features: int) -> list[Weight]:
+    """One weight of every kind."""
+    kinds = [(group, has_zeros) for group in GROUPS for has_zeros in (False, True)]
+    return [int8_weight(out, in_features), *(int4_weight(out, in_features, *kind) for kind in kinds)]
+
+
+def poison_freed_memory(size: int) -> None:
+    """Fill memory that the next allocations will get, so that what a kernel fails to write is seen."""
+    del [torch.full((size,), float("nan")) for _ in range(4)][:]
+
+
+def in_rows_of_nan(x: torch.Tensor) -> torch.Tensor:
+    """x with NaN on both sides of every row: nothing beyond a row may be read into a sum."""
+    around = torch.full((x.shape[0], x.shape[1] + 14), float("nan"))
+    around[:, 7:-7] = x
+    return around[:, 7:-7]
+
+
+@pytest.mark.parametrize(("out", "in_features"), SHAPES)
+def test_products_equal_their_definition_bit_for_bit(isa: str, out: int, in_features: int) -> None:
+    backend, bias = _native.Backend(isa), torch.randn(out)
+    for weight in weights_of(out, in_features):
+        plain, biased = pack_linear(backend, weight), pack_linear(backend, weight, bias)
+        for rows in (0, 1, 2, 3, 4, 5, 7, 14, 29):
+            x = in_rows_of_nan(torch.randn(rows, in_features))
+            want = products(x, weight)
+            poison_freed_memory(rows * out)
+            assert torch.equal(plain(x), want)
+            assert torch.equal(biased(x), want + bias)
+
+
+def test_products_of_many_rows_equal_their_definition_bit_for_bit(isa: str) -> None:
+    x = torch.randn(301, 600)
+    for weight in (int8_weight(50, 600), int4_weight(50, 600, 64, True)):
+        assert torch.equal(pack_linear(_native.Backend(isa), weight)(x), products(x, weight))
+
+
+def test_extreme_inputs_and_weights_keep_to_the_definition(isa: str) -> None:
+    ordinary = torch.randn(160)
+    outlier = ordinary.clone()
+    outlier[71] = 1e6
+    rows = [
+        torch.zeros(160),
+        torch.full((160,), 3e38),
+        torch.full((160,), -1.0),
+        torch.tensor([1.0, -1.0]).repeat(80),
+        outlier,
+        ordinary * 1e-36,
+        torch.full((160,), 1e-40),
+        torch.arange(160) / 127 - 0.5,
+    ]
+    x = torch.stack(rows)
+    lowest = torch.full((20, 160), -128, dtype=torch.int8)
+    small = torch.full((20, 5), 6e-8).half()
+    high, low = torch.full((20, 160), 15, dtype=torch.uint8), torch.zeros(20, 160, dtype=torch.uint8)
+    for weight in (
+        Weight(lowest, torch.full((20,), 1e-3)),
+        Weight(lowest + 255, torch.full((20,), 1e-3)),
+        Weight(high, small, torch.zeros(20, 5, dtype=torch.uint8), 32),
+        Weight(low, small, torch.full((20, 5), 16, dtype=torch.uint8), 32),
+        Weight(low, -small, None, 32),
+    ):
+        packed = pack_linear(_native.Backend(isa), weight)
+        for few in (x[:1], x[:3], x):
+            assert torch.equal(packed(few), products(few, weight))
+
+
+def test_sums_of_as_many_extreme_products_as_are_allowed_fit(isa: str) -> None:
+    weight = Weight(torch.full((3, MAX_INT8_INPUTS), -128, dtype=torch.int8), torch.ones(3))
+    packed = pack_linear(_native.Backend(isa), weight)
+    for rows in (1, 6):
+        x = torch.full((rows, MAX_INT8_INPUTS), 127.0)
+        assert torch.equal(packed(x), torch.full((rows, 3), -128.0 * 127 * MAX_INT8_INPUTS))
+        assert torch.equal(packed(-x), torch.full((rows, 3), 128.0 * 127 * MAX_INT8_INPUTS))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_row_with_an_infinity_or_nan_gives_nan_and_spoils_no_other(isa: str, bad: float) -> None:
+    x = torch.randn(7, 70)
+    spoiled = x.clone()
+    spoiled[3, 41] = bad
+    for weight in (int8_weight(20, 70), int4_weight(20, 70)):
+        packed = pack_linear(_native.Backend(isa), weight)
+        found = packed(spoiled)
+        assert found[3].isnan().all()
+        others = [0, 1, 2, 4, 5, 6]
+        assert torch.equal(found[others], packed(x)[others])
+
+
+@pytest.mark.parametrize("rows", [1, 4, 40])
+def test_a_norm_of_the_input_comes_first(isa: str, rows: int) -> None:
+    """The norm kernel's own rows give the same bits: quantizing is fused with it, not changed by it."""
+    for in_features in (1, 50, 259):
+        backend, x = _native.Backend(isa), torch.randn(rows, in_features)
+        norm, normed = Norm(torch.randn(in_features), 1e-3), torch.empty(rows, in_features)
+        backend.rms_norm(
+            x.data_ptr(), rows, in_features, in_features, norm.weight.data_ptr(), norm.eps, normed.data_ptr(),
+            in_features, False,
+        )  # fmt: skip
+        for weight in (int8_weight(33, in_features), int4_weight(33, in_features, 64)):
+            found = pack_linear(backend, weight)(in_rows_of_nan(x), norm=norm)
+            assert torch.equal(found, products(normed, weight))
+
+
+def test_a_gated_weight_multiplies_the_activated_gate_by_up(isa: str) -> None:
+    for half, in_features in [(1, 3), (16, 64), (41, 70)]:
+        for weight in weights_of(2 * half, in_features):
+            packed = pack_linear(_native.Backend(isa), weight, None, "silu")
+            for rows in (1, 6, 33):
+                x = torch.randn(rows, in_features)
+                gate, up = products(x, weight).double().chunk(2, -1)
+                poison_freed_memory(rows * half)
+                torch.testing.assert_close(packed(x).double(), F.silu(gate) * up, atol=1e-6, rtol=1e-5)
+
+
+def test_the_result_is_added_last_to_what_is_given(isa: str) -> None:
+    for rows in (1, 11):
+        x = torch.randn(rows, 70)
+        for weight in (int8_weight(50, 70), int4_weight(50, 70)):
+            bias, around = torch.randn(50), torch.randn(rows, 59)
+            before = around.clone()
+            pack_linear(_native.Backend(isa), weight, bias)(x, add_to=around[:, 4:-5])
+            assert torch.equal(around[:, 4:-5], before[:, 4:-5] + (products(x, weight) + bias))
+            assert torch.equal(around[:, :4], before[:, :4]) and torch.equal(around[:, -5:], before[:, -5:])
+
+
+def test_a_row_has_the_same_bits_alone_and_among_any_number(isa: str) -> None:
+    backend, x, norm = _native.Backend(isa), torch.randn(64, 550), Norm(torch.randn(550), 1e-6)
+    for weight in (int8_weight(36, 550), int4_weight(36, 550, 128, True)):
+        gated = pack_linear(backend, weight, None, "gelu")
+        alone = torch.cat([gated(row, norm=norm) for row in x.split(1)])
+        for rows in range(1, 65):
+            assert torch.equal(gated(x[:rows], norm=norm), alone[:rows]), rows
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_row_has_the_same_bits_in_the_longest_prompt_and_on_any_number_of_threads(isa: str, threads: int) -> None:
+    x = torch.randn(2048, 70)
+    for weight in (int8_weight(20, 70), int4_weight(20, 70)):
+        packed = pack_linear(_native.Backend(isa), weight)
+        alone = torch.cat([packed(row) for row in x.split(1)])
+        torch.set_num_threads(threads)
+        try:
+            for rows in (2047, 2048):
+                assert torch.equal(packed(x[:rows]), alone[:rows])
+        finally:
+            torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_rows_come_back_as_the_numbers_they_stand_for(activation: str | None) -> None:
+    for out, in_features in [(2, 1), (38, 51), (170, 300)]:
+        for weight in weights_of(out, in_features):
+            packed = pack_linear(_native.Backend("generic"), weight, None, activation)
+            ids = torch.randint(out, (77,))
+            assert torch.equal(packed.rows(ids), weight.dequantized()[ids])
+            assert torch.equal(packed.rows(torch.arange(out)), weight.dequantized())
+
+
+def test_int4_takes_half_the_memory_of_int8() -> None:
+    backend = _native.Backend("generic")
+    small, large = pack_linear(backend, int4_weight(64, 1024, 128)), pack_linear(backend, int8_weight(64, 1024))
+    assert small.nbytes == 64 * 1024 // 2 + 64 * 8 * 2
+    assert large.nbytes == 64 * 1024 + 64 * 8
+
+
+def test_weights_that_cannot_be_packed_are_refused() -> None:
+    backend, int8, int4 = _native.Backend("generic"), int8_weight(6, 64), int4_weight(6, 64, 32, True)
+    assert int4.zeros is not None
+    for wrong, message in [
+        (Weight(int8.values, int8.scales[:5]), "6 float32 scales"),
+        (Weight(int8.values.float(), int8.scales), "int8 values"),
+        (int8_weight(1, MAX_INT8_INPUTS + 1), f"at most {MAX_INT8_INPUTS} inputs"),
+        (Weight(int4.values + 1, int4.scales, None, 32), "0 to 15"),
+        (Weight(int4.values, int4.scales.float(), None, 32), "float16 scales"),
+        (Weight(int4.values, int4.scales, None, 64), r"\[6, 1\]"),
+        (Weight(int4.values, int4.scales, None, 48), "multiple of 32"),
+        (Weight(int4.values, int4.scales, int4.zeros + 17, 32), "0 to 16"),
+    ]:
+        with pytest.raises(KernelInputError, match=message):
+            pack_linear(backend, wrong)

@@ -1,0 +1,73 @@
+"""The device of a model: its backend is chosen by it, and weights and KV cache are made there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvarn.costs.decoder import KvDtype
+from kvarn.kernels import dispatch
+from kvarn.kernels.batch import HeadShape, KVCache
+from kvarn.kernels.dispatch import BACKENDS, Backend
+from kvarn.kernels.torch.backend import TorchKernels
+from kvarn.models import Decoder, load_model
+
+Factory = Callable[..., tuple[Any, Path]]
+PROMPT = list(range(5, 40))
+
+
+class RecordingKernels(TorchKernels):
+    """Stands for the kernels of another device: computes on this one, and counts the caches it makes."""
+
+    name = "recording"
+    caches = 0
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.requested = device
+
+    def new_kv_cache(self, num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:
+        self.caches += 1
+        return super().new_kv_cache(num_layers, num_blocks, heads, dtype)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2-moe", "olmo2"])
+def test_weights_and_cache_are_made_on_the_device(family: str, oracle_factory: Factory) -> None:
+    _, path = oracle_factory(family)
+    model = load_model(path, device="meta", dtype="float32")
+    assert isinstance(model, Decoder)
+    cache = model.new_kv_cache(4)
+    held: list[torch.Tensor] = [*cache.keys, *cache.values]
+    find_tensors(model, held, set())
+    assert len(held) > 20
+    assert {tensor.device for tensor in held} == {torch.device("meta")}
+
+
+def find_tensors(found: object, tensors: list[torch.Tensor], seen: set[int]) -> None:
+    """All tensors that an object of ours refers to."""
+    if isinstance(found, torch.Tensor):
+        tensors.append(found)
+    elif isinstance(found, list | tuple):
+        for each in found:
+            find_tensors(each, tensors, seen)
+    elif type(found).__module__.startswith("kvarn.") and id(found) not in seen:
+        seen.add(id(found))
+        names = getattr(type(found), "__slots__", ()) or vars(found)
+        find_tensors([getattr(found, name) for name in names], tensors, seen)
+
+
+def test_the_registered_backend_of_a_device_serves_the_model_and_makes_its_cache(
+    oracle_factory: Factory, run_paged: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, path = oracle_factory("qwen3")
+    monkeypatch.setattr(dispatch, "BACKENDS", {"recording": Backend(RecordingKernels, ("xpu",)), **BACKENDS})
+    model = load_model(path, device="xpu:1", dtype="float32")
+    assert isinstance(model, Decoder) and isinstance(model.kernels, RecordingKernels)
+    assert model.kernels.requested == torch.device("xpu:1")
+    logits = run_paged(model).step({"a": PROMPT})["a"]
+    assert model.kernels.caches == 1
+    assert torch.equal(logits, run_paged(load_model(path, dtype="float32", kernels="torch")).step({"a": PROMPT})["a"])

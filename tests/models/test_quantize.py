@@ -1,0 +1,152 @@
+"""Plain weights quantized at load: how much is lost, what is quantized, and that the model still says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvarn.kernels.torch.linear import TorchLinear
+from kvarn.kernels.weights import Weight
+from kvarn.models import Decoder, load_model
+from kvarn.models.layer import DecoderLayer
+from kvarn.models.moe import MoeMlp
+from kvarn.models.quantize import quantize_int4, quantize_int8
+from profiles import examples
+
+Factory = Callable[..., tuple[Any, Path]]
+PROMPT = list(range(5, 60))
+
+
+def relative_error(weight: torch.Tensor, quantized: Weight) -> float:
+    return float((quantized.dequantized() - weight).norm() / weight.norm())
+
+
+def test_int8_is_within_half_a_step_of_every_weight() -> None:
+    weight = torch.randn(70, 130, generator=torch.Generator().manual_seed(1)) * 0.03
+    quantized = quantize_int8(weight)
+    assert (quantized.dequantized() - weight).abs().le(quantized.scales[:, None] * 0.5001).all()
+    assert quantized.values.abs().amax(1).eq(127).all()
+
+
+def test_int4_loses_less_than_rounding_to_the_largest_weight() -> None:
+    weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(2)) * 0.03
+    groups = weight.view(-1, 32)
+    scales = (groups.abs().amax(1, keepdim=True) / 7).half().float()
+    rounded = (groups / scales).round() * scales
+    simple = float((rounded - groups).norm() / groups.norm())
+    assert relative_error(weight, quantize_int4(weight)) < 0.88 * simple
+
+
+@settings(max_examples=examples(40))
+@given(st.integers(1, 40), st.integers(1, 100), st.sampled_from([1e-3, 1.0, 300.0]), st.integers(0, 1000))
+def test_any_shape_and_size_is_quantized_within_its_type(rows: int, columns: int, size: float, seed: int) -> None:
+    weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * size
+    weight[0] = 0
+    int8, int4 = quantize_int8(weight), quantize_int4(weight)
+    assert int8.values.shape == int4.values.shape == weight.shape
+    assert int4.scales.shape == (rows, -(-columns // 32))
+    assert int(int4.values.max()) <= 15
+    assert int(int8.values.abs().max()) <= 127
+    assert torch.equal(int8.dequantized()[0], weight[0])
+    assert torch.equal(int4.dequantized()[0], weight[0])
+    assert (int4.dequantized() - weight).norm() <= 0.2 * weight.norm() + 1e-6
+
+
+@pytest.mark.parametrize("value", [torch.bfloat16, torch.float16])
+def test_half_types_are_quantized_as_the_numbers_they_are(value: torch.dtype) -> None:
+    weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(3)).to(value)
+    for quantize in (quantize_int8, quantize_int4):
+        assert torch.equal(quantize(weight).dequantized(), quantize(weight.float()).dequantized())
+
+
+@pytest.mark.parametrize(("quantization", "close"), [("int8", 0.998), ("int4", 0.93)])
+def test_a_quantized_model_stays_close_to_the_plain_one(
+    family: str, quantization: str, close: float, oracle_factory: Factory, run_paged: Any
+) -> None:
+    if "moe" in family or family == "mixtral":
+        pytest.skip("random routers flip; see the test of routers")
+    _, path = oracle_factory(family)
+    plain, quantized = (
+        run_paged(load_model(path, dtype="float32", kernels="torch", **options)).step({"a": PROMPT})["a"]
+        for options in ({}, {"quantization": quantization, "kv_cache_dtype": "float32"})
+    )
+    assert not torch.equal(plain, quantized)
+    assert torch.nn.functional.cosine_similarity(plain, quantized, dim=-1).mean() > close
+
+
+def test_routers_norms_and_embeddings_stay_plain_and_the_head_is_int8(oracle_factory: Factory) -> None:
+    _, path = oracle_factory("qwen2-moe")
+    model = load_model(path, dtype="float32", kernels="torch", quantization="int4")
+    assert isinstance(model, Decoder)
+    layer = model._layers[0]
+    assert isinstance(layer, DecoderLayer) and isinstance(layer.mlp, MoeMlp)
+    blocks = {
+        name: linear.quantize_block
+        for name, linear in {
+            "router": layer.mlp.router,
+            "shared_gate": layer.mlp.shared_gate,
+            "qkv": layer.qkv,
+            "expert": layer.mlp.experts[0].down,
+            "head": model._head,
+        }.items()
+        if isinstance(linear, TorchLinear)
+    }
+    assert blocks == {"router": None, "shared_gate": None, "qkv": 32, "expert": 32, "head": 0}
+    assert model._embedding is not None
+    assert model._embedding.dtype == torch.float32
+    assert model.quantization == "int4"
+
+
+def test_a_tied_embedding_reads_the_rows_of_the_quantized_head(oracle_factory: Factory) -> None:
+    oracle, path = oracle_factory("qwen3")
+    model = load_model(path, dtype="float32", kernels="torch", quantization="int4")
+    assert isinstance(model, Decoder)
+    want = quantize_int8(oracle.get_input_embeddings().weight.detach()).dequantized()
+    assert torch.equal(model._look_up(torch.tensor([3, 198])), want[[3, 198]])
+
+
+def test_the_progress_names_what_happens_and_ends_at_one(oracle_factory: Factory) -> None:
+    _, path = oracle_factory("qwen3")
+    seen: list[tuple[str, float]] = []
+    load_model(path, quantization="int8", kernels="torch", progress=lambda stage, done: seen.append((stage, done)))
+    assert {stage for stage, _ in seen} == {"quantize to int8"}
+    assert seen[-1][1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"dtype": "float32"}, "float32"),
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"dtype": "float32", "quantization": "int8"}, "bfloat16"),
+        ({"dtype": "bfloat16", "kv_cache_dtype": "float32"}, "float32"),
+    ],
+)
+def test_the_cache_is_of_the_weights_type_unless_asked_otherwise(
+    options: dict[str, str], expected: str, oracle_factory: Factory
+) -> None:
+    _, path = oracle_factory("qwen3")
+    model = load_model(path, kernels="torch", **options)
+    assert isinstance(model, Decoder)
+    assert str(model.new_kv_cache(2).keys[0].dtype) == f"torch.{expected}"
+
+
+def test_an_encoder_is_quantized_too(tmp_path: Path) -> None:
+    import transformers
+
+    torch.manual_seed(5)
+    config = transformers.BertConfig(
+        vocab_size=90, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4
+    )
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    plain, quantized = (load_model(tmp_path, dtype="float32", kernels="torch", quantization=q) for q in (None, "int8"))
+    ids, starts = torch.arange(5, 45), torch.tensor([0, 15, 40])
+    one, other = plain.encode(ids, starts), quantized.encode(ids, starts)
+    assert not torch.equal(one, other)
+    assert torch.nn.functional.cosine_similarity(one, other, dim=-1).min() > 0.999

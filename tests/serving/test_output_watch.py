@@ -1,0 +1,65 @@
+"""What may be shown of an answer that is looked at while it is written."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from kvarn.safety.verdict import RULE, Verdict
+from kvarn.serving.choice import ChoiceDelta
+from kvarn.serving.moderation.output_watch import OutputWatch
+
+FORBIDDEN = "committ"
+"""As a word of its own: `committee` is none."""
+
+
+async def judge(text: str) -> Verdict:
+    return Verdict({RULE: float(FORBIDDEN in text.split())}, 0.5)
+
+
+def pieces_of(text: str, cuts: list[int], *, bare_end: bool) -> list[ChoiceDelta]:
+    """The text cut at these places; the end comes with its last piece, or by itself as an end token does."""
+    places = [0, *sorted({cut % (len(text) + 1) for cut in cuts}), len(text)]
+    parts = [text[a:b] for a, b in pairwise(places) if a < b]
+    pieces = [ChoiceDelta(0, part) for part in parts]
+    if bare_end or not pieces:
+        pieces.append(ChoiceDelta(0, "", finish_reason="stop"))
+    else:
+        pieces[-1].finish_reason = "stop"
+    return pieces
+
+
+async def shown_of(pieces: list[ChoiceDelta], look_every: int, hold_back: int) -> tuple[str, str]:
+    """What was shown in the end, and why it ended."""
+    watch = OutputWatch(judge, look_every, hold_back)
+    shown = ""
+    for piece in pieces:
+        out = await watch.look(piece)
+        shown += "" if out is None else out.text
+        if out is not None and out.finish_reason is not None:
+            return shown, str(out.finish_reason)
+    raise AssertionError("it did not end")
+
+
+WORDS = st.lists(st.sampled_from(["a", "mill", "committee", "turns,", "grinds"]), max_size=12).map(" ".join)
+CUTS = st.lists(st.integers(0, 200), max_size=40)
+
+
+@given(WORDS, WORDS, CUTS, st.booleans(), st.integers(1, 60), st.integers(0, 60))
+async def test_a_forbidden_word_is_never_shown_wherever_it_stands_and_the_stream_is_cut(
+    before: str, after: str, cuts: list[int], bare_end: bool, look_every: int, hold_back: int
+) -> None:
+    text = " ".join(part for part in (before, FORBIDDEN, after) if part)
+    shown, reason = await shown_of(pieces_of(text, cuts, bare_end=bare_end), look_every, hold_back)
+    assert reason == "content_filter"
+    assert text.startswith(shown) and FORBIDDEN not in shown.split()
+
+
+@given(WORDS, CUTS, st.booleans(), st.integers(1, 60), st.integers(0, 60))
+@example("committee", [7], False, 1, 0)
+async def test_a_harmless_answer_is_shown_whole(
+    text: str, cuts: list[int], bare_end: bool, look_every: int, hold_back: int
+) -> None:
+    assert await shown_of(pieces_of(text, cuts, bare_end=bare_end), look_every, hold_back) == (text, "stop")

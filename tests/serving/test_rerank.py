@@ -1,0 +1,118 @@
+"""Reranking and scoring over an embedding model whose vectors are known."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+import httpx
+import pytest
+
+from kvarn.serving.embeddings.rerank import cosine
+
+ANGLES = {"east": 0.0, "almost east": 0.1, "north east": math.pi / 4, "north": math.pi / 2, "west": math.pi}
+
+
+@pytest.fixture(autouse=True)
+def directions(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts that are directions are embedded as such."""
+
+    async def embed(request_id: str, inputs: list[list[int]]) -> list[bytes]:
+        server.embed.embedded.append(inputs)
+        angles = [ANGLES[bytes(each).decode()] for each in inputs]
+        return [struct.pack("<4f", 3 * math.cos(angle), 3 * math.sin(angle), 0, 0) for angle in angles]
+
+    monkeypatch.setattr(server.embed, "embed", embed)
+
+
+def rank(client: httpx.Client, path: str = "/v1/rerank", **fields: Any) -> dict[str, Any]:
+    body = {"model": "vec", "query": "east", "documents": ["west", "north", {"text": "almost east"}], **fields}
+    answer = client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_documents_come_back_by_relevance_with_their_place_in_the_request(server: Any, client: httpx.Client) -> None:
+    answer = rank(client)
+    assert [result["index"] for result in answer["results"]] == [2, 1, 0]
+    scores = [result["relevance_score"] for result in answer["results"]]
+    assert scores == pytest.approx([math.cos(0.1), 0, -1], abs=1e-6)
+    assert answer["results"][0]["document"] == {"text": "almost east"}
+    tokens = len("eastwestnorthalmost east")
+    assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    assert answer["meta"] == {"tokens": {"input_tokens": tokens}} and answer["model"] == "vec"
+    assert len(server.embed.embedded) == 1  # query and documents in one pass
+
+
+def test_top_n_cuts_and_documents_are_sent_as_asked(client: httpx.Client) -> None:
+    assert [result["index"] for result in rank(client, top_n=1)["results"]] == [2]
+    assert len(rank(client, top_n=99)["results"]) == 3
+    assert "document" not in rank(client, return_documents=False)["results"][0]
+    assert "document" in rank(client, "/rerank")["results"][0]
+    assert "document" not in rank(client, "/v2/rerank")["results"][0]
+    assert "document" in rank(client, "/v2/rerank", return_documents=True)["results"][0]
+
+
+def test_equal_documents_keep_their_order(client: httpx.Client) -> None:
+    answer = rank(client, documents=["north", "east", "north", "east"])
+    assert [result["index"] for result in answer["results"]] == [1, 3, 0, 2]
+
+
+def test_documents_are_cut_where_the_request_says_so(server: Any, client: httpx.Client) -> None:
+    rank(client, documents=["north east", "west"], max_tokens_per_doc=5)
+    assert server.embed.embedded == [[list(b"east"), list(b"north"), list(b"west")]]
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "code"),
+    [
+        ({"documents": []}, "documents", "invalid_value"),
+        ({"documents": ["west", ""]}, "documents[1]", "invalid_value"),
+        ({"documents": ["west", {"text": "x", "image": "y"}]}, "documents[1].image", "unknown_parameter"),
+        ({"documents": ["x" * 65]}, "documents[0]", "context_length_exceeded"),
+        ({"documents": ["west"] * 2049}, "documents", "invalid_value"),
+        ({"query": ""}, "query", "invalid_value"),
+        ({"top_n": 0}, "top_n", "invalid_value"),
+        ({"rank_fields": ["text"]}, "rank_fields", "unsupported_parameter"),
+        ({"truncate_prompt_tokens": 1}, "truncate_prompt_tokens", "unsupported_parameter"),
+        ({"model": "tiny"}, "model", "model_not_supported"),
+    ],
+)
+def test_what_cannot_be_ranked_is_refused_by_name(
+    client: httpx.Client, change: dict[str, Any], param: str, code: str
+) -> None:
+    answer = client.post("/v1/rerank", json={"model": "vec", "query": "east", "documents": ["west"], **change})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
+
+
+@pytest.mark.parametrize("path", ["/v1/score", "/score"])
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        ("east", "west", [-1]),
+        ("east", ["east", "north", "west"], [1, 0, -1]),
+        (["east", "north"], ["north east", "north"], [math.sqrt(0.5), 1]),
+    ],
+)
+def test_pairs_are_scored(client: httpx.Client, path: str, left: Any, right: Any, expected: list[float]) -> None:
+    answer = client.post(path, json={"model": "vec", "text_1": left, "text_2": right}).json()
+    assert [each["score"] for each in answer["data"]] == pytest.approx(expected, abs=1e-6)
+    assert [each["index"] for each in answer["data"]] == list(range(len(expected)))
+    assert answer["usage"]["prompt_tokens"] > 0 and answer["data"][0]["object"] == "score"
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "param"),
+    [(["east", "west"], "north", "text_1"), ("", "north", "text_1"), ("east", [], "text_2"), ("east", [""], "text_2")],
+)
+def test_texts_that_do_not_pair_are_refused(client: httpx.Client, left: Any, right: Any, param: str) -> None:
+    answer = client.post("/v1/score", json={"model": "vec", "text_1": left, "text_2": right})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
+def test_the_cosine_of_nothing_is_zero() -> None:
+    assert cosine((0.0, 0.0), (1.0, 0.0)) == 0.0
+    assert cosine((1e-30, 0.0), (1e30, 0.0)) == 1.0

@@ -1,0 +1,246 @@
+"""A byte-level tokenizer on disk, a replica whose answers a test chooses, and a listening gateway around them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import openai
+import pytest
+from fastapi import FastAPI
+from starlette.types import Scope
+
+from background_runs import Open
+from fake_replica import (
+    EMBED_CARD,
+    GENERATE_CARD,
+    FakeReplica,
+    answer_text,
+    write_checkpoint,
+)
+from kvarn.config.platform import BatchesConfig, ResponsesConfig, StoreConfig
+from kvarn.config.schema import KvarnConfig
+from kvarn.gateway.app import create_app
+from kvarn.gateway.server import bind, build_server
+from kvarn.gateway.state import Gateway
+from kvarn.serving.models import ServedModel
+from kvarn.store.owner import ANYBODY, Principal
+from kvarn.store.repositories.tenants.organizations import create_organization
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass
+class TokenAuthenticator:
+    """Lets in whoever a test made a principal for, by bearer token; everybody else as anybody."""
+
+    principals: dict[str, Principal] = field(default_factory=dict)
+
+    async def principal(self, scope: Scope) -> Principal:
+        headers = dict(scope["headers"])
+        token = headers.get(b"authorization", b"").decode("latin-1").removeprefix("Bearer ")
+        return self.principals.get(token, ANYBODY)
+
+
+@dataclass
+class GatewayServer:
+    """A gateway over fake replicas, listening on a free port of its own event loop's thread."""
+
+    config: KvarnConfig
+    chat: FakeReplica
+    embed: FakeReplica
+    served: dict[str, ServedModel]
+    port: int = 0
+    authenticator: TokenAuthenticator = field(default_factory=TokenAuthenticator)
+    app: FastAPI | None = None
+    loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=20)
+
+    @property
+    def gateway(self) -> Gateway:
+        assert self.app is not None
+        gateway: Gateway = self.app.state.gateway
+        return gateway
+
+    def do(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """Run something on the gateway's event loop, where its database lives."""
+        assert self.loop is not None
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(20)
+
+    def add_tenant(self, name: str, **changes: Any) -> httpx.Client:
+        """A new organisation with one project; its client. `changes` are fields of its principal."""
+        principal = replace(self.do(create_organization(self.gateway.store, name)), **changes)
+        self.authenticator.principals[name] = principal
+        return httpx.Client(base_url=self.url, timeout=20, headers={"authorization": f"Bearer {name}"})
+
+    def connect(self, receive_buffer: int | None = None) -> socket.socket:
+        raw = socket.socket()
+        if receive_buffer is not None:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        raw.settimeout(10)
+        raw.connect(("127.0.0.1", self.port))
+        return raw
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+    """Poll until a condition holds; fail with what was waited for."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {seconds} s for: {what}")
+        time.sleep(0.005)
+
+
+def make_server(directory: Path, **gateway: object) -> GatewayServer:
+    config = KvarnConfig.model_validate(
+        {
+            "gateway": {"port": 0, **gateway},
+            "data_dir": str(directory / "data"),
+            "models": [{"name": "tiny", "path": "tiny"}, {"name": "vec", "path": "vec"}],
+        }
+    )
+    chat, embed = FakeReplica(GENERATE_CARD), FakeReplica(EMBED_CARD)
+    served = {
+        model.name: ServedModel(model.name, model, [replica], directory)
+        for model, replica in zip(config.models, (chat, embed), strict=True)
+    }
+    return GatewayServer(config, chat, embed, served)
+
+
+@contextmanager
+def running(server: GatewayServer, *, wait_ready: bool = True) -> Iterator[GatewayServer]:
+    """Serve a server in a thread until the block ends."""
+    listener = bind(server.config.gateway)
+    server.port = listener.getsockname()[1]
+    server.app = create_app(server.config, server.served, server.authenticator)
+    uvicorn_server = build_server(server.app, server.config.gateway)
+
+    async def main() -> None:
+        server.loop = asyncio.get_running_loop()
+        await uvicorn_server.serve(sockets=[listener])
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()), name="gateway")
+    thread.start()
+    try:
+        with server.client() as client:
+            wait_for(lambda: uvicorn_server.started, "the gateway to listen")
+            models = server.served.values()
+            wait_for(lambda: all(model.tokenizer or model.load_error for model in models), "text to be loaded")
+            if wait_ready:
+                wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+        yield server
+    finally:
+        uvicorn_server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive(), "the gateway did not stop"
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def shared_server(checkpoint: Path) -> Iterator[GatewayServer]:
+    with running(make_server(checkpoint, drain_timeout_s=1, body_timeout_s=1, max_body_bytes=200_000)) as served:
+        yield served
+
+
+@pytest.fixture
+def server(shared_server: GatewayServer) -> GatewayServer:
+    """The shared gateway with its replicas as new."""
+    for replica in (shared_server.chat, shared_server.embed):
+        wait_for(lambda replica=replica: not replica.running, "the requests of the test before to end")
+        replica.reset()
+    return shared_server
+
+
+@pytest.fixture
+def client(server: GatewayServer) -> Iterator[httpx.Client]:
+    with server.client() as made:
+        yield made
+
+
+@pytest.fixture
+def sdk(server: GatewayServer) -> Iterator[openai.OpenAI]:
+    """The official client, which does not try again by itself."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20) as made:
+        yield made
+
+
+@pytest.fixture
+def answering(server: GatewayServer) -> Callable[..., None]:
+    """Make the chat model answer these texts, one for each choice."""
+
+    def set_answers(*texts: str, end: bool = True) -> None:
+        server.chat.answer = lambda request, index: answer_text(texts[index % len(texts)], end=end)
+
+    return set_answers
+
+
+@pytest.fixture(name="wait_for", scope="session")
+def wait_for_fixture() -> Callable[..., None]:
+    return wait_for
+
+
+@pytest.fixture(scope="session")
+def serve(checkpoint: Path) -> Callable[..., AbstractContextManager[GatewayServer]]:
+    """Serve a server of one's own: `with serve(lambda server: ..., max_prompts=2) as server`."""
+
+    @contextmanager
+    def make(
+        prepare: Callable[[GatewayServer], None] = lambda server: None, **gateway: object
+    ) -> Iterator[GatewayServer]:
+        server = make_server(checkpoint, **gateway)
+        prepare(server)
+        with running(server, wait_ready=False):
+            yield server
+
+    return make
+
+
+@pytest.fixture
+def open_gateway(serve: Any, database_url: str) -> Open:
+    """Serves a gateway on the test's database; several may be open at once, or one after another."""
+
+    def make(prepare: Callable[[Any], None] = lambda server: None, **responses: Any) -> AbstractContextManager[Any]:
+        def prepared(server: Any) -> None:
+            changes = {
+                "store": StoreConfig(url=database_url),
+                "responses": ResponsesConfig(**{"lease_s": 3, **responses}),
+            }
+            server.config = server.config.model_copy(update=changes)
+            prepare(server)
+
+        made: AbstractContextManager[Any] = serve(prepared, drain_timeout_s=0.5)
+        return made
+
+    return make
+
+
+@pytest.fixture
+def mill(serve: Any, database_url: str, wait_for: Callable[..., None]) -> Iterator[Any]:
+    """A gateway of its own on each database, which looks for batches often."""
+
+    def prepare(server: Any) -> None:
+        batches = BatchesConfig(poll_s=0.05, max_in_flight=8)
+        server.config = server.config.model_copy(update={"store": StoreConfig(url=database_url), "batches": batches})
+
+    with serve(prepare) as server:
+        with server.client() as client:
+            wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+        yield server
