@@ -69,7 +69,6 @@ async def storing(
     Few of an organisation are at it at once in each gateway: the others wait without a connection.
 
     Args:
-        store: The database.
         organization_id: Whose they are.
         size: How many, as far as that is known.
         most: Bytes that the organisation may store; None: a transaction like any other.
@@ -77,7 +76,6 @@ async def storing(
     Raises:
         StorageFullError: It would store more than `most`.
         StoreBusyError: Others of the organisation write for too long.
-        StoreAwayError: The database does not answer.
     """
     if most is None:
         async with store.transaction() as session:

@@ -81,7 +81,6 @@ async def add_lines(store: Store, batch_id: str, lines: Sequence[Line], most: in
     Raises:
         LeaseLostError: The batch is gone.
         StorageFullError: The batch's organisation would store more than `most` bytes.
-        StoreAwayError: The database does not answer.
     """
     rows = [{"batch_id": batch_id, **{name: getattr(each, name) for name in Line.__slots__}} for each in lines]
     size = sum(line.counted_bytes for line in lines)
@@ -111,15 +110,11 @@ async def open_lines(
     open lines only, and of it little more than what it gives.
 
     Args:
-        store: The database.
         batch_id: Their batch.
         after: The one behind which they stand; at first `FIRST`.
         count: So many at most; fewer come only where there are no more.
         model: Only those that ask for it; None: for whatever.
         besides: None of those that ask for one of these.
-
-    Raises:
-        StoreAwayError: The database does not answer.
     """
     query = (
         select(BatchLine.model, BatchLine.line)
@@ -148,7 +143,6 @@ async def read_line(store: Store, batch_id: str, line: int) -> Line:
 
     Raises:
         LeaseLostError: It has one, or is gone: whoever did that has the batch.
-        StoreAwayError: The database does not answer.
     """
     query = select(BatchLine.line, BatchLine.custom_id, BatchLine.body, BatchLine.model).where(
         BatchLine.batch_id == batch_id, BatchLine.line == line, BatchLine.failed.is_(None)
@@ -166,7 +160,6 @@ async def answer_lines(store: Store, holder: str, batch_id: str, answers: Sequen
 
     Raises:
         LeaseLostError: Another gateway runs the batch now.
-        StoreAwayError: The database does not answer.
     """
     async with store.transaction() as session:
         lines = [answer.line for answer in answers]

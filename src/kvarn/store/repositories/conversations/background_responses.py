@@ -77,7 +77,6 @@ async def claim_response(
     none. One at a time, since each may be megabytes to decode.
 
     Args:
-        store: Where.
         gateway_id: Whose it shall be.
         lease_s: Seconds for which.
         known: Those that this gateway works on already: its leases may have run out while it stood still.

@@ -15,6 +15,7 @@ from kvarn.store.models import Conversation, ConversationItem
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.conversations.histories import Item, check_measure, size_of, text_of
 from kvarn.store.repositories.pages import Cursor, Page, read_page
+from kvarn.store.repositories.queries import find_one, is_owned_by, owned_by
 from kvarn.store.repositories.stored_bytes import PART_BYTES, ROW_BYTES, count_bytes, json_bytes, storing
 
 
@@ -60,11 +61,7 @@ async def create_conversation(
 
 
 async def find_conversation(store: Store, owner: Owner, conversation_id: str) -> Conversation:
-    """The conversation of that id.
-
-    Raises:
-        NotFoundError: The owner has none.
-    """
+    """The conversation of that id. Raises NotFoundError."""
     async with store.reading() as session:
         return await _find(session, owner, conversation_id)
 
@@ -169,11 +166,7 @@ async def find_items_anywhere(store: Store, owner: Owner, item_ids: Collection[s
     aged = (
         select(ConversationItem.id, text_of(ConversationItem.item).label("text"), age.label("age"))
         .join(Conversation, Conversation.id == ConversationItem.conversation_id)
-        .where(
-            ConversationItem.id.in_(item_ids),
-            Conversation.organization_id == owner.organization_id,
-            Conversation.project_id == owner.project_id,
-        )
+        .where(ConversationItem.id.in_(item_ids), is_owned_by(owner, Conversation))
         .subquery()
     )
     newest = aged.c.age == 1
@@ -290,17 +283,11 @@ async def _unlock(session: AsyncSession, lock: Lock) -> None:
 
 
 async def _find(session: AsyncSession, owner: Owner, conversation_id: str, *, to_change: bool = False) -> Conversation:
-    query = select(Conversation).where(
-        Conversation.id == conversation_id,
-        Conversation.organization_id == owner.organization_id,
-        Conversation.project_id == owner.project_id,
-    )
-    if to_change:
-        query = query.with_for_update()
-    found = await session.scalar(query) if is_id(conversation_id) else None
-    if found is None:
-        raise NotFoundError(f"There is no conversation {conversation_id[:80]!r}.")
-    return found
+    query = owned_by(owner, Conversation).where(Conversation.id == conversation_id)
+    missing = f"There is no conversation {conversation_id[:80]!r}."
+    if not is_id(conversation_id):
+        raise NotFoundError(missing)
+    return await find_one(session, query, missing, to_change=to_change)
 
 
 async def _item(session: AsyncSession, conversation_id: str, item_id: str) -> ConversationItem:

@@ -18,7 +18,6 @@ class FileWriter:
     """A file that nobody sees yet. Write it, `finish` it and publish it (`publish_file`), or `discard` it.
 
     Args:
-        store: The database.
         owner: Whose file it will be.
         most: Bytes that its organisation may store, this file included; None: as many as it needs.
         counted: Whether it counts before it is published.
@@ -40,7 +39,6 @@ class FileWriter:
 
         Raises:
             StorageFullError: Its organisation would store more than it may.
-            StoreAwayError: The database does not answer.
         """
         self.size += len(data)
         self._buffer += data

@@ -18,6 +18,7 @@ from kvarn.store.ids import new_id
 from kvarn.store.models import File, FileChunk
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.pages import Cursor, Page, read_page
+from kvarn.store.repositories.queries import find_one, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, storing
 
 CHUNK_BYTES = 256 * 1024
@@ -34,8 +35,6 @@ async def begin_file(
     """Make a file that nobody sees until it is published; its id.
 
     Args:
-        store: The database.
-        owner: Whose it will be.
         expires_at: When the sweep deletes it, should whoever writes it never come back.
         most: Bytes that its organisation may store; None: as many as it needs.
         counted: Whether it counts before it is published.
@@ -102,16 +101,10 @@ async def publish_file(
 
 
 async def find_file(store: Store, owner: Owner, file_id: str) -> File:
-    """An owner's file.
-
-    Raises:
-        NotFoundError: There is none of this id, or it is not theirs, or it has expired.
-    """
+    """An owner's file that has not expired. Raises NotFoundError."""
+    query = _visible(owner, store.now()).where(File.id == file_id)
     async with store.reading() as session:
-        file = await session.scalar(_visible(owner, store.now()).where(File.id == file_id))
-    if file is None:
-        raise NotFoundError(f"There is no file {file_id[:80]!r}.")
-    return file
+        return await find_one(session, query, f"There is no file {file_id[:80]!r}.")
 
 
 async def list_files(store: Store, owner: Owner, cursor: Cursor, purpose: str | None = None) -> Page[File]:
@@ -183,9 +176,5 @@ async def _drop_content(store: Store, file_id: str) -> None:
 
 
 def _visible(owner: Owner, now: float) -> Select[File]:
-    return select(File).where(
-        File.organization_id == owner.organization_id,
-        File.project_id == owner.project_id,
-        File.status == PROCESSED,
-        or_(File.expires_at.is_(None), File.expires_at > int(now)),
-    )
+    not_expired = or_(File.expires_at.is_(None), File.expires_at > int(now))
+    return owned_by(owner, File).where(File.status == PROCESSED, not_expired)
