@@ -17,7 +17,7 @@ from kvarn.store.models import Batch, BatchLine
 from kvarn.store.repositories.batches.batches import OVER, BatchStatus
 from kvarn.store.repositories.batches.line_bytes import LINE_BYTES
 from kvarn.store.repositories.batches.runs import LeaseLostError, change_batch
-from kvarn.store.repositories.stored_bytes import PART_BYTES, count_bytes, expect_room
+from kvarn.store.repositories.stored_bytes import PART_BYTES, check_quota, count_bytes
 
 _DELETED_AT_ONCE = 500
 _LAST = (1 << 63) - 1
@@ -75,12 +75,12 @@ class Result:
     content: bytes | None
 
 
-async def add_lines(store: Store, batch_id: str, lines: Sequence[Line], most: int | None = None) -> None:
+async def add_lines(store: Store, batch_id: str, lines: Sequence[Line], max_bytes: int | None = None) -> None:
     """Write requests. They take what their batch has reserved for them, as far as it goes.
 
     Raises:
         LeaseLostError: The batch is gone.
-        StorageFullError: The batch's organisation would store more than `most` bytes.
+        StorageFullError: The batch's organisation would store more than `max_bytes` bytes.
     """
     rows = [{"batch_id": batch_id, **{name: getattr(each, name) for name in Line.__slots__}} for each in lines]
     size = sum(line.counted_bytes for line in lines)
@@ -89,12 +89,12 @@ async def add_lines(store: Store, batch_id: str, lines: Sequence[Line], most: in
         if batch is None:
             raise LeaseLostError(f"the batch {batch_id} was deleted")
         reserved = min(batch.reserved_bytes, size)
-        if most is not None:
-            await expect_room(session, batch.organization_id, size - reserved, most)
+        if max_bytes is not None:
+            await check_quota(session, batch.organization_id, size - reserved, max_bytes)
         await session.execute(insert(BatchLine), rows)
         batch.reserved_bytes -= reserved
         batch.counted_bytes -= reserved
-        await count_bytes(session, batch.organization_id, size - reserved, most)
+        await count_bytes(session, batch.organization_id, size - reserved, max_bytes)
 
 
 async def open_lines(

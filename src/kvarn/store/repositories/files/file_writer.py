@@ -19,16 +19,16 @@ class FileWriter:
 
     Args:
         owner: Whose file it will be.
-        most: Bytes that its organisation may store, this file included; None: as many as it needs.
+        max_bytes: Bytes that its organisation may store, this file included; None: as many as it needs.
         counted: Whether it counts before it is published.
     """
 
-    def __init__(self, store: Store, owner: Owner, most: int | None = None, *, counted: bool = True) -> None:
+    def __init__(self, store: Store, owner: Owner, max_bytes: int | None = None, *, counted: bool = True) -> None:
         self.size = 0
         """Bytes taken so far."""
         self._store = store
         self._owner = owner
-        self._most = most
+        self._most = max_bytes
         self._counted = counted
         self._id: str | None = None
         self._buffer = bytearray()

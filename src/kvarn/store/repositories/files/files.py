@@ -30,20 +30,20 @@ _CHUNKS_AT_ONCE = 16
 
 
 async def begin_file(
-    store: Store, owner: Owner, expires_at: int, most: int | None = None, *, counted: bool = True
+    store: Store, owner: Owner, expires_at: int, max_bytes: int | None = None, *, counted: bool = True
 ) -> str:
     """Make a file that nobody sees until it is published; its id.
 
     Args:
         expires_at: When the sweep deletes it, should whoever writes it never come back.
-        most: Bytes that its organisation may store; None: as many as it needs.
+        max_bytes: Bytes that its organisation may store; None: as many as it needs.
         counted: Whether it counts before it is published.
 
     Raises:
         StorageFullError: It would store more.
     """
     file_id = new_id("file-")
-    async with storing(store, owner.organization_id, ROW_BYTES, most) as session:
+    async with storing(store, owner.organization_id, ROW_BYTES, max_bytes) as session:
         session.add(
             File(
                 id=file_id,
@@ -59,29 +59,29 @@ async def begin_file(
             )
         )
         if counted:
-            await count_bytes(session, owner.organization_id, ROW_BYTES, most)
+            await count_bytes(session, owner.organization_id, ROW_BYTES, max_bytes)
     return file_id
 
 
 async def add_chunks(
-    store: Store, owner: Owner, file_id: str, position: int, chunks: Sequence[bytes], most: int | None = None
+    store: Store, owner: Owner, file_id: str, position: int, chunks: Sequence[bytes], max_bytes: int | None = None
 ) -> None:
     """Append to a file that is being written; the first chunk gets number `position`.
 
     Raises:
         NotFoundError: The file was given up meanwhile.
-        StorageFullError: The organisation would store more than `most` bytes.
+        StorageFullError: The organisation would store more than `max_bytes` bytes.
     """
     rows = [FileChunk(file_id=file_id, position=position + i, content=chunk) for i, chunk in enumerate(chunks)]
     size = sum(map(len, chunks))
-    async with storing(store, owner.organization_id, size, most) as session:
+    async with storing(store, owner.organization_id, size, max_bytes) as session:
         theirs = update(File).where(File.id == file_id, File.organization_id == owner.organization_id)
         counted = await session.scalar(theirs.values(size=File.size + size).returning(File.counted))
         if counted is None:
             raise _given_up(file_id)
         session.add_all(rows)
         if counted:
-            await count_bytes(session, owner.organization_id, size, most)
+            await count_bytes(session, owner.organization_id, size, max_bytes)
 
 
 async def publish_file(
