@@ -126,7 +126,7 @@ async def measure(arguments: argparse.Namespace) -> None:
     model = config.models[0].model_copy(update={"name": "m"})
     supervisor, replica = launch_engine(model, DEMO, "benchmarks.gateway_overhead:build")
     supervisor.start()
-    server = build_server(create_app(config, {"m": ServedModel("m", model, replica, DEMO)}), config.gateway)
+    server = build_server(create_app(config, {"m": ServedModel("m", model, [replica], DEMO)}), config.gateway)
     listener = bind(config.gateway)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:

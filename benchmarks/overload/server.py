@@ -126,7 +126,7 @@ def main() -> None:
         factory = "benchmarks.overload.engine:build" if asked.engine == MODELLED else DEFAULT_FACTORY
         directory = resolve_checkpoint(asked.path)
         supervisor, replica = launch_engine(config.models[0], directory, factory, config.replica)
-        served = {MODEL: ServedModel(MODEL, config.models[0], replica, directory)}
+        served = {MODEL: ServedModel(MODEL, config.models[0], [replica], directory)}
         server = build_server(create_app(config, served, Doorkeeper()), config.gateway)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(_serve(server, config, supervisor))

@@ -53,7 +53,7 @@ def main() -> None:
         model = config.models[0].model_copy(update={"name": "m"})
         os.environ[STEP_VARIABLE] = str(step_s)
         supervisor, replica = launch_engine(model, DEMO, "benchmarks.proxies.clock_engine:build")
-        server = build_server(create_app(config, {"m": ServedModel("m", model, replica, DEMO)}), config.gateway)
+        server = build_server(create_app(config, {"m": ServedModel("m", model, [replica], DEMO)}), config.gateway)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             runner.run(_serve(server, config, supervisor))
 

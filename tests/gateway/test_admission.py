@@ -60,7 +60,7 @@ def door(serve: Serve, max_queue: int, wait_for: Callable[..., None]) -> Any:
         server.small = FakeReplica(GENERATE_CARD)
         server.small.stats = SWAMPED
         server.small.answer = lambda request, index: answer_text("from the small one")
-        server.served["small"] = ServedModel("small", small, server.small, server.served["tiny"].directory)
+        server.served["small"] = ServedModel("small", small, [server.small], server.served["tiny"].directory)
 
     with serve(prepare) as server, server.client() as client:
         wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")

@@ -47,7 +47,7 @@ def bombed(serve: Any, wait_for: Callable[..., None], tmp_path_factory: pytest.T
             model = ModelConfig(name=name, path=name)
             directory = write_checkpoint(tmp_path_factory.mktemp(name), source)
             server.config = server.config.model_copy(update={"models": [*server.config.models, model]})
-            server.served[name] = ServedModel(name, model, FakeReplica(GENERATE_CARD), directory)
+            server.served[name] = ServedModel(name, model, [FakeReplica(GENERATE_CARD)], directory)
 
     with serve(prepare, template_timeout_s=2, template_memory_bytes=192 * MIB) as server:
         with server.client() as client:

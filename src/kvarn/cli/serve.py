@@ -85,7 +85,7 @@ def _run_gateway(config: KvarnConfig, engines: Engines, began: float, *, needs_k
     for model in config.models:
         client = ZmqReplicaClient(model.name)
         engines.supervisors[model.name].subscribe(client.update)
-        models[model.name] = ServedModel(model.name, model, client, engines.directories[model.name])
+        models[model.name] = ServedModel(model.name, model, [client], engines.directories[model.name])
     try:
         listener = bind(config.gateway)
     except OSError as error:

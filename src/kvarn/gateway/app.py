@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import FastAPI
 
 import kvarn
-from kvarn.batches.runner import BatchRunner
+from kvarn.batches.worker import BatchWorker
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.body import BodyReader
 from kvarn.gateway.cors import add_cors
@@ -50,6 +50,7 @@ from kvarn.metering.usage_reports import Reports
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.responses.background import run_background
 from kvarn.responses.background_runs import BackgroundResponses
+from kvarn.serving.engine_metrics import EngineCollector
 from kvarn.serving.held_bytes import ByteBudget
 from kvarn.serving.models import ModelTable, ServedModel
 from kvarn.serving.moderation.checks import Moderation
@@ -105,7 +106,10 @@ def create_app(
     text = TextPool(pool, config.gateway.tokenize_threads)
     table = ModelTable(models_by_name)
     slo = {model.name: config.slo_of(model.config) for model in table}
-    metrics = GatewayMetrics(table, slo, show_engines=shared is None or shared.is_main)
+    metrics = GatewayMetrics(slo, slo)
+    engines = EngineCollector({model.name: model.replicas for model in table})
+    if shared is None or shared.is_main:
+        metrics.registry.register(engines)
     platform = Platform(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
     background = BackgroundResponses(platform.store, config.responses, lambda run: run_background(gateway, run))
     open_requests = OpenRequests()
@@ -132,7 +136,7 @@ def create_app(
         title="Kvarn",
         version=kvarn.__version__,
         summary="OpenAI-compatible serving of large language models.",
-        lifespan=lambda app: _lifespan(app, gateway, platform, open_requests, pool),
+        lifespan=lambda app: _lifespan(app, gateway, platform, open_requests, pool, engines),
         docs_url=None,  # FastAPI's page fetches its scripts from a CDN; ours works offline
         redoc_url=None,
         redirect_slashes=False,
@@ -157,11 +161,18 @@ def create_app(
 
 @asynccontextmanager
 async def _lifespan(
-    app: FastAPI, gateway: Gateway, platform: Platform, open_requests: OpenRequests, pool: ThreadPoolExecutor
+    app: FastAPI,
+    gateway: Gateway,
+    platform: Platform,
+    open_requests: OpenRequests,
+    pool: ThreadPoolExecutor,
+    engines: EngineCollector,
 ) -> AsyncGenerator[None, None]:
     """Start what runs beside the requests; at the end, settle them before the ledger and the database close."""
     config = gateway.config
     workers: list[Worker[Any]] = [gateway.responses.worker, retention_worker(gateway.store, config.retention)]
+    if config.batches.enabled:
+        workers.append(BatchWorker(gateway).worker)
     try:
         await platform.start()
     except StoreError as error:
@@ -174,11 +185,9 @@ async def _lifespan(
         worker.start()
     work = [
         gateway.models.load_text(pool, config.gateway),
-        _watch_engines(gateway.metrics),
+        _watch_engines(engines),
         gateway.storage_quota.watch(platform.store_metrics.nearly_full.set),
     ]
-    if config.batches.enabled:
-        work.append(BatchRunner(gateway).run())
     tasks = [asyncio.create_task(each) for each in work]
     try:
         yield
@@ -195,7 +204,7 @@ async def _lifespan(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-async def _watch_engines(metrics: GatewayMetrics) -> None:
+async def _watch_engines(engines: EngineCollector) -> None:
     while True:
-        metrics.observe_engines()
+        engines.observe()
         await asyncio.sleep(_OBSERVE_EVERY_S)

@@ -75,10 +75,9 @@ class Weight:
 
     def to(self, device: torch.device) -> Weight:
         """The same on a device."""
-        tensors = (self.values, self.scales, self.zeros)
-        values, scales, zeros = (None if tensor is None else tensor.to(device) for tensor in tensors)
+        tensors = (self.values, self.scales, self.zeros, self.input_order)
+        values, scales, zeros, order = (None if tensor is None else tensor.to(device) for tensor in tensors)
         assert values is not None
-        order = None if self.input_order is None else self.input_order.to(device)
         return Weight(values, scales, zeros, self.group, order)
 
     @property

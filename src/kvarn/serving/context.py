@@ -110,7 +110,7 @@ class ServingContext:
         Raises:
             ApiError: 404 unknown, 403 out of the key's scope, 400 of the wrong kind, 503 not ready yet.
         """
-        ready = self.find_model(record, name).when_ready()
+        ready = self.find_model(record, name).when_ready(record.replica)
         if kind is not None and ready.card.kind != kind:
             does = _OPERATIONS.get(ready.card.kind, ready.card.kind)
             raise invalid_request(f"The model {name!r} does {does} only.", "model", "model_not_supported")

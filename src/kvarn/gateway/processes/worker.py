@@ -65,7 +65,7 @@ class Worker:
             model.name: ServedModel(
                 model.name,
                 model,
-                self._replicas[model.name],
+                [self._replicas[model.name]],
                 Path(start.directories[model.name]),
                 start.created[model.name],
                 process=start.number,

@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvarn.observe.cgroups import CGROUPS, OWN_CGROUPS, cgroup_directories
+
 _ONE_THREAD_BYTES = 64 * 1024**2
 """Weights below this stay in the caches: waking a second thread for each operation costs more than it saves (measured
 with the demo model, docs/benchmarks.md)."""
@@ -22,8 +24,8 @@ class MachineFiles:
     """Where Linux describes its CPUs and their limits."""
 
     cpus: Path = Path("/sys/devices/system/cpu")
-    cgroups: Path = Path("/sys/fs/cgroup")
-    own_cgroups: Path = Path("/proc/self/cgroup")
+    cgroups: Path = CGROUPS
+    own_cgroups: Path = OWN_CGROUPS
 
 
 LINUX = MachineFiles()
@@ -92,7 +94,7 @@ def _parse_cpu_list(text: str) -> set[int]:
 
 def _quotas(files: MachineFiles) -> Iterator[float]:
     """Limits of the process's control groups and of all above them; layouts of version 2 and version 1."""
-    for group in _cgroup_directories(files):
+    for group in cgroup_directories("cpu", files.cgroups, files.own_cgroups):
         try:
             if (group / "cpu.max").is_file():
                 allowed, period = (group / "cpu.max").read_text().split()
@@ -104,20 +106,3 @@ def _quotas(files: MachineFiles) -> Iterator[float]:
                 yield int(allowed) / int(period)
         except (OSError, ValueError):
             continue  # a limit that cannot be read limits nothing that we could respect
-
-
-def _cgroup_directories(files: MachineFiles) -> list[Path]:
-    """Those that may hold a CPU limit. In a container the root of the tree is its own group."""
-    directories = [files.cgroups, files.cgroups / "cpu"]
-    try:
-        lines = files.own_cgroups.read_text().splitlines()
-    except OSError:
-        return directories
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        inner = [Path(path.strip("/")), *Path(path.strip("/")).parents]
-        if controllers == "":
-            directories += [files.cgroups / part for part in inner]
-        elif "cpu" in controllers.split(","):
-            directories += [files.cgroups / "cpu" / part for part in inner]
-    return directories

@@ -1,4 +1,4 @@
-"""The pure parts of batches: what an input line may be, and how many lines an engine has room for."""
+"""What a line of a batch's input may be."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kvarn.batches.capacity import LineGate, LineWindow
 from kvarn.batches.validation import MAX_FAULTS, InputCheck, model_of, split_lines
-from kvarn.wire.messages import EngineStats
 from kvarn.wire.openai.parse import decode_body
 
 CHAT = "/v1/chat/completions"
@@ -112,83 +110,3 @@ def test_lines_are_the_same_wherever_the_file_is_cut(lines: list[bytes], cuts: l
 
 async def test_a_last_line_needs_no_end_and_a_first_one_may_have_a_mark() -> None:
     assert await lines_of(b"\xef\xbb\xbf{}\n[]", [], 10) == [(1, b"{}"), (2, b"[]")]
-
-
-def window(**changes: Any) -> LineWindow:
-    return LineWindow(**{"most": 16, "tpot_target_s": 0.1, **changes})
-
-
-def test_an_idle_engine_gets_one_line_more_with_every_answer() -> None:
-    lines = window()
-    sizes = []
-    for _ in range(20):
-        lines.in_flight = 0
-        while lines.has_room(EngineStats(), 0.0):
-            lines.in_flight += 1
-        sizes.append(lines.in_flight)
-        lines.grow()
-    assert sizes == [*range(4, 16), *[16] * 8]
-
-
-@pytest.mark.parametrize(
-    "stats",
-    [
-        EngineStats(waiting=1, waiting_by_priority={0: 1}),
-        EngineStats(waiting=3, waiting_by_priority={9: 1, 10: 2}),
-        EngineStats(running=1, step_s=0.2),
-    ],
-)
-def test_whatever_keeps_better_requests_waiting_halves_the_lines(stats: EngineStats) -> None:
-    lines = window(most=64)
-    for _ in range(60):
-        lines.grow()
-    assert not lines.has_room(stats, 0.0) and lines.size == 32
-    assert not lines.has_room(stats, 0.5) and lines.size == 32  # the same sign, seen again
-    assert not lines.has_room(stats, 1.0) and lines.size == 16
-    for second in range(2, 20):
-        lines.has_room(stats, float(second))
-    assert lines.size == 1 and lines.has_room(EngineStats(), 20.0)
-
-
-@pytest.mark.parametrize(
-    "stats",
-    [EngineStats(waiting=1, waiting_by_priority={10: 1}), EngineStats(kv_blocks_total=100, kv_blocks_free=9)],
-)
-def test_a_full_engine_gets_no_more_lines_and_keeps_its_pace(stats: EngineStats) -> None:
-    lines = window()
-    assert not lines.has_room(stats, 0.0) and lines.size == 4
-
-
-def test_slow_steps_of_lines_alone_are_nobodys_concern() -> None:
-    lines = window()
-    lines.in_flight = 2
-    assert lines.has_room(EngineStats(running=2, step_s=5.0), 0.0)
-
-
-async def test_organisations_take_turns_and_lines_of_one_enter_in_the_order_in_which_they_came() -> None:
-    stats = EngineStats(waiting=1, waiting_by_priority={0: 1})
-    gate = LineGate(window(most=1), lambda: stats, lambda: 0.0)
-    entered: list[int] = []
-
-    async def enter(number: int) -> None:
-        async with gate.place("red" if number < 4 else "blue"):
-            entered.append(number)
-            await asyncio.sleep(0.001)
-
-    tasks = [asyncio.create_task(enter(number)) for number in range(6)]
-    await asyncio.sleep(0.1)
-    assert entered == []
-    stats = EngineStats()
-    tasks[1].cancel()  # one that leaves the queue holds nobody up, and costs its organisation no turn
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert entered == [0, 2, 4, 3, 5] and gate.window.in_flight == 0
-
-
-async def test_a_gate_knows_for_how_long_nobody_has_gone_through_it() -> None:
-    now = 100.0
-    gate = LineGate(window(), EngineStats, lambda: now)
-    async with gate.place("red"):
-        now += 10
-        assert gate.empty_s == 0
-    now += 3
-    assert gate.empty_s == 3

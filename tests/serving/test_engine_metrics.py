@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from kvarn.observe.engines import EngineCollector, MonotonicTotals, priority_tier
+from fake_replica import GENERATE_CARD, FakeReplica
+from kvarn.observe.admission import priority_tier
+from kvarn.replica.client.protocol import ReplicaState
+from kvarn.serving.engine_metrics import EngineCollector, MonotonicTotals
 from kvarn.wire.messages import EngineStats
-
-
-@dataclass
-class Source:
-    name: str = "m"
-    up: bool = True
-    incarnation: object = field(default_factory=object)
-    stats: EngineStats = field(default_factory=EngineStats)
 
 
 def scrape(registry: CollectorRegistry) -> dict[str, float]:
@@ -24,9 +18,9 @@ def scrape(registry: CollectorRegistry) -> dict[str, float]:
     return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
 
 
-def registry_of(*sources: Source) -> CollectorRegistry:
+def registry_of(*replicas: FakeReplica) -> CollectorRegistry:
     registry = CollectorRegistry()
-    registry.register(EngineCollector(sources))
+    registry.register(EngineCollector({"m": {f"host/m/{number}": each for number, each in enumerate(replicas)}}))
     return registry
 
 
@@ -42,7 +36,7 @@ def test_gauges_come_from_the_latest_stats() -> None:
         cached_tokens_total=20,
         waiting_by_priority={-5: 1, 0: 2, 5: 4, 10: 8, 1000: 16},
     )
-    seen = scrape(registry_of(Source(stats=stats)))
+    seen = scrape(registry_of(FakeReplica(GENERATE_CARD, stats=stats)))
     assert seen['kvarn_kv_utilisation{model="m"}'] == 0.25
     assert seen['kvarn_kv_blocks{model="m",state="used"}'] == 25
     assert seen['kvarn_kv_blocks{model="m",state="cached"}'] == 25
@@ -68,13 +62,15 @@ def test_priorities_fall_into_three_tiers() -> None:
 
 
 def test_counters_go_on_growing_when_an_engine_starts_again() -> None:
-    source = Source(stats=EngineStats(step=100, output_tokens_total=500, refused_total={"queue_full": 2}))
+    source = FakeReplica(
+        GENERATE_CARD, stats=EngineStats(step=100, output_tokens_total=500, refused_total={"queue_full": 2})
+    )
     registry = registry_of(source)
     tokens, refused = 'kvarn_output_tokens_total{model="m"}', 'kvarn_refused_total{model="m",reason="queue_full"}'
     assert scrape(registry)[tokens] == 500
     source.stats = EngineStats()  # it died
     assert scrape(registry)[tokens] == 500
-    source.incarnation = object()
+    source.card = msgspec.structs.replace(GENERATE_CARD)
     source.stats = EngineStats(step=10, output_tokens_total=50, refused_total={"queue_full": 1})
     seen = scrape(registry)
     assert seen[tokens] == 550 and seen[refused] == 3
@@ -91,6 +87,6 @@ def test_a_first_start_is_no_restart_and_repeated_readings_count_once() -> None:
 
 
 def test_a_model_without_blocks_or_prompts_divides_by_nothing() -> None:
-    seen = scrape(registry_of(Source(up=False, incarnation=None)))
+    seen = scrape(registry_of(FakeReplica(None, state=ReplicaState.STARTING)))
     assert seen['kvarn_kv_utilisation{model="m"}'] == 0
     assert seen['kvarn_replica_up{model="m"}'] == 0
