@@ -38,7 +38,7 @@ class NotKept:
 
 
 async def add_samples(store: Store, samples: Sequence[NewSample], max_bytes: int | None = None) -> NotKept:
-    """Keep sealed prompts, of each organisation as many as fit in `max_bytes` bytes; how many were not. What goes wrong for
+    """Keep sealed prompts, of each organisation as many as fit in `max_bytes`; how many were not. What goes wrong for
     one organisation (it may have been deleted) is not the others' loss."""
     missed = NotKept()
     for organization_id in {sample.owner.organization_id: None for sample in samples}:

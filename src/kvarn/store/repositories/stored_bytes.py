@@ -102,8 +102,8 @@ async def count_bytes(session: AsyncSession, organization_id: str, size: int, ma
         session: The transaction that writes them, or deletes them.
         organization_id: Whose they are.
         size: How many; below zero for what is deleted.
-        max_bytes: Bytes that the organisation may store. Those who count within a bound do so one after another, and none of
-            them passes it. None: whatever it has stored already, as for an answer that has been made.
+        max_bytes: Bytes that the organisation may store. Those who count within a bound do so one after another, and
+            none of them passes it. None: no bound, as for an answer that has been made.
 
     Raises:
         StorageFullError: It would store more than `max_bytes`. Nobody is refused who stores less than before.

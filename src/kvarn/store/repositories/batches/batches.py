@@ -51,7 +51,7 @@ async def create_batch(
     """Take a batch; whoever runs batches finds it.
 
     Raises:
-        StorageFullError: Its organisation would store more than `max_bytes` bytes with the `input_bytes` of its lines, which
+        StorageFullError: Its organisation would store more than `max_bytes` with the `input_bytes` of its lines, which
             will be kept beside the file and count from now on.
     """
     now, counted = int(store.now()), ROW_BYTES + json_bytes(metadata or {}) + input_bytes
