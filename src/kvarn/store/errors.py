@@ -57,9 +57,9 @@ class StorageFullError(StoreError):
         self.max_bytes = max_bytes
         more = "" if size is None else f", and this would take {size} more"
         super().__init__(
-            f"Your organisation stores {stored} of the {max_bytes} bytes it may "
-            f"(the server's retention.max_stored_bytes){more}: delete files, responses, completions or conversations that are no longer needed. Your "
-            "administrator can have them go sooner (retention_days), or raise the bound."
+            f"Your organisation stores {stored} of the {max_bytes} bytes it may (the server's "
+            f"retention.max_stored_bytes){more}: delete files, responses, completions or conversations that are no "
+            "longer needed. Your administrator can have them go sooner (retention_days), or raise the bound."
         )
 
 
