@@ -97,7 +97,8 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
     first_drawn = query_starts[1:][sampled_rows] - 1
     proposal_spans: list[ProposalSpan] = []
     prompt_spans: list[PromptSpan] = []
-    drawn_tokens, prompt_tokens = [first_drawn], []
+    drawn_tokens: list[Ints] = [first_drawn]
+    prompt_tokens: list[Ints] = []
     if num_tokens > len(rows):
         proposal_spans, proposal_tokens = _proposal_spans(rows, sampled_rows, first_drawn)
         drawn_tokens += proposal_tokens
