@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kvarn.engine.plan import BlockCopy, BlockUpdate, NewSequence, Row, RowResult, StepPlan
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import KVCache, PagedBatch
-from kvarn.kernels.torch.backend import TorchKernels
 from kvarn.models import Decoder
 from kvarn.worker import ExecutorClosedError, InProcessExecutor, InvalidLogitsError, PlanError, WorkerError
 
@@ -21,7 +21,7 @@ VOCAB = 50
 class RecordingDecoder:
     """Logits that favour the token after the one computed; keeps the inputs of each pass."""
 
-    kernels = TorchKernels()
+    kernels = Kernels()
 
     def __init__(self) -> None:
         self.spec = SimpleNamespace(vocab_size=VOCAB, max_context_length=160)

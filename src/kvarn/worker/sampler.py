@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.kernels.interface import Kernels
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.sampling import SamplingTensors
-from kvarn.kernels.torch.backend import TorchKernels
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.worker.constraints import ConstrainedRow, apply_constraints
 from kvarn.worker.errors import InvalidLogitsError
@@ -47,7 +46,7 @@ def sample(
     Raises:
         InvalidLogitsError: A row holds NaN or infinity, or nothing finite.
     """
-    kernels = kernels or TorchKernels()
+    kernels = kernels or Kernels()
     reports = slots.num_logprobs[row_slots]
     reported = np.flatnonzero(reports != NO_LOGPROBS)
     own_logits = logits[torch.from_numpy(reported)] if len(reported) else logits[:0]

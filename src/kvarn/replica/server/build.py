@@ -153,7 +153,7 @@ def _build_encoder(model: Encoder, config: ModelConfig, stopwatch: Stopwatch, re
         vocab_size=model.spec.vocab_size,
         max_context_length=model.spec.max_context_length,
         num_parameters=model.spec.num_parameters,
-        embedding_size=model.spec.embedding_size,
+        embedding_size=model.spec.hidden_size,
         load_s=stopwatch.seconds["load weights"],
         start_s=stopwatch.seconds,
     )
