@@ -18,7 +18,8 @@ from fastapi import FastAPI
 
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import GatewayConfig
-from kvarn.gateway.connection import MOST_REFUSED, Connection, ConnectionLimits
+from kvarn.gateway.connection import LINGER_S, Connection, ConnectionLimits, encode_error
+from kvarn.wire.openai.errors import unavailable
 
 _BACKLOG = 4096
 _ACCEPT_AGAIN_S = 0.5
@@ -28,6 +29,8 @@ _SEND_BUFFER_BYTES = 256 * 1024
 """Of each connection, in the kernel: a client that does not read holds no more. Left alone it grows to megabytes."""
 _GC_THRESHOLDS = (20_000, 20, 50)
 """Objects made between two collections of the youngest, and collections of each generation before the next one is."""
+_MAX_REFUSED = 256
+"""Connections that are one too many and have not read why yet; more are closed at once."""
 _OTHER_FILES = 512
 """Files and sockets of this process that are not clients: databases, engines, logs."""
 
@@ -55,8 +58,13 @@ def bind(config: GatewayConfig, *, shared: bool = False) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Those accepted inherit these. The kernel ends connections whose client's machine or network is gone.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        _notice_vanished_clients(listener, config)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        write_timeout_ms = math.ceil(config.write_timeout_s * 1000)
+        for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_USER_TIMEOUT", write_timeout_ms)):
+            if hasattr(socket, name):  # not every system has them all
+                listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         if shared:
             share_port(listener)
         listener.bind((config.host, config.port))
@@ -75,19 +83,6 @@ def share_port(listener: socket.socket) -> None:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 
 
-def _notice_vanished_clients(listener: socket.socket, config: GatewayConfig) -> None:
-    """Let the kernel end connections whose client's machine or network is gone; those accepted inherit it."""
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", 30),
-        ("TCP_KEEPINTVL", 10),
-        ("TCP_USER_TIMEOUT", math.ceil(config.write_timeout_s * 1000)),
-    ):
-        option = getattr(socket, name, None)  # not every system has them all
-        if option is not None:
-            listener.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
 class GatewayServer(uvicorn.Server):
     """A server whose caller hears the signals: a process that serves also has engines to end.
 
@@ -97,13 +92,21 @@ class GatewayServer(uvicorn.Server):
     Args:
         config: uvicorn's settings.
         limits: Bounds of its connections.
+        max_connections: Connections open at once; one more is told so (503) and closed.
     """
 
-    def __init__(self, config: uvicorn.Config, limits: ConnectionLimits) -> None:
+    def __init__(self, config: uvicorn.Config, limits: ConnectionLimits, max_connections: int) -> None:
         super().__init__(config)
         self._limits = limits
+        self._max_connections = max_connections
+        why = f"{max_connections} connections are open (gateway.max_connections). Try again."
+        self._refusal = encode_error(unavailable(why, "server_busy"))
+        self._open = 0
+        """Connections that are accepted and not closed."""
         self._accepting = set[asyncio.Task[Any]]()
         """Connections on their way, such as those whose TLS handshake is not done."""
+        self._refused = set[socket.socket]()
+        """Not closed yet."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, then listen."""
@@ -138,10 +141,11 @@ class GatewayServer(uvicorn.Server):
                 loop.remove_reader(listener)
                 loop.call_later(_ACCEPT_AGAIN_S, self._accept_again, listener)
                 return
-            if self._is_full():
-                client.close()
-                continue
             client.setblocking(False)
+            if self._open >= self._max_connections:
+                self._refuse(client)
+                continue
+            self._open += 1
             ssl = self.config.ssl
             handshake_s = None if ssl is None else self._limits.header_timeout_s
             make = partial(self._connection, client)
@@ -150,10 +154,21 @@ class GatewayServer(uvicorn.Server):
             self._accepting.add(task)
             task.add_done_callback(self._accepted)
 
-    def _is_full(self) -> bool:
-        """Whether there are too many connections to tell one more that there are."""
-        taken = len(self._accepting) + len(self.server_state.connections) + len(self._limits.refused)
-        return taken >= self._limits.max_connections + MOST_REFUSED
+    def _refuse(self, client: socket.socket) -> None:
+        """Tell a client that it is one too many. Closed at once, over what it has sent, the connection would be reset
+        before the client has read why."""
+        if self.config.ssl is not None or len(self._refused) >= _MAX_REFUSED:
+            client.close()
+            return
+        with contextlib.suppress(OSError):  # it has left
+            client.send(self._refusal)
+            client.shutdown(socket.SHUT_WR)
+        self._refused.add(client)
+        asyncio.get_running_loop().call_later(LINGER_S, self._close_refused, client)
+
+    def _close_refused(self, client: socket.socket) -> None:
+        self._refused.discard(client)
+        client.close()
 
     def _accept_again(self, listener: socket.socket) -> None:
         if listener.fileno() >= 0 and not self.should_exit:
@@ -161,14 +176,23 @@ class GatewayServer(uvicorn.Server):
 
     def _accepted(self, task: asyncio.Task[Any]) -> None:
         self._accepting.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled() or error is not None:
+            self._open -= 1
             _log.debug("a connection was not made: %s", error)  # such as a client that speaks no TLS
 
+    def _closed(self) -> None:
+        self._open -= 1
+
     def _connection(self, client: socket.socket) -> asyncio.Protocol:
-        make: Any = self.config.http_protocol_class  # declared to be a class: see `build_server`
-        connection: Connection = make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
-        connection.socket = client
-        return connection
+        return Connection(
+            self._limits,
+            client,
+            self._closed,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -186,7 +210,6 @@ def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
         ConfigError: The certificate or its key cannot be used.
     """
     limits = ConnectionLimits(
-        max_connections=allow_connections(config.max_connections),
         idle_timeout_s=config.idle_timeout_s,
         header_timeout_s=config.header_timeout_s,
         write_timeout_s=config.write_timeout_s,
@@ -197,12 +220,9 @@ def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
         app,
         host=config.host,
         port=config.port,
-        # Declared to be a class; whatever makes a protocol will do.
-        http=partial(Connection, limits),  # type: ignore[arg-type]
+        http="httptools",
         ws="none",
         lifespan="on",
-        backlog=_BACKLOG,
-        timeout_keep_alive=math.ceil(config.idle_timeout_s),
         timeout_graceful_shutdown=math.ceil(config.drain_timeout_s),
         access_log=False,  # the gateway writes its own line, with model and request id
         log_config=None,  # logging belongs to the process, not to the server
@@ -216,21 +236,22 @@ def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
     except OSError as error:  # an error of TLS is one
         names = " and ".join(filter(None, (config.ssl_certfile, config.ssl_keyfile)))
         raise ConfigError(f"the certificate cannot be used ({names}): {error.strerror or error}") from None
-    return GatewayServer(settings, limits)
+    return GatewayServer(settings, limits, allow_connections(config.max_connections))
 
 
 def allow_connections(wanted: int) -> int:
     """How many connections this process may hold, after raising its limit of open files as far as need be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        if soft < needed:
-            allowed = max(1, soft - _OTHER_FILES)
-            _log.warning(
-                "the limit of open files allows fewer connections than gateway.max_connections: raise it (ulimit -n)",
-                extra={"connections": allowed, "wanted": wanted, "open_files": soft},
-            )
-            return allowed
-    return wanted
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft >= needed:
+        return wanted
+    allowed = max(1, soft - _OTHER_FILES)
+    _log.warning(
+        "the limit of open files allows fewer connections than gateway.max_connections: raise it (ulimit -n)",
+        extra={"connections": allowed, "wanted": wanted, "open_files": soft},
+    )
+    return allowed
