@@ -144,7 +144,7 @@ def connect(app: Any) -> tuple[Connection, Pipe]:
     """A connection to an application, without a socket."""
     config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, proxy_headers=False)
     config.load()
-    limits = ConnectionLimits(60, 60, 60, 65536, 100)
+    limits = ConnectionLimits(10, 60, 60, 60, 65536, 100)
     connection = Connection(limits, config=config, server_state=ServerState(), app_state={})
     pipe = Pipe()
     connection.connection_made(pipe)

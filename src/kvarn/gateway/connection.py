@@ -8,6 +8,7 @@ would notice without it:
   answer that the client does not read. uvicorn bounds the time between two requests only.
 * Memory: headers (number and bytes), and the chunk sizes, extensions and trailers around a chunked body: the parser
   gathers some of them without end. Requests sent ahead of their turn wait as the bytes they came as.
+* A connection too many is told so (503) before it is read.
 * A request for an upgrade that has a body is refused: the parser would take the body for a request of its own.
 * The time at which the kernel had a request (`record.arrived_at`), from which latencies count.
 """
@@ -18,8 +19,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
 from typing import Any
@@ -29,10 +29,12 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from kvarn.gateway.record import RECEIVED, arrived_at
-from kvarn.wire.openai.errors import ApiError
+from kvarn.wire.openai.errors import ApiError, unavailable
 
 LINGER_S = 2.0
 """Seconds that the rest of a body may still arrive after its answer, and that a refused client has to read why."""
+MAX_REFUSED = 256
+"""Connections that are one too many and have not read why yet; more are closed at once."""
 
 _PIECE_BYTES = 4096
 """Bytes parsed at once. The shortest request has 18, and costs kilobytes and 16 us once it is parsed: of a whole read
@@ -48,11 +50,14 @@ _log = logging.getLogger("kvarn.gateway")
 class ConnectionLimits:
     """Bounds of every connection; see the settings of these names under `gateway`."""
 
+    max_connections: int
     idle_timeout_s: float
     header_timeout_s: float
     write_timeout_s: float
     max_header_bytes: int
     max_headers: int
+    refused: set[Connection] = field(default_factory=set)
+    """One too many, and not closed yet."""
 
 
 class _Phase(Enum):
@@ -73,20 +78,12 @@ class Connection(HttpToolsProtocol):
     Args:
         limits: Its bounds.
         client: Its socket, where it has one.
-        closed: Called once it is closed.
         arguments: What uvicorn gives to a protocol.
     """
 
-    def __init__(
-        self,
-        limits: ConnectionLimits,
-        client: socket.socket | None = None,
-        closed: Callable[[], None] = lambda: None,
-        **arguments: Any,
-    ) -> None:
+    def __init__(self, limits: ConnectionLimits, client: socket.socket | None = None, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._socket = client
-        self._closed = closed
         self._limits = limits
         self._phase = _Phase.START
         self._phase_began = False
@@ -105,9 +102,16 @@ class Connection(HttpToolsProtocol):
     # Bytes from the client -----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client came."""
+        """A client came; one too many is told so before it is read."""
+        max_connections = self._limits.max_connections
+        is_full = len(self.connections) >= max_connections
         super().connection_made(transport)
         self.flow = _Flow(transport, self)
+        if is_full:
+            self.connections.discard(self)  # it takes no place while it reads why
+            self._limits.refused.add(self)
+            why = f"{max_connections} connections are open (gateway.max_connections). Try again."
+            self._refuse(unavailable(why, "server_busy"))
         self._set_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -116,7 +120,7 @@ class Connection(HttpToolsProtocol):
         self._write_timer = _cancel(self._write_timer)
         self._unparsed = memoryview(b"")
         super().connection_lost(exc)
-        self._closed()
+        self._limits.refused.discard(self)
 
     def data_received(self, data: bytes) -> None:
         """More of a request, or of several."""
@@ -239,7 +243,16 @@ class Connection(HttpToolsProtocol):
         if not self._may_answer():
             self.transport.close()
             return
-        self.transport.write(encode_error(error))
+        body = msgspec.json.encode(error.body())
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",
+            **error.headers,
+        }
+        lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
         if self.transport.can_write_eof():  # TLS has no half-closed connections
             self.transport.write_eof()
         self._unparsed = memoryview(b"")
@@ -321,17 +334,3 @@ def _cancel(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
 def _too_large(limit: str) -> ApiError:
     why = f"The request's target and headers, or what stands around the parts of its body, are more than {limit}."
     return ApiError(431, why, code="headers_too_large")
-
-
-def encode_error(error: ApiError) -> bytes:
-    """An error as the last answer of a connection."""
-    body = msgspec.json.encode(error.body())
-    headers = {
-        "content-type": "application/json",
-        "content-length": str(len(body)),
-        "connection": "close",
-        **error.headers,
-    }
-    lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    return "\r\n".join([*lines, "", ""]).encode() + body

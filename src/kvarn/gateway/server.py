@@ -18,8 +18,7 @@ from fastapi import FastAPI
 
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import GatewayConfig
-from kvarn.gateway.connection import LINGER_S, Connection, ConnectionLimits, encode_error
-from kvarn.wire.openai.errors import unavailable
+from kvarn.gateway.connection import MAX_REFUSED, Connection, ConnectionLimits
 
 _BACKLOG = 4096
 _ACCEPT_AGAIN_S = 0.5
@@ -29,8 +28,6 @@ _SEND_BUFFER_BYTES = 256 * 1024
 """Of each connection, in the kernel: a client that does not read holds no more. Left alone it grows to megabytes."""
 _GC_THRESHOLDS = (20_000, 20, 50)
 """Objects made between two collections of the youngest, and collections of each generation before the next one is."""
-_MAX_REFUSED = 256
-"""Connections that are one too many and have not read why yet; more are closed at once."""
 _OTHER_FILES = 512
 """Files and sockets of this process that are not clients: databases, engines, logs."""
 
@@ -92,21 +89,13 @@ class GatewayServer(uvicorn.Server):
     Args:
         config: uvicorn's settings.
         limits: Bounds of its connections.
-        max_connections: Connections open at once; one more is told so (503) and closed.
     """
 
-    def __init__(self, config: uvicorn.Config, limits: ConnectionLimits, max_connections: int) -> None:
+    def __init__(self, config: uvicorn.Config, limits: ConnectionLimits) -> None:
         super().__init__(config)
         self._limits = limits
-        self._max_connections = max_connections
-        why = f"{max_connections} connections are open (gateway.max_connections). Try again."
-        self._refusal = encode_error(unavailable(why, "server_busy"))
-        self._open = 0
-        """Connections that are accepted and not closed."""
         self._accepting = set[asyncio.Task[Any]]()
         """Connections on their way, such as those whose TLS handshake is not done."""
-        self._refused = set[socket.socket]()
-        """Not closed yet."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, then listen."""
@@ -141,11 +130,10 @@ class GatewayServer(uvicorn.Server):
                 loop.remove_reader(listener)
                 loop.call_later(_ACCEPT_AGAIN_S, self._accept_again, listener)
                 return
-            client.setblocking(False)
-            if self._open >= self._max_connections:
-                self._refuse(client)
+            if self._is_full():
+                client.close()
                 continue
-            self._open += 1
+            client.setblocking(False)
             ssl = self.config.ssl
             handshake_s = None if ssl is None else self._limits.header_timeout_s
             make = partial(self._connection, client)
@@ -154,21 +142,10 @@ class GatewayServer(uvicorn.Server):
             self._accepting.add(task)
             task.add_done_callback(self._accepted)
 
-    def _refuse(self, client: socket.socket) -> None:
-        """Tell a client that it is one too many. Closed at once, over what it has sent, the connection would be reset
-        before the client has read why."""
-        if self.config.ssl is not None or len(self._refused) >= _MAX_REFUSED:
-            client.close()
-            return
-        with contextlib.suppress(OSError):  # it has left
-            client.send(self._refusal)
-            client.shutdown(socket.SHUT_WR)
-        self._refused.add(client)
-        asyncio.get_running_loop().call_later(LINGER_S, self._close_refused, client)
-
-    def _close_refused(self, client: socket.socket) -> None:
-        self._refused.discard(client)
-        client.close()
+    def _is_full(self) -> bool:
+        """Whether there are too many connections to tell one more that there are."""
+        taken = len(self._accepting) + len(self.server_state.connections) + len(self._limits.refused)
+        return taken >= self._limits.max_connections + MAX_REFUSED
 
     def _accept_again(self, listener: socket.socket) -> None:
         if listener.fileno() >= 0 and not self.should_exit:
@@ -176,19 +153,13 @@ class GatewayServer(uvicorn.Server):
 
     def _accepted(self, task: asyncio.Task[Any]) -> None:
         self._accepting.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if task.cancelled() or error is not None:
-            self._open -= 1
+        if not task.cancelled() and (error := task.exception()) is not None:
             _log.debug("a connection was not made: %s", error)  # such as a client that speaks no TLS
-
-    def _closed(self) -> None:
-        self._open -= 1
 
     def _connection(self, client: socket.socket) -> asyncio.Protocol:
         return Connection(
             self._limits,
             client,
-            self._closed,
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,
@@ -210,6 +181,7 @@ def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
         ConfigError: The certificate or its key cannot be used.
     """
     limits = ConnectionLimits(
+        max_connections=allow_connections(config.max_connections),
         idle_timeout_s=config.idle_timeout_s,
         header_timeout_s=config.header_timeout_s,
         write_timeout_s=config.write_timeout_s,
@@ -236,7 +208,7 @@ def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
     except OSError as error:  # an error of TLS is one
         names = " and ".join(filter(None, (config.ssl_certfile, config.ssl_keyfile)))
         raise ConfigError(f"the certificate cannot be used ({names}): {error.strerror or error}") from None
-    return GatewayServer(settings, limits, allow_connections(config.max_connections))
+    return GatewayServer(settings, limits)
 
 
 def allow_connections(wanted: int) -> int:
