@@ -12,7 +12,7 @@ ifneq ($(shell command -v g++ || command -v c++ || command -v clang++),)
 COMPILER := $(VENV)/.compiler
 endif
 
-.PHONY: install serve services test conformance lint smoke bench docs native clean
+.PHONY: install serve services test test-long conformance lint smoke bench docs native clean
 
 install: $(VENV)/.serve
 
@@ -54,10 +54,16 @@ services:
 	    || echo "note: $(SERVICES) could not be installed: the tests that need them will be skipped"; \
 	else echo "note: $(SERVICES) are missing: the tests that need them will be skipped"; fi
 
-# In two processes: many tests wait for servers. A file's tests run in one of them, in order.
+# In two processes: many tests wait for servers. A file's tests run in one of them, in order. `test-long` runs properties
+# with more examples, processes that are killed more often, and every test of stored data on both databases.
 JOBS := 2
+PYTEST := $(BIN)/python -X faulthandler -m pytest -n $(JOBS) --dist loadfile
 test: $(VENV)/.test services
-	$(BIN)/python -X faulthandler -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(PYTEST) -m "not smoke" $(ARGS)
+
+test-long: export KVARN_TEST_PROFILE := thorough
+test-long: $(VENV)/.test services
+	$(PYTEST) $(ARGS)
 
 # OpenAI's API document is not part of this repository: the checks against it are skipped where it is absent.
 OPENAPI := $(abspath $(or $(OPENAI_API_DOCUMENT),openapi.yaml))
@@ -72,13 +78,14 @@ lint: $(VENV)/.lint
 	$(BIN)/lint-imports
 	$(BIN)/python docs/checks.py
 
-# Kvarn with its default settings under the benchmark against peers, with a tiny model and short answers: fails if a
-# request is refused or an answer is not whole. The other benchmarks' smoke forms are tests (tests/bench).
+# The benchmarks and the examples, briefly. The benchmark against peers runs Kvarn alone, with its default settings, a
+# tiny model and short answers: it fails if a request is refused or an answer is not whole.
 SMOKE := --engines kvarn --shapes tiny --cache $(VENV)/smoke --models $(VENV)/smoke
 smoke: $(VENV)/.test
 	@rm -f $(VENV)/smoke/results.jsonl
 	$(BIN)/python -m benchmarks.peers prepare $(SMOKE)
 	$(BIN)/python -m benchmarks.peers run --smoke --w6-rate 50 --results $(VENV)/smoke/results.jsonl $(SMOKE)
+	$(BIN)/python -m pytest -m smoke tests/bench tests/docs
 
 bench: $(VENV)/.serve
 	$(BIN)/python -m benchmarks.run $(ARGS)

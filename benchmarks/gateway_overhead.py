@@ -12,25 +12,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from http.client import HTTPConnection
 from pathlib import Path
 
-from kvarn.config.schema import GatewayConfig, KvarnConfig, ReplicaConfig
+from benchmarks.engine_process import launch_engine
+from kvarn.config.schema import GatewayConfig, KvarnConfig
 from kvarn.engine.plan import Row, RowResult, StepPlan, StepResult
 from kvarn.gateway.app import create_app
 from kvarn.gateway.server import bind, build_server
-from kvarn.replica.generate import GenerateService
-from kvarn.replica.launch import EngineProcess
-from kvarn.replica.local import LocalReplica
-from kvarn.replica.service import ReportProgress
-from kvarn.replica.spawn import SpawnedEngine
+from kvarn.replica.server.generate import GenerateService
+from kvarn.replica.server.service import ReportProgress
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.serving.models import ServedModel
 from kvarn.wire.messages import ModelCard, PositionLogprobs, TokenLogprob
@@ -91,14 +86,6 @@ def build(spec: ReplicaSpec, _report: ReportProgress) -> GenerateService:
     return GenerateService(SleepingExecutor(), spec.engine_config, card)
 
 
-def spawn() -> SpawnedEngine:
-    """An engine process that can import this module."""
-    command = [sys.executable, "-m", "kvarn.replica.process", "benchmarks.gateway_overhead"]
-    directory = Path(tempfile.mkdtemp(prefix="kvarn-"))
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=Path(__file__).parent.parent, env=dict(os.environ))
-    return SpawnedEngine(process, directory, time.monotonic())
-
-
 def read_streams(port: int, streams: int, tokens: int, top_logprobs: int) -> None:
     """Client: so many streams at once, read to their ends."""
 
@@ -137,14 +124,13 @@ async def measure(arguments: argparse.Namespace) -> None:
     """Serve, and print the least of all rounds for each number of streams."""
     config = KvarnConfig(gateway=GatewayConfig(port=0))
     model = config.models[0].model_copy(update={"name": "m"})
-    spec = ReplicaSpec(model=model.model_dump_json(), directory=str(DEMO), factory="benchmarks.gateway_overhead:build")
-    replica = LocalReplica(spec, ReplicaConfig(), EngineProcess(spawn()))
-    replica.start()
-    server = build_server(create_app(config, {"m": ServedModel("m", model, replica, DEMO)}), config.gateway)
+    supervisor, replica = launch_engine(model, DEMO, "benchmarks.gateway_overhead:build")
+    supervisor.start()
+    server = build_server(create_app(config, {"m": ServedModel("m", model, [replica], DEMO)}), config.gateway)
     listener = bind(config.gateway)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        await replica.wait_until_ready()
+        await supervisor.wait_until_ready()
         await asyncio.sleep(1.0)
         counts = [int(number) for number in arguments.streams.split(",")]
         port, top = listener.getsockname()[1], arguments.top_logprobs
@@ -154,7 +140,7 @@ async def measure(arguments: argparse.Namespace) -> None:
     finally:
         server.should_exit = True
         await serving
-        await replica.stop()
+        await supervisor.stop()
 
 
 def main() -> None:

@@ -24,9 +24,9 @@ from contextlib import contextmanager
 from itertools import count, product
 
 from kvarn.config.platform import LimitsConfig
-from kvarn.limits.limiter import Hold, Limiter
-from kvarn.limits.orders import Order
-from kvarn.limits.rules import bounds_of
+from kvarn.limits.limiter import ActiveReservation, Limiter
+from kvarn.limits.rules import limits_of
+from kvarn.limits.types import Reservation
 from kvarn.metering.budgets import BudgetBook
 from kvarn.metering.reservations import Reservations
 from kvarn.observe.limits import LimitMetrics
@@ -45,10 +45,10 @@ async def one(limiter: Limiter, reservations: Reservations, config: LimitsConfig
     work_id = f"use_{next(_numbers):032x}"
     began = time.perf_counter()
     held = await reservations.reserve(work_id, HOLDERS[:2], 300, 0, time.time())
-    bounds = bounds_of(PRINCIPAL, "m", config)
-    hold = await limiter.take(Order(work_id, "org-1", bounds, 300))
+    bounds = limits_of(PRINCIPAL, "m", config)
+    hold = await limiter.take(Reservation(work_id, "org-1", bounds, 300))
     taken = time.perf_counter()
-    assert isinstance(hold, Hold)
+    assert isinstance(hold, ActiveReservation)
     hold.settle(200)
     if held is not None:
         reservations.release(held)

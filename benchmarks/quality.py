@@ -30,7 +30,8 @@ from kvarn.engine import EngineCore
 from kvarn.kernels.batch import PagedBatch
 from kvarn.kernels.errors import UnsupportedByBackendError
 from kvarn.models import Decoder, load_model
-from kvarn.text import ChatTemplate, Tokenizer
+from kvarn.text.chat_template import ChatTemplate
+from kvarn.text.tokenizer import Tokenizer
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import InProcessExecutor

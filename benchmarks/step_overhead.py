@@ -38,8 +38,8 @@ from kvarn.engine.plan import StepPlan, StepResult
 from kvarn.kernels.batch import KVCache
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.models import Decoder
-from kvarn.replica.generate import GenerateService
-from kvarn.replica.link import EngineLink
+from kvarn.replica.server.generate import GenerateService
+from kvarn.replica.server.transport import EngineTransport
 from kvarn.wire.messages import ModelCard, Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import InProcessExecutor
@@ -110,14 +110,14 @@ class Case:
     executor: MarkingExecutor
     seconds: dict[str, list[float]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
 
-    def run(self, link: EngineLink, steps: int) -> None:
+    def run(self, transport: EngineTransport, steps: int) -> None:
         """Make and send so many steps."""
         for _ in range(steps):
             began = time.thread_time()
             outputs = self.service.step()
             stepped = time.thread_time()
             for output in outputs:
-                link.send(output)
+                transport.send(output, 0)
             sent = time.thread_time()
             marks = (began, self.executor.began, self.model.entered)
             self._note(*marks, self.model.left, self.executor.ended, stepped, sent)
@@ -168,18 +168,19 @@ def steady_case(name: str, steps: int) -> Case:
 
 
 @contextmanager
-def read_link() -> Iterator[EngineLink]:
+def open_transport() -> Iterator[EngineTransport]:
     """The engine's end of the queues; another process reads what is sent and throws it away."""
     with tempfile.TemporaryDirectory(prefix="kvarn-") as directory:
         outbox = f"ipc://{Path(directory) / 'out'}"
         reader = multiprocessing.get_context("spawn").Process(target=_read_for_ever, args=(outbox,), daemon=True)
         reader.start()
         context: zmq.Context[Any] = zmq.Context()
-        link = EngineLink(context, f"ipc://{Path(directory) / 'in'}", outbox)
+        transport = EngineTransport(context, f"ipc://{Path(directory) / 'in'}")
+        transport.connect(0, outbox)
         try:
-            yield link
+            yield transport
         finally:
-            link.close()
+            transport.close()
             reader.terminate()
             reader.join()
             context.term()
@@ -203,10 +204,10 @@ def main() -> None:
     torch.set_num_threads(1)
     cases = [steady_case(name, arguments.rounds * arguments.steps) for name in arguments.batches.split(",")]
     gc.freeze()  # as the engine process does
-    with read_link() as link:
+    with open_transport() as transport:
         for _ in range(arguments.rounds):
             for case in cases:
-                case.run(link, arguments.steps)
+                case.run(transport, arguments.steps)
     print(f"{'batch':>6}" + "".join(f"{phase:>10}" for phase in (*PHASES, "total")) + "   median µs a step")
     for case in cases:
         totals = [sum(step) for step in zip(*case.seconds.values(), strict=True)]

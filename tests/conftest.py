@@ -1,7 +1,8 @@
 """Real services for the tests: PostgreSQL and Redis on free ports of this machine, and librdkafka's mock cluster.
 
 Each is started once, by the first test that asks for it, and ended with the tests. Where its programs are missing the
-tests that need it are skipped, and say so. `TEST_STORES=sqlite` leaves PostgreSQL out.
+tests that need it are skipped, and say so. `TEST_STORES=sqlite` leaves PostgreSQL out. Temporary files are kept in
+memory where the machine has room for them: most of the time of a small database is its disk's.
 """
 
 from __future__ import annotations
@@ -20,16 +21,21 @@ import sys
 import tempfile
 import time
 import uuid
+import zlib
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from sqlalchemy import make_url
 
+from certificates import write_certificate
 from kvarn.store.engine import Store
 from kvarn.store.migrate import upgrade
 from mock_kafka import MockKafka
+from profiles import THOROUGH
 
 pytest_plugins = ["gateway_fixtures"]
 
@@ -38,11 +44,35 @@ PORTS = (10_000, 32_000)
 """Below the system's own (`ip_local_port_range`)."""
 END_S = 120.0
 """In which the interpreter has to end, once the tests have."""
+ON_BOTH_DATABASES = ("store", "metering")
+"""Folders whose tests run on each database also in the short profile."""
+MEMORY = Path("/dev/shm")
+MIN_MEMORY_BYTES = 4 << 30
+
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MIN_MEMORY_BYTES:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+settings.register_profile("kvarn", deadline=None, print_blob=True)
+settings.load_profile("kvarn")
 
 
 def pytest_configure() -> None:
-    """Told to stop, the tests end what they have started: servers would outlive a process that just dies."""
-    signal.signal(signal.SIGTERM, lambda number, _frame: pytest.exit("told to stop", returncode=128 + number))
+    """On SIGTERM the tests end the servers they have started: these would outlive a process that just dies."""
+    signal.signal(signal.SIGTERM, lambda number, _frame: pytest.exit("terminated", returncode=128 + number))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In the short profile a test outside `ON_BOTH_DATABASES` runs on one database: half of these tests on each."""
+    if THOROUGH or _initdb() is None:
+        return
+    variants: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        database = getattr(getattr(item, "callspec", None), "params", {}).get("database_url")
+        if database is not None and item.path.relative_to(Path(__file__).parent).parts[0] not in ON_BOTH_DATABASES:
+            variants[item.nodeid.replace(database, "")].append(item)
+    dropped = {group[zlib.crc32(name.encode()) % 2] for name, group in variants.items() if len(group) == 2}
+    config.hook.pytest_deselected(items=list(dropped))
+    items[:] = [item for item in items if item not in dropped]
 
 
 @pytest.hookimpl(trylast=True)
@@ -53,9 +83,15 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _data_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+def _own_data_directory(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Servers that tests start keep nothing in the user's home."""
     os.environ["KVARN_DATA_DIR"] = str(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_trusted_certificate(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """HTTP clients load this instead of all authorities, which takes each of them 20 ms."""
+    os.environ["SSL_CERT_FILE"] = str(write_certificate(tmp_path_factory.mktemp("certificate"))[0])
 
 
 @dataclass
@@ -138,8 +174,7 @@ def make_redis(home: Path) -> Service:
 
 def make_postgres(home: Path) -> Service:
     """A PostgreSQL not yet started, for tests that kill it. Skips where it is not installed."""
-    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    found = str(programs[-1]) if programs else shutil.which("initdb")
+    found = _initdb()
     if found is None:
         pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
     user, home = _ordinary_user(home)
@@ -151,13 +186,18 @@ def make_postgres(home: Path) -> Service:
     return Service(command, port, home, user, ready=_postgres_ready)
 
 
+def _initdb() -> str | None:
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    return str(programs[-1]) if programs else shutil.which("initdb")
+
+
 def _ordinary_user(home: Path) -> tuple[str | None, Path]:
     """PostgreSQL refuses to run as root: whom to run it as, and a home that they may reach. Not below pytest's own
     directory: each session of the tests closes that to others when it starts."""
     if os.geteuid() != 0:
         return None, home
     user = pwd.getpwnam("postgres")
-    own = Path(tempfile.mkdtemp(prefix="kvarn-postgres-"))
+    own = Path(tempfile.mkdtemp(prefix="kvarn-postgres-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")))
     os.chown(own, user.pw_uid, user.pw_gid)
     atexit.register(shutil.rmtree, own, ignore_errors=True)
     return "postgres", own

@@ -11,11 +11,9 @@ from collections.abc import Callable
 
 import torch
 
-from kvarn.kernels.cpu import sampling
-from kvarn.kernels.cpu._native import Backend
-from kvarn.kernels.cpu.isa import usable_instruction_sets
+from kvarn.kernels.cpu.backend import CpuKernels
 from kvarn.kernels.sampling import SamplingTensors
-from kvarn.kernels.torch import sampling as torch_sampling
+from kvarn.kernels.torch.backend import TorchKernels
 
 KINDS: dict[str, dict[str, float]] = {
     "temperature": {},
@@ -57,7 +55,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    native = Backend(usable_instruction_sets()[0])
+    compiled, reference = CpuKernels(), TorchKernels()
     for vocab in arguments.vocab:
         for count in arguments.rows:
             logits, rows = torch.randn(count, vocab) * 3, torch.arange(count)
@@ -65,16 +63,16 @@ def main() -> None:
             print(f"{count} rows of {vocab}")
             report(
                 "greedy",
-                lambda x=logits: sampling.most_likely(native, x),
-                lambda x=logits: torch_sampling.most_likely(x),
+                lambda x=logits: compiled.most_likely(x),
+                lambda x=logits: reference.most_likely(x),
                 arguments.rounds,
             )
             for name, filters in KINDS.items():
                 given = (logits, rows, row_max, params_of(count, **filters))
                 report(
                     name,
-                    lambda given=given: sampling.draw_tokens(native, *given),
-                    lambda given=given: torch_sampling.draw_tokens(*given),
+                    lambda given=given: compiled.draw_tokens(*given),
+                    lambda given=given: reference.draw_tokens(*given),
                     arguments.rounds,
                 )
 

@@ -9,8 +9,8 @@ import time
 
 from kvarn.engine.plan import RowResult, StepPlan, StepResult
 from kvarn.engine.step_time import StepShape, StepTimeModel
-from kvarn.replica.generate import GenerateService
-from kvarn.replica.service import ReportProgress
+from kvarn.replica.server.generate import GenerateService
+from kvarn.replica.server.service import ReportProgress
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.wire.messages import ModelCard, StepTimes
 

@@ -13,22 +13,20 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.types import Scope
 
+from benchmarks.engine_process import launch_engine
 from benchmarks.overload.traffic import TENANTS
 from kvarn.config.schema import KvarnConfig
+from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.gateway.app import create_app
 from kvarn.gateway.server import GatewayServer, bind, build_server
 from kvarn.observe.logging import configure_logging
-from kvarn.replica.launch import EngineProcess
-from kvarn.replica.local import LocalReplica
-from kvarn.replica.spawn import DEFAULT_FACTORY, SpawnedEngine
-from kvarn.replica.spec import ReplicaSpec
+from kvarn.replica.spec import DEFAULT_FACTORY
 from kvarn.serving.models import ServedModel
 from kvarn.store.owner import Owner, Principal
 from kvarn.text.checkpoint import resolve_checkpoint
@@ -87,27 +85,19 @@ def running(engine: str, path: str, target: Target, folder: Path, *, admission: 
             process.wait()
 
 
-def _spawn(factory: str) -> SpawnedEngine:
-    """An engine process that can import this package."""
-    command = [sys.executable, "-m", "kvarn.replica.process", factory.partition(":")[0]]
-    directory = Path(tempfile.mkdtemp(prefix="kvarn-"))
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT)
-    return SpawnedEngine(process, directory, time.monotonic())
-
-
-async def _serve(server: GatewayServer, config: KvarnConfig, replica: LocalReplica) -> None:
+async def _serve(server: GatewayServer, config: KvarnConfig, supervisor: EngineSupervisor) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.handle_exit, number, None)
     listener = bind(config.gateway)
-    replica.start()
+    supervisor.start()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        await replica.wait_until_ready()
+        await supervisor.wait_until_ready()
         print(listener.getsockname()[1], flush=True)
         await serving
     finally:
-        await replica.stop()
+        await supervisor.stop()
 
 
 def main() -> None:
@@ -135,12 +125,11 @@ def main() -> None:
         configure_logging(config.log_level)
         factory = "benchmarks.overload.engine:build" if asked.engine == MODELLED else DEFAULT_FACTORY
         directory = resolve_checkpoint(asked.path)
-        spec = ReplicaSpec(model=config.models[0].model_dump_json(), directory=str(directory), factory=factory)
-        replica = LocalReplica(spec, config.replica, EngineProcess(_spawn(factory)))
-        served = {MODEL: ServedModel(MODEL, config.models[0], replica, directory)}
+        supervisor, replica = launch_engine(config.models[0], directory, factory, config.replica)
+        served = {MODEL: ServedModel(MODEL, config.models[0], [replica], directory)}
         server = build_server(create_app(config, served, Doorkeeper()), config.gateway)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            runner.run(_serve(server, config, replica))
+            runner.run(_serve(server, config, supervisor))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ import sys
 import time
 
 from kvarn.engine.plan import RowResult, StepPlan, StepResult
-from kvarn.replica.generate import GenerateService
-from kvarn.replica.service import ReportProgress
+from kvarn.replica.server.generate import GenerateService
+from kvarn.replica.server.service import ReportProgress
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.wire.messages import ModelCard
 

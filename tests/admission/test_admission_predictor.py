@@ -11,6 +11,7 @@ from kvarn.admission.demand import Demand
 from kvarn.admission.predictor import EngineBounds, Load, Mix, Predictor
 from kvarn.config.schema import EngineConfig
 from kvarn.wire.messages import StepTimes
+from profiles import examples
 
 times = st.builds(
     StepTimes,
@@ -43,7 +44,7 @@ def loop_prefill_s(predictor: Predictor, tokens: int, token_s: float, rows: int,
     return seconds
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=examples(300), derandomize=True)
 @given(times=times, bounds=bounds, tokens=st.integers(1, 3000), rows=st.integers(0, 31), context=st.integers(0, 50_000))
 def test_prefill_takes_as_long_as_a_plain_loop_says(times, bounds, tokens, rows, context):
     predictor = Predictor(times, bounds)
@@ -54,7 +55,7 @@ def test_prefill_takes_as_long_as_a_plain_loop_says(times, bounds, tokens, rows,
     assert predicted == pytest.approx(expected, rel=1e-6, abs=predictor.decode_s(rows, context) * 1.001)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), derandomize=True)
 @given(times=times, bounds=bounds, tokens=st.integers(1, 3000), more=st.integers(0, 3000), rows=st.integers(0, 200))
 def test_more_before_it_never_makes_a_request_sooner(times, bounds, tokens, more, rows):
     predictor, mix = Predictor(times, bounds), Mix(200, 20_000, 50, 300)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from kvarn.admission.demand import Demand
 from kvarn.admission.fair_queue import CREDIT_REQUESTS, FairQueue
+from profiles import examples
 
 
 def demand(tenant: str, cost: float = 100.0, *, at: float = 0.0, priority: int = 0, weight: float = 1.0) -> Demand:
@@ -96,7 +97,7 @@ demands = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), derandomize=True)
 @given(demands=demands, newcomer=st.tuples(st.sampled_from("abcd"), st.sampled_from([0, 1, 10])))
 def test_what_is_foretold_to_be_served_before_a_newcomer_is_what_is(demands, newcomer):
     """Costs are charged as they are served, so the order of the future is known as long as nobody else comes."""

@@ -27,7 +27,8 @@ class Door:
     def __init__(self, server: Any) -> None:
         self.engine = server.chat
         config = server.config.model_copy(update={"admission": AdmissionConfig(load_shedding=True)})
-        self.room = WaitingRoom(config, server.served["tiny"], AdmissionMetrics())
+        model = server.served["tiny"]
+        self.room = WaitingRoom(config, model, next(iter(model.replicas)), AdmissionMetrics())
         self.queue = self.room._controller.queue
 
     def ask(self, client_left: Callable[[], Awaitable[None]] | None = None) -> asyncio.Task[Any]:

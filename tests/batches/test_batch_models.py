@@ -13,15 +13,15 @@ from batch_jobs import WaitFor, await_end, chat_line, outputs, send
 from fake_replica import GENERATE_CARD, FakeReplica, answer_text
 from kvarn.config.platform import AdmissionConfig, BatchesConfig, SafetyConfig, StoreConfig
 from kvarn.config.schema import ModelConfig
-from kvarn.replica.api import ReplicaState, RequestRefusedError
+from kvarn.replica.client.protocol import ReplicaState, RequestRefusedError
 from kvarn.serving.models import ServedModel
 from kvarn.wire.messages import EngineStats, RefusalReason, StepTimes
 
 CROWDED = EngineStats(running=4, waiting=2, waiting_by_priority={0: 2})
-"""No line goes through the gate."""
+"""No line is admitted: a better request waits in the engine."""
 TIMES = StepTimes(fixed_s=0.01, prefill_token_s=1e-4, prefill_pair_s=0, decode_row_s=1e-3, decode_token_s=0)
 SWAMPED = EngineStats(step_times=TIMES, step_s=0.01, running=1, prefill_tokens=200_000)
-"""Lines go through the gate, and wait to be admitted."""
+"""Lines wait to be admitted until they have waited too long."""
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def mill(serve: Any, database_url: str, second: FakeReplica, safety: SafetyConfi
             "batches": BatchesConfig(poll_s=0.05, max_in_flight=8),
         }
         server.config = server.config.model_copy(update=changes)
-        server.served["second"] = ServedModel("second", model, second, server.served["tiny"].directory)
+        server.served["second"] = ServedModel("second", model, [second], server.served["tiny"].directory)
 
     with serve(prepare) as server:
         with server.client() as client:
@@ -111,7 +111,7 @@ def test_a_name_that_no_model_can_have_is_an_error_of_its_line(mill: Any, wait_f
 
 
 def test_no_other_model_answers_a_line(mill: Any, second: FakeReplica, wait_for: WaitFor) -> None:
-    """It has not been through that one's gate; it waits for its own."""
+    """A batch asks for one model by its name; `fallback` is for what is late, which no line ever is."""
     mill.chat.stats, second.stats = SWAMPED, CROWDED
     with mill.client() as client:
         batch = send(client, [chat_line(i) for i in range(4)])
@@ -125,7 +125,7 @@ def test_no_other_model_answers_a_line(mill: Any, second: FakeReplica, wait_for:
 
 @pytest.mark.parametrize("safety", [SafetyConfig(model="second")])
 @pytest.mark.parametrize("named", [{}, {"model": None}, {"model": "omni-moderation-latest"}])
-def test_moderations_wait_at_the_gate_of_the_model_that_makes_them(
+def test_moderations_wait_for_the_model_that_makes_them(
     mill: Any, second: FakeReplica, wait_for: WaitFor, named: dict[str, Any]
 ) -> None:
     second.answer, second.stats = (lambda request, index: answer_text("safe")), CROWDED

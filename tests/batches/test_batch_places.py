@@ -68,7 +68,7 @@ def test_one_organisations_batches_do_not_keep_anothers_out(with_places: Open, w
 def test_batches_that_only_wait_for_a_model_give_way_at_once(
     with_places: Open, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvarn.batches.lane.PARK_S", 1000.0)  # they do not go of themselves
+    monkeypatch.setattr("kvarn.batches.worker.STALLED_S", 1000.0)  # another organization waits: that is enough
     with with_places(2) as server:
         server.chat.stats = BUSY
         with server.add_tenant("red") as red, server.add_tenant("blue") as blue:
@@ -82,8 +82,8 @@ def test_batches_that_only_wait_for_a_model_give_way_at_once(
 def test_a_batch_whose_model_has_no_room_holds_no_place(
     with_places: Open, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("lane", "lines", "pacing"):
-        monkeypatch.setattr(f"kvarn.batches.{module}.PARK_S", 1.0)
+    for name in ("STALLED_S", "REST_S"):
+        monkeypatch.setattr(f"kvarn.batches.worker.{name}", 1.0)
     with with_places(1) as server:
         server.chat.stats = BUSY
         with server.add_tenant("red") as red, server.add_tenant("blue") as blue:
@@ -98,12 +98,11 @@ def test_a_batch_whose_model_has_no_room_holds_no_place(
             assert hers["request_counts"] == {"total": 5, "completed": 5, "failed": 0}
 
 
-def test_a_batch_that_is_refused_again_after_a_rest_rests_longer(
+def test_a_batch_that_is_refused_again_and_again_pauses_longer_each_time(
     with_places: Open, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("kvarn.batches.pacing._FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr("kvarn.batches.pacing.PARK_S", 0.0)  # every pause is a rest
-    caplog.set_level("INFO", "kvarn.gateway")
+    monkeypatch.setattr("kvarn.batches.items.FIRST_PAUSE_S", 0.01)
+    caplog.set_level("INFO", "kvarn.batches")
 
     def pauses() -> list[float]:
         return [record.args[1] for record in caplog.records if "a line was refused" in record.msg]  # type: ignore[index, misc]

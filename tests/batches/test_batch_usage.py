@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from batch_jobs import CHAT, WaitFor, await_end, chat_line, outputs, read_file, send
-from kvarn.replica.api import RequestRefusedError
+from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.store.ledger import UsageFilter, UsageSum
 from kvarn.store.repositories.usage.sums import sums
 from kvarn.wire.messages import RefusalReason

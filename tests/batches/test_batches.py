@@ -17,7 +17,7 @@ import pytest
 
 from batch_jobs import CHAT, WaitFor, await_end, chat_line, jsonl, outputs, read_file, send
 from fake_replica import answer_text
-from kvarn.replica.api import ReplicaLostError, ReplicaState, RequestRefusedError
+from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, RequestRefusedError
 from kvarn.store.owner import Principal, Scopes
 from kvarn.store.repositories.files.files import read_content
 from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
@@ -207,7 +207,7 @@ def test_a_model_that_starts_late_is_waited_for(mill: Any, wait_for: WaitFor) ->
 def test_a_line_that_kills_the_engine_again_and_again_is_given_up(
     mill: Any, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvarn.batches.pacing._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("kvarn.batches.items.FIRST_PAUSE_S", 0.01)
     generate = mill.chat.generate
 
     def deadly(request: Any, hold: Any = None) -> Any:

@@ -35,6 +35,7 @@ SMOKE = {
 """What each is asked for, and a word of what it prints; `overload`, `proxies` and `peers` have tests of their own."""
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", SMOKE)
 def test_a_benchmark_runs(name: str) -> None:
     arguments, printed = SMOKE[name]

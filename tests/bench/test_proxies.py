@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.smoke
 def test_both_ways_to_the_clock_engine_are_measured():
     command = [sys.executable, "-m", "benchmarks.proxies", "--only", "direct,kvarn", "--rounds", "1"]
     small = ["--seconds", "2", "--streams", "2", "--many", "4"]

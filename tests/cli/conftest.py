@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -10,6 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
+from typer.testing import CliRunner
+
+from kvarn.cli.main import app
 
 ENTRY = "from kvarn.cli.main import main; main()"
 READY = re.compile(r"Kvarn serves (.+) at (https?://\S+) ")
@@ -28,7 +32,7 @@ class Served:
         return self.process.wait(timeout=60)
 
     def engines(self) -> list[int]:
-        return self.children("kvarn.replica.process")
+        return self.children("kvarn.replica.server")
 
     def children(self, program: str = "") -> list[int]:
         """Ids of the child processes whose command line has `program` in it."""
@@ -37,18 +41,50 @@ class Served:
         return [int(pid) for pid in found.split()]
 
 
+@dataclass
+class Finished:
+    """A command that has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run_command(*arguments: str, stdin: str = "", **environment: str) -> Finished:
+    """Run a command of `kvarn` in this process."""
+    handlers = logging.root.handlers[:]
+    done = CliRunner().invoke(app, arguments, input=stdin, env={"COLUMNS": "120", **environment})
+    logging.root.handlers[:] = handlers  # a command that logs does so to a stream that ends with it
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return Finished(done.exit_code, done.stdout, done.stderr)
+
+
+def run_process(*arguments: str, **environment: str) -> Finished:
+    """Run a command of `kvarn` in a process of its own, as the script does."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENTRY, *arguments],
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "COLUMNS": "120", **environment},
+    )
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
 @pytest.fixture
-def kvarn() -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(*arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", ENTRY, *arguments],
-            capture_output=True,
-            input=stdin,
-            text=True,
-            timeout=120,
-            check=False,
-            env={**os.environ, "COLUMNS": "120", **environment},
-        )
+def kvarn_inside() -> Callable[..., Finished]:
+    """Run a command of `kvarn` in this process; for `serve` where it is refused before anything starts."""
+    return run_command
+
+
+@pytest.fixture
+def kvarn() -> Callable[..., Finished]:
+    """Run a command of `kvarn`; `serve` in a process of its own, since it changes the process it runs in."""
+
+    def run(*arguments: str, **options: str) -> Finished:
+        return (run_process if arguments[0] == "serve" else run_command)(*arguments, **options)
 
     return run
 

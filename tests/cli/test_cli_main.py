@@ -43,11 +43,6 @@ def test_the_shell_completes_commands_and_flags():
     assert complete("kvarn serve --max-mo").split() == ["--max-model-len"]
 
 
-def test_nothing_is_offered_that_does_not_work_yet(kvarn):
-    assert "draft" not in kvarn("serve", "./no-such-directory").stderr
-    assert "adapter" not in kvarn("keys", "create", "--help").stdout
-
-
 def test_config_prints_what_is_effective(kvarn, tmp_path):
     file = tmp_path / "kvarn.yaml"
     file.write_text("gateway: {port: 9001}\n")
@@ -65,7 +60,6 @@ def test_bench_is_forwarded_with_its_own_help(kvarn):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["./no-such-directory"], "no-such-directory"),
         (["--model", "nonsense"], "NAME=PATH"),
         (["--model", "a=kvarn-demo", "--model", "a=kvarn-demo"], "share the name"),
         (["--config", "/no/such/file.yaml"], "/no/such/file.yaml"),
@@ -73,11 +67,16 @@ def test_bench_is_forwarded_with_its_own_help(kvarn):
         (["--kv-cache-gib", "-1"], "kv_cache_gib"),
     ],
 )
-def test_what_cannot_be_used_is_one_clear_line_and_status_2(kvarn, arguments, says):
-    done = kvarn("serve", *arguments)
+def test_settings_that_cannot_be_used_are_one_clear_line_and_status_2(kvarn_inside, arguments, says):
+    done = kvarn_inside("serve", *arguments)
     assert done.returncode == 2
     assert says in done.stderr and len(done.stderr.strip().splitlines()) == 1
     assert "Traceback" not in done.stderr
+
+
+def test_a_model_that_does_not_exist_is_one_clear_line_and_status_2(kvarn):
+    done = kvarn("serve", "./no-such-directory")
+    assert done.returncode == 2 and "no-such-directory" in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
 
 def test_a_taken_port_is_one_clear_line_and_status_2(kvarn):

@@ -87,8 +87,8 @@ def test_every_flag_shows_the_default_of_its_setting():
         assert flag.help.endswith("."), name
 
 
-def test_help_shows_the_defaults_under_headings(kvarn):
-    shown = kvarn("serve", "--help").stdout
+def test_help_shows_the_defaults_under_headings(kvarn_inside):
+    shown = kvarn_inside("serve", "--help").stdout
     assert all(f"─ {heading} ─" in shown for heading in ("Model", "Server", "Engine", "Logs"))
     assert re.search(r"--port .*default: .?8000", shown) and re.search(r"--host .*default: .?127\.0\.0\.1", shown)
 
@@ -121,8 +121,8 @@ def test_flags_that_contradict_each_other_are_refused_by_name(options, says):
         ["--tool-call-parser", "x"],
     ],
 )
-def test_a_value_that_cannot_be_read_names_its_flag(kvarn, arguments):
-    done = kvarn("serve", *arguments)
+def test_a_value_that_cannot_be_read_names_its_flag(kvarn_inside, arguments):
+    done = kvarn_inside("serve", *arguments)
     assert done.returncode == 2 and arguments[0] in done.stderr and "Traceback" not in done.stderr
 
 

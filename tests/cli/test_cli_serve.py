@@ -10,7 +10,6 @@ from pathlib import Path
 
 import httpx
 import openai
-import pytest
 
 ASK = [{"role": "user", "content": "What is Kvarn?"}]
 
@@ -71,7 +70,6 @@ def test_the_engine_does_not_outlive_a_killed_gateway(serve):
     assert gone(engine)
 
 
-@pytest.mark.slow
 def test_two_hundred_streams_at_once_lose_nothing_and_leak_nothing(serve):
     served = serve("--max-context-length", "512", "--kv-cache-gib", "0.05")
     usage: list[int] = []

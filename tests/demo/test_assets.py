@@ -16,6 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 import kvarn
+from profiles import examples
 
 ASSETS = Path(kvarn.__file__).parent / "assets"
 MODELS = ("kvarn-demo", "kvarn-demo-draft")
@@ -135,7 +136,7 @@ def test_an_adapter_fits_the_base_model(name: str) -> None:
 
 
 @given(st.text())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 def test_any_text_survives_the_tokenizer(text: str) -> None:
     tokenizer = Tokenizer.from_file(str(ASSETS / "kvarn-demo" / "tokenizer.json"))
     ids = tokenizer.encode(text, add_special_tokens=False).ids
@@ -150,7 +151,7 @@ def test_every_byte_is_in_the_vocabulary(tokenizer: Tokenizer) -> None:
 
 
 @given(st.integers(min_value=0, max_value=10**12))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 def test_every_digit_is_a_token_of_its_own(number: int) -> None:
     tokenizer = Tokenizer.from_file(str(ASSETS / "kvarn-demo" / "tokenizer.json"))
     assert tokenizer.encode(str(number), add_special_tokens=False).tokens == list(str(number))

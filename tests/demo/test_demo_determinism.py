@@ -17,7 +17,7 @@ from chat_prompts import render_chats
 from kvarn.config import EngineConfig
 from kvarn.engine import EngineCore
 from kvarn.models import Decoder, load_model
-from kvarn.text import Tokenizer
+from kvarn.text.tokenizer import Tokenizer
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import InProcessExecutor

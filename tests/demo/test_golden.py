@@ -16,7 +16,7 @@ from chat_prompts import render_chats
 from kvarn.config import EngineConfig
 from kvarn.engine import EngineCore
 from kvarn.models import Decoder, load_model
-from kvarn.text import Tokenizer
+from kvarn.text.tokenizer import Tokenizer
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import InProcessExecutor
@@ -61,7 +61,6 @@ def wrong_answers() -> list[tuple[dict[str, Any], str]]:
     return [(entry, texts[entry["id"]]) for entry in GOLDEN if texts[entry["id"]].strip() != entry["answer"].strip()]
 
 
-@pytest.mark.slow
 def test_nine_of_ten_answers_are_exact(wrong_answers: list[tuple[dict[str, Any], str]]) -> None:
     asked = Counter(entry["category"] for entry in GOLDEN)
     wrong = Counter(entry["category"] for entry, _ in wrong_answers)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from kvarn.engine import IntegrityError, OutOfBlocksError
 from kvarn.engine.block_pool import BlockPool
+from profiles import examples
 
 
 def test_each_block_is_handed_out_once():
@@ -72,7 +73,7 @@ def test_a_lost_reference_is_found():
         pool.check_integrity({block: 2})
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=examples(100), derandomize=True)
 @given(st.lists(st.tuples(st.sampled_from(["allocate", "acquire", "release", "name", "uncache"]), st.integers(0, 7))))
 def test_the_pool_agrees_with_a_naive_one(operations):
     """The naive pool: a list of counts and a list of idle blocks, searched from the front."""

@@ -12,9 +12,10 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from profiles import examples
+
 PROPERTY = settings(
-    max_examples=200,
-    deadline=None,
+    max_examples=examples(200),
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -148,7 +149,7 @@ def test_every_request_ends_with_the_tokens_it_would_draw_alone(make_world: Call
             assert tokens == event.prompt()[1:]
 
 
-@settings(PROPERTY, max_examples=120)
+@settings(PROPERTY, max_examples=examples(120))
 @given(config=configs, script=events)
 def test_the_totals_add_up_once_all_is_quiet(make_world: Callable, config, script):
     world = make_world(max_context_length=90, **config)
@@ -165,7 +166,7 @@ def test_the_totals_add_up_once_all_is_quiet(make_world: Callable, config, scrip
     assert stats.running == stats.waiting == 0
 
 
-@settings(PROPERTY, max_examples=40)
+@settings(PROPERTY, max_examples=examples(40))
 @given(config=configs, script=events)
 def test_the_same_messages_at_the_same_times_give_the_same_plans(make_world: Callable, config, script):
     worlds = [make_world(max_context_length=90, **config) for _ in range(2)]

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from kvarn.engine.block_pool import BlockPool
 from kvarn.engine.prefix_cache import PrefixCache, PrefixNode, PrefixScope, block_hashes, root_hash
+from profiles import examples
 
 PLAIN = PrefixScope()
 
@@ -158,7 +159,7 @@ class NaiveCache:
         return any(len(p) > len(prefix) and p[: len(prefix)] == prefix for p in self.prefixes)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(150), derandomize=True)
 @given(st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=30))
 def test_hits_and_evictions_are_those_of_a_naive_cache(paths):
     pool = BlockPool(6)

@@ -60,7 +60,7 @@ def door(serve: Serve, max_queue: int, wait_for: Callable[..., None]) -> Any:
         server.small = FakeReplica(GENERATE_CARD)
         server.small.stats = SWAMPED
         server.small.answer = lambda request, index: answer_text("from the small one")
-        server.served["small"] = ServedModel("small", small, server.small, server.served["tiny"].directory)
+        server.served["small"] = ServedModel("small", small, [server.small], server.served["tiny"].directory)
 
     with serve(prepare) as server, server.client() as client:
         wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
@@ -157,7 +157,7 @@ def test_nobody_is_sent_to_a_model_that_is_not_ready_or_closed_to_its_key(door: 
     door.chat.stats, door.small.stats = SWAMPED, IDLE
     with door.add_tenant("narrow", scopes=Scopes(models=("tiny",))) as narrow:
         assert narrow.post(CHAT, json=body()).json()["error"]["code"] == "overloaded"
-    from kvarn.replica.api import ReplicaState
+    from kvarn.replica.client.protocol import ReplicaState
 
     door.small.state = ReplicaState.DOWN
     assert door.http.post(CHAT, json=body()).status_code == 503

@@ -19,9 +19,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from profiles import effort
 from published import plain_routes, published, served_part
 
-EXAMPLES = 6
+EXAMPLES = effort(2, 20)
 """Requests for each operation."""
 CONFORMS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
@@ -31,7 +32,6 @@ def run(operation, base_url, checks, mode=GenerationMode.POSITIVE, ids=None):
 
     @settings(
         max_examples=EXAMPLES,
-        deadline=None,
         derandomize=True,
         database=None,
         phases=[Phase.generate],

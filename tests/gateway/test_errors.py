@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from kvarn.replica.api import ReplicaState, RequestRefusedError
+from kvarn.replica.client.protocol import ReplicaState, RequestRefusedError
 from kvarn.wire.messages import RefusalReason
 
 CHAT = "/v1/chat/completions"

@@ -80,7 +80,7 @@ def test_ten_megabytes_are_refused_without_being_kept(serve: Any, wait_for: Wait
         raw.sendall(chat_head("content-length: 10485760" if announced else "transfer-encoding: chunked"))
         flood(raw, b"x" * 65536 if announced else b"10000\r\n" + b"x" * 65536 + b"\r\n", 10 * MIB)
         assert error_of(read_all(raw)) == (413, "request_too_large")
-        assert server.gateway.bodies.budget.used == 0
+        assert server.gateway.held.used == 0
         with server.client() as client:
             too_large = client.post(CHAT, content=b"x" * (5 * MIB), headers=JSON)
             assert (too_large.status_code, too_large.json()["error"]["code"]) == (413, "request_too_large")
@@ -97,7 +97,7 @@ def test_ten_megabytes_are_taken_where_they_are_allowed(serve: Any, wait_for: Wa
 def test_bodies_are_bounded_all_together(serve: Any, wait_for: WaitFor) -> None:
     with serve(max_held_bytes=4 * MIB, body_timeout_s=20) as server, server.client() as client:
         ready(server, wait_for)
-        budget = server.gateway.bodies.budget
+        budget = server.gateway.held
         slow = [server.connect() for _ in range(4)]
         for raw in slow[:3]:
             raw.sendall(chat_head("content-length: 1048576") + b" " * (MIB - 10_000))
@@ -126,7 +126,7 @@ def test_an_organisation_that_holds_all_it_may_leaves_room_for_others(serve: Any
         with ThreadPoolExecutor(2) as pool:
             streams = [pool.submit(red.post, CHAT, json=body) for _ in range(2)]
             wait_for(lambda: len(server.chat.running) == 2, "two answers to begin")
-            assert server.gateway.bodies.budget.used > 690_000, "a request is held as long as its answer takes"
+            assert server.gateway.held.used > 690_000, "a request is held as long as its answer takes"
             refused = red.post(CHAT, json=body)
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "over_share")
             assert refused.headers["retry-after"] == "1"
@@ -136,7 +136,7 @@ def test_an_organisation_that_holds_all_it_may_leaves_room_for_others(serve: Any
             assert (busy.status_code, busy.json()["error"]["code"]) == (503, "server_busy")
             server.loop.call_soon_threadsafe(server.chat.hold.set)
             assert [stream.result().status_code for stream in streams] == [200, 200]
-        wait_for(lambda: server.gateway.bodies.budget.used == 0, "all to be given back")
+        wait_for(lambda: server.gateway.held.used == 0, "all to be given back")
 
 
 def test_a_request_counts_with_what_it_takes_once_understood(serve: Any, wait_for: WaitFor) -> None:
@@ -155,15 +155,15 @@ def test_uploads_share_the_memory_for_bodies(serve: Any, wait_for: WaitFor) -> N
         raw = server.connect()
         form = "content-type: multipart/form-data; boundary=b"
         raw.sendall(head_of("/v1/files", form, f"content-length: {3 * MIB}") + b"--b\r\n")
-        wait_for(lambda: server.gateway.bodies.budget.used == 2 * MIB, "the upload to be held")
+        wait_for(lambda: server.gateway.held.used == 2 * MIB, "the upload to be held")
         refused = client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("a", b"x" * 2 * MIB)})
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "over_share")
         raw.close()
-        wait_for(lambda: server.gateway.bodies.budget.used == 0, "all to be given back")
+        wait_for(lambda: server.gateway.held.used == 0, "all to be given back")
 
 
 def test_memory_of_a_body_is_given_back_however_its_request_ends(server: Any, wait_for: WaitFor) -> None:
-    budget = server.gateway.bodies.budget
+    budget = server.gateway.held
     with server.client() as client:
         client.post(CHAT, json=HELLO)
         client.post(CHAT, json={**HELLO, "stream": True})

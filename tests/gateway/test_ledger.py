@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import select
 
 from fake_replica import answer_text
-from kvarn.replica.api import RequestRefusedError
+from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.store.models import UsageEvent
 from kvarn.wire.messages import RefusalReason
 

@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from kvarn.replica.api import RequestRefusedError
+from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.store.ids import new_id
 from kvarn.store.owner import LimitRule
 from kvarn.wire.messages import RefusalReason

@@ -42,6 +42,11 @@ def shedding(serve: Callable[..., AbstractContextManager[Any]], wait_for: Any) -
         yield server
 
 
+def _waiting_room(server: Any) -> Any:
+    (replica,) = server.served["tiny"].replicas
+    return server.gateway.bodies._check.__self__._rooms[replica]
+
+
 def test_time_counts_from_the_last_byte_of_the_body(shedding: Any) -> None:
     shedding.chat.stats = IDLE
     content = json.dumps(body()).encode()
@@ -130,7 +135,7 @@ def test_a_prompt_that_is_stored_elsewhere_says_nothing_of_what_a_body_holds(she
     sent = {"model": "tiny", "input": "x" * 200, "max_output_tokens": 16}
     first = shedding.http.post("/v1/responses", json=sent)
     assert first.status_code == 200
-    traffic = shedding.gateway.bodies._check.__self__._rooms["tiny"]._traffic
+    traffic = _waiting_room(shedding)._traffic
     learned = traffic.tokens_in(1000)
     assert learned != 1000 * FIRST_TOKENS_PER_BYTE
     follow_up = sent | {"input": "y", "previous_response_id": first.json()["id"]}
@@ -157,7 +162,7 @@ HUGE = "1" + "0" * 400
 def test_a_body_that_is_not_as_it_should_be_is_a_400_and_changes_no_account(shedding: Any, field: str) -> None:
     shedding.chat.stats = IDLE
     assert shedding.http.post(CHAT, json=body()).status_code == 200
-    lines = shedding.gateway.bodies._check.__self__._rooms["tiny"]._controller.queue._lines
+    lines = _waiting_room(shedding)._controller.queue._lines
     before = {tenant: line.counter for tenant, line in lines.items()}
     assert before
     content = json.dumps(body("other") | {"max_tokens": None}).removesuffix("}") + f",{field}}}"

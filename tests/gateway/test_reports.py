@@ -64,7 +64,7 @@ async def test_whoever_asks_much_leaves_a_place_to_others(desk: Desk) -> None:
     for _ in range(4):
         await desk.end("red")
     assert all(task.done() for task in asked) and desk.running == []
-    assert not desk.reports._own, "no organization is remembered"
+    assert not desk.reports.running.holders()
 
 
 async def test_who_leaves_while_waiting_holds_up_nobody(desk: Desk) -> None:

@@ -161,7 +161,7 @@ def meet_the_bound(small: Any, client: httpx.Client, wait_for: WaitFor) -> tuple
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches that wait are looked at again after a second."""
-    monkeypatch.setattr("kvarn.batches.lines.PARK_S", 0.5)
+    monkeypatch.setattr("kvarn.batches.worker.REST_S", 0.5)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -11,7 +11,6 @@ import torch
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.kernels.interface import Kernels
 from kvarn.kernels.sampling import SamplingTensors
-from kvarn.kernels.torch import sampling as torch_sampling
 from kvarn.wire.sampling import SamplingParams
 
 Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, SamplingTensors], torch.Tensor]
@@ -25,7 +24,7 @@ def one_kernel_thread() -> None:
 def _instruction_sets() -> list[str]:
     """All that can run here, the emulated ones too; none where Kvarn was installed without its compiled kernels."""
     try:
-        from kvarn.kernels.cpu.isa import emulated_instruction_sets, usable_instruction_sets
+        from kvarn.kernels.cpu._native import emulated_instruction_sets, usable_instruction_sets
     except ImportError:
         return []
     return usable_instruction_sets() + emulated_instruction_sets()
@@ -52,11 +51,10 @@ def every_kernels(request: pytest.FixtureRequest) -> Kernels:
 def draw_tokens(request: pytest.FixtureRequest) -> Draw:
     """The draw of the reference, and of each instruction set."""
     if request.param == "torch":
-        return torch_sampling.draw_tokens
-    from kvarn.kernels.cpu import _native, sampling
+        return kernels_for("torch").draw_tokens
+    from kvarn.kernels.cpu.backend import CpuKernels
 
-    native = _native.Backend(request.param)
-    return lambda logits, rows, row_max, params: sampling.draw_tokens(native, logits, rows, row_max, params)
+    return CpuKernels(request.param).draw_tokens
 
 
 def oracle_distribution(logits: list[float], params: SamplingParams) -> list[float]:

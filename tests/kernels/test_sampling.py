@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kvarn.kernels.sampling import SamplingTensors
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.philox import uniforms
+from profiles import examples
 
 Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, SamplingTensors], torch.Tensor]
 ExactShares = Callable[[list[float], SamplingParams], list[float]]
@@ -37,7 +38,7 @@ def shares(draw: Draw, row: torch.Tensor, sampling: SamplingParams, count: int) 
     return np.bincount(draw_many(draw, row, sampling, numbers), minlength=len(row)) / count
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120))
 @given(
     vocab_size=st.sampled_from([2, 5, 127, 128, 129, 300]),
     spread=st.sampled_from([0.0, 0.3, 2.0, 8.0]),

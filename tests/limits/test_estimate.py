@@ -37,6 +37,6 @@ def test_organisations_and_models_learn_by_themselves() -> None:
 
 def test_memory_is_bounded() -> None:
     estimates = OutputEstimates(0.5, 256)
-    for number in range(estimate._MOST_PAIRS + 1):
+    for number in range(estimate._MAX_PAIRS + 1):
         estimates.observe(f"org-{number}", "tiny", 5)
     assert estimates.expect("org-0", "tiny") == 256 and estimates.expect("org-1", "tiny") == 5

@@ -1,10 +1,10 @@
-"""From rules to the bounds of one request."""
+"""From rules to the limits of one request."""
 
 from __future__ import annotations
 
 from kvarn.config.platform import LimitsConfig
-from kvarn.limits.orders import MAX_NUMBER, Kind
-from kvarn.limits.rules import bounds_of
+from kvarn.limits.rules import limits_of
+from kvarn.limits.types import MAX_NUMBER, Kind
 from kvarn.store.owner import LimitRule, Owner, Principal
 
 NOTHING = LimitsConfig()
@@ -15,19 +15,19 @@ def principal(*rules: LimitRule) -> Principal:
 
 
 def limits(found: Principal, model: str = "tiny", defaults: LimitsConfig = NOTHING) -> dict[tuple[str, str], int]:
-    return {(bound.holder, str(bound.kind)): bound.limit for bound in bounds_of(found, model, defaults)}
+    return {(limit.holder, str(limit.kind)): limit.maximum for limit in limits_of(found, model, defaults)}
 
 
 def test_without_rules_nothing_is_bounded() -> None:
-    assert bounds_of(principal(), "tiny", NOTHING) == ()
+    assert limits_of(principal(), "tiny", NOTHING) == ()
 
 
 def test_key_project_and_organisation_hold_together_each_with_a_count_of_its_own() -> None:
     rules = [LimitRule(holder, requests_per_minute=5, concurrency=2) for holder in ("org-1", "proj_1", "key_1")]
-    found = bounds_of(principal(*rules), "tiny", NOTHING)
-    assert len(found) == 6 and len({bound.key for bound in found}) == 6
-    assert {bound.scope for bound in found} == {"organisation", "project", "API key"}
-    assert all("{org-1}" in bound.key for bound in found), "one node of a Redis cluster keeps all of them"
+    found = limits_of(principal(*rules), "tiny", NOTHING)
+    assert len(found) == 6 and len({limit.key for limit in found}) == 6
+    assert {limit.scope for limit in found} == {"organisation", "project", "API key"}
+    assert all("{org-1}" in limit.key for limit in found), "one node of a Redis cluster keeps all of them"
 
 
 def test_a_rule_for_the_model_stands_before_one_for_every_model_number_by_number() -> None:
@@ -38,7 +38,7 @@ def test_a_rule_for_the_model_stands_before_one_for_every_model_number_by_number
 
 def test_each_model_has_counts_of_its_own_under_a_common_rule() -> None:
     found = principal(LimitRule("org-1", requests_per_minute=5))
-    assert bounds_of(found, "tiny", NOTHING)[0].key != bounds_of(found, "vec", NOTHING)[0].key
+    assert limits_of(found, "tiny", NOTHING)[0].key != limits_of(found, "vec", NOTHING)[0].key
 
 
 def test_the_servers_defaults_stand_in_where_the_organisation_has_no_number() -> None:
@@ -53,5 +53,5 @@ def test_the_servers_defaults_stand_in_where_the_organisation_has_no_number() ->
 
 
 def test_a_limit_too_large_to_count_is_the_largest_that_can_be() -> None:
-    found = bounds_of(principal(LimitRule("org-1", tokens_per_minute=2**62)), "tiny", NOTHING)
-    assert found[0].kind is Kind.TOKENS and found[0].limit == MAX_NUMBER
+    found = limits_of(principal(LimitRule("org-1", tokens_per_minute=2**62)), "tiny", NOTHING)
+    assert found[0].kind is Kind.TOKENS and found[0].maximum == MAX_NUMBER

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from kvarn.config.platform import LimitsConfig
-from kvarn.limits.limiter import Hold, Limiter
-from kvarn.limits.orders import Kind
+from kvarn.limits.limiter import ActiveReservation, Limiter
+from kvarn.limits.types import Kind
 from kvarn.observe.limits import LimitMetrics
-from limit_orders import bound, order
+from limit_reservations import make_limit, make_reservation
 
 CLIENTS = 200
 LIMIT = 20_000
@@ -35,13 +35,13 @@ async def _ask(limiter: Limiter, dice: random.Random, tpm: Any, counted: list[in
     """One client: asks until it was refused a single token; uses a part of what it reserved, or fails, or all."""
     while True:
         tokens = dice.randint(1, 60)
-        hold = await limiter.take(order(tpm, tokens=tokens))
-        if isinstance(hold, Hold):
+        hold = await limiter.take(make_reservation(tpm, tokens=tokens))
+        if isinstance(hold, ActiveReservation):
             spent = dice.choice([0, tokens // 2, tokens])
             await asyncio.sleep(0)
             counted.append(spent)
             hold.settle(spent, whole=spent == 0)
-        elif not isinstance(hold := await limiter.take(order(tpm, tokens=1)), Hold):
+        elif not isinstance(hold := await limiter.take(make_reservation(tpm, tokens=1)), ActiveReservation):
             return
         else:
             counted.append(1)
@@ -50,12 +50,12 @@ async def _ask(limiter: Limiter, dice: random.Random, tpm: Any, counted: list[in
 
 @pytest.mark.parametrize("gateways", [0, 2], ids=["in process", "two over Redis"])
 async def test_two_hundred_clients_get_the_limit_and_not_a_token_more(own_redis: Any, gateways: int) -> None:
-    tpm, counted = bound(Kind.TOKENS, LIMIT), []
+    tpm, counted = make_limit(Kind.TOKENS, LIMIT), []
     url = f"redis://127.0.0.1:{own_redis.port}/0" if gateways else None
     async with limiters(url, gateways or 1) as made:
         clients = [_ask(made[i % len(made)], random.Random(i), tpm, counted) for i in range(CLIENTS)]
         async with asyncio.timeout(50):
             await asyncio.gather(*clients)
-        last = await made[0].take(order(tpm))
-    assert not isinstance(last, Hold)
-    assert last.readings[0].used == LIMIT == sum(counted)
+        last = await made[0].take(make_reservation(tpm))
+    assert not isinstance(last, ActiveReservation)
+    assert last.usages[0].used == LIMIT == sum(counted)

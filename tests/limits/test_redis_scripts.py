@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import redis
 
-from kvarn.limits.orders import LimitsAwayError
-from kvarn.limits.redis_scripts import Call, RedisScripts, Script, _until
+from kvarn.limits.redis_scripts import RedisScripts, _until
+from kvarn.limits.scripts import Call, Script
+from kvarn.limits.types import LimitsAwayError
 from kvarn.observe.limits import LimitMetrics
 
 TIMEOUT_S = 0.5
@@ -109,7 +110,7 @@ async def test_what_nobody_waits_for_goes_before_what_is_asked_after_it(connect:
 async def test_what_nobody_waits_for_may_have_waited_longer_than_a_call_may_take(connect: Any, own_redis: Any) -> None:
     scripts = await connect(timeout_s=5)
     call = echo(b"late")
-    call.asked -= 10
+    call.called -= 10
     os.kill(own_redis.process.pid, signal.SIGSTOP)
     scripts.send(call)
     await asyncio.sleep(0.3)
@@ -153,11 +154,11 @@ async def test_what_was_kept_too_long_is_given_up_though_redis_was_back_meanwhil
         await scripts.ask(echo(b"x"))
     call = Call(COUNT, ["kvarn:limits:count"], b"")
     scripts.send(call)
-    asked = call.asked
+    called = call.called
     own_redis.start()
     await back(scripts)
-    assert call.asked == asked
-    call.asked -= 60
+    assert call.called == called
+    call.called -= 60
     own_redis.kill()
     with pytest.raises(LimitsAwayError):
         await scripts.ask(echo(b"x"))

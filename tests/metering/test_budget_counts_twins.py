@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvarn.metering.budget_counts import BudgetCounts
 from kvarn.metering.reservations import SCRIPT
+from profiles import examples
 
 LEASE_MS = 500
 START_MS = 1_700_000_000_000
@@ -36,7 +37,7 @@ def client(redis_url: str) -> Any:
         yield made
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
 def test_both_decide_alike(
     client: redis.Redis, steps: list[tuple[int, str, str, dict[str, tuple[str, int, int]]]]

@@ -14,8 +14,9 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from sqlalchemy import func, select
 
 from kvarn.config.platform import KafkaConfig
+from kvarn.metering.billing import MeterMetrics, bill_ledger
 from kvarn.metering.message import SCHEMA, NewerSchemaError, decode_message, encode_message
-from kvarn.metering.meter import Meter, MeterMetrics, bill_ledger
+from kvarn.metering.meter import Meter
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.metering.publisher import Publisher
 from kvarn.store.engine import Store

@@ -22,14 +22,16 @@ from fake_replica import write_checkpoint
 from gateway_process import TOKENS_PER_STEP
 from kvarn.config.platform import KafkaConfig
 from kvarn.config.schema import KvarnConfig
-from kvarn.metering.meter import Meter, MeterMetrics
+from kvarn.metering.billing import MeterMetrics
+from kvarn.metering.meter import Meter
 from kvarn.store.engine import Store
 from kvarn.store.models import BilledHour, UsageEvent
 from kvarn.store.repositories.usage import outbox
 from ledger_kills import Clients, Gateway, Told
 from mock_kafka import MockKafka
+from profiles import effort
 
-KILLS = int(os.environ.get("KVARN_TEST_KILLS", "7"))
+KILLS = int(os.environ.get("KVARN_TEST_KILLS", effort(3, 30)))
 """On each database."""
 MOST_CHUNKS = 200
 """Parts of streams that arrive between two kills; a kill comes at a random moment of that."""
@@ -176,7 +178,6 @@ def report(what: str, seen: Counter[str]) -> None:
             file.write(f"{KILLS} x {what}: {dict(seen)}\n")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(max(300, 6 * KILLS))
 def test_a_gateway_killed_in_mid_stream_again_and_again(tmp_path: Path, database_url: str, kafka: MockKafka) -> None:
     draw = random.Random(KILLS)
@@ -194,7 +195,6 @@ def test_a_gateway_killed_in_mid_stream_again_and_again(tmp_path: Path, database
     report(f"gateway on {make_url(database_url).get_backend_name()}", seen)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(max(300, 10 * KILLS))
 def test_the_gateway_the_database_and_the_broker_die_in_turns(
     tmp_path: Path, own_postgres: Any, make_database: Any, kafka: MockKafka

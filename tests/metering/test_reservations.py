@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import redis
 
-from kvarn.limits.orders import LimitsAwayError
 from kvarn.limits.redis_scripts import RedisScripts
+from kvarn.limits.types import LimitsAwayError
 from kvarn.metering.budgets import BudgetBook, BudgetSpentError
 from kvarn.metering.reservations import Held, Reservations
 from kvarn.observe.limits import LimitMetrics

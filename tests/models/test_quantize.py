@@ -17,6 +17,7 @@ from kvarn.models import Decoder, load_model
 from kvarn.models.layer import DecoderLayer
 from kvarn.models.moe import MoeMlp
 from kvarn.models.quantize import quantize_int4, quantize_int8
+from profiles import examples
 
 Factory = Callable[..., tuple[Any, Path]]
 PROMPT = list(range(5, 60))
@@ -42,7 +43,7 @@ def test_int4_loses_less_than_rounding_to_the_largest_weight() -> None:
     assert relative_error(weight, quantize_int4(weight)) < 0.88 * simple
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(st.integers(1, 40), st.integers(1, 100), st.sampled_from([1e-3, 1.0, 300.0]), st.integers(0, 1000))
 def test_any_shape_and_size_is_quantized_within_its_type(rows: int, columns: int, size: float, seed: int) -> None:
     weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * size

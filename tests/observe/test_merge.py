@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 from prometheus_client import generate_latest
 
+from fake_replica import GENERATE_CARD, FakeReplica
 from kvarn.observe.merge import as_registry, merge_families, read_families, totals_of
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.store import StoreMetrics
-from kvarn.wire.messages import EngineStats
-
-
-@dataclass
-class Source:
-    name: str = "m"
-    up: bool = True
-    incarnation: object = None
-    stats: EngineStats = field(default_factory=EngineStats)
+from kvarn.serving.engine_metrics import EngineCollector
 
 
 def process(met: int, missed: int, *, is_main: bool = False, away: bool = False) -> GatewayMetrics:
-    metrics = GatewayMetrics([Source()], show_engines=is_main)
+    metrics = GatewayMetrics(["m"])
+    if is_main:
+        metrics.registry.register(EngineCollector({"m": {"m": FakeReplica(GENERATE_CARD)}}))
     StoreMetrics(metrics.registry, is_away=lambda: away, is_read_only=bool)
     metrics.in_flight.set(met + missed)
     for number in range(met + missed):

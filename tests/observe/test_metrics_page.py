@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from prometheus_client import generate_latest
 
+from fake_replica import GENERATE_CARD, FakeReplica
 from kvarn.config.platform import SloConfig
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.observe.limits import LimitMetrics
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.store import StoreMetrics
-from kvarn.wire.messages import EngineStats
+from kvarn.serving.engine_metrics import EngineCollector
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
 
-@dataclass
-class Source:
-    name: str = "m"
-    up: bool = True
-    incarnation: object = None
-    stats: EngineStats = field(default_factory=EngineStats)
-
-
 def test_the_page_and_the_registry_agree() -> None:
-    registry = GatewayMetrics([Source()]).registry
+    registry = GatewayMetrics(["m"]).registry
+    registry.register(EngineCollector({"m": {"m": FakeReplica(GENERATE_CARD)}}))
     for part in (AdmissionMetrics, LimitMetrics, MeteringMetrics):
         part(registry)
     StoreMetrics(registry, is_away=bool, is_read_only=bool)
@@ -48,7 +41,7 @@ def _written_name(name: str, kind: str) -> str:
 
 
 def test_two_gateways_in_one_process_do_not_share_metrics() -> None:
-    first, second = GatewayMetrics([Source()]), GatewayMetrics([Source()])
+    first, second = GatewayMetrics(["m"]), GatewayMetrics(["m"])
     first.requests.labels("m", "/x", "200").inc()
     assert b'status="200"' in generate_latest(first.registry) and b'status="200"' not in generate_latest(
         second.registry
@@ -57,7 +50,7 @@ def test_two_gateways_in_one_process_do_not_share_metrics() -> None:
 
 def test_a_refused_request_is_a_miss_and_goodput_is_their_share() -> None:
     now = [0.0]
-    metrics = GatewayMetrics([Source()], clock=lambda: now[0])
+    metrics = GatewayMetrics(["m"], clock=lambda: now[0])
     good = metrics.generation("m", started=0.0)
     good.delta(0, 1)
     good.finished()
@@ -70,9 +63,8 @@ def test_a_refused_request_is_a_miss_and_goodput_is_their_share() -> None:
 
 def test_goodput_counts_against_the_targets_of_each_model() -> None:
     now = [0.0]
-    engines = [Source("strict"), Source("lax")]
     slo = {"strict": SloConfig(ttft_target_s=0.1), "lax": SloConfig(ttft_target_s=10.0)}
-    metrics = GatewayMetrics(engines, slo, clock=lambda: now[0])
+    metrics = GatewayMetrics(slo, slo, clock=lambda: now[0])
     for name in slo:
         now[0] = 0.0
         request = metrics.generation(name, started=0.0)

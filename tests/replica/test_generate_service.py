@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvarn.config.schema import EngineConfig
 from kvarn.engine.plan import RowResult, StepPlan, StepResult
-from kvarn.replica.generate import GenerateService
+from kvarn.replica.server.generate import GenerateService
 from kvarn.wire.messages import ModelCard, StepOutput, Submit
 from kvarn.wire.sampling import SamplingParams
 

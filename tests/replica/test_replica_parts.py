@@ -11,10 +11,10 @@ import pytest
 import zmq
 
 from kvarn.config.schema import EngineConfig
-from kvarn.replica.embed import EmbedService
-from kvarn.replica.launch import describe_exit
-from kvarn.replica.link import EngineLink
-from kvarn.replica.stream import RequestStream
+from kvarn.fleet.process_exit import describe_exit
+from kvarn.replica.client.request_stream import RequestStream
+from kvarn.replica.server.embed import EmbedService
+from kvarn.replica.server.transport import Outbox
 from kvarn.wire.messages import (
     Embed,
     Embedded,
@@ -132,9 +132,9 @@ def test_an_exit_is_described_by_its_signal():
 def test_what_an_engine_says_before_it_ends_waits_for_a_gateway_that_listens_late(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/out"
     engine, gateway = zmq.Context(), zmq.Context()
-    link = EngineLink(engine, f"ipc://{tmp_path}/in", address)
-    link.send(Failed(message="no weights here"))
-    link.close()
+    outbox = Outbox.to_supervisor(engine, address)
+    outbox.send(Failed(message="no weights here"))
+    outbox.close()
     ending = threading.Thread(target=engine.term)
     ending.start()
     ending.join(3)  # a gateway may take that long to import what it needs

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from background_runs import Open, events_again, hold, queue, state
-from kvarn.replica.api import ReplicaState, RequestRefusedError
+from kvarn.replica.client.protocol import ReplicaState, RequestRefusedError
 from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, revoke_key
 from kvarn.wire.messages import RefusalReason

@@ -128,7 +128,7 @@ def test_a_look_at_the_leases_while_the_end_is_written_takes_it_from_nobody(
 
     async def finish_slowly(*asked: Any) -> bool:
         written = await finish(*asked)
-        looking = asyncio.ensure_future(kept.gateway.responses._renew())
+        looking = asyncio.ensure_future(kept.gateway.responses.worker.poll())
         await asyncio.sleep(0.2)  # the commit's answer is still on its way
         looking.cancel()
         return written
@@ -205,11 +205,13 @@ def attempts(server: Any, ids: list[str]) -> list[int]:
 
 def die(server: Any) -> None:
     """Leave everything as a killed gateway would: nothing is written any more, no lease renewed or given back."""
-    runs = server.gateway.responses
+    worker = server.gateway.responses.worker
+
+    async def do_nothing() -> None: ...
 
     async def vanish() -> None:
-        runs._upkeep.cancel()
-        for run in list(runs._runs.values()):
+        worker.poll = do_nothing
+        for run in list(worker.running.values()):
             await run.stop("lost")
 
     server.do(vanish())
@@ -245,7 +247,7 @@ def test_a_gateway_that_stood_still_does_not_take_over_what_runs_in_it(kept: Any
     async def wake_up() -> None:
         async with kept.gateway.store.transaction() as session:
             await session.execute(update(StoredResponse).values(leased_until=0))
-        await kept.gateway.responses._take_over()
+        await kept.gateway.responses.worker.poll()
 
     kept.do(wake_up())
     go_on()

@@ -238,7 +238,7 @@ def test_a_response_that_lost_its_hold_adds_nothing_and_says_so(
 
 async def _let_the_hold_run_out(server: Any) -> None:
     """As if the gateway had stood still for longer than the lease."""
-    server.gateway.responses.locking.clear()
+    server.gateway.responses.locked.clear()
     async with server.gateway.store.transaction() as session:
         await session.execute(update(Conversation).values(locked_until=0))
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from background_runs import Open, queue, state
-from kvarn.responses import context as response_context
+from kvarn.responses import turns
 from kvarn.responses.request import chat_request
 from kvarn.store.owner import ANYBODY
 from kvarn.store.repositories.conversations import conversations, histories
@@ -103,7 +103,7 @@ def test_what_a_history_costs_is_not_paid_on_the_event_loop(
 
         return noted
 
-    monkeypatch.setattr(response_context, "decode_item", noting("decode", histories.decode_item))
+    monkeypatch.setattr(turns, "decode_item", noting("decode", histories.decode_item))
     for module in ("operation", "background"):
         users = sys.modules[f"kvarn.responses.{module}"]
         monkeypatch.setattr(users, "chat_request", noting("chat", chat_request))

@@ -21,9 +21,9 @@ from fake_replica import answer_text
 from kvarn.gateway.answer import event_stream, json_when_done
 from kvarn.gateway.record import new_record
 from kvarn.metering.service import Metering
-from kvarn.responses import background
-from kvarn.responses import sink as response_shelves
-from kvarn.responses.ending import WHOLE
+from kvarn.responses import background, retrieval
+from kvarn.responses import sink as response_sink
+from kvarn.responses.ending import CONTINUABLE
 from kvarn.responses.operation import start_response
 from kvarn.responses.stream import ResponseStream
 from kvarn.serving.record import RequestRecord
@@ -34,6 +34,7 @@ from kvarn.store.repositories.conversations import responses as stored
 from kvarn.store.repositories.conversations.conversations import create_conversation
 from kvarn.wire.openai.responses.answer import ENDED
 from kvarn.wire.openai.responses.request import ResponseRequest
+from profiles import examples
 
 ENDS = ["response.completed", "response.incomplete", "response.failed"]
 DELAYS_MS = (0, 1, 2, 4, 8, 15)
@@ -151,7 +152,7 @@ class Scene:
                 answer = json_when_done(self.run.collect())
             else:
                 stream = ResponseStream(self.run.stream(), self.run.ending)
-                answer = event_stream(stream.encoded(), end=b"", tell=stream.tell)
+                answer = event_stream(stream.encoded(), end=b"", tell=stream.error_event)
             with suppress(Exception):  # becomes an HTTP error
                 await answer(self.scope, self._receive, self._send)
         finally:
@@ -173,7 +174,7 @@ class Scene:
             case "cancel" if in_background and not self.cable.cut:
                 owner = self.record.principal.owner
                 with suppress(StoreAwayError):
-                    await background.cancel_response(self.gateway, owner, self.seen.response_id)
+                    await retrieval.cancel_response(self.gateway, owner, self.seen.response_id)
             case "leave" if not in_background:
                 self.gone.set()
             case "stop" if in_background:
@@ -203,7 +204,7 @@ class Scene:
 @pytest.fixture
 def scenes(server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Acts out a plan; tells what came of it."""
-    monkeypatch.setattr(response_shelves, "RETRY_AFTER_S", 0.005)
+    monkeypatch.setattr(response_sink, "RETRY_AFTER_S", 0.005)
     monkeypatch.setattr(background, "RETRY_AFTER_S", 0.005)
     cable = Cable(server.gateway.store, monkeypatch)
     kept: list[tuple[str, str]] = []
@@ -248,7 +249,7 @@ def scenes(server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_it_ends_once_and_everybody_is_told_the_same(scenes: Any) -> None:
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=examples(40))
     @given(plans)
     def check(plan: Plan) -> None:
         seen = scenes(plan)
@@ -282,7 +283,7 @@ def check_told(plan: Plan, seen: Seen) -> None:
     if plan.way == "plain":
         if seen.sent and b'"error":null' in seen.sent:
             told = msgspec.json.decode(seen.sent)
-            assert told["status"] in WHOLE
+            assert told["status"] in CONTINUABLE
             assert seen.row.body == told if told["store"] else seen.row is None
         return
     events = [event for event in seen.events if event["type"] != "error"]
@@ -303,7 +304,7 @@ def check_conversation(plan: Plan, seen: Seen) -> None:
     stolen = any(change == "steal" for _, change in plan.acts)
     if not plan.in_conversation:
         return
-    if seen.kept and seen.kept[0] in WHOLE:
+    if seen.kept and seen.kept[0] in CONTINUABLE:
         assert seen.items == [*seen.row.input_items, *seen.row.body["output"]]
     else:
         assert seen.items == []

@@ -12,7 +12,7 @@ import pytest
 from background_runs import Open, queue, state
 from fake_replica import answer_text
 from kvarn.config.platform import ResponsesConfig, StoreConfig
-from kvarn.responses import background as background_responses
+from kvarn.responses import retrieval
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.repositories.conversations import responses
 from read_only import SqliteSwitch
@@ -55,7 +55,7 @@ def cancel(server: Any, response_id: str) -> Any:
 def test_a_cancellation_that_cannot_be_written_is_told_in_time_and_holds_all_the_same(
     server: Any, writing: str, wait_for: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background_responses, "_CANCEL_WAIT_S", 0.2)
+    monkeypatch.setattr(retrieval, "_CANCEL_TIMEOUT_S", 0.2)
     switch = SqliteSwitch(server.gateway.store)
     switch.is_on = True
     for _ in range(2):
@@ -72,10 +72,10 @@ def test_a_cancellation_that_cannot_be_written_is_told_in_time_and_holds_all_the
 def test_a_gateway_stops_while_the_end_of_a_cancelled_response_cannot_be_written(
     server: Any, writing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background_responses, "_CANCEL_WAIT_S", 0.2)
+    monkeypatch.setattr(retrieval, "_CANCEL_TIMEOUT_S", 0.2)
     SqliteSwitch(server.gateway.store).is_on = True
     assert cancel(server, writing).status_code == 503
-    server.do(server.gateway.responses.stop())  # raises where it takes long
+    server.do(server.gateway.responses.worker.stop())  # raises where it takes long
 
 
 def test_a_response_that_has_ended_is_kept_where_the_gateway_stops_meanwhile(

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvarn.responses.request import chat_messages, chat_request, in_our_words
+from kvarn.responses.request import chat_messages, chat_request, in_response_terms
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.parse import parse_request
 from kvarn.wire.openai.responses.items import AnyItem, ItemReference, stored_item
@@ -131,6 +131,6 @@ def test_a_chat_is_asked_for_with_the_same_fields() -> None:
     ],
 )
 def test_what_chat_refuses_is_told_in_the_words_of_this_endpoint(theirs: str, ours: str) -> None:
-    told = in_our_words(ApiError(400, f"{theirs!r} is wrong.", param=theirs, code="c", headers={"a": "b"}))
+    told = in_response_terms(ApiError(400, f"{theirs!r} is wrong.", param=theirs, code="c", headers={"a": "b"}))
     assert (told.param, told.message) == (ours, f"{ours!r} is wrong.")
     assert (told.status, told.code, told.headers) == (400, "c", {"a": "b"})

@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from kvarn.replica.api import RequestRefusedError
+from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.wire.messages import RefusalReason
 
 ADD: Any = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from kvarn.replica.api import RequestRefusedError
+from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.wire.messages import RefusalReason
 

@@ -71,4 +71,4 @@ def test_the_memory_of_an_answer_is_counted_before_the_work(
         answer = client.post("/v1/embeddings", json=body)
         assert answer.status_code == status
         assert len(server.embed.embedded) == (status == 200)
-        wait_for(lambda: server.gateway.bodies.budget.used == 0, "the memory to be given back")
+        wait_for(lambda: server.gateway.held.used == 0, "the memory to be given back")

@@ -38,7 +38,7 @@ def serving(serve: Serve, tmp_path: Path) -> Callable[..., AbstractContextManage
 
         def change(server: Any) -> None:
             config = server.served["tiny"].config.model_copy(update={"generation_config": setting})
-            server.served["tiny"] = ServedModel("tiny", config, server.chat, directory)
+            server.served["tiny"] = ServedModel("tiny", config, [server.chat], directory)
 
         with serve(change) as server:
             yield server

@@ -56,7 +56,7 @@ class Probe:
     def __init__(self, server: Any) -> None:
         self.longest_turn_s = 0.0
         self.most_held = 0
-        self._budget = server.gateway.bodies.budget
+        self._budget = server.gateway.held
 
     @property
     def held(self) -> int:

@@ -30,7 +30,7 @@ def tokenizer(checkpoint: Path) -> Tokenizer:
     return Tokenizer.load(checkpoint)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(entries, st.lists(entries, max_size=4))
 def test_packing_loses_nothing(chosen: TokenLogprob, top: list[TokenLogprob]) -> None:
     packed = PositionLogprobs.of(chosen, top)
@@ -38,7 +38,7 @@ def test_packing_loses_nothing(chosen: TokenLogprob, top: list[TokenLogprob]) ->
     assert (again.chosen, again.top) == (chosen, top)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(positions, max_size=3), st.integers(0, 5))
 def test_the_shape_of_chat(tokenizer: Tokenizer, given_positions: list[PositionLogprobs], top: int) -> None:
     def fields(entry: TokenLogprob) -> dict[str, object]:
@@ -53,7 +53,7 @@ def test_the_shape_of_chat(tokenizer: Tokenizer, given_positions: list[PositionL
     assert msgspec.json.encode(encoded) == msgspec.json.encode(expected)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.one_of(st.none(), positions), max_size=3), st.integers(1, 5))
 def test_the_older_shape(tokenizer: Tokenizer, given_positions: list[PositionLogprobs | None], top: int) -> None:
     encoded = LogprobsEncoder(tokenizer).completion([(each, 97, 5) for each in given_positions], top)

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 
-from kvarn.replica.api import RequestRefusedError
+from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.serving.messages.writer import INVALID
 from kvarn.store.owner import LimitRule
 from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesRequest

@@ -19,6 +19,7 @@ from kvarn.config.schema import ModelConfig
 from kvarn.safety.moderator import Claim, ModerationAwayError
 from kvarn.serving.models import ServedModel
 from kvarn.serving.moderation.checks import Moderation
+from profiles import THOROUGH
 from template_bombs import BOMBS
 
 MIB = 1024 * 1024
@@ -33,6 +34,7 @@ SOURCES = {
     "always": BOMBS["loops"].replace("(n)", "(99999)"),
     "never": "{{ 10 ** (10 ** 10) }}",  # worked out when it is compiled
 }
+CHOSEN = [name for number, name in enumerate(BOMBS) if THOROUGH or name in ENDS_OTHERWISE or number % 5 == 0]
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -45,7 +47,7 @@ def bombed(serve: Any, wait_for: Callable[..., None], tmp_path_factory: pytest.T
             model = ModelConfig(name=name, path=name)
             directory = write_checkpoint(tmp_path_factory.mktemp(name), source)
             server.config = server.config.model_copy(update={"models": [*server.config.models, model]})
-            server.served[name] = ServedModel(name, model, FakeReplica(GENERATE_CARD), directory)
+            server.served[name] = ServedModel(name, model, [FakeReplica(GENERATE_CARD)], directory)
 
     with serve(prepare, template_timeout_s=2, template_memory_bytes=192 * MIB) as server:
         with server.client() as client:
@@ -70,8 +72,7 @@ def peak_memory() -> int:
     return int(line.split()[1]) * 1024
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("bomb", BOMBS)
+@pytest.mark.parametrize("bomb", CHOSEN)
 def test_a_bomb_harms_nobody(bombed: Any, bomb: str) -> None:
     peak_memory()
     before = peak_memory()

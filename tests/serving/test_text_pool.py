@@ -46,7 +46,7 @@ async def test_tenants_take_turns_however_much_one_of_them_asks(desk: Desk) -> N
     await asyncio.sleep(0)
     desk.steps.release(len(tasks))
     await asyncio.gather(*tasks)
-    assert desk.done == ["red 0", "red 1", "blue 0", "green 0", "red 2", "blue 1", "red 3"]
+    assert desk.done == ["red 0", "blue 0", "green 0", "red 1", "blue 1", "red 2", "red 3"]
 
 
 async def test_who_leaves_loses_its_turn_and_a_thread_at_work_is_not_free(desk: Desk) -> None:

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from fake_replica import answer_text
-from kvarn.text.tool_calls import HERMES, LLAMA3, MISTRAL_TAGGED
+from kvarn.text.tool_calls.formats import HERMES, LLAMA3, MISTRAL_TAGGED
 
 HELLO = [{"role": "user", "content": "Hej"}]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -16,7 +16,7 @@ from kvarn.store.health import StoreState
 from kvarn.store.repositories.conversations import conversations
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, read_stored_bytes, storing
 from kvarn.store.repositories.tenants.organizations import create_organization
-from kvarn.store.writers import WriterTurns
+from kvarn.store.writers import WriterSlots
 
 AMPLE = 1 << 40
 
@@ -84,7 +84,7 @@ async def test_one_who_stands_still_holds_up_neither_its_organisation_for_long_n
 
 
 async def test_turns_are_few_of_a_name_and_all_come(store: Store) -> None:
-    turns, inside, seen = WriterTurns(2, 5.0), 0, []
+    turns, inside, seen = WriterSlots(2, 5.0), 0, []
 
     async def take(name: str) -> None:
         nonlocal inside
@@ -96,7 +96,7 @@ async def test_turns_are_few_of_a_name_and_all_come(store: Store) -> None:
 
     await asyncio.gather(*[take("red") for _ in range(20)])
     assert max(seen) == 2 and len(seen) == 20
-    hasty = WriterTurns(1, 0.01)
+    hasty = WriterSlots(1, 0.01)
     async with hasty.of("red"), hasty.of("blue"):
         with pytest.raises(StoreBusyError):
             async with hasty.of("red"):

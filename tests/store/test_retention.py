@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy import func, select, update
 
 from kvarn.config.platform import RetentionConfig
-from kvarn.jobs.retention import sweep_if_due
 from kvarn.store.engine import Store
 from kvarn.store.models import (
     Batch,
@@ -34,6 +33,7 @@ from kvarn.store.repositories.files.files import publish_file
 from kvarn.store.repositories.retention.organization_deletion import delete_organization_data
 from kvarn.store.repositories.retention.sweep import delete_expired
 from kvarn.store.repositories.tenants.organizations import create_organization
+from retention_sweeps import sweeps
 from sample_usage import EVENT
 
 DAY = 24 * 3600
@@ -237,6 +237,6 @@ async def test_all_that_an_organisation_stored_goes_and_the_ledger_stays(store: 
 
 async def test_one_gateway_sweeps_once_in_an_interval(store: Store, clock: Any) -> None:
     config = RetentionConfig(sweep_interval_s=3600)
-    assert [await sweep_if_due(store, config) for _ in range(3)] == [True, False, False]
+    assert [await sweeps(store, config) for _ in range(3)] == [True, False, False]
     clock(3601 / DAY)
-    assert [await sweep_if_due(store, config) for _ in range(2)] == [True, False]
+    assert [await sweeps(store, config) for _ in range(2)] == [True, False]

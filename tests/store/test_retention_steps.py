@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy import event, func, make_url, select, text, update
 
 from kvarn.config.platform import RetentionConfig
-from kvarn.jobs.retention import sweep_if_due
 from kvarn.store.engine import Store
 from kvarn.store.migrate import upgrade
 from kvarn.store.models import Organization, PromptSample, StoredCompletion
@@ -18,6 +17,7 @@ from kvarn.store.owner import Principal
 from kvarn.store.repositories.retention.organization_deletion import delete_organization_data
 from kvarn.store.repositories.retention.sweep import delete_expired
 from kvarn.store.repositories.tenants.organizations import create_organization
+from retention_sweeps import sweeps
 
 DAY = 24 * 3600
 ALL_DAYS = RetentionConfig(conversations_days=1, responses_days=1, files_days=1, prompt_samples_days=1)
@@ -82,10 +82,10 @@ async def test_a_kind_that_fails_stops_no_other_and_is_tried_again_at_the_next_l
     await keep(store, await create_organization(store, "red"), 3, 90 * DAY)
     async with store.transaction() as session:
         await session.execute(text(f"ALTER TABLE {away} RENAME TO elsewhere"))
-    assert await sweep_if_due(store, RetentionConfig(sweep_interval_s=3600))
+    assert await sweeps(store, RetentionConfig(sweep_interval_s=3600))
     assert await count(store, PromptSample) == 0
     async with store.transaction() as session:
         await session.execute(text(f"ALTER TABLE elsewhere RENAME TO {away}"))
-    assert await sweep_if_due(store, RetentionConfig(sweep_interval_s=3600))
+    assert await sweeps(store, RetentionConfig(sweep_interval_s=3600))
     assert await count(store, StoredCompletion) == 0
-    assert not await sweep_if_due(store, RetentionConfig(sweep_interval_s=3600))
+    assert not await sweeps(store, RetentionConfig(sweep_interval_s=3600))

@@ -17,6 +17,7 @@ from kvarn.store.ledger import HOUR_S, LedgerEvent, UsageFilter, UsageSum
 from kvarn.store.models import UsageEvent, UsageHour
 from kvarn.store.repositories.usage import events as usage_events
 from kvarn.store.repositories.usage.sums import GROUPS, sums
+from profiles import examples
 from query_plans import query_plans
 from sample_usage import make_event
 
@@ -107,7 +108,7 @@ def in_order(found: Sequence[UsageSum]) -> list[UsageSum]:
     return sorted(found, key=lambda each: (each.start, str(each.group), each.currency))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     batches=st.lists(st.lists(events, max_size=12), max_size=4),
     where=filters,

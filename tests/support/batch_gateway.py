@@ -34,7 +34,7 @@ async def serve(config: KvarnConfig, checkpoint: Path, log: Path) -> None:
 
     replicas = (FakeReplica(GENERATE_CARD, answer, step_s=STEP_S), FakeReplica(EMBED_CARD))
     models = {
-        model.name: ServedModel(model.name, model, replica, checkpoint)
+        model.name: ServedModel(model.name, model, [replica], checkpoint)
         for model, replica in zip(config.models, replicas, strict=True)
     }
     listener = bind(config.gateway)

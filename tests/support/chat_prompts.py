@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvarn.text import ChatTemplate
+from kvarn.text.chat_template import ChatTemplate
 
 
 def render_chats(directory: Path, chats: Sequence[dict[str, Any]]) -> list[str]:

@@ -115,7 +115,7 @@ def make_server(directory: Path, **gateway: object) -> GatewayServer:
     )
     chat, embed = FakeReplica(GENERATE_CARD), FakeReplica(EMBED_CARD)
     served = {
-        model.name: ServedModel(model.name, model, replica, directory)
+        model.name: ServedModel(model.name, model, [replica], directory)
         for model, replica in zip(config.models, (chat, embed), strict=True)
     }
     return GatewayServer(config, chat, embed, served)

@@ -40,7 +40,7 @@ async def serve(config: KvarnConfig, directory: Path) -> None:
     chat = FakeReplica(GENERATE_CARD, answer, tokens_per_step=TOKENS_PER_STEP, step_s=STEP_S)
     replicas = (chat, FakeReplica(EMBED_CARD, step_s=STEP_S))
     models = {
-        model.name: ServedModel(model.name, model, replica, directory)
+        model.name: ServedModel(model.name, model, [replica], directory)
         for model, replica in zip(config.models, replicas, strict=True)
     }
     listener = bind(config.gateway)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Sequence
 
-from kvarn.text.tool_calls import TextDelta, ToolCallArguments, ToolCallStart, ToolEvent, ToolFormat
+from kvarn.text.tool_calls.events import TextDelta, ToolCallArguments, ToolCallStart, ToolEvent
+from kvarn.text.tool_calls.formats import ToolFormat
 
 Seen = list[tuple[str, ...]]
 """`("text", text)` and `("call", name, arguments)`, in order."""
@@ -36,10 +37,10 @@ def run(
     names: Collection[str] | None = None,
     *,
     opening: str = "",
-    most_calls: int | None = None,
+    max_calls: int | None = None,
 ) -> Seen:
     """What comes of a text that arrives in these parts."""
-    parser = kind.make_parser(names, opening=opening, most_calls=most_calls)
+    parser = kind.make_parser(names, opening=opening, max_calls=max_calls)
     return joined([event for part in parts for event in parser.push(part)] + parser.flush())
 
 

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
 
 import kvarn
-from kvarn.text import Tokenizer
+from kvarn.text.tokenizer import Tokenizer
 
 CORPUS = [
     "The mill turns, and the tokens come out one by one. Hello world!",

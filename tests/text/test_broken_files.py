@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kvarn.text import ChatTemplate, CheckpointError, TextError, Tokenizer
-from kvarn.text.generation_config import read_generation_config
+from kvarn.text.chat_template import ChatTemplate
+from kvarn.text.config_files import read_generation_config
+from kvarn.text.errors import CheckpointError, TextError
+from kvarn.text.tokenizer import Tokenizer
 
 DEEP = '{"a":' * 10_000 + "1" + "}" * 10_000
 

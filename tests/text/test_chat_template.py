@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import kvarn
-from kvarn.text import ChatTemplate, ChatTemplateError
-from kvarn.text.errors import CheckpointError
+from kvarn.text.chat_template import ChatTemplate
+from kvarn.text.errors import ChatTemplateError, CheckpointError
 
 # In the manner of published templates: macros, namespaces, loop controls, tools, whitespace control.
 TEMPLATE = """\

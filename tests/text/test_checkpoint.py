@@ -11,8 +11,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from kvarn.text import CheckpointError, resolve_checkpoint
-from kvarn.text.checkpoint import resolve_tokenizer
+from kvarn.text.checkpoint import resolve_checkpoint, resolve_tokenizer
+from kvarn.text.errors import CheckpointError
 
 
 def checkpoint_at(directory: Path, **config: Any) -> Path:

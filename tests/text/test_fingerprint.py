@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvarn.text.fingerprint import checkpoint_fingerprint
+from kvarn.text.checkpoint import checkpoint_fingerprint
 
 
 def write(directory: Path, weights: bytes, config: str = "{}") -> Path:

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvarn.text import ChatTemplate, Tokenizer
+from kvarn.text.chat_template import ChatTemplate
 from kvarn.text.errors import PromptTooLongError
 from kvarn.text.prompt import PromptBuilder
+from kvarn.text.tokenizer import Tokenizer
+from profiles import examples
 
 TEMPLATE = (
     "{% for tool in tools or [] %}<|start|>tool {{ tool | tojson }}<|end|>{% endfor %}"
@@ -40,7 +42,7 @@ async def chat_token_ids(
 
 
 def specials(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
-    return [token for token in ids if tokenizer.is_special(token)]
+    return [token for token in ids if token in tokenizer.special_ids]
 
 
 def shown(tokenizer: Tokenizer, ids: list[int]) -> str:
@@ -128,7 +130,7 @@ async def test_a_prompt_that_no_context_of_this_length_holds_is_refused_before_i
 PIECES = ["<|end|>", "<|start|>", "<|", "|>", "end", " ", "é", "the mill", "<tool_call>", "\n", "<|st"]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=200)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(200))
 @given(st.lists(st.lists(st.sampled_from(PIECES), max_size=6).map("".join), min_size=1, max_size=3))
 async def test_turns_are_where_the_template_puts_them_and_the_text_is_whole(
     template: ChatTemplate, load: Callable[..., Any], texts: list[str]

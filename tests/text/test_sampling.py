@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from kvarn.config.schema import GatewayConfig
-from kvarn.text import Tokenizer, chat_sampling, check_sampling, completion_sampling
-from kvarn.text.sampling import stop_strings
+from kvarn.text.sampling import chat_sampling, check_sampling, completion_sampling, stop_strings
+from kvarn.text.tokenizer import Tokenizer
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.completions import CompletionRequest
 from kvarn.wire.openai.errors import ApiError

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.text import StopMatcher, StopStrings
+from kvarn.text.stop_strings import StopMatcher, StopStrings
+from profiles import examples
 
 WORDS = st.text(alphabet="ab", min_size=1, max_size=5)
 
@@ -29,7 +30,7 @@ def run(parts: list[str], stops: list[str], include_stop: bool) -> tuple[str, st
     return shown + matcher.flush(), matched
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(text=st.text(alphabet="abc", max_size=14), stops=st.lists(WORDS, max_size=4), include_stop=st.booleans())
 def test_every_split_point_gives_what_a_naive_search_finds(text: str, stops: list[str], include_stop: bool) -> None:
     expected = oracle(text, stops, include_stop)
@@ -39,7 +40,7 @@ def test_every_split_point_gives_what_a_naive_search_finds(text: str, stops: lis
             assert run([text[:first], text[first:second], text[second:]], stops, include_stop) == expected
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(text=st.text(alphabet="ab", max_size=30), stops=st.lists(WORDS, min_size=1, max_size=4))
 def test_just_what_may_begin_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
     matcher, pushed, shown = StopMatcher(StopStrings(stops)), "", ""

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from kvarn.text import ChatTemplate, ChatTemplateError
-from kvarn.text.errors import PromptTooLongError, TemplateLimitError
+from kvarn.text.chat_template import ChatTemplate
+from kvarn.text.errors import ChatTemplateError, PromptTooLongError, TemplateLimitError
 from kvarn.text.template_process import TemplateLimits
 
 LIMITS = TemplateLimits(timeout_s=2.0, memory_bytes=128 * 1024 * 1024)
@@ -190,7 +190,7 @@ async def test_no_process_is_left_when_it_is_closed(make: Make) -> None:
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from kvarn.text import ChatTemplate
+from kvarn.text.chat_template import ChatTemplate
 from kvarn.text.template_process import TemplateLimits
 
 async def main():

@@ -48,7 +48,7 @@ def test_the_choice_says_what_may_and_what_must_be_called(
 ) -> None:
     use = parse(tools=[F, G], **fields).tool_use
     assert use is not None
-    assert (use.names, use.forced, use.named, use.most_calls) == (frozenset(names), forced, named, most)
+    assert (use.names, use.forced, use.named, use.max_calls) == (frozenset(names), forced, named, most)
 
 
 def test_without_tools_or_with_none_there_is_no_use() -> None:
@@ -58,7 +58,7 @@ def test_without_tools_or_with_none_there_is_no_use() -> None:
 def test_functions_are_tools_of_older_clients() -> None:
     functions = [F["function"], G["function"]]
     use = parse(functions=functions).tool_use
-    assert use is not None and use.legacy and use.names == {"f", "g"} and use.most_calls == 1 and not use.forced
+    assert use is not None and use.legacy and use.names == {"f", "g"} and use.max_calls == 1 and not use.forced
     forced = parse(functions=functions, function_call={"name": "g"}).tool_use
     assert forced is not None and forced.forced and forced.named == "g"
     assert parse(functions=functions, function_call="none").tool_use is None

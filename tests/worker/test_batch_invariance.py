@@ -17,7 +17,7 @@ import torch
 
 pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was installed without its compiled kernels")
 
-from kvarn.kernels.cpu.isa import usable_instruction_sets
+from kvarn.kernels.cpu._native import usable_instruction_sets
 from kvarn.models import Decoder, Encoder, load_model
 from kvarn.models.families import FAMILIES
 from kvarn.wire.messages import Submit

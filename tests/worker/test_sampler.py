@@ -14,6 +14,7 @@ from kvarn.wire.sampling import SamplingParams
 from kvarn.worker.errors import InvalidLogitsError, InvalidSamplingError
 from kvarn.worker.sampler import Sampled, sample
 from kvarn.worker.slots import SlotTable
+from profiles import examples
 
 Oracle = Callable[..., list[float]]
 BuildSlots = Callable[[int, list[dict[str, Any]]], SlotTable]
@@ -45,7 +46,7 @@ rare_features = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(features=st.lists(rare_features, min_size=1, max_size=4), seed=st.integers(0, 100))
 def test_masks_biases_and_penalties_match_the_oracle(
     slot_table: BuildSlots, oracle: Oracle, features: list[dict[str, Any]], seed: int

@@ -238,6 +238,8 @@ class AdmissionController:
     def _has_place(self, demand: Demand, load: Load, mix: Mix) -> bool:
         """Whether the engine can hold one request more, and nobody misses the TPOT target because of it."""
         predictor, bounds = self._view.predictor, self._view.bounds
+        if demand.is_batch and self._view.has_waiting:
+            return False
         if predictor is None or load.rows == 0:
             return True
         share = BATCH_SHARE if demand.is_batch else 1.0

@@ -63,6 +63,11 @@ class EngineView:
         self._sent_tokens[demand.priority] -= int(demand.prompt_tokens)
 
     @property
+    def has_waiting(self) -> bool:
+        """Whether requests wait inside the engine."""
+        return self._stats.waiting > 0
+
+    @property
     def rows(self) -> int:
         """Sequences that the engine has."""
         return max(0, self._stats.running + self._stats.waiting + self._sent_rows - self._ended_rows)

@@ -1,6 +1,5 @@
-"""Batches: files of requests, run at the lowest tier on what the engines have left over.
+"""Batches: files of requests, run as ordinary requests of the lowest tier.
 
-`runner` takes batches by lease, `run` brings one from state to state, `lines` runs its requests, a `lane` those for one
-model, `line` one of them; `capacity` says how many may run, `pacing` when lines that are held up go on; `validation`
-and `results` read and write the files.
+`worker` takes batches by lease, `run` brings one from state to state, `items` keeps a bounded number of its lines in
+flight, `line` runs one of them; `validation` and `results` read and write the files.
 """

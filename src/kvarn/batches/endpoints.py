@@ -27,37 +27,37 @@ Operation = Callable[[ResponsesContext, RequestRecord, bytes], Awaitable[object]
 
 
 async def _chat(serving: ResponsesContext, record: RequestRecord, body: bytes) -> object:
-    asked = parse_request(ChatCompletionRequest, body, record.warnings)
-    _refuse_stream(asked.stream)
-    run = await start_chat(serving, record, asked)
+    request = parse_request(ChatCompletionRequest, body, record.warnings)
+    _refuse_stream(request.stream)
+    run = await start_chat(serving, record, request)
     return await run.collect()
 
 
 async def _completion(serving: ResponsesContext, record: RequestRecord, body: bytes) -> object:
-    asked = parse_request(CompletionRequest, body, record.warnings)
-    _refuse_stream(asked.stream)
-    run = await start_completion(serving, record, asked)
+    request = parse_request(CompletionRequest, body, record.warnings)
+    _refuse_stream(request.stream)
+    run = await start_completion(serving, record, request)
     return await run.collect()
 
 
 async def _embedding(serving: ResponsesContext, record: RequestRecord, body: bytes) -> object:
-    asked = parse_request(EmbeddingRequest, body, record.warnings)
-    work, _ = await start_embedding(serving, record, asked)
+    request = parse_request(EmbeddingRequest, body, record.warnings)
+    work, _ = await start_embedding(serving, record, request)
     return await work
 
 
 async def _moderation(serving: ResponsesContext, record: RequestRecord, body: bytes) -> object:
-    asked = parse_request(ModerationRequest, body, record.warnings)
-    return await (await start_moderation(serving, record, asked))
+    request = parse_request(ModerationRequest, body, record.warnings)
+    return await (await start_moderation(serving, record, request))
 
 
 async def _response(serving: ResponsesContext, record: RequestRecord, body: bytes) -> object:
-    asked = parse_request(ResponseRequest, body, record.warnings)
-    _refuse_stream(asked.stream)
-    if asked.background:
+    request = parse_request(ResponseRequest, body, record.warnings)
+    _refuse_stream(request.stream)
+    if request.background:
         why = "'background' must be false or left out in a batch."
         raise invalid_request(why, "background", "unsupported_value")
-    return await (await start_response(serving, record, asked)).collect()
+    return await (await start_response(serving, record, request)).collect()
 
 
 ENDPOINTS: Mapping[str, Operation] = {

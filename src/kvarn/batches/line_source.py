@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+import asyncio
 from collections import deque
 from collections.abc import Collection
 
@@ -13,10 +13,8 @@ _READ_AT_ONCE = 64
 
 
 class LineSource:
-    """Gives each open line that asks for a model, in the file's order (of several models one after the other). Each
-    source of a batch has a place of its own in the file, so what one of them waits for holds up none of the others, and
-    no line is read to be passed over. What a line asks is not read here: a source that stands still holds a few
-    kilobytes.
+    """Gives the number of each open line that asks for a model once, in the file's order (of several models one after
+    the other). No line is read to be passed over, and what a line asks is not read here.
 
     Args:
         store: The database.
@@ -33,24 +31,18 @@ class LineSource:
         self._next: deque[OpenLine] = deque()
         self._after = FIRST
         self._read_all = False
+        self._reading = asyncio.Lock()
 
-    @property
-    def exhausted(self) -> bool:
-        """Whether every line has been given, and none was put back."""
-        return self._read_all and not self._next
-
-    async def take(self) -> OpenLine | None:
+    async def take(self) -> int | None:
         """The next line; None where there is none. Raises `StoreAwayError` where the database does not answer."""
-        if len(self._next) < 2 and not self._read_all:  # before the last is given: whoever has it knows that it was
-            found = await open_lines(
-                self._store, self._batch_id, self._after, _READ_AT_ONCE, model=self._model, besides=self._besides
-            )
-            self._read_all = len(found) < _READ_AT_ONCE
-            if found:
-                self._after = found[-1]
+        async with self._reading:
+            if not self._next and not self._read_all:
+                found = await open_lines(
+                    self._store, self._batch_id, self._after, _READ_AT_ONCE, model=self._model, besides=self._besides
+                )
+                self._read_all = len(found) < _READ_AT_ONCE
                 self._next.extend(found)
-        return self._next.popleft() if self._next else None
-
-    def put_back(self, line: OpenLine) -> None:
-        """A line that was given is still open: it comes again, in its place."""
-        insort(self._next, line)
+            if not self._next:
+                return None
+            self._after = self._next.popleft()
+            return self._after.line

@@ -20,7 +20,7 @@ from kvarn.wire.openai.errors import ApiError, invalid_request
 _WINDOWS = {seconds: window for window, seconds in WINDOW_S.items()}
 
 
-async def start_batch(serving: ResponsesContext, principal: Principal, asked: BatchRequest) -> BatchObject:
+async def start_batch(serving: ResponsesContext, principal: Principal, request: BatchRequest) -> BatchObject:
     """Check a request for a batch and take it. Its input is read later.
 
     Raises:
@@ -28,27 +28,27 @@ async def start_batch(serving: ResponsesContext, principal: Principal, asked: Ba
         StorageFullError: The organisation would store more than it may.
         StoreAwayError: The database does not answer.
     """
-    if asked.endpoint not in ENDPOINTS:
+    if request.endpoint not in ENDPOINTS:
         why = f"Invalid value for 'endpoint': batches are run for {', '.join(ENDPOINTS)}."
         raise invalid_request(why, "endpoint", "unsupported_value")
-    check_endpoint(principal, asked.endpoint)
+    check_endpoint(principal, request.endpoint)
     try:
-        file = await find_file(serving.store, principal.owner, asked.input_file_id)
+        file = await find_file(serving.store, principal.owner, request.input_file_id)
     except NotFoundError as error:
         raise ApiError(404, str(error), code="not_found", param="input_file_id") from None
     if file.purpose != "batch":
         why = f"The file {file.id} has the purpose {file.purpose!r}: upload the input with purpose 'batch'."
         raise invalid_request(why, "input_file_id")
-    expiry = asked.output_expires_after
+    expiry = request.output_expires_after
     batch = await create_batch(
         serving.store,
         principal,
-        endpoint=asked.endpoint,
+        endpoint=request.endpoint,
         input_file_id=file.id,
-        window_s=WINDOW_S[asked.completion_window],
-        metadata=asked.metadata,
+        window_s=WINDOW_S[request.completion_window],
+        metadata=request.metadata,
         output_expires_after_s=expiry.seconds if expiry is not None else None,
-        most=serving.room.most,
+        most=serving.storage_quota.max_bytes,
         input_bytes=file.size,
     )
     return describe_batch(batch)

@@ -5,25 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from kvarn.batches.capacity import LineGate
 from kvarn.batches.endpoints import answering_model
-from kvarn.batches.hold import Hold, Stop
+from kvarn.batches.items import BatchItems
+from kvarn.batches.job import BatchJob, EndReason
 from kvarn.batches.line import unanswered
-from kvarn.batches.lines import Lines
-from kvarn.batches.pacing import Pacings
 from kvarn.batches.results import ResultFiles
 from kvarn.batches.validation import InputCheck, split_lines
+from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.responses.responses_context import ResponsesContext
 from kvarn.serving.errors import STORAGE_FULL
 from kvarn.store.errors import NotFoundError, StorageFullError
-from kvarn.store.repositories.batches.batches import BatchStatus
-from kvarn.store.repositories.batches.lines import Line, Result, add_lines, delete_lines
+from kvarn.store.repositories.batches.batches import OVER, BatchStatus
+from kvarn.store.repositories.batches.lines import FIRST, Line, Result, add_lines, delete_lines, open_lines
 from kvarn.store.repositories.batches.runs import finish_batch, move_batch
 from kvarn.store.repositories.files.files import find_file, read_content
 from kvarn.wire.openai.batches import BatchFault
@@ -45,7 +44,7 @@ _UNANSWERED = {
 _FULL = "its organisation stored as much as it may (the server's retention.max_stored_bytes) until its window was over"
 _NO_ROOM = (STORAGE_FULL, f"This request was not executed: {_FULL}. Make room and send it again.")
 
-_log = logging.getLogger("kvarn.gateway")
+_log = logging.getLogger("kvarn.batches")
 
 
 class BatchRun:
@@ -53,55 +52,41 @@ class BatchRun:
 
     Args:
         serving: Where its lines run.
-        hold: The batch.
-        gates: The way into each model's engine.
-        pacings: What the batch has met with so far.
+        job: The batch.
+        places: See `BatchItems`.
     """
 
-    def __init__(self, serving: ResponsesContext, hold: Hold, gates: Mapping[str, LineGate], pacings: Pacings) -> None:
+    def __init__(self, serving: ResponsesContext, job: BatchJob, places: Mapping[str, FairSemaphore]) -> None:
         self._serving = serving
         self._store = serving.store
         self._config = serving.config.batches
-        self._hold = hold
-        self._gates = gates
-        self._pacings = pacings
+        self._job = job
+        self._places = places
 
-    async def run(self) -> float:
-        """Work on the batch until it is over or has to wait.
-
-        Returns:
-            Seconds after which somebody shall go on with it; 0 where it is over, or another's.
+    async def run(self) -> None:
+        """Work on the batch until it is over or preempted.
 
         Raises:
             LeaseLostError: Another gateway has it.
             StoreAwayError: The database does not answer.
         """
-        await self._hold.look()
-        watching = asyncio.create_task(self._hold.watch())
-        try:
-            return await self._advance()
-        finally:
-            watching.cancel()
-            with suppress(asyncio.CancelledError):
-                await watching
-
-    async def _advance(self) -> float:
-        if self._hold.batch.status == BatchStatus.VALIDATING:
+        job = self._job
+        if job.row.status == BatchStatus.VALIDATING:
             await self._validate()
-        if self._hold.batch.status == BatchStatus.IN_PROGRESS:
-            pause = await Lines(self._serving, self._hold, self._gates, self._pacings).run()
-            if pause:
-                return pause
+        if job.row.status == BatchStatus.IN_PROGRESS:
+            await BatchItems(self._serving, job, self._places).run()
+            preempted = job.preempted.is_set() and job.end_reason is None
+            if preempted and await open_lines(self._store, job.id, FIRST, 1):
+                return
             await self._leave_progress()
-        if self._hold.batch.status in (BatchStatus.FINALIZING, BatchStatus.CANCELLING):
+        if job.row.status in (BatchStatus.FINALIZING, BatchStatus.CANCELLING):
             await self._finalise()
-        return 0.0
 
     async def _validate(self) -> None:
-        endpoint = self._hold.batch.endpoint
+        endpoint = self._job.row.endpoint
         answering = partial(answering_model, self._serving, endpoint)
         check = InputCheck(endpoint, self._config.max_lines, self._config.max_line_bytes, answering)
-        await delete_lines(self._store, self._hold.batch.id)  # of a gateway that died at it
+        await delete_lines(self._store, self._job.row.id)  # of a gateway that died at it
         try:
             await self._read_input(check)
         except NotFoundError as error:
@@ -109,17 +94,17 @@ class BatchRun:
         except StorageFullError as error:
             check.faults.append(BatchFault(code=STORAGE_FULL, message=str(error), param="input_file_id"))
         if check.faults:
-            await delete_lines(self._store, self._hold.batch.id)
+            await delete_lines(self._store, self._job.row.id)
             errors = [msgspec.to_builtins(fault) for fault in check.faults]
             await self._finish({BatchStatus.VALIDATING}, BatchStatus.FAILED, {}, errors=errors)
         else:
             await self._move({BatchStatus.VALIDATING}, BatchStatus.IN_PROGRESS, total=check.total, model=check.model)
-        if self._hold.batch.status == BatchStatus.CANCELLING:
-            await delete_lines(self._store, self._hold.batch.id)
+        if self._job.row.status == BatchStatus.CANCELLING:
+            await delete_lines(self._store, self._job.row.id)
 
     async def _read_input(self, check: InputCheck) -> None:
-        batch = self._hold.batch
-        file = await find_file(self._store, self._hold.owner, batch.input_file_id)
+        batch = self._job.row
+        file = await find_file(self._store, self._job.owner, batch.input_file_id)
         found: list[Line] = []
         size = 0
         async with (
@@ -127,37 +112,37 @@ class BatchRun:
             aclosing(split_lines(chunks, self._config.max_line_bytes)) as lines,
         ):
             async for number, text in lines:
-                if check.hopeless or self._hold.stop in (Stop.CANCELLED, Stop.LEASE_LOST):
+                if check.hopeless or self._job.end_reason is EndReason.CANCELLED:
                     break
                 line = check.take(number, text)
                 if line is not None:
                     found.append(line)
                     size += len(line.body)
                 if len(found) >= _LINES_AT_ONCE or size >= _BYTES_AT_ONCE:
-                    await add_lines(self._store, batch.id, found, self._serving.room.most)
+                    await add_lines(self._store, batch.id, found, self._serving.storage_quota.max_bytes)
                     found, size = [], 0
                 elif number % _CHECKED_AT_ONCE == 0:
                     await asyncio.sleep(0)
             else:
                 check.end()
         if found:
-            await add_lines(self._store, batch.id, found, self._serving.room.most)
+            await add_lines(self._store, batch.id, found, self._serving.storage_quota.max_bytes)
 
     async def _leave_progress(self) -> None:
         """No more lines are run: all are answered, or there is a reason to stop."""
-        hold = self._hold
-        if hold.stop is Stop.KEY_GONE:
-            fault = BatchFault(code="invalid_api_key", message=f"The batch was cancelled: {hold.stop.value}.")
+        job = self._job
+        if job.end_reason is EndReason.KEY_GONE:
+            fault = BatchFault(code="invalid_api_key", message=f"The batch was cancelled: {job.end_reason.value}.")
             errors = [msgspec.to_builtins(fault)]
             await self._move({BatchStatus.IN_PROGRESS}, BatchStatus.CANCELLING, errors=errors)
-        elif hold.full and hold.batch.completed + hold.batch.failed < hold.batch.total:
+        elif job.full and job.row.completed + job.row.failed < job.row.total:
             errors = [msgspec.to_builtins(BatchFault(code=STORAGE_FULL, message=f"The batch has expired: {_FULL}."))]
             await self._move({BatchStatus.IN_PROGRESS}, BatchStatus.FINALIZING, errors=errors)
         else:
             await self._move({BatchStatus.IN_PROGRESS}, BatchStatus.FINALIZING)
 
     async def _finalise(self) -> None:
-        batch = self._hold.batch
+        batch = self._job.row
         origin, status = BatchStatus(batch.status), BatchStatus.COMPLETED
         if batch.status == BatchStatus.CANCELLING:
             status = BatchStatus.CANCELLED
@@ -166,33 +151,33 @@ class BatchRun:
 
         full = any(fault["code"] == STORAGE_FULL for fault in batch.errors)
 
-        def tell(result: Result) -> bytes:
+        def error_line(result: Result) -> bytes:
             why = _NO_ROOM if full else _UNANSWERED[status]
             return unanswered(batch.id, result.line, result.custom_id, *why)
 
-        files = ResultFiles(self._store, batch, tell)
+        files = ResultFiles(self._store, batch, error_line)
         written = await files.write()
         try:
             await self._finish({origin}, status, written)
-            assert self._hold.batch.status == status, "only who holds a batch takes it out of these states"
+            assert self._job.row.status == status, "only who holds a batch takes it out of these states"
         except BaseException:
             await files.discard()
             raise
         await delete_lines(self._store, batch.id)
 
     async def _move(self, origin: set[BatchStatus], status: BatchStatus, **values: Any) -> None:
-        hold = self._hold
-        async with hold.changing:
-            hold.batch = await move_batch(self._store, hold.holder, hold.batch.id, origin, status, **values)
+        job = self._job
+        async with job.changing:
+            job.row = await move_batch(self._store, job.holder, job.row.id, origin, status, **values)
 
     async def _finish(
         self, origin: set[BatchStatus], status: BatchStatus, files: dict[str, dict[str, Any]], **values: Any
     ) -> None:
-        hold = self._hold
+        job = self._job
         days = self._serving.config.retention.files_days
-        kept_s = hold.batch.output_expires_after_s or (days and days * _DAY_S)
-        async with hold.changing:
-            hold.batch = await finish_batch(
-                self._store, hold.holder, hold.batch.id, origin, status, files, kept_s, **values
-            )
-        _log.info("batch %s is %s", hold.batch.id, hold.batch.status)
+        kept_s = job.row.output_expires_after_s or (days and days * _DAY_S)
+        job.finishing = True
+        async with job.changing:
+            job.row = await finish_batch(self._store, job.holder, job.row.id, origin, status, files, kept_s, **values)
+        job.finishing = job.row.status in OVER  # its client may have cancelled it meanwhile
+        _log.info("batch %s is %s", job.row.id, job.row.status)

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import kvarn
-from kvarn.replica.spawn import spawn_engine
+from kvarn.fleet.process import EngineProcess
 
 _COMMANDS = {
     "serve": ("options", "Serve models behind an OpenAI-compatible API."),
@@ -85,11 +85,11 @@ def main() -> None:
         return
     # Until the server listens to signals itself, a signal shall still end the engine and remove its sockets.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    engine = spawn_engine()
+    engine = EngineProcess.spawn()
     try:
         app(obj=engine)
     finally:
-        engine.abandon()
+        engine.close()
 
 
 def _will_serve(arguments: list[str]) -> bool:

@@ -22,7 +22,7 @@ from kvarn.cli.values import absolute_path, byte_count_in_gib, dtype, generation
 from kvarn.config.documentation import field_documents
 from kvarn.config.schema import KvarnConfig
 from kvarn.config.section import Section
-from kvarn.replica.spawn import SpawnedEngine
+from kvarn.fleet.process import EngineProcess
 
 _PANELS = {"models.engine.": "Engine", "models.": "Model", "log_": "Logs", "": "Server"}
 """Headings of `--help` by the beginning of a setting's path."""
@@ -175,7 +175,7 @@ def _serve(
 
     given = {name: value for name in FLAGS if (value := flags[_variable(name)]) is not None}
     options = ServeOptions(model=model, config=config, named=named, served_model_name=served_model_name, flags=given)
-    engine = context.obj if isinstance(context.obj, SpawnedEngine) else None
+    engine = context.obj if isinstance(context.obj, EngineProcess) else None
     raise typer.Exit(run_server(options, engine))
 
 

@@ -17,7 +17,7 @@ from kvarn.config.schema import BLOCK_SIZE, ModelConfig
 from kvarn.costs.roofline import Ceilings
 from kvarn.kernels.ceilings import Arithmetic, operations_per_s, read_bytes_per_s
 from kvarn.models import Decoder, load_model
-from kvarn.replica.cores import kernel_threads
+from kvarn.replica.server.cpu import kernel_threads
 from kvarn.text.checkpoint import resolve_checkpoint
 from kvarn.worker import InProcessExecutor
 

@@ -9,24 +9,20 @@ import signal
 import socket
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvarn.cli.announce import announce, tell_error
+from kvarn.cli.announce import show_start, show_welcome, tell_error
 from kvarn.cli.configure import configure
 from kvarn.cli.options import ServeOptions
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import GatewayConfig, KvarnConfig
-from kvarn.identity.mode import Mode, auth_mode
+from kvarn.fleet.engines import Engines
+from kvarn.fleet.process import EngineProcess
+from kvarn.identity.mode import auth_mode
 from kvarn.observe.logging import configure_gateway_logging
-from kvarn.replica.cores import keep_to, share_cores
-from kvarn.replica.launch import EngineProcess
-from kvarn.replica.local import LocalReplica
-from kvarn.replica.spawn import SpawnedEngine
-from kvarn.replica.spec import ReplicaSpec
+from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.safety.errors import SafetyError
 from kvarn.store.errors import StoreError
-from kvarn.text.checkpoint import resolve_checkpoint
 from kvarn.text.errors import TextError
 
 if TYPE_CHECKING:
@@ -42,7 +38,7 @@ EXIT_NO_MODEL = 1
 EXIT_USAGE = 2
 """The command line, the configuration or what it names cannot be used."""
 
-_LOOK_EVERY_S = 0.02
+_POLL_S = 0.02
 
 log = logging.getLogger(__name__)
 
@@ -51,36 +47,7 @@ class _NotStartedError(Exception):
     """The gateway's application could not be started."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    """A model whose engine process is on its way."""
-
-    name: str
-    directory: Path
-    replica: LocalReplica
-
-
-@dataclass(frozen=True, slots=True)
-class _Started:
-    """What `kvarn serve` has made by the time its event loop runs."""
-
-    server: uvicorn.Server
-    listener: socket.socket
-    launched: list[_Launched]
-    models: list[ServedModel]
-    processes: GatewayProcesses | None
-    url: str
-    began: float
-    needs_key: bool
-
-    def end(self, number: int) -> None:
-        """Let running requests finish, here and in the other gateway processes; then stop."""
-        self.server.handle_exit(number, None)
-        if self.processes is not None:
-            self.processes.signal(number)
-
-
-def run_server(options: ServeOptions, engine: SpawnedEngine | None) -> int:
+def run_server(options: ServeOptions, engine: EngineProcess | None) -> int:
     """Serve until SIGINT or SIGTERM; returns the exit status.
 
     Args:
@@ -91,122 +58,133 @@ def run_server(options: ServeOptions, engine: SpawnedEngine | None) -> int:
     warnings: list[str] = []
     try:
         config = configure(options, warnings.append)
-        auth_mode(config)  # refuses before an engine loads anything
-        gateways = config.gateway.api_server_count
-        configure_gateway_logging(config.log_level, config.log_format, 0 if gateways > 1 else None)
+        needs_key = auth_mode(config) == "keys"  # refuses before an engine loads anything
+        configure_gateway_logging(
+            config.log_level, config.log_format, 0 if config.gateway.api_server_count > 1 else None
+        )
         for warning in warnings:
             log.warning(warning)
-        threads = max(model.threads or 0 for model in config.models)
-        shares = share_cores(threads, gateways=gateways) if config.replica.separate_cores else None
-        launched = _launch(config, engine, shares.engines if shares else ())
-        keep_to(shares.gateway if shares else ())
+        engines = Engines(config, engine)
         try:
-            return _run_gateway(config, launched, began)
+            return _run_gateway(config, engines, began, needs_key=needs_key)
         finally:
-            for entry in launched:
-                entry.replica.abandon()
+            engines.kill()
     except (ConfigError, SafetyError, StoreError, TextError, _NotStartedError) as error:
         tell_error(str(error))
         return EXIT_USAGE
 
 
-def _launch(config: KvarnConfig, engine: SpawnedEngine | None, processors: tuple[int, ...]) -> list[_Launched]:
-    """Find the checkpoints and start an engine for each on these processors; an engine dies with this process."""
-    directories = [resolve_checkpoint(model.path, progress=_log_progress) for model in config.models]
-    launched: list[_Launched] = []
-    for model, directory in zip(config.models, directories, strict=True):
-        spec = ReplicaSpec.of(
-            model, directory, config.replica, config.log_level, processors, log_format=config.log_format
-        )
-        process = EngineProcess(engine) if engine is not None and not launched else None
-        replica = LocalReplica(spec, config.replica, process)
-        replica.spawn()
-        launched.append(_Launched(model.name, directory, replica))
-    return launched
-
-
-def _run_gateway(config: KvarnConfig, launched: list[_Launched], began: float) -> int:
+def _run_gateway(config: KvarnConfig, engines: Engines, began: float, *, needs_key: bool) -> int:
     # Imported here: they take their time, and by now the engines use it.
     from kvarn.gateway.app import create_app
     from kvarn.gateway.processes.supervisor import GatewayProcesses
     from kvarn.gateway.server import bind, build_server, collect_garbage_less, share_port
     from kvarn.serving.models import ServedModel
 
-    models = {
-        entry.name: ServedModel(entry.name, model, entry.replica, entry.directory)
-        for entry, model in zip(launched, config.models, strict=True)
-    }
+    models: dict[str, ServedModel] = {}
+    for model in config.models:
+        client = ZmqReplicaClient(model.name)
+        engines.supervisors[model.name].subscribe(client.update)
+        models[model.name] = ServedModel(model.name, model, [client], engines.directories[model.name])
     try:
         listener = bind(config.gateway)
     except OSError as error:
         raise ConfigError(_explain_bind(config.gateway, error)) from None
-    mode = auth_mode(config)
-    _say_who_may(mode)
+    if needs_key:
+        log.info("keys: every request needs an API key (auth.mode)")
+    else:
+        log.info("open: whoever is on this machine may use and administer the server without a key (auth.mode)")
     processes = None
     if config.gateway.api_server_count > 1:
-        replicas = {entry.name: entry.replica for entry in launched}
         share_port(listener)
-        processes = GatewayProcesses(config, listener.getsockname()[1], list(models.values()), replicas)
+        processes = GatewayProcesses(config, listener.getsockname()[1], list(models.values()), engines.supervisors)
     app = create_app(config, models, shared=processes.shared if processes else None)
     server = build_server(app, config.gateway)
     collect_garbage_less()
-    url = _url(config.gateway, listener)
+    running = _Running(server, listener, engines, processes, app.state.gateway.metrics)
+    shown = _Announcement(list(models.values()), _url(config.gateway, listener), began, needs_key)
     try:
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            started = _Started(server, listener, launched, list(models.values()), processes, url, began, mode == "keys")
-            return runner.run(_serve(started, app.state.gateway.metrics))
+            return runner.run(_serve(running, shown))
     except _NotStartedError:
         if isinstance(app.state.start_error, StoreError):
             raise app.state.start_error from None
         raise
 
 
-async def _serve_http(server: uvicorn.Server, listener: socket.socket) -> None:
-    try:
-        await server.serve(sockets=[listener])
-    except SystemExit as end:  # no way to leave a task, and this server's way to say that it did not start
-        raise _NotStartedError(f"the gateway did not start (status {end.code}): the log says why") from None
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """What runs under the command's event loop."""
+
+    server: uvicorn.Server
+    listener: socket.socket
+    engines: Engines
+    processes: GatewayProcesses | None
+    metrics: GatewayMetrics
+
+    def end(self, number: int) -> None:
+        """Let running requests finish, here and in the other gateway processes; then stop."""
+        self.server.handle_exit(number, None)
+        if self.processes is not None:
+            self.processes.signal(number)
+
+    async def serve_http(self) -> None:
+        """Serve until told to stop."""
+        try:
+            await self.server.serve(sockets=[self.listener])
+        except SystemExit as end:  # no way to leave a task, and this server's way to say that it did not start
+            raise _NotStartedError(f"the gateway did not start (status {end.code}): the log says why") from None
+
+    async def start_processes(self) -> None:
+        """Start the other gateway processes once this one serves: it has brought the database up to date by then."""
+        if self.processes is None:
+            return
+        while not self.server.started:  # noqa: ASYNC110  it has no event to wait for
+            await asyncio.sleep(_POLL_S)
+        self.processes.start(self.metrics)
+        await self.processes.wait_until_serving()
 
 
-async def _serve(started: _Started, metrics: GatewayMetrics) -> int:
-    server, processes = started.server, started.processes
+@dataclass(frozen=True, slots=True)
+class _Announcement:
+    """What is shown while models start and when they are ready."""
+
+    models: list[ServedModel]
+    url: str
+    began: float
+    needs_key: bool
+
+    async def show(self, joining: asyncio.Task[None]) -> bool:
+        """Show it; returns whether any model came up."""
+        ready = await show_start(self.models)
+        if ready:
+            await asyncio.wait({joining})
+            show_welcome(ready, self.url, time.monotonic() - self.began, needs_key=self.needs_key)
+        return bool(ready)
+
+
+async def _serve(running: _Running, announcement: _Announcement) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, started.end, number)
-    for entry in started.launched:
-        entry.replica.start()
-    serving = asyncio.create_task(_serve_http(server, started.listener))
-    joining = asyncio.create_task(_start_processes(server, processes, metrics))
-    shown = announce(started.models, started.url, started.began, joining, needs_key=started.needs_key)
-    announcing = asyncio.create_task(shown)
+        loop.add_signal_handler(number, running.end, number)
+    running.engines.start()
+    serving = asyncio.create_task(running.serve_http())
+    joining = asyncio.create_task(running.start_processes())
+    announcing = asyncio.create_task(announcement.show(joining))
     try:
         await asyncio.wait({serving, announcing}, return_when=asyncio.FIRST_COMPLETED)
         any_ready = not announcing.done() or announcing.result()
         if not any_ready:
-            started.end(signal.SIGTERM)
+            running.end(signal.SIGTERM)
         await serving
     finally:
         joining.cancel()
         announcing.cancel()
         await asyncio.gather(joining, announcing, return_exceptions=True)
-        if processes is not None:
-            await processes.stop()
-        await asyncio.gather(*[entry.replica.stop() for entry in started.launched])
+        if running.processes is not None:
+            await running.processes.stop()
+        await running.engines.stop()
     return EXIT_OK if any_ready else EXIT_NO_MODEL
-
-
-async def _start_processes(server: uvicorn.Server, processes: GatewayProcesses | None, metrics: GatewayMetrics) -> None:
-    """Start the other gateway processes once this one serves: it has brought the database up to date by then."""
-    if processes is None:
-        return
-    while not server.started:  # noqa: ASYNC110  the server tells nobody
-        await asyncio.sleep(_LOOK_EVERY_S)
-    processes.start(metrics)
-    await processes.wait_until_serving()
-
-
-def _log_progress(stage: str, fraction: float) -> None:
-    log.info(stage, extra={"done": f"{fraction:.0%}"})
 
 
 def _explain_bind(config: GatewayConfig, error: OSError) -> str:
@@ -216,13 +194,6 @@ def _explain_bind(config: GatewayConfig, error: OSError) -> str:
     if error.errno == errno.EACCES:
         return f"this user may not listen on {where}: choose a port above 1023 with --port"
     return f"cannot listen on {where}: {error.strerror or error}; check --host and --port"
-
-
-def _say_who_may(mode: Mode) -> None:
-    if mode == "open":
-        log.info("open: whoever is on this machine may use and administer the server without a key (auth.mode)")
-    else:
-        log.info("keys: every request needs an API key (auth.mode)")
 
 
 def _url(config: GatewayConfig, listener: socket.socket) -> str:

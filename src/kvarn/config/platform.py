@@ -285,8 +285,7 @@ class BatchesConfig(Section):
     """Largest line of a batch's input."""
 
     max_in_flight: int = Field(32, ge=1)
-    """Lines this gateway has in each model's engine at once at most. Fewer while anything better waits there, or while
-    steps with interactive requests are slower than the model's TPOT target."""
+    """Lines for each model that this gateway has in flight at once at most, waiting for admission or in the engine."""
 
     max_running: int = Field(8, ge=1)
     """Batches this gateway works on at once; the rest wait."""

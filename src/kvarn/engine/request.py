@@ -133,6 +133,26 @@ class Sequence:
         return len(self.tokens) - self.num_prompt
 
     @property
+    def account(self) -> TenantAccount:
+        """Its tenant's."""
+        return self.request.account
+
+    @property
+    def priority(self) -> int:
+        """Its request's; lower goes first."""
+        return self.request.priority
+
+    @property
+    def arrival_s(self) -> float:
+        """When its request came."""
+        return self.request.arrival_s
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Arrival number of its request, then its own."""
+        return (self.request.order, self.index)
+
+    @property
     def rank(self) -> tuple[int, float, int, int]:
         """Order in which running sequences keep their memory: smaller stays longer."""
         return (self.tier, self.request.arrival_s, self.request.order, self.index)

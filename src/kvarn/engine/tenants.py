@@ -1,24 +1,19 @@
-"""What each tenant was served: the virtual token counters of fair scheduling.
-
-Source: Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), weighted form. A tenant's counter grows
-by the cost of the tokens computed for it, divided by its weight; the queue picks the tenant with the least.
-"""
+"""What each tenant was served: the accounts of fair scheduling (see `kvarn.fairness.queue`), kept within a bound."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
+from kvarn.fairness.queue import Account
 
-class TenantAccount:
+
+class TenantAccount(Account):
     """One tenant's counter and totals."""
 
-    __slots__ = ("counter", "live_requests", "name", "served_tokens", "weight")
+    __slots__ = ("live_requests", "served_tokens")
 
     def __init__(self, name: str, weight: float) -> None:
-        self.name = name
-        self.weight = weight
-        self.counter = 0.0
-        """Virtual tokens: cost of what was served, over the weight."""
+        super().__init__(name, weight)
         self.served_tokens = 0
         """Prompt tokens computed and tokens drawn."""
         self.live_requests = 0
@@ -60,12 +55,12 @@ class TenantLedger:
     def charge_input(self, account: TenantAccount, tokens: int) -> None:
         """Charge prompt tokens that are computed for the first time; a negative number takes a charge back."""
         account.served_tokens += tokens
-        account.counter += tokens * self._input_cost / account.weight
+        account.charge(tokens * self._input_cost)
 
     def charge_output(self, account: TenantAccount, tokens: int) -> None:
         """Charge tokens drawn."""
         account.served_tokens += tokens
-        account.counter += tokens * self._output_cost / account.weight
+        account.charge(tokens * self._output_cost)
 
     def served_tokens(self) -> dict[str, int]:
         """Tokens served by tenant, the forgotten ones together under `OTHERS`."""

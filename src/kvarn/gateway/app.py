@@ -7,13 +7,13 @@ import logging
 from collections.abc import AsyncGenerator, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import partial
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 import kvarn
-from kvarn.batches.runner import BatchRunner
+from kvarn.batches.worker import BatchWorker
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.body import BodyReader
 from kvarn.gateway.errors import add_error_handlers
@@ -50,15 +50,17 @@ from kvarn.gateway.routes.organization import (
 )
 from kvarn.gateway.state import Gateway
 from kvarn.identity.authenticator import Authenticator
-from kvarn.jobs.retention import sweep_forever
+from kvarn.jobs.retention import retention_worker
+from kvarn.jobs.worker import Worker
 from kvarn.metering.usage_reports import Reports
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.responses.background import run_background
-from kvarn.responses.runs import ResponseRuns
+from kvarn.responses.background_runs import BackgroundResponses
+from kvarn.serving.engine_metrics import EngineCollector
 from kvarn.serving.held_bytes import ByteBudget
 from kvarn.serving.models import ModelTable, ServedModel
 from kvarn.serving.moderation.checks import Moderation
-from kvarn.serving.storage_quota import StorageRoom
+from kvarn.serving.storage_quota import StorageQuota
 from kvarn.serving.text_pool import TextPool
 from kvarn.store.errors import StoreError
 
@@ -119,9 +121,12 @@ def create_app(
     text = TextPool(pool, config.gateway.tokenize_threads)
     table = ModelTable(models_by_name)
     slo = {model.name: config.slo_of(model.config) for model in table}
-    metrics = GatewayMetrics(table, slo, show_engines=shared is None or shared.is_main)
+    metrics = GatewayMetrics(slo, slo)
+    engines = EngineCollector({model.name: model.replicas for model in table})
+    if shared is None or shared.is_main:
+        metrics.registry.register(engines)
     platform = Platform(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
-    runs = ResponseRuns(platform.store, config.responses)
+    background = BackgroundResponses(platform.store, config.responses, lambda run: run_background(gateway, run))
     open_requests = OpenRequests()
     held = ByteBudget(config.gateway.max_held_bytes)
     gateway = Gateway(
@@ -133,9 +138,9 @@ def create_app(
         moderation=Moderation(config.safety, table, text),
         prompts=platform.prompts,
         text=text,
-        room=StorageRoom(platform.store, config.retention.max_stored_bytes),
+        storage_quota=StorageQuota(platform.store, config.retention.max_stored_bytes),
         held=held,
-        responses=runs,
+        responses=background,
         key_cache=platform.identity.key_cache,
         bodies=BodyReader(config.gateway, text, held, platform.admission.check_body),
         reports=Reports(platform.store),
@@ -146,7 +151,7 @@ def create_app(
         title="Kvarn",
         version=kvarn.__version__,
         summary="OpenAI-compatible serving of large language models.",
-        lifespan=lambda app: _lifespan(app, gateway, platform, open_requests, pool),
+        lifespan=lambda app: _lifespan(app, gateway, platform, open_requests, pool, engines),
         docs_url=None,  # FastAPI's page fetches its scripts from a CDN; ours works offline
         redoc_url=None,
         redirect_slashes=False,
@@ -187,10 +192,18 @@ def _add_cors(app: FastAPI, origins: Collection[str] | None) -> None:
 
 @asynccontextmanager
 async def _lifespan(
-    app: FastAPI, gateway: Gateway, platform: Platform, open_requests: OpenRequests, pool: ThreadPoolExecutor
+    app: FastAPI,
+    gateway: Gateway,
+    platform: Platform,
+    open_requests: OpenRequests,
+    pool: ThreadPoolExecutor,
+    engines: EngineCollector,
 ) -> AsyncGenerator[None, None]:
     """Start what runs beside the requests; at the end, settle them before the ledger and the database close."""
-    config, runs = gateway.config, gateway.responses
+    config = gateway.config
+    workers: list[Worker[Any]] = [gateway.responses.worker, retention_worker(gateway.store, config.retention)]
+    if config.batches.enabled:
+        workers.append(BatchWorker(gateway).worker)
     try:
         await platform.start()
     except StoreError as error:
@@ -199,15 +212,13 @@ async def _lifespan(
     except Exception:
         _log.exception("the gateway cannot start")  # the server would drop it
         raise
-    runs.start(partial(run_background, gateway))
+    for worker in workers:
+        worker.start()
     work = [
         gateway.models.load_text(pool, config.gateway),
-        _watch_engines(gateway.metrics),
-        sweep_forever(gateway.store, config.retention),
-        gateway.room.watch(platform.store_metrics.nearly_full.set),
+        _watch_engines(engines),
+        gateway.storage_quota.watch(platform.store_metrics.nearly_full.set),
     ]
-    if config.batches.enabled:
-        work.append(BatchRunner(gateway).run())
     tasks = [asyncio.create_task(each) for each in work]
     try:
         yield
@@ -217,14 +228,14 @@ async def _lifespan(
         await asyncio.gather(*tasks, return_exceptions=True)
         if left := await open_requests.over(_SETTLE_S):
             _log.error("%d requests were not settled before the end", left)
-        await runs.stop()
-        await gateway.room.close()
+        await asyncio.gather(*[worker.stop() for worker in workers])
+        await gateway.storage_quota.close()
         await gateway.models.close()
         await platform.stop()
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-async def _watch_engines(metrics: GatewayMetrics) -> None:
+async def _watch_engines(engines: EngineCollector) -> None:
     while True:
-        metrics.observe_engines()
+        engines.observe()
         await asyncio.sleep(_OBSERVE_EVERY_S)

@@ -14,7 +14,7 @@ from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from kvarn.gateway.record import record_of
-from kvarn.replica.api import ReplicaLostError, RequestRefusedError
+from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.serving.errors import to_api_error
 from kvarn.serving.held_bytes import BodyRefusedError
 from kvarn.serving.record import RequestRecord

@@ -169,9 +169,9 @@ class KeyCache:
         return None
 
     def _remember(self, lookup: str, seen: _Seen[Grant | None]) -> None:
-        table, most = (self._unknown, _MAX_UNKNOWN) if seen.value is None else (self._known, _MAX_KNOWN)
+        table, max_size = (self._unknown, _MAX_UNKNOWN) if seen.value is None else (self._known, _MAX_KNOWN)
         self._known.pop(lookup, None)
         self._unknown.pop(lookup, None)
         table[lookup] = seen
-        if len(table) > most:
+        if len(table) > max_size:
             table.popitem(last=False)

@@ -50,15 +50,10 @@ class BidirectionalPlan(Protocol):
 class Kernels(Protocol):
     """What every backend offers. T tokens of one step; other letters as said where they are used."""
 
-    @property
-    def name(self) -> str:
-        """The backend's name, for logs and metrics."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes: weights, caches and all arguments are there."""
-        ...
+    name: str
+    """For logs and metrics."""
+    device: torch.device
+    """Where it computes: weights, caches and all arguments are there."""
 
     def memory_bytes(self) -> int:
         """Memory of the device that this process may use."""

@@ -29,20 +29,12 @@ class LayerNorm:
 class Linear(Protocol):
     """out = norm(x) W^T + bias; or, packed with an activation, activation(gate) * up."""
 
-    @property
-    def out_features(self) -> int:
-        """Numbers in a row of the result."""
-        ...
-
-    @property
-    def in_features(self) -> int:
-        """Numbers in a row of the input."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes read for one product with a few rows: the packed weight, scales included."""
-        ...
+    out_features: int
+    """Numbers in a row of the result."""
+    in_features: int
+    """Numbers in a row of the input."""
+    nbytes: int
+    """Bytes read for one product with a few rows: the packed weight, scales included."""
 
     def __call__(
         self,
@@ -75,10 +67,8 @@ class Linear(Protocol):
 class KeepsPackedWeights(Protocol):
     """What a backend offers beside `kvarn.kernels.interface.Kernels` if its packed weights can be kept in files."""
 
-    @property
-    def packed_layout(self) -> str:
-        """Names the layout of packed bytes; changes whenever their meaning does."""
-        ...
+    packed_layout: str
+    """Names the layout of packed bytes; changes whenever their meaning does."""
 
     def save_linear(self, layer: Linear) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What the bytes of a layer mean, as JSON values, and its tensors by name.

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from kvarn.observe.cgroups import CGROUPS, OWN_CGROUPS, cgroup_directories
+
 GIB = 1024**3
 
 HUGE_PAGE = 2 * 1024 * 1024
@@ -44,22 +46,10 @@ def give_back_freed() -> None:
         trim(0)
 
 
-def usable_memory(cgroup_root: Path = Path("/sys/fs/cgroup"), process: Path = Path("/proc/self/cgroup")) -> int:
+def usable_memory(cgroups: Path = CGROUPS, own_cgroups: Path = OWN_CGROUPS) -> int:
     """Bytes of memory this process may use: the machine's, or the tightest limit of the cgroups around it."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([physical, *_cgroup_limits(cgroup_root, process)])
-
-
-def _cgroup_limits(root: Path, process: Path) -> list[int]:
-    """Limits set on the process's cgroups and all above them; version 2 and version 1 layouts."""
-    places = [("", root / "memory.max"), ("", root / "memory" / "memory.limit_in_bytes")]
-    if process.exists():
-        for line in process.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            inner = [Path(path.strip("/")), *Path(path.strip("/")).parents]
-            if controllers == "":
-                places += [("", root / part / "memory.max") for part in inner]
-            elif "memory" in controllers.split(","):
-                places += [("", root / "memory" / part / "memory.limit_in_bytes") for part in inner]
-    texts = [place.read_text().strip() for _, place in places if place.is_file()]
-    return [int(text) for text in texts if text.isdigit()]
+    directories = cgroup_directories("memory", cgroups, own_cgroups)
+    files = (directory / name for directory in directories for name in ("memory.max", "memory.limit_in_bytes"))
+    texts = [file.read_text().strip() for file in files if file.is_file()]
+    return min([physical, *(int(text) for text in texts if text.isdigit())])

@@ -1,47 +1,45 @@
-"""Takes orders in, renews them while they run, and settles them."""
+"""Makes reservations, renews them while their requests run, and settles them."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from kvarn.config.platform import LimitsConfig
-from kvarn.limits.counts import Timing
-from kvarn.limits.local import LocalCounts
-from kvarn.limits.orders import Keeper, LimitsAwayError, Order, ServerCounts, Verdict
-from kvarn.limits.redis_scripts import RedisScripts
-from kvarn.limits.shared import SharedCounts
+from kvarn.limits.local import LocalBackend, Timing
+from kvarn.limits.types import Backend, Decision, LimitsAwayError, Reservation
 from kvarn.observe.limits import LimitMetrics
+
+if TYPE_CHECKING:
+    from kvarn.limits.redis_scripts import RedisScripts
 
 _RENEWALS = 3
 """Renewals in the life of a lease: two may be lost."""
 
-_log = logging.getLogger("kvarn.limits")
 
+class ActiveReservation:
+    """A reservation that was admitted; settle it once its request has ended."""
 
-class Hold:
-    """An order that was taken in; settle it once the work is over."""
+    __slots__ = ("_backend", "_limiter", "decision", "reservation", "used")
 
-    __slots__ = ("_keeper", "_limiter", "order", "used", "verdict")
-
-    def __init__(self, limiter: Limiter, keeper: Keeper, verdict: Verdict, used: Callable[[], int]) -> None:
+    def __init__(self, limiter: Limiter, backend: Backend, decision: Decision, used: Callable[[], int]) -> None:
         self._limiter = limiter
-        self._keeper = keeper
-        self.order = verdict.order
-        self.verdict = verdict
+        self._backend = backend
+        self.reservation = decision.reservation
+        self.decision = decision
         self.used = used
         """Tokens used so far."""
 
     def renew(self) -> None:
-        """Say that it still runs."""
-        self._keeper.renew(self.order, self.used())
+        """Its request still runs."""
+        self._backend.renew(self.reservation, self.used())
 
     def settle(self, used: int, *, whole: bool = False) -> None:
-        """It is over and used so many tokens; `whole` gives the request back too."""
+        """Its request has ended and used so many tokens; `whole` gives the request back too."""
         self._limiter.release(self)
-        self._keeper.settle(self.order, used, whole=whole)
+        self._backend.settle(self.reservation, used, whole=whole)
 
 
 class Limiter:
@@ -52,7 +50,7 @@ class Limiter:
         metrics: Where Redis' state is shown.
         timing: How long things count.
         clock: Monotonic seconds.
-        counts: Where this server counts without Redis. Default: in the process.
+        local: Where this server counts without Redis. Default: in the process.
 
     Raises:
         ConfigError: The URL of Redis cannot be used.
@@ -64,18 +62,23 @@ class Limiter:
         metrics: LimitMetrics,
         timing: Timing | None = None,
         clock: Callable[[], float] = time.monotonic,
-        counts: ServerCounts | None = None,
+        local: Backend | None = None,
     ) -> None:
-        self._timing = timing or Timing()
+        timing = timing or Timing()
+        self._renew_every_s = timing.lease_ms / 1000 / _RENEWALS
         self._when_away = config.when_away
-        self._local = counts or LocalCounts(self._timing, clock)
+        self._local = local or LocalBackend(timing, clock)
+        self._backend = self._local
         self.redis: RedisScripts | None = None
         """Where counts are shared; None: they are not."""
-        self._shared: SharedCounts | None = None
         if config.redis_url is not None:
-            self.redis = RedisScripts(config.redis_url, config.timeout_s, self._timing.lease_ms / 1000, metrics)
-            self._shared = SharedCounts(self.redis, self._timing, metrics)
-        self._holds: set[Hold] = set()
+            # Imported where it is used: its client is an extra.
+            from kvarn.limits.redis_backend import RedisBackend
+            from kvarn.limits.redis_scripts import RedisScripts
+
+            self.redis = RedisScripts(config.redis_url, config.timeout_s, timing.lease_ms / 1000, metrics)
+            self._backend = RedisBackend(self.redis, timing, metrics)
+        self._active: set[ActiveReservation] = set()
         self._renewing: asyncio.Task[None] | None = None
 
     @property
@@ -99,40 +102,40 @@ class Limiter:
         if self.redis is not None:
             await self.redis.stop()
 
-    async def take(self, order: Order, used: Callable[[], int] = lambda: 0) -> Hold | Verdict:
-        """Take an order in, if every bound has room for it; otherwise count nothing.
+    async def take(self, reservation: Reservation, used: Callable[[], int] = lambda: 0) -> ActiveReservation | Decision:
+        """Admit a reservation if every limit has room for it; otherwise count nothing.
 
         Args:
-            order: What is asked for.
-            used: Tells the tokens used so far, for as long as the work runs.
+            reservation: What the request takes.
+            used: Tells the tokens used so far, for as long as the request runs.
 
         Returns:
-            A hold, or the verdict that refused it.
+            The active reservation, or the decision that refused it.
 
         Raises:
             LimitsAwayError: Redis is away and the configuration says `closed`.
         """
-        keeper: Keeper = self._local if self._shared is None else self._shared
+        backend = self._backend
         try:
-            verdict = await keeper.take(order)
+            decision = await backend.take(reservation)
         except LimitsAwayError:
-            if self._when_away == "closed":
+            if self._when_away == "closed" or backend is self._local:
                 raise
-            keeper = self._local
-            verdict = await keeper.take(order)
-        if not verdict.admitted:
-            return verdict
-        hold = Hold(self, keeper, verdict, used)
-        self._holds.add(hold)
-        return hold
+            backend = self._local
+            decision = await backend.take(reservation)
+        if not decision.admitted:
+            return decision
+        active = ActiveReservation(self, backend, decision, used)
+        self._active.add(active)
+        return active
 
-    def release(self, hold: Hold) -> None:
-        """Stop renewing; for `Hold.settle`."""
-        self._holds.discard(hold)
+    def release(self, active: ActiveReservation) -> None:
+        """Stop renewing; for `ActiveReservation.settle`."""
+        self._active.discard(active)
 
     async def _renew(self) -> None:
         while True:
-            await asyncio.sleep(self._timing.lease_ms / 1000 / _RENEWALS)
-            for hold in list(self._holds):
-                hold.renew()
+            await asyncio.sleep(self._renew_every_s)
+            for active in list(self._active):
+                active.renew()
             self._local.sweep()

@@ -1,15 +1,13 @@
-"""Scripts run in Redis: over one connection, in order, many in a round trip; and what is done while Redis is away."""
+"""Runs scripts in one Redis: over one connection, in order, many in a round trip; and while Redis is away."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from redis.asyncio import ConnectionPool
 from redis.asyncio.retry import Retry
@@ -17,88 +15,38 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from kvarn.config.load import ConfigError
-from kvarn.limits.orders import LimitsAwayError
+from kvarn.limits.scripts import Call, Script
+from kvarn.limits.types import LimitsAwayError
 from kvarn.observe.limits import LimitMetrics
 
-_MOST_ASKED, _MOST_TOLD = 512, 128
-"""Calls sent in one round trip, of those somebody waits for and of the others: few of these, for nobody shall wait long
+_MAX_WAITED, _MAX_UNWAITED = 512, 128
+"""Calls sent in one round trip, of those a caller waits for and of the others: few of these, so that nobody waits long
 behind them."""
-_MOST_OWED = 20_000
+_MAX_OWED = 20_000
 """Calls kept for which nobody waits; the oldest are given up first."""
 _FIRST_PROBE_S, _LAST_PROBE_S = 0.1, 1.0
 _LINGER_S = 0.001
-"""What nobody waits for waits so long for a call to travel with: the next request of the same client shall not find a
-round trip under way."""
+"""A call for which nobody waits is held so long for another to travel with: the next request of the same client then
+finds no round trip under way."""
 _STALL_S = 0.05
-"""A timer that fires so late tells of this process, not of Redis."""
+"""A timer that fires so late says that this process was held up, not Redis."""
 
 ResultT = TypeVar("ResultT")
 
 _log = logging.getLogger("kvarn.limits")
 
 
-class Script:
-    """A script of Redis, known there by the digest of its text."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-
-
-@dataclass(slots=True)
-class Call:
-    """One run of a script."""
-
-    script: Script
-    keys: list[str]
-    argument: bytes
-    reply: asyncio.Future[bytes] | None = None
-    """None: nobody waits for it."""
-    asked: float = field(default_factory=time.monotonic)
-
-
-class ScriptRunner(Protocol):
-    """Runs scripts where several gateways, or gateway processes, share what they count."""
-
-    probes: list[Call]
-    """What is tried to know whether it works."""
-    when_back: list[Callable[[], None]]
-    """Called when it works again after an outage."""
-
-    @property
-    def away(self) -> bool:
-        """Whether it does not answer."""
-        ...
-
-    @property
-    def longest_unnoticed_s(self) -> float:
-        """Seconds that may pass from its being back to its being noticed."""
-        ...
-
-    async def ask(self, call: Call) -> bytes:
-        """What a script answers.
-
-        Raises:
-            LimitsAwayError: It does not answer. The script may have run all the same.
-        """
-        ...
-
-    def send(self, call: Call) -> None:
-        """Run a script for whose answer nobody waits."""
-        ...
-
-
 class RedisScripts:
-    """Runs scripts in one Redis for one gateway.
+    """A `ScriptRunner` over one Redis.
 
-    All calls go through one connection, as many in a round trip as have gathered during the one before. What somebody
-    waits for is answered within `timeout_s`, whatever else there is to send. What nobody waits for goes in the order in
-    which it was asked, and before what is asked after it: a settlement is overtaken by a later order only where very
+    All calls go through one connection, as many in a round trip as have gathered during the one before. A call that is
+    waited for is answered within `timeout_s`, whatever else there is to send. The others go in the order in which they
+    were made, and before what is called after them: a settlement is overtaken by a later reservation only where very
     many have piled up.
 
-    The first failure means that Redis is away: from then on whoever would wait is told so at once, while a probe asks
-    until Redis does the whole work again. What nobody waits for is kept for that moment, for `keep_s`: it must do no
-    harm where it comes twice. A call that Redis refuses while it does the probes' work is given up alone.
+    The first failure means that Redis is away: from then on whoever would wait is refused at once, while a probe asks
+    until Redis does the whole work again. Calls that nobody waits for are kept for that moment, for `keep_s`: repeated,
+    they must have no effect. A call that Redis refuses while it runs the probes is given up alone.
 
     Args:
         url: `redis://...`, `rediss://...` or `unix://...`.
@@ -115,18 +63,15 @@ class RedisScripts:
         self._keep_s = keep_s
         self._metrics = metrics
         try:
-            # No retries by the client: an order sent twice would be taken twice.
+            # No retries by the client: a reservation sent twice would be made twice.
             pool: Any = ConnectionPool.from_url(url, retry=Retry(NoBackoff(), 0))
         except ValueError as error:
             raise ConfigError(f"limits.redis_url cannot be used: {error}") from None
         self._connection = pool.make_connection()
         """By itself: a pool and a pipeline around it would cost more than the calls."""
         self.probes: list[Call] = []
-        """What is tried to know whether Redis is there, and can be written to."""
         self.when_back: list[Callable[[], None]] = []
-        """Called when Redis is back and has been sent what was kept: to say how things stand by now."""
-        self._asked: deque[Call] = deque()
-        """For which somebody waits."""
+        self._waited: deque[Call] = deque()
         self._owed: deque[Call] = deque()
         """For which nobody waits."""
         self._sender: asyncio.Task[None] | None = None
@@ -145,9 +90,9 @@ class RedisScripts:
         return _LAST_PROBE_S + self._timeout_s
 
     async def start(self) -> None:
-        """Connect; where Redis is away, say so and go on asking in the background."""
+        """Connect; where Redis is away, log it and go on asking in the background."""
         try:
-            await _until(time.monotonic() + self._timeout_s, self._try_all())
+            await _until(time.monotonic() + self._timeout_s, self._run_probes())
         except (RedisError, OSError, TimeoutError) as error:
             self._go_away(error)
 
@@ -173,16 +118,16 @@ class RedisScripts:
         if self.away or self._stopped:
             raise LimitsAwayError("Redis is away")
         call.reply = asyncio.get_running_loop().create_future()
-        self._asked.append(call)
+        self._waited.append(call)
         self._start_sender()
         return await call.reply
 
     def send(self, call: Call) -> None:
-        """Run a script for whose answer nobody waits; kept where Redis is away."""
+        """Run a script whose answer is not needed; kept where Redis is away."""
         if self._stopped:
             self._metrics.lost.inc()
             return
-        if len(self._owed) >= _MOST_OWED:
+        if len(self._owed) >= _MAX_OWED:
             self._owed.popleft()
             self._metrics.lost.inc()
         self._owed.append(call)
@@ -199,30 +144,30 @@ class RedisScripts:
             self._sender = asyncio.create_task(self._send_all())
 
     async def _send_all(self) -> None:
-        told: list[Call] = []
-        asked: list[Call] = []
+        unwaited: list[Call] = []
+        waited: list[Call] = []
         try:
-            while (self._owed or self._asked) and not self.away:
-                told = _first(self._owed, _MOST_TOLD)
-                # Whoever no longer waits has seen to it already that nothing comes of the call.
-                asked = [call for call in _first(self._asked, _MOST_ASKED) if call.reply and not call.reply.done()]
-                if told or asked:
-                    await self._send_batch(told, asked)
+            while (self._owed or self._waited) and not self.away:
+                unwaited = _first(self._owed, _MAX_UNWAITED)
+                # A caller that no longer waits has made sure that nothing comes of its call.
+                waited = [call for call in _first(self._waited, _MAX_WAITED) if call.reply and not call.reply.done()]
+                if unwaited or waited:
+                    await self._send_batch(unwaited, waited)
         except BaseException as error:  # whatever it was: nobody may wait for ever
-            self._owed.extendleft(reversed(told))
-            self._asked.extendleft(reversed(asked))
+            self._owed.extendleft(reversed(unwaited))
+            self._waited.extendleft(reversed(waited))
             self._go_away(error)
             if not isinstance(error, Exception):
                 raise
 
-    async def _send_batch(self, told: Sequence[Call], asked: Sequence[Call]) -> None:
-        """One round trip, over before the one who waits longest has waited too long."""
-        began = asked[0].asked if asked else time.monotonic()
-        replies = await _until(began + self._timeout_s, self._run_or_fail([*told, *asked]))
+    async def _send_batch(self, unwaited: Sequence[Call], waited: Sequence[Call]) -> None:
+        """One round trip, over before the caller who has waited longest has waited too long."""
+        began = waited[0].called if waited else time.monotonic()
+        replies = await _until(began + self._timeout_s, self._run_or_fail([*unwaited, *waited]))
         refused = [reply for reply in replies if isinstance(reply, Exception)]
         if refused:
             _log.error("Redis refuses %d of %d calls, which have no effect: %s", len(refused), len(replies), refused[0])
-        for call, reply in zip(asked, replies[len(told) :], strict=True):
+        for call, reply in zip(waited, replies[len(unwaited) :], strict=True):
             if call.reply is None or call.reply.done():
                 continue
             if isinstance(reply, Exception):
@@ -230,26 +175,29 @@ class RedisScripts:
             else:
                 call.reply.set_result(reply)
 
-    async def _run_or_fail(self, batch: Sequence[Call]) -> list[bytes | Exception]:
+    async def _run_or_fail(self, batch: Sequence[Call]) -> list[Any]:
         """As `_run`. Raises where Redis refuses not only some of the calls, but the probes too."""
         replies = await self._run(batch)
         if any(isinstance(reply, Exception) for reply in replies):
-            await self._try_all()
+            await self._run_probes()
         return replies
 
-    async def _run(self, batch: Sequence[Call]) -> list[bytes | Exception]:
+    async def _run_probes(self) -> None:
+        for reply in await self._run(self.probes):
+            if isinstance(reply, Exception):
+                raise reply
+
+    async def _run(self, batch: Sequence[Call]) -> list[Any]:
         """What each script replied, or the error that Redis answered."""
-        replies = await self._run_known(batch)
+        replies = await self._exchange(*map(_command, batch))
         missing = [index for index, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if missing:
-            await self._load([*{batch[i].script.digest: batch[i].script for i in missing}.values()])
-            for index, reply in zip(missing, await self._run_known([batch[i] for i in missing]), strict=True):
+            scripts: set[Script] = {batch[index].script for index in missing}
+            await self._exchange(*[("SCRIPT LOAD", script.text) for script in scripts])
+            again = await self._exchange(*[_command(batch[index]) for index in missing])
+            for index, reply in zip(missing, again, strict=True):
                 replies[index] = reply
         return replies
-
-    async def _run_known(self, batch: Sequence[Call]) -> list[Any]:
-        commands = [("EVALSHA", call.script.digest, len(call.keys), *call.keys, call.argument) for call in batch]
-        return await self._exchange(*commands)
 
     async def _exchange(self, *commands: tuple[Any, ...]) -> list[Any]:
         """Send commands in one go; the reply to each, or the error that Redis answered."""
@@ -264,16 +212,6 @@ class RedisScripts:
                 replies.append(error)
         return replies
 
-    async def _load(self, scripts: Sequence[Script]) -> None:
-        for reply in await self._exchange(*[("SCRIPT LOAD", script.text) for script in scripts]):
-            if isinstance(reply, Exception):
-                raise reply
-
-    async def _try_all(self) -> None:
-        for reply in await self._run(self.probes):
-            if isinstance(reply, Exception):
-                raise reply
-
     def _go_away(self, error: BaseException) -> None:
         """Fail what waits, keep what need not wait, and begin to ask whether Redis is back."""
         self._metrics.redis_away.set(1)
@@ -281,8 +219,8 @@ class RedisScripts:
         reason = str(error) or f"{type(error).__name__} after {self._timeout_s:g} s"
         _log.warning("Redis is away, limits and budgets are not shared until it is back: %s", reason)
         self._start_prober()
-        while self._asked:
-            call = self._asked.popleft()
+        while self._waited:
+            call = self._waited.popleft()
             if call.reply is not None and not call.reply.done():
                 call.reply.set_exception(LimitsAwayError(reason))
 
@@ -291,22 +229,21 @@ class RedisScripts:
         self._prober.add_done_callback(self._prober_ended)
 
     def _prober_ended(self, prober: asyncio.Task[None]) -> None:
-        if self._prober is prober and not self._stopped:  # it has not found Redis, and nobody else would
+        if self._prober is prober and not self._stopped:  # it has not found Redis, and nothing else would
             self._start_prober()
 
     async def _probe(self) -> None:
         pause = _FIRST_PROBE_S
-        while True:
+        while self._prober is not None:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LAST_PROBE_S)
             try:
                 await self._connection.disconnect(nowait=True)
-                await _until(time.monotonic() + self._timeout_s, self._try_all())
-            except Exception:  # whatever it was: it is asked again, since nobody else would
+                await _until(time.monotonic() + self._timeout_s, self._run_probes())
+            except Exception:  # whatever it was, it is asked again: nothing else would ask
                 self._forget_old()
-                continue
-            break
-        self._come_back()
+            else:
+                self._come_back()
 
     def _come_back(self) -> None:
         self._forget_old()
@@ -315,21 +252,25 @@ class RedisScripts:
         self._metrics.owed.set(0)
         _log.info("Redis is back, limits and budgets are shared again")
         self._start_sender()
-        for tell in self.when_back:
-            tell()
+        for notify in self.when_back:
+            notify()
 
     def _forget_old(self) -> None:
         """Give up settlements whose marks have run out: they would have no effect."""
         oldest = time.monotonic() - self._keep_s
-        while self._owed and self._owed[0].asked < oldest:
+        while self._owed and self._owed[0].called < oldest:
             self._owed.popleft()
             self._metrics.lost.inc()
         self._metrics.owed.set(len(self._owed))
 
 
-def _first(calls: deque[Call], most: int) -> list[Call]:
+def _command(call: Call) -> tuple[Any, ...]:
+    return ("EVALSHA", call.script.digest, len(call.keys), *call.keys, call.argument)
+
+
+def _first(calls: deque[Call], count: int) -> list[Call]:
     """Take the oldest out."""
-    return [calls.popleft() for _ in range(min(len(calls), most))]
+    return [calls.popleft() for _ in range(min(len(calls), count))]
 
 
 async def _until(deadline: float, work: Coroutine[Any, Any, ResultT]) -> ResultT:

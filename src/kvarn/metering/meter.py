@@ -1,4 +1,4 @@
-"""Builds the billing tables: from Kafka's topic as events come, or from the ledger's own table."""
+"""Builds the billing tables from Kafka's topic as events come."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import msgspec
 from confluent_kafka import Consumer, KafkaException, Message
-from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from kvarn.config.platform import KafkaConfig
+from kvarn.metering.billing import BATCH_EVENTS, MeterMetrics
 from kvarn.metering.kafka import callbacks, consumer_settings
 from kvarn.metering.message import decode_message
 from kvarn.store.engine import Store
@@ -19,31 +19,11 @@ from kvarn.store.errors import StoreAwayError
 from kvarn.store.ledger import LedgerEvent
 from kvarn.store.repositories.usage import billing
 
-BATCH_MESSAGES = 500
 _POLL_S = 0.25
 _RETRY_S = 1.0
 _LAG_EVERY_S = 2.0
 
 _log = logging.getLogger("kvarn.metering")
-
-
-class MeterMetrics:
-    """What an operator sees of `kvarn meter`."""
-
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self.billed = Counter("kvarn_meter_billed_total", "Usage events counted.", registry=registry)
-        self.repeats = Counter(
-            "kvarn_meter_repeats_total",
-            "Usage events that had been counted before, or whose organisation's usage has been erased.",
-            registry=registry,
-        )
-        self.unreadable = Counter(
-            "kvarn_meter_unreadable_total", "Messages that are no usage events; left out.", registry=registry
-        )
-        self.lag_messages = Gauge("kvarn_meter_lag_messages", "Messages not yet counted.", registry=registry)
-        self.lag_seconds = Gauge(
-            "kvarn_meter_lag_seconds", "Age of the newest counted event while others wait.", registry=registry
-        )
 
 
 class Meter:
@@ -75,7 +55,7 @@ class Meter:
         consumer.subscribe([self._config.topic])
         try:
             while not self._stopping:
-                messages = await asyncio.to_thread(consumer.consume, BATCH_MESSAGES, _POLL_S)
+                messages = await asyncio.to_thread(consumer.consume, BATCH_EVENTS, _POLL_S)
                 await self._count(consumer, messages)
                 await self._measure_lag(consumer)
         finally:
@@ -136,19 +116,6 @@ class Meter:
         behind = await asyncio.to_thread(_messages_behind, consumer)
         self._metrics.lag_messages.set(behind)
         self._metrics.lag_seconds.set(max(0, self._store.now() - self._newest) if behind and self._newest else 0)
-
-
-async def bill_ledger(store: Store) -> int:
-    """Count all events of the ledger that are not counted yet, without Kafka; how many there were.
-
-    Raises:
-        StoreAwayError: The database does not answer; what was counted stays counted.
-    """
-    total = 0
-    async for events in billing.unbilled(store):
-        for start in range(0, len(events), BATCH_MESSAGES):
-            total += await billing.bill(store, events[start : start + BATCH_MESSAGES])
-    return total
 
 
 def _messages_behind(consumer: Consumer) -> int:

@@ -23,9 +23,9 @@ from typing import Literal
 
 import msgspec
 
-from kvarn.limits.counts import Timing
-from kvarn.limits.orders import LimitsAwayError
-from kvarn.limits.redis_scripts import Call, Script, ScriptRunner
+from kvarn.limits.local import Timing
+from kvarn.limits.scripts import Call, Script, ScriptRunner
+from kvarn.limits.types import LimitsAwayError
 from kvarn.metering.budgets import BudgetBook, BudgetSpentError, Reservation, Standing
 from kvarn.store.ids import new_id
 

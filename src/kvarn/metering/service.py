@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.limits.redis_scripts import ScriptRunner
+from kvarn.limits.scripts import ScriptRunner
 from kvarn.metering.budgets import BudgetBook
 from kvarn.metering.event import InFlight, Measured, settle
 from kvarn.metering.journal import LiveJournal, Slot

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from weakref import WeakValueDictionary
 
+from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.store.engine import REPORT_CONNECTIONS, Store
 from kvarn.store.ledger import UsageFilter, UsageSum
 from kvarn.store.repositories.usage import sums as usage_sums
 
 
 class Reports:
-    """One report at a time for each organisation, and as many together as there are connections for them; the others
-    wait, first come, first served. What a report may take is counted from its turn on.
-
-    Args:
-        store: The database.
-    """
+    """One report at a time for each organization, and as many together as there are connections for them; the others
+    wait. What a report may take is counted from its turn on."""
 
     def __init__(self, store: Store) -> None:
+        self.running = FairSemaphore(REPORT_CONNECTIONS, per_tenant=1)
         self._store = store
-        self._connections = asyncio.Semaphore(REPORT_CONNECTIONS)
-        self._own = WeakValueDictionary[str, asyncio.Lock]()
-        """An organisation's; gone when nobody holds it or waits for it."""
 
     async def sums(
         self, tenant: str, where: UsageFilter, *, start: int, end: int, width: int, group_by: Sequence[str]
@@ -33,6 +26,5 @@ class Reports:
         Raises:
             StoreAwayError: The database does not answer in time.
         """
-        own = self._own.setdefault(tenant, asyncio.Lock())
-        async with own, self._connections:
+        async with self.running.place(tenant):
             return await usage_sums.sums(self._store, where, start=start, end=end, width=width, group_by=group_by)

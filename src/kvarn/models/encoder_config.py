@@ -12,7 +12,7 @@ from pydantic import Field
 from kvarn.models.errors import CheckpointError, UnsupportedModelError
 from kvarn.models.hf_config import EncoderConfig, Length
 from kvarn.models.spec import EncoderSpec
-from kvarn.text.generation_config import CheckpointFile
+from kvarn.text.config_files import CheckpointFile
 from kvarn.text.json_file import read_json, read_json_value, validate
 
 ENCODERS: Mapping[str, Literal["bert", "roberta"]] = MappingProxyType(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from kvarn.text.errors import CheckpointError
 
 __all__ = [
@@ -11,6 +13,7 @@ __all__ = [
     "NotEnoughMemoryError",
     "UnsupportedModelError",
     "WeightShapeError",
+    "required",
 ]
 
 
@@ -44,3 +47,13 @@ class WeightShapeError(CheckpointError):
         self.name = name
         self.expected = expected
         self.found = found
+
+
+T = TypeVar("T")
+
+
+def required(value: T | None, name: str) -> T:
+    """A value of config.json that must be there. Raises CheckpointError, which names it."""
+    if value is None:
+        raise CheckpointError(f"config.json: {name} is missing")
+    return value

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, TypeVar
+from typing import Literal
 
-from kvarn.models.errors import CheckpointError
+from kvarn.models.errors import required
 from kvarn.models.hf_config import DecoderConfig, RopeParameters
 from kvarn.models.rope import LONGROPE, rope_spec
 from kvarn.models.spec import DecoderSpec, LayerSpec, MoeSpec
@@ -61,6 +61,8 @@ Windows = Literal["all", "qwen", "alternating", "pattern"]
 class Family:
     """What sets a family apart."""
 
+    model_type: str
+    """What config.json calls it."""
     names: LayerNames = LayerNames()
     qk_norm: Literal["none", "head", "full"] = "none"
     qkv_bias: bool = False
@@ -79,8 +81,8 @@ class Family:
 
 def _mixtral_moe(config: DecoderConfig, layer: int) -> MoeSpec:
     return MoeSpec(
-        num_experts=_given(config.num_experts, "num_local_experts"),
-        experts_per_token=_given(config.num_experts_per_tok, "num_experts_per_tok"),
+        num_experts=required(config.num_experts, "num_local_experts"),
+        experts_per_token=required(config.num_experts_per_tok, "num_experts_per_tok"),
         intermediate_size=config.intermediate_size,
     )
 
@@ -89,32 +91,26 @@ def _qwen_moe(config: DecoderConfig, layer: int) -> MoeSpec | None:
     if layer in config.mlp_only_layers or (layer + 1) % config.decoder_sparse_step:
         return None
     return MoeSpec(
-        num_experts=_given(config.num_experts, "num_experts"),
-        experts_per_token=_given(config.num_experts_per_tok, "num_experts_per_tok"),
-        intermediate_size=_given(config.moe_intermediate_size, "moe_intermediate_size"),
+        num_experts=required(config.num_experts, "num_experts"),
+        experts_per_token=required(config.num_experts_per_tok, "num_experts_per_tok"),
+        intermediate_size=required(config.moe_intermediate_size, "moe_intermediate_size"),
         shared_intermediate_size=config.shared_expert_intermediate_size,
         renormalize=config.norm_topk_prob,
     )
 
 
-T = TypeVar("T")
-
-
-def _given(value: T | None, name: str) -> T:
-    if value is None:
-        raise CheckpointError(f"config.json: {name} is missing")
-    return value
-
-
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
-        "LlamaForCausalLM": Family(),
-        "MistralForCausalLM": Family(),
-        "Qwen2ForCausalLM": Family(qkv_bias=True, windows="qwen"),
-        "Qwen3ForCausalLM": Family(qk_norm="head", windows="qwen"),
-        "Phi3ForCausalLM": Family(names=LayerNames(qkv=("self_attn.qkv_proj",), gate_up=("gate_up_proj",))),
-        "Gemma2ForCausalLM": Family(names=SANDWICH_NORMS, gemma=True, windows="alternating"),
+        "LlamaForCausalLM": Family(model_type="llama"),
+        "MistralForCausalLM": Family(model_type="mistral"),
+        "Qwen2ForCausalLM": Family(model_type="qwen2", qkv_bias=True, windows="qwen"),
+        "Qwen3ForCausalLM": Family(model_type="qwen3", qk_norm="head", windows="qwen"),
+        "Phi3ForCausalLM": Family(
+            model_type="phi3", names=LayerNames(qkv=("self_attn.qkv_proj",), gate_up=("gate_up_proj",))
+        ),
+        "Gemma2ForCausalLM": Family(model_type="gemma2", names=SANDWICH_NORMS, gemma=True, windows="alternating"),
         "Gemma3ForCausalLM": Family(
+            model_type="gemma3_text",
             names=SANDWICH_NORMS,
             gemma=True,
             windows="pattern",
@@ -122,36 +118,23 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             rope_theta=1_000_000.0,
             local_rope_theta=10_000.0,
         ),
-        "Olmo2ForCausalLM": Family(names=OUTPUT_NORMS, qk_norm="full"),
+        "Olmo2ForCausalLM": Family(model_type="olmo2", names=OUTPUT_NORMS, qk_norm="full"),
         "MixtralForCausalLM": Family(
+            model_type="mixtral",
             names=LayerNames(
                 gate_up=("w1", "w3"), down="w2", experts="block_sparse_moe.experts", router="block_sparse_moe.gate"
             ),
             moe=_mixtral_moe,
             rope_theta=1_000_000.0,
         ),
-        "Qwen2MoeForCausalLM": Family(qkv_bias=True, windows="qwen", moe=_qwen_moe),
-        "Qwen3MoeForCausalLM": Family(qk_norm="head", windows="qwen", moe=_qwen_moe),
+        "Qwen2MoeForCausalLM": Family(model_type="qwen2_moe", qkv_bias=True, windows="qwen", moe=_qwen_moe),
+        "Qwen3MoeForCausalLM": Family(model_type="qwen3_moe", qk_norm="head", windows="qwen", moe=_qwen_moe),
     }
 )
 """Decoders by the name in config.json's `architectures`."""
 
 
-MODEL_TYPES: Mapping[str, str] = MappingProxyType(
-    {
-        "llama": "LlamaForCausalLM",
-        "mistral": "MistralForCausalLM",
-        "qwen2": "Qwen2ForCausalLM",
-        "qwen3": "Qwen3ForCausalLM",
-        "phi3": "Phi3ForCausalLM",
-        "gemma2": "Gemma2ForCausalLM",
-        "gemma3_text": "Gemma3ForCausalLM",
-        "olmo2": "Olmo2ForCausalLM",
-        "mixtral": "MixtralForCausalLM",
-        "qwen2_moe": "Qwen2MoeForCausalLM",
-        "qwen3_moe": "Qwen3MoeForCausalLM",
-    }
-)
+MODEL_TYPES: Mapping[str, str] = MappingProxyType({family.model_type: name for name, family in FAMILIES.items()})
 """The decoder of each `model_type`, for a config.json without `architectures`."""
 
 

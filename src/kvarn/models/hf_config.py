@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from kvarn.kernels.activation import Activation
 from kvarn.models.errors import UnsupportedModelError
-from kvarn.text.generation_config import CheckpointFile, EndTokens
+from kvarn.text.config_files import CheckpointFile, EndTokens
 
 Layers = Annotated[int, Field(ge=1, le=1024)]
 Heads = Annotated[int, Field(ge=1, le=1024)]
@@ -93,6 +93,11 @@ class QuantizedWeights(CheckpointFile):
     strategy: str | None = None
     group_size: GroupSize | None = None
 
+    @property
+    def resolved_strategy(self) -> str:
+        """Where config.json names none, it follows from the size of groups."""
+        return self.strategy or ("group" if (self.group_size or 0) > 0 else "channel")
+
 
 class QuantizedLayers(CheckpointFile):
     """One of the `config_groups` of compressed-tensors."""
@@ -101,10 +106,11 @@ class QuantizedLayers(CheckpointFile):
     format: str | None = None
     weights: QuantizedWeights | None = None
     input_activations: dict[str, Any] | None = None
+    output_activations: dict[str, Any] | None = None
 
 
 class QuantizationConfig(CheckpointFile):
-    """Fields of `quantization_config` that the formats read (GPTQ, AWQ, compressed-tensors)."""
+    """`quantization_config` of GPTQ, AWQ and compressed-tensors."""
 
     quant_method: str = ""
     bits: Bits | None = None
@@ -117,6 +123,9 @@ class QuantizationConfig(CheckpointFile):
     is_marlin_format: bool | None = None
     format: str | None = None
     config_groups: dict[str, QuantizedLayers] | None = None
+    sparsity_config: dict[str, Any] | None = None
+    transform_config: dict[str, Any] | None = None
+    kv_cache_scheme: Any = None
 
 
 class CheckpointKind(CheckpointFile):

@@ -64,7 +64,7 @@ class DecoderLayer:
         x = self.output(mixed, add_to=add_to, adapters=step.adapters)
         hidden = self._add(hidden, x, self.attention_output_norm)
         add_to = self._sum_target(hidden, self.mlp_output_norm)
-        x = self.mlp.forward(hidden, self.kernels, self.mlp_input_norm, add_to, step.adapters)
+        x = self.mlp.forward(hidden, self.mlp_input_norm, add_to, step.adapters)
         return self._add(hidden, x, self.mlp_output_norm)
 
     def _sum_target(self, hidden: torch.Tensor, output_norm: Norm | None) -> torch.Tensor | None:
@@ -84,16 +84,14 @@ class DecoderLayer:
         weight, eps = self.query_key_norm.weight, self.query_key_norm.eps
         split, end = self.heads.query * self.heads.dim, len(weight)
         query, key = qkv[:, :split], qkv[:, split:end]
-        if self.parallel.world_size == 1:
-            query.copy_(self.kernels.rms_norm(query, Norm(weight[:split], eps)))
-            key.copy_(self.kernels.rms_norm(key, Norm(weight[split:], eps)))
-            return
-        squares = torch.stack([query.float().square().sum(-1), key.float().square().sum(-1)])
-        repeats = self.heads.kv * self.parallel.world_size / self.spec.num_kv_heads
-        totals = torch.tensor([self.spec.num_heads, self.spec.num_kv_heads * repeats], device=squares.device)
-        means = (self.parallel.all_reduce(squares) / (totals[:, None] * self.spec.head_dim)).unsqueeze(-1)
-        query.copy_(self.kernels.rms_norm(query, Norm(weight[:split], eps), mean_square=means[0]))
-        key.copy_(self.kernels.rms_norm(key, Norm(weight[split:], eps), mean_square=means[1]))
+        means: tuple[torch.Tensor | None, ...] = (None, None)
+        if self.parallel.world_size > 1:
+            squares = torch.stack([query.float().square().sum(-1), key.float().square().sum(-1)])
+            repeats = self.heads.kv * self.parallel.world_size / self.spec.num_kv_heads
+            totals = torch.tensor([self.spec.num_heads, self.spec.num_kv_heads * repeats], device=squares.device)
+            means = (self.parallel.all_reduce(squares) / (totals[:, None] * self.spec.head_dim)).unsqueeze(-1).unbind()
+        for part, own_weight, mean in zip((query, key), (weight[:split], weight[split:]), means, strict=True):
+            part.copy_(self.kernels.rms_norm(part, Norm(own_weight, eps), mean_square=mean))
 
 
 def load_layer(index: int, spec: DecoderSpec, names: LayerNames, loader: WeightLoader) -> DecoderLayer:

@@ -46,7 +46,6 @@ class DenseMlp:
     def forward(
         self,
         x: torch.Tensor,
-        kernels: Kernels,
         norm: Norm | None = None,
         add_to: torch.Tensor | None = None,
         adapters: torch.Tensor | None = None,
@@ -60,6 +59,7 @@ class MoeMlp:
     """A router that sends each token to a few experts (Shazeer et al. 2017), and perhaps one that all visit."""
 
     moe: MoeSpec
+    kernels: Kernels
     router: Linear
     experts: tuple[DenseMlp, ...]
     shared: DenseMlp | None
@@ -86,6 +86,7 @@ class MoeMlp:
         shared_size = moe.shared_intermediate_size
         return MoeMlp(
             moe=moe,
+            kernels=loader.kernels,
             router=gate(names.router, moe.num_experts),
             experts=tuple(mlp(f"{names.experts}.{e}", moe.intermediate_size) for e in range(moe.num_experts)),
             shared=mlp(names.shared_expert, shared_size) if shared_size else None,
@@ -95,14 +96,13 @@ class MoeMlp:
     def forward(
         self,
         x: torch.Tensor,
-        kernels: Kernels,
         norm: Norm | None = None,
         add_to: torch.Tensor | None = None,
         adapters: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As `DenseMlp.forward`. Each expert that is hit runs once, over all of its tokens."""
         if norm is not None:
-            x = kernels.rms_norm(x, norm)
+            x = self.kernels.rms_norm(x, norm)
         probabilities = torch.softmax(self.router(x).float(), -1)
         shares, chosen = probabilities.topk(self.moe.experts_per_token, -1)
         if self.moe.renormalize:
@@ -114,13 +114,13 @@ class MoeMlp:
         parts = torch.split(inputs, counts)
         part_adapters = (None,) * len(parts) if adapters is None else torch.split(adapters[tokens], counts)
         outputs = [
-            expert.forward(part, kernels, adapters=own)
+            expert.forward(part, adapters=own)
             for expert, part, own in zip(self.experts, parts, part_adapters, strict=True)
             if len(part)
         ]
         mixed = torch.cat(outputs).float().mul_(shares)
         out = mixed.new_zeros(x.shape).index_add_(0, tokens, mixed)
         if self.shared is not None and self.shared_gate is not None:
-            gate = kernels.activation(self.shared_gate(x).float(), "sigmoid")
-            out += gate * self.shared.forward(x, kernels, adapters=adapters).float()
+            gate = self.kernels.activation(self.shared_gate(x).float(), "sigmoid")
+            out += gate * self.shared.forward(x, adapters=adapters).float()
         return out.to(x.dtype) if add_to is None else add_to.add_(out)

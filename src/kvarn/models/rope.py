@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TypeVar
 
-from kvarn.models.errors import CheckpointError, UnsupportedModelError
+from kvarn.models.errors import CheckpointError, UnsupportedModelError, required
 from kvarn.models.hf_config import RopeParameters
 from kvarn.models.spec import RopeSpec
 
 LONGROPE = ("longrope", "su")
 """Names of LongRoPE."""
-
-T = TypeVar("T")
 
 
 def rope_spec(
@@ -25,16 +22,16 @@ def rope_spec(
     one. Dynamic NTK scaling uses the frequencies of the longest context it stretches to, `factor` times
     `trained_context_length`. vLLM does the same; transformers changes frequencies with the sequence's length.
     """
-    dim = int(head_dim * _given(parameters.partial_rotary_factor, "partial_rotary_factor"))
+    dim = int(head_dim * required(parameters.partial_rotary_factor, "rope_parameters.partial_rotary_factor"))
     if dim < 2 or dim % 2:
         raise CheckpointError(f"config.json: partial_rotary_factor rotates {dim} of {head_dim} numbers: an even count")
-    base = _given(parameters.rope_theta, "rope_theta")
+    base = required(parameters.rope_theta, "rope_parameters.rope_theta")
     plain = _frequencies(base, dim)
     match parameters.rope_type:
         case "default":
             return RopeSpec(inverse_frequencies=tuple(plain))
         case "linear":
-            factor = _given(parameters.factor, "factor")
+            factor = required(parameters.factor, "rope_parameters.factor")
             return RopeSpec(inverse_frequencies=tuple(f / factor for f in plain))
         case "dynamic":
             return RopeSpec(inverse_frequencies=tuple(_dynamic(base, dim, parameters)))
@@ -54,15 +51,9 @@ def _frequencies(base: float, dim: int) -> list[float]:
     return [base ** (-2 * i / dim) for i in range(dim // 2)]
 
 
-def _given(value: T | None, name: str) -> T:
-    if value is None:
-        raise CheckpointError(f"config.json: rope_parameters.{name} is missing")
-    return value
-
-
 def _dynamic(base: float, dim: int, parameters: RopeParameters) -> list[float]:
     """NTK-aware scaling (bloc97 2023) of the base, for a context stretched by `factor`."""
-    factor = _given(parameters.factor, "factor")
+    factor = required(parameters.factor, "rope_parameters.factor")
     if dim < 4 or factor < 1:
         raise CheckpointError(
             f"config.json: dynamic rope of factor {factor:g} and {dim} rotated numbers is not defined"
@@ -72,10 +63,10 @@ def _dynamic(base: float, dim: int, parameters: RopeParameters) -> list[float]:
 
 def _llama3(frequency: float, parameters: RopeParameters) -> float:
     """Llama 3.1: long wavelengths are stretched, short ones kept, those between blended."""
-    factor = _given(parameters.factor, "factor")
-    low = _given(parameters.low_freq_factor, "low_freq_factor")
-    high = _given(parameters.high_freq_factor, "high_freq_factor")
-    original = _given(parameters.original_max_position_embeddings, "original_max_position_embeddings")
+    factor = required(parameters.factor, "rope_parameters.factor")
+    low = required(parameters.low_freq_factor, "rope_parameters.low_freq_factor")
+    high = required(parameters.high_freq_factor, "rope_parameters.high_freq_factor")
+    original = required(parameters.original_max_position_embeddings, "rope_parameters.original_max_position_embeddings")
     turns = original * frequency / (2 * math.pi)
     blend = min(max((turns - low) / (high - low), 0.0), 1.0)
     return (1 - blend) * frequency / factor + blend * frequency
@@ -83,8 +74,8 @@ def _llama3(frequency: float, parameters: RopeParameters) -> float:
 
 def _yarn(plain: list[float], base: float, parameters: RopeParameters) -> RopeSpec:
     """YaRN (Peng et al. 2023): interpolate slow dimensions, keep fast ones, a linear ramp between."""
-    factor = _given(parameters.factor, "factor")
-    original = _given(parameters.original_max_position_embeddings, "original_max_position_embeddings")
+    factor = required(parameters.factor, "rope_parameters.factor")
+    original = required(parameters.original_max_position_embeddings, "rope_parameters.original_max_position_embeddings")
     dim = 2 * len(plain)
 
     def dimension_of(turns: float) -> float:
@@ -116,9 +107,9 @@ def _longrope(
     plain: list[float], parameters: RopeParameters, trained_context_length: int, max_context_length: int
 ) -> RopeSpec:
     """LongRoPE (Ding et al. 2024), as Phi-3 uses it: a factor for each dimension."""
-    original = _given(parameters.original_max_position_embeddings, "original_max_position_embeddings")
+    original = required(parameters.original_max_position_embeddings, "rope_parameters.original_max_position_embeddings")
     name = "long_factor" if max_context_length > original else "short_factor"
-    factors = _given(getattr(parameters, name), name)
+    factors = required(getattr(parameters, name), f"rope_parameters.{name}")
     if len(factors) != len(plain):
         raise CheckpointError(f"config.json: rope_parameters.{name} has {len(factors)} numbers, expected {len(plain)}")
     stretch = parameters.factor or trained_context_length / original

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from kvarn.observe.engines import TIERS, priority_tier
-
 _WAITS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60)
 _ERRORS = (-5, -2, -1, -0.5, -0.25, -0.1, -0.05, -0.02, 0, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5)
+
+TIERS = ("interactive", "standard", "batch")
+"""Names of the priority tiers, best first; see `priority_tier`."""
+
+
+def priority_tier(priority: int) -> str:
+    """The tier a priority belongs to: clients choose priorities freely, labels must be few."""
+    return "interactive" if priority <= 0 else "standard" if priority < 10 else "batch"
 
 
 class AdmissionMetrics:
@@ -21,31 +28,28 @@ class AdmissionMetrics:
         """`registry`: where they are shown; nowhere without one. `slo_missed` hears of each generation request with
         latency targets that is refused, with its model."""
         self.slo_missed = slo_missed
-        self._requests = Counter(
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self._waiting: dict[str, dict[str, dict[int, int]]] = {}
+        """By model, replica and priority."""
+        self._requests = counter(
             "kvarn_admission_requests_total",
             "Requests by what admission decided on them.",
             ("model", "tier", "decision"),
-            registry=registry,
         )
-        self._shed = Counter(
-            "kvarn_admission_shed_total", "Requests turned away, by reason.", ("model", "reason"), registry=registry
-        )
-        self._length = Gauge(
-            "kvarn_admission_queue_length", "Requests waiting at the gateway.", ("model", "tier"), registry=registry
-        )
-        self._wait = Histogram(
+        self._shed = counter("kvarn_admission_shed_total", "Requests turned away, by reason.", ("model", "reason"))
+        self._length = gauge("kvarn_admission_queue_length", "Requests waiting at the gateway.", ("model", "tier"))
+        self._wait = histogram(
             "kvarn_admission_wait_seconds",
             "Wait at the gateway of requests that went to the engine.",
             ("model", "tier"),
             buckets=_WAITS,
-            registry=registry,
         )
-        self._error = Histogram(
+        self._error = histogram(
             "kvarn_admission_ttft_error_seconds",
             "Time to first token less what was predicted when the request went to the engine.",
             ("model",),
             buckets=_ERRORS,
-            registry=registry,
         )
 
     def decided(self, model: str, priority: int, decision: str) -> None:
@@ -61,11 +65,13 @@ class AdmissionMetrics:
         """A request went to the engine after a wait."""
         self._wait.labels(model, priority_tier(priority)).observe(seconds)
 
-    def waiting(self, model: str, by_priority: dict[int, int]) -> None:
-        """So many requests wait."""
+    def waiting(self, model: str, replica: str, by_priority: dict[int, int]) -> None:
+        """So many requests wait for a replica of a model."""
+        self._waiting.setdefault(model, {})[replica] = by_priority
         lengths = dict.fromkeys(TIERS, 0)
-        for priority, count in by_priority.items():
-            lengths[priority_tier(priority)] += count
+        for waiting in self._waiting[model].values():
+            for priority, count in waiting.items():
+                lengths[priority_tier(priority)] += count
         for tier, length in lengths.items():
             self._length.labels(model, tier).set(length)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from kvarn.config.platform import SloConfig
-from kvarn.observe.engines import EngineCollector, EngineSource
 from kvarn.observe.latency import GenerationTimer, SlidingRatio
 from kvarn.observe.merge import MetricFamily, read_families
 
@@ -81,96 +81,68 @@ class GatewayMetrics:
     """All metrics of one gateway process.
 
     Args:
-        engines: What each model's replica reports, read when `/metrics` is.
+        models: Names of the models.
         slo: The latency targets that goodput counts against, by model; the defaults for those it does not name.
         clock: Monotonic seconds.
-        show_engines: Whether this is the process that shows them; of several gateway processes one does.
     """
 
     def __init__(
         self,
-        engines: Iterable[EngineSource],
+        models: Iterable[str],
         slo: Mapping[str, SloConfig] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        *,
-        show_engines: bool = True,
     ) -> None:
-        engines = list(engines)
         self.clock = clock
         self.registry = CollectorRegistry()
         self._define(self.registry)
         slo = slo or {}
-        self._models = {
-            engine.name: _ModelMetrics(self, engine.name, slo.get(engine.name, SloConfig())) for engine in engines
-        }
-        self._engines = EngineCollector(engines)
-        if show_engines:
-            self.registry.register(self._engines)
+        self._models = {model: _ModelMetrics(self, model, slo.get(model, SloConfig())) for model in models}
         ProcessCollector(registry=self.registry)
 
     def _define(self, registry: CollectorRegistry) -> None:
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
         by_model = ("model",)
-        self.processes = Gauge("kvarn_gateway_processes", "Gateway processes that serve.", registry=registry)
+        self.processes = gauge("kvarn_gateway_processes", "Gateway processes that serve.")
         self.processes.set(1)
-        self.process_restarts = Counter(
-            "kvarn_gateway_process_restarts_total",
-            "Gateway processes started in the place of one that ended.",
-            registry=registry,
+        self.process_restarts = counter(
+            "kvarn_gateway_process_restarts_total", "Gateway processes started in the place of one that ended."
         )
-        self.requests = Counter(
-            "kvarn_requests_total",
-            "HTTP requests answered.",
-            ("model", "endpoint", "status"),
-            registry=registry,
-        )
-        self.in_flight = Gauge("kvarn_requests_in_flight", "HTTP requests being answered.", registry=registry)
-        self.request_seconds = Histogram(
+        self.requests = counter("kvarn_requests_total", "HTTP requests answered.", ("model", "endpoint", "status"))
+        self.in_flight = gauge("kvarn_requests_in_flight", "HTTP requests being answered.")
+        self.request_seconds = histogram(
             "kvarn_request_seconds",
             "From a request's headers to the last byte of its answer.",
             ("model", "endpoint"),
             buckets=_REQUEST_BUCKETS,
-            registry=registry,
         )
-        self.batch_lines = Counter(
+        self.batch_lines = counter(
             "kvarn_batch_lines_total",
             "Lines of batches: completed, failed, or refused and to be tried again.",
             ("outcome",),
-            registry=registry,
         )
-        self.disconnects = Counter(
-            "kvarn_disconnects_total",
-            "Clients that left before the end of their answer.",
-            ("model", "endpoint"),
-            registry=registry,
+        self.disconnects = counter(
+            "kvarn_disconnects_total", "Clients that left before the end of their answer.", ("model", "endpoint")
         )
-        self.ttft = Histogram(
-            "kvarn_ttft_seconds", "Time to first token.", by_model, buckets=_TTFT_BUCKETS, registry=registry
-        )
-        self.tpot = Histogram(
+        self.ttft = histogram("kvarn_ttft_seconds", "Time to first token.", by_model, buckets=_TTFT_BUCKETS)
+        self.tpot = histogram(
             "kvarn_tpot_seconds",
             "Time per output token: mean gap after the first token of a choice.",
             by_model,
             buckets=_TPOT_BUCKETS,
-            registry=registry,
         )
-        self.itl = Histogram(
-            "kvarn_itl_seconds",
-            "Single gaps between deltas of a choice.",
-            by_model,
-            buckets=_TPOT_BUCKETS,
-            registry=registry,
+        self.itl = histogram(
+            "kvarn_itl_seconds", "Single gaps between deltas of a choice.", by_model, buckets=_TPOT_BUCKETS
         )
-        self.slo_requests = Counter(
+        self.slo_requests = counter(
             "kvarn_slo_requests_total",
             "Generation requests that met, or missed, the TTFT and TPOT targets.",
             ("model", "outcome"),
-            registry=registry,
         )
-        self.goodput = Gauge(
+        self.goodput = gauge(
             "kvarn_goodput_ratio",
             "Share of the generation requests of the last 5 minutes that met the TTFT and TPOT targets.",
             by_model,
-            registry=registry,
         )
 
     def generation(self, model: str, started: float) -> GenerationObserver:
@@ -180,10 +152,6 @@ class GatewayMetrics:
     def slo_missed(self, model: str) -> None:
         """A generation request for a configured model was refused before it began: a miss."""
         self._models[model].count_slo(False)
-
-    def observe_engines(self) -> None:
-        """Read what the engines report; called every second, so that little is lost when one dies between scrapes."""
-        self._engines.observe()
 
     @property
     def requests_in_flight(self) -> int:

@@ -1,1 +1,1 @@
-"""Room: replica (see docs/architecture.md)."""
+"""One engine process and what speaks to it: `server` is the process, `client` the view that others have of it."""

@@ -1,17 +1,14 @@
-"""What an engine process is told to become: a small message on its standard input."""
+"""What an engine process is told when it starts: one line of JSON on its standard input."""
 
 from __future__ import annotations
 
 import os
-from typing import IO
 
 import msgspec
 
 from kvarn.config.schema import EngineConfig, ModelConfig, ReplicaConfig
-from kvarn.replica.spawn import DEFAULT_FACTORY
 
-_LENGTH_BYTES = 4
-_MAX_SPEC_BYTES = 1 << 24
+DEFAULT_FACTORY = "kvarn.replica.server.build:build_service"
 
 
 class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,11 +21,10 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_interval_s: float = 0.5
     log_level: str = "info"
     log_format: str = "text"
-    processors: tuple[int, ...] = ()
-    """Logical processors to keep to; empty: those that the parent may use."""
+    cpus: tuple[int, ...] = ()
+    """Logical CPUs to run on; empty: those of the parent."""
     factory: str = DEFAULT_FACTORY
-    """`module:function` that turns the spec into a service. Tests name a scripted one; the process around it, its
-    sockets and its death are the real ones."""
+    """`module:function` that turns the spec into a service. Tests name a scripted one."""
 
     @classmethod
     def of(
@@ -37,7 +33,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
         directory: os.PathLike[str] | str,
         replica: ReplicaConfig,
         log_level: str,
-        processors: tuple[int, ...] = (),
+        cpus: tuple[int, ...] = (),
         *,
         log_format: str = "text",
     ) -> ReplicaSpec:
@@ -48,7 +44,7 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
             heartbeat_interval_s=replica.heartbeat_interval_s,
             log_level=log_level,
             log_format=log_format,
-            processors=processors,
+            cpus=cpus,
         )
 
     @property
@@ -62,46 +58,24 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.model_config.engine
 
 
-class Handover(msgspec.Struct, frozen=True, kw_only=True):
-    """The first and only message on an engine's standard input, which then stays open as the parent's life-line."""
+class StartMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The first and only message on an engine's standard input, which then stays open until the parent ends."""
 
     spec: ReplicaSpec
-    inbox: str
-    """ZMQ address that the engine binds and reads."""
-    outbox: str
-    """ZMQ address that the engine connects to and writes."""
+    sockets: str
+    """Directory of its sockets; see `kvarn.replica.addresses`."""
     spawned_at: float
     """`time.monotonic()` of the parent just before it started the process."""
 
+    def encode(self) -> bytes:
+        """One line."""
+        return msgspec.json.encode(self) + b"\n"
 
-def write_handover(stream: IO[bytes], handover: Handover) -> None:
-    """Write the message with its length in front, and leave the stream open."""
-    payload = msgspec.msgpack.encode(handover)
-    stream.write(len(payload).to_bytes(_LENGTH_BYTES, "little") + payload)
-    stream.flush()
+    @classmethod
+    def decode(cls, line: bytes) -> StartMessage:
+        """Read what `encode` wrote.
 
-
-def read_handover(descriptor: int) -> Handover | None:
-    """Read the message; None if the parent closed the stream before it was whole.
-
-    Raises:
-        ValueError: What was read is no handover.
-    """
-    header = _read_exactly(descriptor, _LENGTH_BYTES)
-    if header is None:
-        return None
-    length = int.from_bytes(header, "little")
-    if length > _MAX_SPEC_BYTES:
-        raise ValueError(f"a handover of {length} bytes: this process is started by `kvarn serve`, not by hand")
-    payload = _read_exactly(descriptor, length)
-    return None if payload is None else msgspec.msgpack.decode(payload, type=Handover)
-
-
-def _read_exactly(descriptor: int, count: int) -> bytes | None:
-    parts = bytearray()
-    while len(parts) < count:
-        part = os.read(descriptor, count - len(parts))
-        if not part:
-            return None
-        parts += part
-    return bytes(parts)
+        Raises:
+            msgspec.DecodeError: The line is no such message.
+        """
+        return msgspec.json.decode(line, type=cls)

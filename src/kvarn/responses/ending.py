@@ -1,23 +1,23 @@
-"""How a response ends: one small state machine, whichever way it was asked for.
+"""How a response ends: one small state machine, whichever way it was request for.
 
-                finish, fail, cancel                 it is kept, or cannot be
-    WRITING ---------------------------> ENDING ------------------------------> ENDED   its last events are told
+                finish, fail, cancel               it is stored, or cannot be
+    WRITING ---------------------------> ENDING -----------------------------> ENDED     its last events are sent
        |                                    |  another gateway ends it, or nobody
-       +------------------------------------+---------------------------------> LEFT    nothing is told here
-                       leave
+       +------------------------------------+--------------------------------> DROPPED   nothing is sent from here
+                       drop
 
 | who | ends it by | as |
 |---|---|---|
 | its model, its moderation | `finish` | `completed`, `incomplete` |
 | its engine, a refusal, a server that stops while it streams | `fail` | `failed` |
-| its client, who cancels it or leaves its stream | `cancel` | `cancelled` |
-| a client without a stream who leaves, or whose answer breaks off | `leave` | nothing: it is not kept |
-| a deletion; a gateway that stops or has lost its lease of it | `leave` | nothing: another ends it, if anybody |
+| its client, who cancels it or closes its stream | `cancel` | `cancelled` |
+| a client without a stream who leaves, or whose answer breaks off | `drop` | nothing: it is not stored |
+| a deletion; a gateway that stops or has lost its lease of it | `drop` | nothing: another ends it, if anybody |
 
-The first to come ends it; who comes later waits for that end and changes nothing. It is kept before it is told, since
-whoever goes on from it must find it, and keeping it may change how it ends: where a conversation has gone on without
-it, or the database refuses its turn, it has `failed`. A conversation goes on only from what is `completed` or
-`incomplete`. Among gateways it is the lease of a background response that lets one of them keep its end, once
+The first call ends it; later calls wait for that end and change nothing. It is stored before its end is sent, since
+whoever goes on from it must find it, and since storing it may change how it ends: where a conversation has gone on
+without it, or the database refuses its turn, it has `failed`. A conversation goes on only from what is `completed` or
+`incomplete`. Among gateways it is the lease of a background response that lets one of them store its end, once
 (`finish_background`).
 """
 
@@ -27,15 +27,15 @@ import asyncio
 import logging
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
+from kvarn.jobs.run_to_completion import run_to_completion
+from kvarn.responses.sink import ResponseSink, Stored
 from kvarn.responses.writer import ResponseWriter
 from kvarn.serving.errors import to_api_error
-from kvarn.serving.run_to_completion import to_the_end
 from kvarn.store.repositories.conversations.conversations import ConversationLockedError, Lock
 from kvarn.store.repositories.conversations.responses import Ended
 from kvarn.wire.openai.chat.answer import FinishReason
@@ -44,8 +44,8 @@ from kvarn.wire.openai.responses.items import StoredItem
 
 _log = logging.getLogger("kvarn.gateway")
 
-WHOLE = ("completed", "incomplete")
-"""How a response ends that a conversation goes on from."""
+CONTINUABLE = ("completed", "incomplete")
+"""States of an ended response that a conversation goes on from."""
 
 
 class State(Enum):
@@ -54,56 +54,28 @@ class State(Enum):
     WRITING = auto()
     ENDING = auto()
     ENDED = auto()
-    LEFT = auto()
+    DROPPED = auto()
 
 
-class Kept(Enum):
-    """What became of a response that was to be kept."""
-
-    KEPT = auto()
-    """It is, or was not to be."""
-    NOT_KEPT = auto()
-    """The database is away, and nobody waits for it to come back."""
-    NOT_OURS = auto()
-    """Another gateway ends it, or it is gone."""
-
-
-class Shelf(Protocol):
-    """Where a response is kept once it has ended."""
-
-    @property
-    def refused(self) -> Kept:
-        """What a response is that cannot be kept at all."""
-        ...
-
-    async def keep(self, ended: Ended) -> Kept:
-        """Keep it, with its turn of its conversation: both or none.
-
-        Raises:
-            ConversationLockedError: The conversation has gone on without it.
-        """
-        ...
-
-
-class Ending:
+class ResponseEnding:
     """The end of one response.
 
     Args:
         writer: Writes it.
         items: What its turn brought.
-        lock: Its hold on its conversation.
-        shelf: Where it is kept.
+        lock: Of its conversation.
+        sink: Stores it.
     """
 
-    def __init__(self, writer: ResponseWriter, items: list[StoredItem], lock: Lock | None, shelf: Shelf) -> None:
+    def __init__(self, writer: ResponseWriter, items: list[StoredItem], lock: Lock | None, sink: ResponseSink) -> None:
         self.state = State.WRITING
         self.usage: Callable[[], ResponseUsage | UnsetType] = lambda: UNSET
         """What it has used so far."""
         self._writer = writer
         self._items = items
         self._lock = lock
-        self._shelf = shelf
-        self._keeping: asyncio.Future[None] | None = None
+        self._sink = sink
+        self._storing: asyncio.Future[None] | None = None
         self._last_events: list[StreamEvent] = []
 
     async def finish(self, finish_reason: FinishReason, now: int) -> None:
@@ -118,20 +90,20 @@ class Ending:
 
     async def fail(self, error: Exception) -> None:
         """It broke off; what has been written stays."""
-        await self._end(lambda: self._writer.break_off("failed", self.usage(), _told(error)))
+        await self._end(lambda: self._writer.break_off("failed", self.usage(), _response_error(error)))
 
     async def cancel(self) -> None:
-        """Its client wants no more of it; what has been written stays."""
+        """Its client has cancelled it; what has been written stays."""
         await self._end(lambda: self._writer.break_off("cancelled", self.usage()))
 
-    async def leave(self) -> None:
-        """Keep nothing of it. One whose end has come already is ended all the same."""
+    async def drop(self) -> None:
+        """Store nothing of it. One whose end has come already is ended all the same."""
         if self.state is State.WRITING:
-            self.state = State.LEFT
+            self.state = State.DROPPED
         await self._end(None)
 
     def take_last_events(self) -> list[StreamEvent]:
-        """The events that tell its end, for whoever asks first; none before it, and where it was left."""
+        """The events of its end, once; none before it, and where it was dropped."""
         taken, self._last_events = self._last_events, []
         return taken
 
@@ -139,51 +111,51 @@ class Ending:
         if self.state is State.WRITING:
             assert close is not None
             self.state = State.ENDING
-            self._keeping = asyncio.ensure_future(self._keep(close()))
-        if self._keeping is not None:
-            await to_the_end(self._keeping)
+            self._storing = asyncio.ensure_future(self._store(close()))
+        if self._storing is not None:
+            await run_to_completion(self._storing)
 
-    async def _keep(self, closing: list[StreamEvent]) -> None:
+    async def _store(self, closing: list[StreamEvent]) -> None:
         try:
-            kept = await self._shelf.keep(self._as_ended(self._lock))
+            result = await self._sink.put(self._as_ended(self._lock))
         except Exception as error:  # whatever it was: a conversation does not go on from it
-            kept = await self._keep_without_conversation(error)
-        if kept is Kept.NOT_OURS:
-            self.state = State.LEFT
+            result = await self._store_without_conversation(error)
+        if result is Stored.NOT_OURS:
+            self.state = State.DROPPED
             return
-        if kept is Kept.NOT_KEPT:
-            self._say_that_it_is_not_kept()
+        if result is Stored.NOT_STORED:
+            self._mark_as_not_stored()
         self._last_events = [*closing, self._writer.last()]
         self.state = State.ENDED
 
-    async def _keep_without_conversation(self, error: Exception) -> Kept:
+    async def _store_without_conversation(self, error: Exception) -> Stored:
         """One that should have gone on with a conversation has failed. Any other is whole, and is tried once more."""
         if self._lock is not None:
-            self._spoil(_told(error))
+            self._set_failed(_response_error(error))
         else:
             _log.warning("response %s is not kept at the first try", self._writer.response.id, exc_info=error)
         try:
-            return await self._shelf.keep(self._as_ended(None))
+            return await self._sink.put(self._as_ended(None))
         except Exception:
             _log.exception("response %s cannot be kept", self._writer.response.id)
-            return self._shelf.refused
+            return self._sink.refused
 
-    def _say_that_it_is_not_kept(self) -> None:
+    def _mark_as_not_stored(self) -> None:
         """Without a database an answer is still an answer; where a conversation should have gone on, it has failed."""
         writer = self._writer
         writer.response = replace(writer.response, store=False)
-        if self._lock is not None and writer.response.status in WHOLE:
+        if self._lock is not None and writer.response.status in CONTINUABLE:
             message = "The database does not take the answer: the conversation could not go on with it."
-            self._spoil(ResponseError(code="server_error", message=message))
+            self._set_failed(ResponseError(code="server_error", message=message))
 
-    def _spoil(self, error: ResponseError) -> None:
+    def _set_failed(self, error: ResponseError) -> None:
         writer = self._writer
         failed = {"status": "failed", "error": error, "incomplete_details": None, "completed_at": None}
         writer.response = replace(writer.response, **failed)
 
     def _as_ended(self, lock: Lock | None) -> Ended:
         response = self._writer.response
-        whole = lock is not None and response.status in WHOLE
+        whole = lock is not None and response.status in CONTINUABLE
         return Ended(
             response.id,
             msgspec.to_builtins(replace(response, output=[])) | {"output": response.output},
@@ -195,13 +167,15 @@ class Ending:
         )
 
 
-def _told(error: Exception) -> ResponseError:
-    """An error as a response tells it."""
+def _response_error(error: Exception) -> ResponseError:
+    """An error in the form of `Response.error`."""
     if isinstance(error, ConversationLockedError):
         return ResponseError(code="server_error", message=str(error))
-    told = to_api_error(error)
-    if told.status == 500:
+    api_error = to_api_error(error)
+    if api_error.status == 500:
         _log.error("a response failed", exc_info=error)
-    if told.status == 429:
-        return ResponseError(code="rate_limit_exceeded", message=told.message)
-    return ResponseError(code="server_error" if told.status >= 500 else "invalid_prompt", message=told.message)
+    if api_error.status == 429:
+        return ResponseError(code="rate_limit_exceeded", message=api_error.message)
+    return ResponseError(
+        code="server_error" if api_error.status >= 500 else "invalid_prompt", message=api_error.message
+    )

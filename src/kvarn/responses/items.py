@@ -1,12 +1,13 @@
-"""Items that have been kept before, by their ids: what an `item_reference` stands for."""
+"""Items of responses and conversations: references to stored ones are resolved, new ones are stored."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from kvarn.responses.responses_context import ResponsesContext
 from kvarn.responses.writer import response_of_item
 from kvarn.serving.record import RequestRecord
+from kvarn.store.ids import new_id
 from kvarn.store.repositories.conversations import conversations, responses
 from kvarn.store.repositories.conversations.histories import (
     MAX_HISTORY_BYTES,
@@ -17,18 +18,16 @@ from kvarn.store.repositories.conversations.histories import (
     decode_item,
 )
 from kvarn.wire.openai.errors import ApiError, invalid_request
-from kvarn.wire.openai.responses.items import StoredItem
+from kvarn.wire.openai.responses.items import AnyItem, ItemReference, StoredItem, stored_item
 
 
-async def find_kept_items(
+async def find_stored_items(
     serving: ResponsesContext, record: RequestRecord, wanted: Collection[str], param: str
 ) -> dict[str, StoredItem]:
     """Items of the owner's responses or conversations by their ids, as far as there are any. What is read counts as if
     the request's body had brought it.
 
     Args:
-        serving: Where they are kept.
-        record: Who asks.
         wanted: Ids.
         param: The field of the request that refers to them.
 
@@ -56,8 +55,8 @@ async def find_kept_items(
     return found | await serving.run(record, lambda: {name: decode_item(text) for name, text in texts.items()})
 
 
-def no_item(wanted: str, where: str) -> ApiError:
-    """The 404 for a reference at `where` to what the owner has not."""
+def item_not_found(wanted: str, where: str) -> ApiError:
+    """The 404 for a reference at `where` to an item that the owner does not have."""
     return ApiError(404, f"There is no item {wanted!r}.", code="item_not_found", param=f"{where}.id")
 
 
@@ -68,3 +67,46 @@ def _items_among(turns: list[KeptTurn], wanted: Collection[str]) -> dict[str, St
         for item in turn.items()
         if item["id"] in wanted and response_of_item(item["id"]) == turn.id
     }
+
+
+async def add_items(
+    serving: ResponsesContext, record: RequestRecord, conversation_id: str, given: Sequence[AnyItem]
+) -> list[StoredItem]:
+    """Add items at the end of a conversation; returns them as they are stored.
+
+    Raises:
+        ApiError: 404, a reference to an item that the owner does not have; 400, the conversation would be too large.
+        NotFoundError: The owner has no such conversation.
+        ConflictError: A response is being made in it, or it has an item of one of the ids already.
+        StorageFullError: The organisation would store more than it may.
+    """
+    items = await resolve_items(serving, record, given)
+    try:
+        await conversations.add_items(
+            serving.store, record.principal.owner, conversation_id, items, serving.storage_quota.max_bytes
+        )
+    except HistoryTooLongError:
+        message = (
+            f"The conversation would hold more than {MAX_HISTORY_ITEMS} items: delete items of it, or begin a new one."
+        )
+        raise invalid_request(message, "items", "conversation_too_large") from None
+    return items
+
+
+async def resolve_items(serving: ResponsesContext, record: RequestRecord, given: Sequence[AnyItem]) -> list[StoredItem]:
+    """The items as they are stored; references are resolved.
+
+    Raises:
+        ApiError: 404, a reference to an item that the owner does not have.
+    """
+    wanted = {item.id for item in given if isinstance(item, ItemReference)}
+    found = await find_stored_items(serving, record, wanted, "items")
+    items: list[StoredItem] = []
+    for number, item in enumerate(given):
+        if not isinstance(item, ItemReference):
+            items.append(stored_item(item, new_id))
+        elif item.id in found:
+            items.append(found[item.id])
+        else:
+            raise item_not_found(item.id, f"items[{number}]")
+    return items

@@ -1,21 +1,20 @@
-"""Making a response: a chat's answer, told in the words of `/v1/responses`, and kept."""
+"""Making a response: the answer of a chat in the form of `/v1/responses`, and stored."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from kvarn.responses.context import Turn, look_at_turn, open_turn
-from kvarn.responses.ending import Ending
-from kvarn.responses.fit import fitting_chat
-from kvarn.responses.request import chat_request, in_our_words, new_response
+from kvarn.responses.background_runs import BackgroundResponses
+from kvarn.responses.ending import ResponseEnding
+from kvarn.responses.request import chat_request, in_response_terms, new_response
 from kvarn.responses.responses_context import ResponsesContext
-from kvarn.responses.runs import ResponseRuns
-from kvarn.responses.sink import ForegroundShelf
+from kvarn.responses.sink import ResponseSink
+from kvarn.responses.truncation import fitting_chat
+from kvarn.responses.turns import Turn, open_turn, read_turn
 from kvarn.responses.writer import ResponseWriter
 from kvarn.serving.chat.operation import ChatRun, start_chat
 from kvarn.serving.chat.prompt import render_chat
@@ -23,27 +22,22 @@ from kvarn.serving.errors import shutting_down
 from kvarn.serving.logprobs import encoded_bytes
 from kvarn.serving.pipeline import Work
 from kvarn.serving.record import RequestRecord
-from kvarn.serving.run_to_completion import to_the_end
 from kvarn.serving.tiers import tier_of
-from kvarn.store.engine import Store
-from kvarn.store.errors import StoreAwayError
 from kvarn.store.ids import new_id
-from kvarn.store.repositories.conversations.conversations import Lock, unlock_conversation
+from kvarn.store.repositories.conversations.conversations import Lock
 from kvarn.wire.openai.chat.answer import FinishReason
 from kvarn.wire.openai.errors import ApiError, unavailable
 from kvarn.wire.openai.responses.answer import InputTokens, Response, StreamEvent, response_usage
 from kvarn.wire.openai.responses.request import ResponseRequest, TokenCountRequest
 
-_log = logging.getLogger("kvarn.gateway")
-
 
 @dataclass(slots=True)
 class ResponseRun:
-    """A response that has been taken. Take `collect`, `stream` or `written` to its end."""
+    """A response that has been taken. Take `collect`, `stream` or `events` to its end."""
 
     chat: ChatRun
     writer: ResponseWriter
-    ending: Ending
+    ending: ResponseEnding
     record: RequestRecord
     now: Callable[[], float]
 
@@ -55,11 +49,11 @@ class ResponseRun:
             ReplicaLostError: The engine is not ready, died or fell silent.
         """
         try:
-            async with aclosing(self.written()) as batches:
+            async with aclosing(self.events()) as batches:
                 async for _ in batches:
                     pass
         finally:
-            await self.ending.leave()
+            await self.ending.drop()
         response = self.writer.response
         if response.error is not None:
             raise unavailable(response.error.message, "conversation_not_kept")
@@ -68,11 +62,11 @@ class ResponseRun:
     async def stream(self) -> AsyncGenerator[list[StreamEvent], None]:
         """The events of its stream, as they come; raises as `collect` does before the first of them.
 
-        Afterwards a failure is told by the last event. Where the client stops listening before the end the response is
+        Afterwards a failure is sent as the last event. Where the client stops listening before the end the response is
         cancelled; where the server stops it has failed, and its last events are left with `ending`.
         """
         try:
-            async with aclosing(self.written()) as batches:
+            async with aclosing(self.events()) as batches:
                 async for batch in batches:
                     yield batch
         except Exception as error:
@@ -86,13 +80,13 @@ class ResponseRun:
     async def _stop(self) -> None:
         """Nobody takes more of the stream; does nothing where the response has ended."""
         if not self.writer.begun:
-            await self.ending.leave()
+            await self.ending.drop()
         elif self.record.disconnected:
             await self.ending.cancel()
         else:
             await self.ending.fail(shutting_down())
 
-    async def written(self) -> AsyncGenerator[list[StreamEvent], None]:
+    async def events(self) -> AsyncGenerator[list[StreamEvent], None]:
         """The events while it is written, up to its end. Whoever breaks this off ends the response."""
         reader, writer = self.chat.readers[0], self.writer
         finish_reason: FinishReason = "stop"
@@ -109,103 +103,93 @@ class ResponseRun:
         yield self.ending.take_last_events()
 
 
-async def start_response(serving: ResponsesContext, record: RequestRecord, asked: ResponseRequest) -> ResponseRun:
+async def start_response(serving: ResponsesContext, record: RequestRecord, request: ResponseRequest) -> ResponseRun:
     """Read what a response goes on from, check it, and take it in.
 
     Raises:
-        ApiError: It cannot be answered as asked, or not now; or it cannot be stored as asked.
+        ApiError: It cannot be answered as request, or not now; or it cannot be stored as request.
         ChatTemplateError: The model's template refuses the messages.
         StoreAwayError: The database does not answer, and it is needed for what the response goes on from.
     """
-    await _check_room(serving, record, asked)
+    await _check_quota(serving, record, request)
     owner, response_id = record.principal.owner, new_id("resp_")
-    turn = await open_turn(serving, record, asked, response_id)
-    writer = ResponseWriter(new_response(asked, response_id, int(serving.store.now())), len(turn.items))
-    shelf = ForegroundShelf(serving.store, owner, serving.responses)
-    return await run_turn(serving, record, asked, turn, writer, Ending(writer, turn.items, turn.lock, shelf))
+    turn = await open_turn(serving, record, request, response_id)
+    writer = ResponseWriter(new_response(request, response_id, int(serving.store.now())), len(turn.items))
+    sink = ResponseSink(serving.store, owner, serving.responses)
+    return await run_turn(serving, record, request, turn, writer, ResponseEnding(writer, turn.items, turn.lock, sink))
 
 
 async def run_turn(
     serving: ResponsesContext,
     record: RequestRecord,
-    asked: ResponseRequest,
+    request: ResponseRequest,
     turn: Turn,
     writer: ResponseWriter,
-    ending: Ending,
+    ending: ResponseEnding,
     seed: int | None = None,
 ) -> ResponseRun:
     """Take in a response whose turn is open; the turn's lock is let go when the record is closed, or on refusal. Raises
     as `start_response` does."""
-    hold = _Hold(serving.store, serving.responses, turn.lock)
     try:
-        chat = await _start_chat(serving, record, asked, turn, seed)
+        chat = await _start_chat(serving, record, request, turn, seed)
     except BaseException:
-        await to_the_end(hold.let_go())
+        await serving.responses.unlock(turn.lock)
         raise
     work = record.work[-1]
-    work.tickets.append(hold)
+    if turn.lock is not None:
+        work.tickets.append(_LockTicket(serving.responses, turn.lock))
     defaults = chat.model.sampling_defaults
     writer.response = replace(
         writer.response,
         model=chat.head.model,  # another one, or another tier, may have been found for it
         service_tier=tier_of(work.priority),
-        temperature=defaults.temperature if asked.temperature is None else asked.temperature,
-        top_p=defaults.top_p if asked.top_p is None else asked.top_p,
+        temperature=defaults.temperature if request.temperature is None else request.temperature,
+        top_p=defaults.top_p if request.top_p is None else request.top_p,
     )
     ending.usage = lambda: response_usage(chat.tally.usage())
     return ResponseRun(chat, writer, ending, record, serving.store.now)
 
 
-async def count_input_tokens(serving: ResponsesContext, record: RequestRecord, asked: TokenCountRequest) -> InputTokens:
+async def count_input_tokens(
+    serving: ResponsesContext, record: RequestRecord, request: TokenCountRequest
+) -> InputTokens:
     """How many tokens the prompt of a response would have. Raises as `start_response` does."""
-    name = asked.model or next(iter(serving.models)).name
+    name = request.model or next(iter(serving.models)).name
     model = serving.ready_model(record, name, "generate")
-    turn = await look_at_turn(serving, record, asked)
-    chat = await fitting_chat(serving, record, asked, turn, model)
+    turn = await read_turn(serving, record, request)
+    chat = await fitting_chat(serving, record, request, turn, model)
     return InputTokens(input_tokens=len((await render_chat(serving, record, chat, model)).token_ids))
 
 
 async def _start_chat(
-    serving: ResponsesContext, record: RequestRecord, asked: ResponseRequest, turn: Turn, seed: int | None
+    serving: ResponsesContext, record: RequestRecord, request: ResponseRequest, turn: Turn, seed: int | None
 ) -> ChatRun:
     try:
-        if asked.truncation == "auto":
-            model = serving.ready_model(record, asked.model, "generate")
-            chat = await fitting_chat(serving, record, asked, turn, model, seed)
+        if request.truncation == "auto":
+            model = serving.ready_model(record, request.model, "generate")
+            chat = await fitting_chat(serving, record, request, turn, model, seed)
         else:
-            chat = await serving.run(record, lambda: chat_request(asked, asked.model, turn.context, seed))
+            chat = await serving.run(record, lambda: chat_request(request, request.model, turn.context, seed))
         return await start_chat(serving, record, chat)
     except ApiError as error:
-        raise in_our_words(error) from None
+        raise in_response_terms(error) from None
 
 
-async def _check_room(serving: ResponsesContext, record: RequestRecord, asked: ResponseRequest) -> None:
-    if asked.conversation_id is not None:  # it goes on, whether or not the response itself is stored
+async def _check_quota(serving: ResponsesContext, record: RequestRecord, request: ResponseRequest) -> None:
+    if request.conversation_id is not None:  # it goes on, whether or not the response itself is stored
         instead = "ask without 'conversation', and with 'store': false"
-        await serving.room.check(record, "conversation", instead)
-    elif asked.stored:
-        await serving.room.check(record, "store", "send 'store': false")
+        await serving.storage_quota.check(record, "conversation", instead)
+    elif request.stored:
+        await serving.storage_quota.check(record, "store", "send 'store': false")
 
 
-class _Hold:
-    """A turn's hold on its conversation: a ticket of its work."""
+@dataclass(frozen=True, slots=True)
+class _LockTicket:
+    """The lock of a turn's conversation, as a ticket of its work."""
 
-    def __init__(self, store: Store, runs: ResponseRuns, lock: Lock | None) -> None:
-        self._store = store
-        self._runs = runs
-        self._lock = lock
-        if lock is not None:
-            runs.locking.add(lock.response_id)
+    responses: BackgroundResponses
+    lock: Lock
 
     async def leave(self, work: Work) -> None:
         """The work is over."""
-        await self.let_go()
-
-    async def let_go(self) -> None:
-        """Let go, where it is still held."""
-        if self._lock is not None and self._lock.response_id in self._runs.locking:
-            self._runs.locking.discard(self._lock.response_id)
-            try:
-                await unlock_conversation(self._store, self._lock)
-            except StoreAwayError as error:
-                _log.warning("conversation %s stays locked for a while: %s", self._lock.conversation_id, error)
+        await self.responses.unlock(self.lock)

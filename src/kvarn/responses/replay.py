@@ -17,7 +17,7 @@ from kvarn.wire.openai.responses.items import StoredItem
 
 
 def replay(
-    response: Response, first_item: int, cuts: Cuts, asked: Mapping[str, Any] | None = None
+    response: Response, first_item: int, cuts: Cuts, request: Mapping[str, Any] | None = None
 ) -> Iterator[StreamEvent]:
     """The events of a response as they were sent the first time.
 
@@ -25,11 +25,11 @@ def replay(
         response: As it ended.
         first_item: What its writer was given.
         cuts: As its writer left them.
-        asked: The request for it, where it was made in the background; see `as_queued`.
+        request: The request for it, where it was made in the background; see `as_queued`.
     """
     writer = ResponseWriter(unwritten(response), first_item)
-    if asked is not None:
-        writer.response = as_queued(response, asked)
+    if request is not None:
+        writer.response = as_queued(response, request)
         yield from writer.queue()
         writer.response = replace(writer.response, model=response.model, service_tier=response.service_tier)
     yield from writer.begin()
@@ -64,14 +64,14 @@ def unwritten(response: Response) -> Response:
     )
 
 
-def as_queued(response: Response, asked: Mapping[str, Any]) -> Response:
+def as_queued(response: Response, request: Mapping[str, Any]) -> Response:
     """A response as it was while it waited: another model, or another tier, may have been found for it since.
 
     Args:
         response: As it stands.
-        asked: The fields of its request, as JSON has them.
+        request: The fields of its request, as JSON has them.
     """
-    return replace(unwritten(response), model=asked["model"], service_tier=asked_tier(asked.get("service_tier")))
+    return replace(unwritten(response), model=request["model"], service_tier=asked_tier(request.get("service_tier")))
 
 
 def _message_again(item: StoredItem, lengths: list[list[int]]) -> Iterator[ChatParts]:

@@ -23,7 +23,7 @@ from kvarn.wire.openai.responses.request import (
 
 _HINTS = ("user", "safety_identifier", "prompt_cache_key")
 
-_OUR_NAMES = (
+_RESPONSE_NAMES = (
     (re.compile(r"messages\b.*"), "input"),
     (re.compile(r"max_(?:completion_)?tokens"), "max_output_tokens"),
     (re.compile(r"response_format(?:\.json_schema)?"), "text.format"),
@@ -32,64 +32,64 @@ _OUR_NAMES = (
 """What the fields of a chat request are called here."""
 
 
-def new_response(asked: ResponseRequest, response_id: str, created_at: int) -> Response:
+def new_response(request: ResponseRequest, response_id: str, created_at: int) -> Response:
     """A response to this request, nothing written yet."""
-    background = bool(asked.background)
+    background = bool(request.background)
     return Response(
         id=response_id,
         created_at=created_at,
-        model=asked.model,
+        model=request.model,
         status="queued" if background else "in_progress",
         background=background,
-        store=asked.stored,
-        previous_response_id=asked.previous_response_id,
-        conversation=None if asked.conversation_id is None else {"id": asked.conversation_id},
-        instructions=asked.instructions,
-        tools=[_echo_tool(tool) for tool in asked.tools or ()],
-        tool_choice=_plain(asked.tool_choice or "auto"),
-        parallel_tool_calls=asked.parallel_tool_calls is not False,
-        text=_echo_text(asked),
-        truncation=asked.truncation or "disabled",
-        max_output_tokens=asked.max_output_tokens,
-        max_tool_calls=asked.max_tool_calls,
-        temperature=1.0 if asked.temperature is None else asked.temperature,
-        top_p=1.0 if asked.top_p is None else asked.top_p,
-        top_logprobs=asked.top_logprobs or 0,
-        service_tier=asked_tier(asked.service_tier),
-        metadata=asked.metadata or {},
-        user=UNSET if asked.user is None else asked.user,
-        safety_identifier=asked.safety_identifier,
-        prompt_cache_key=asked.prompt_cache_key,
+        store=request.stored,
+        previous_response_id=request.previous_response_id,
+        conversation=None if request.conversation_id is None else {"id": request.conversation_id},
+        instructions=request.instructions,
+        tools=[_echo_tool(tool) for tool in request.tools or ()],
+        tool_choice=_plain(request.tool_choice or "auto"),
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        text=_echo_text(request),
+        truncation=request.truncation or "disabled",
+        max_output_tokens=request.max_output_tokens,
+        max_tool_calls=request.max_tool_calls,
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        top_logprobs=request.top_logprobs or 0,
+        service_tier=asked_tier(request.service_tier),
+        metadata=request.metadata or {},
+        user=UNSET if request.user is None else request.user,
+        safety_identifier=request.safety_identifier,
+        prompt_cache_key=request.prompt_cache_key,
     )
 
 
 def chat_request(
-    asked: ContextFields, model: str, items: list[StoredItem], seed: int | None = None
+    request: ContextFields, model: str, items: list[StoredItem], seed: int | None = None
 ) -> ChatCompletionRequest:
     """The chat that answers `items`.
 
     Raises:
         ApiError: 400, in the words of `/v1/responses`: what chat refuses is refused here.
     """
-    data: dict[str, Any] = {"model": model, "messages": chat_messages(asked.instructions, items)}
+    data: dict[str, Any] = {"model": model, "messages": chat_messages(request.instructions, items)}
     if not data["messages"]:
         raise ApiError(400, "There is nothing to answer: 'input' is empty.", code="invalid_value", param="input")
-    if asked.tools:
-        data["tools"] = [_chat_tool(tool) for tool in asked.tools]
-    if asked.tool_choice is not None:
-        data["tool_choice"] = _chat_choice(asked.tool_choice)
-    if asked.parallel_tool_calls is not None:
-        data["parallel_tool_calls"] = asked.parallel_tool_calls
-    if asked.text is not None and asked.text.format is not None:
-        data["response_format"] = _chat_format(_plain(asked.text.format))
-    if isinstance(asked, ResponseRequest):
-        data |= _sampling(asked)
+    if request.tools:
+        data["tools"] = [_chat_tool(tool) for tool in request.tools]
+    if request.tool_choice is not None:
+        data["tool_choice"] = _chat_choice(request.tool_choice)
+    if request.parallel_tool_calls is not None:
+        data["parallel_tool_calls"] = request.parallel_tool_calls
+    if request.text is not None and request.text.format is not None:
+        data["response_format"] = _chat_format(_plain(request.text.format))
+    if isinstance(request, ResponseRequest):
+        data |= _sampling(request)
     if seed is not None:
         data["seed"] = seed
     try:
         return validate(ChatCompletionRequest, data)
     except ApiError as error:
-        raise in_our_words(error) from None
+        raise in_response_terms(error) from None
 
 
 def chat_messages(instructions: str | None, items: list[StoredItem]) -> list[dict[str, Any]]:
@@ -112,23 +112,23 @@ def chat_messages(instructions: str | None, items: list[StoredItem]) -> list[dic
     return messages
 
 
-def in_our_words(error: ApiError) -> ApiError:
+def in_response_terms(error: ApiError) -> ApiError:
     """What chat says of a request, said of the request for a response."""
     if error.param is None:
         return error
     param, message = error.param, error.message
-    for theirs, ours in _OUR_NAMES:
+    for theirs, ours in _RESPONSE_NAMES:
         renamed = theirs.sub(ours, param)
         message = message.replace(f"'{param}'", f"'{renamed}'")
         param = renamed
     return ApiError(error.status, message, type=error.type, code=error.code, param=param, headers=error.headers)
 
 
-def _sampling(asked: ResponseRequest) -> dict[str, Any]:
-    data: dict[str, Any] = {"max_completion_tokens": asked.max_output_tokens}
-    data |= {name: getattr(asked, name) for name in ("temperature", "top_p", "service_tier", *_HINTS)}
-    if asked.with_logprobs:
-        data |= {"logprobs": True, "top_logprobs": asked.top_logprobs or 0}
+def _sampling(request: ResponseRequest) -> dict[str, Any]:
+    data: dict[str, Any] = {"max_completion_tokens": request.max_output_tokens}
+    data |= {name: getattr(request, name) for name in ("temperature", "top_p", "service_tier", *_HINTS)}
+    if request.with_logprobs:
+        data |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
     return {name: value for name, value in data.items() if value is not None}
 
 
@@ -176,8 +176,8 @@ def _echo_tool(tool: FunctionTool) -> dict[str, Any]:
     }
 
 
-def _echo_text(asked: ResponseRequest) -> dict[str, Any]:
-    given: dict[str, Any] = {} if asked.text is None else _plain(asked.text)
+def _echo_text(request: ResponseRequest) -> dict[str, Any]:
+    given: dict[str, Any] = {} if request.text is None else _plain(request.text)
     return {"format": {"type": "text"}, **given}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvarn.responses.runs import ResponseRuns
+from kvarn.responses.background_runs import BackgroundResponses
 from kvarn.serving.context import ServingContext
 
 
@@ -12,4 +12,4 @@ from kvarn.serving.context import ServingContext
 class ResponsesContext(ServingContext):
     """Adds the responses that run in this process."""
 
-    responses: ResponseRuns
+    responses: BackgroundResponses

@@ -73,7 +73,7 @@ class ResponseWriter:
     """Writes one response.
 
     Args:
-        response: What was asked, nothing written yet.
+        response: What was request, nothing written yet.
         first_item: Number of the first item of its output among its items; those of the input come before.
     """
 

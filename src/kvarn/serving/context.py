@@ -15,7 +15,7 @@ from kvarn.serving.models import Answering, ModelTable, ReadyModel, ServedModel
 from kvarn.serving.moderation.checks import Moderation
 from kvarn.serving.pipeline import Pipeline, Work
 from kvarn.serving.record import RequestRecord
-from kvarn.serving.storage_quota import StorageRoom
+from kvarn.serving.storage_quota import StorageQuota
 from kvarn.serving.text_pool import TextPool
 from kvarn.serving.tiers import priority_of, tier_of
 from kvarn.store.engine import Store
@@ -39,7 +39,7 @@ class ServingContext:
     moderation: Moderation
     prompts: PromptLog
     text: TextPool
-    room: StorageRoom
+    storage_quota: StorageQuota
     held: ByteBudget
     """Memory of bodies and answers that requests may take together."""
 
@@ -110,7 +110,7 @@ class ServingContext:
         Raises:
             ApiError: 404 unknown, 403 out of the key's scope, 400 of the wrong kind, 503 not ready yet.
         """
-        ready = self.find_model(record, name).when_ready()
+        ready = self.find_model(record, name).when_ready(record.replica)
         if kind is not None and ready.card.kind != kind:
             does = _OPERATIONS.get(ready.card.kind, ready.card.kind)
             raise invalid_request(f"The model {name!r} does {does} only.", "model", "model_not_supported")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvarn.replica.api import ReplicaLostError, RequestRefusedError
+from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.store.errors import (
     ConflictError,
     NotFoundError,

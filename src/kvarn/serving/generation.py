@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from kvarn.observe.metrics import GatewayMetrics, GenerationObserver
-from kvarn.replica.api import ReplicaLostError, RequestRefusedError
+from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.serving.choice import Choice, Piece
 from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.models import ReadyModel

@@ -9,11 +9,11 @@ others hold. Nothing is reserved, and nobody has to be known in advance.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from sys import getsizeof
 from typing import Any
 
+from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.serving.record import RequestRecord
 from kvarn.wire.openai.errors import ApiError
 
@@ -28,50 +28,35 @@ class BodyRefusedError(ApiError):
     the connection is closed after the answer."""
 
 
-class ByteBudget:
-    """Bytes that may be held at once.
+class ByteBudget(FairSemaphore):
+    """Bytes that may be held at once; `size` of them."""
 
-    Args:
-        most: How many.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.used = 0
-        self._most = most
-        self._held = Counter[str]()
-        """By organisation; of those that hold any."""
+    def __init__(self, size: int) -> None:
+        super().__init__(size, times_free=_TIMES_FREE)
+        self.size = size
 
     def take(self, organization_id: str, size: int, request_holds: int) -> None:
         """Take `size` bytes for a request that holds `request_holds` already.
 
         Raises:
-            BodyRefusedError: 413, the request would not fit if it were the only one; 429, its organisation holds its
+            BodyRefusedError: 413, the request would not fit if it were the only one; 429, its organization holds its
                 share; 503, others hold too much.
         """
-        mine = self._held[organization_id] + size
-        if mine > _TIMES_FREE * (self._most - self.used - size):
-            alone = self._most * _TIMES_FREE // (_TIMES_FREE + 1)
+        if not self.try_acquire(organization_id, size):
+            alone = self.size * _TIMES_FREE // (_TIMES_FREE + 1)
+            mine = self.held(organization_id) + size
             raise self._refusal(organization_id, mine, never=request_holds + size > alone)
-        self._held[organization_id] = mine
-        self.used += size
-
-    def give_back(self, organization_id: str, size: int) -> None:
-        """Give back what was taken."""
-        self.used -= size
-        self._held[organization_id] -= size
-        if not self._held[organization_id]:
-            del self._held[organization_id]
 
     def _refusal(self, organization_id: str, mine: int, *, never: bool) -> BodyRefusedError:
-        setting = f"the server's gateway.max_held_bytes, {self._most}"
+        setting = f"the server's gateway.max_held_bytes, {self.size}"
         if never:
             why = (
                 f"The request takes more memory than one may have ({setting}): send less at once, ask for fewer "
                 "choices, tokens or log-probabilities, or read the stream faster."
             )
             return BodyRefusedError(413, why, code="request_too_large")
-        holders = len(self._held.keys() | {organization_id})
-        if mine > self._most // (holders + 1):  # no less than anybody else could have
+        holders = len(self.holders() | {organization_id})
+        if mine > self.size // (holders + 1):  # no less than anybody else could have
             why = f"Your organisation's requests hold its share of the memory for bodies and answers ({setting})."
             return BodyRefusedError(
                 429,
@@ -122,13 +107,13 @@ class HeldBytes:
         if size > self._size:
             self.take(size - self._size)
         else:
-            self._budget.give_back(self._organization_id, self._size - size)
+            self._budget.release(self._organization_id, self._size - size)
             self._size = size
 
     def give_back(self) -> None:
         """Give all of it back; may be called again."""
         if self._size:
-            self._budget.give_back(self._organization_id, self._size)
+            self._budget.release(self._organization_id, self._size)
             self._size = 0
 
 

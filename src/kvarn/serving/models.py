@@ -7,9 +7,9 @@ import logging
 import platform
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass, field
+from dataclasses import InitVar, asdict, dataclass, field
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -17,19 +17,21 @@ from typing import Protocol
 
 import kvarn
 from kvarn.config.schema import GatewayConfig, ModelConfig
-from kvarn.fairness.turns import Turns
-from kvarn.replica.api import Replica, ReplicaState
+from kvarn.fairness.semaphore import FairSemaphore
+from kvarn.replica.client.protocol import ReplicaClient, ReplicaState
+from kvarn.routing.round_robin import next_ready
 from kvarn.serving.logprobs import LogprobsEncoder
 from kvarn.text.chat_template import ChatTemplate
-from kvarn.text.checkpoint import resolve_tokenizer
-from kvarn.text.fingerprint import checkpoint_fingerprint
-from kvarn.text.generation_config import read_generation_config
-from kvarn.text.sampling_defaults import SamplingDefaults
+from kvarn.text.checkpoint import checkpoint_fingerprint, resolve_tokenizer
+from kvarn.text.config_files import read_generation_config
+from kvarn.text.sampling import SamplingDefaults
 from kvarn.text.template_process import TemplateLimits
 from kvarn.text.tokenizer import Tokenizer
-from kvarn.text.tool_calls import HERMES, ToolFormat, find_format
-from kvarn.wire.messages import EngineStats, ModelCard
+from kvarn.text.tool_calls.formats import HERMES, ToolFormat, find_format
+from kvarn.wire.messages import ModelCard
 from kvarn.wire.openai.errors import ApiError, model_not_found, unavailable
+
+_LIFE = (ReplicaState.READY, ReplicaState.STARTING, ReplicaState.DRAINING, ReplicaState.DOWN)
 
 _log = logging.getLogger("kvarn.gateway")
 
@@ -58,7 +60,7 @@ class ReadyModel:
     """A model whose parts are all there."""
 
     name: str
-    replica: Replica
+    replica: ReplicaClient
     card: ModelCard
     tokenizer: Tokenizer
     chat_template: ChatTemplate
@@ -71,8 +73,10 @@ class ReadyModel:
     """Sampling parameters of requests that leave them out."""
     draw_seed: Callable[[], int] | None = None
     """Gives a seed to requests that have none."""
-    template_turns: Turns = field(default_factory=lambda: Turns(1))
+    template_turns: FairSemaphore = field(default_factory=lambda: FairSemaphore(1))
     """Tenants take turns at the template's process."""
+    replica_name: str = ""
+    """Which of the replicas of the model this is."""
 
     @property
     def fingerprint(self) -> str:
@@ -83,19 +87,14 @@ class ReadyModel:
         text = (self.config.tokenizer or "", self.chat_template.source, repr(self.sampling_defaults))
         return f"fp_{sha256('/'.join(parts + text).encode()).hexdigest()[:12]}"
 
-    @property
-    def replica_name(self) -> str:
-        """Which of the copies of the model this is: the machine's name and the model's."""
-        return f"{platform.node()}/{self.name}"
-
 
 @dataclass(slots=True)
 class ServedModel:
-    """One model: what clients call it, the replica that runs it, and the directory of its checkpoint."""
+    """One model: what clients call it, the replicas that run it, and the directory of its checkpoint."""
 
     name: str
     config: ModelConfig
-    replica: Replica
+    clients: InitVar[Sequence[ReplicaClient]]
     directory: Path
     created: int = field(default_factory=lambda: int(time.time()))
     tokenizer: Tokenizer | None = None
@@ -109,54 +108,70 @@ class ServedModel:
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     """Those of the checkpoint's generation_config.json; known once the tokenizer is."""
     load_error: str | None = None
-    template_turns: Turns = field(default_factory=lambda: Turns(1))
+    template_turns: FairSemaphore = field(default_factory=lambda: FairSemaphore(1))
     """See `ReadyModel`."""
     draw_seed: Callable[[], int] | None = None
     process: int = 0
     """Number of the gateway process."""
+    replicas: dict[str, ReplicaClient] = field(init=False)
+    """By name: the machine's and the model's, and a number where there are several."""
+    _last: int = -1
+    """Position of the replica picked last."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, clients: Sequence[ReplicaClient]) -> None:
+        name = f"{platform.node()}/{self.name}"
+        names = [name] if len(clients) == 1 else [f"{name}/{number}" for number in range(len(clients))]
+        self.replicas = dict(zip(names, clients, strict=True))
         if self.config.seed is not None:
             stream = random.Random(f"{self.config.seed} {self.process}")  # each gateway process has one of its own
             self.draw_seed = partial(stream.getrandbits, 63)
 
     @property
-    def up(self) -> bool:
-        """Whether the replica takes requests."""
-        return self.replica.state is ReplicaState.READY
+    def replica(self) -> ReplicaClient:
+        """The replica that is furthest in its life: what is said of the model while none, or any, is ready."""
+        return min(self.replicas.values(), key=lambda each: _LIFE.index(each.state))
 
     @property
     def ready(self) -> bool:
-        """Whether a request can be answered now: the engine runs and the tokenizer is loaded."""
-        return self.up and self.tokenizer is not None and self.replica.card is not None
+        """Whether a request can be answered now: a replica takes requests and the tokenizer is loaded."""
+        replica = self.replica
+        return replica.state is ReplicaState.READY and self.tokenizer is not None and replica.card is not None
 
     @property
-    def incarnation(self) -> object:
-        """Changes with each start of the engine process."""
-        return self.replica.card
+    def ready_replicas(self) -> list[str]:
+        """Names of those that take requests."""
+        return [name for name, each in self.replicas.items() if each.state is ReplicaState.READY]
 
-    @property
-    def stats(self) -> EngineStats:
-        """The engine's latest statistics."""
-        return self.replica.stats
+    def pick_replica(self) -> str | None:
+        """Name of the replica that answers the next request; None where none takes requests."""
+        position = next_ready([each.state is ReplicaState.READY for each in self.replicas.values()], self._last)
+        if position is None:
+            return None
+        self._last = position
+        return list(self.replicas)[position]
 
-    def when_ready(self) -> ReadyModel:
-        """This model with its parts.
+    def when_ready(self, picked: str | None = None) -> ReadyModel:
+        """This model with its parts, and the replica that answers: the one that was picked before, or the next.
 
         Raises:
             ApiError: 503 with Retry-After while it starts, restarts or drains; 500 when its tokenizer cannot be read.
         """
-        card = self.replica.card
         if self.load_error is not None:
             raise ApiError(500, self.load_error, type="server_error", code="model_broken")
         template, logprobs = self.chat_template, self.logprobs
-        if not self.up or self.tokenizer is None or template is None or logprobs is None or card is None:
+        replica = None if picked is None else self.replicas.get(picked)
+        if replica is None or replica.state is not ReplicaState.READY:
+            picked = self.pick_replica()
+            replica = None if picked is None else self.replicas[picked]
+        card = None if replica is None else replica.card
+        tokenizer = self.tokenizer
+        if not picked or replica is None or card is None or tokenizer is None or template is None or logprobs is None:
             raise unavailable(f"The model {self.name!r} is not ready: {self.state_text}.", "model_not_ready")
         return ReadyModel(
             self.name,
-            self.replica,
+            replica,
             card,
-            self.tokenizer,
+            tokenizer,
             template,
             logprobs,
             self.config,
@@ -165,6 +180,7 @@ class ServedModel:
             self.sampling_defaults,
             self.draw_seed,
             self.template_turns,
+            picked,
         )
 
     @property

@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from kvarn.admission.demand import Demand
-from kvarn.serving.run_to_completion import to_the_end
+from kvarn.jobs.run_to_completion import run_to_completion
 from kvarn.store.ids import new_id
 from kvarn.store.owner import Principal
 from kvarn.wire.openai.usage import Usage, usage
@@ -122,7 +122,7 @@ class Work:
 
     async def close(self) -> None:
         """Settle it: leave every ticket, last one first. Done to the end even where the caller is cancelled."""
-        await to_the_end(self._leave())
+        await run_to_completion(self._leave())
 
     async def _leave(self) -> None:
         while self.tickets:

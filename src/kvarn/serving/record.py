@@ -53,6 +53,8 @@ class RequestRecord:
     """The model it asked for, where another one answers."""
     early_demand: Demand | None = None
     """What admission knew of it before it was parsed."""
+    replica: str | None = None
+    """The replica picked for it before it was parsed."""
     work: list[Work] = field(default_factory=list)
     """What it has begun; closed when the answer is over."""
     headers: dict[str, str] = field(default_factory=dict)

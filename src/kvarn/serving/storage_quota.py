@@ -1,4 +1,4 @@
-"""Whether an organisation may store more: asked before an answer is made that would be kept."""
+"""Whether an organisation may store more: checked before an answer is made that would be stored."""
 
 from __future__ import annotations
 
@@ -15,77 +15,77 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError, StoreAwayError
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_fuller, read_stored_bytes
 
-_BELIEVED_S = 1.0
-"""Seconds for which what is known is believed, where it says that there is room."""
+_VALID_S = 1.0
+"""Seconds for which an answer is believed that says that there is space."""
 _WAIT_S = 1.0
-"""Seconds that a request waits for the database to say more."""
-_REMEMBERED = 10_000
+"""Seconds that a request waits for the database's answer."""
+_MAX_ORGANIZATIONS = 10_000
 _WATCH_S = 60.0
 
 _log = logging.getLogger("kvarn.gateway")
 
 
 @dataclass(slots=True)
-class _Account:
+class _Usage:
     """What is known of an organisation.
 
-    stored                  let_in
-    ├── of the last answer ─┼── begun here, not in that answer: under way, or over since it was asked for ──┤
+    stored                       admitted
+    ├── of the latest answer ──┼── begun here and not in that answer: running, or finished since it was asked for ──┤
     """
 
     stored: int | None = None
-    """Bytes, by the last answer; None where the database is away, or never answered."""
-    let_in: int = 0
+    """Bytes, by the latest answer; None where the database is away, or never answered."""
+    admitted: int = 0
     """Bytes that requests brought which are not in `stored` yet, or may not be."""
-    over: int = 0
-    """Those of `let_in` whose requests are over: the next answer has them."""
-    until: float = -math.inf
-    """Not asked before, where there is room. Monotonic seconds."""
-    asking: asyncio.Task[None] | None = None
+    finished: int = 0
+    """Those of `admitted` whose requests are over: the next answer has them."""
+    valid_until: float = -math.inf
+    """Not asked before, where there is space. Monotonic seconds."""
+    query: asyncio.Task[None] | None = None
 
-    def missing(self, size: int, most: int) -> bool:
-        """Whether there is no room for so many bytes, as far as anybody knows."""
-        return self.stored is not None and self.stored + self.let_in + size > most
+    def would_exceed(self, size: int, max_bytes: int) -> bool:
+        """Whether so many bytes do not fit, as far as is known."""
+        return self.stored is not None and self.stored + self.admitted + size > max_bytes
 
 
 @dataclass(slots=True)
-class _LetIn:
-    """A request that was let in; see `RequestRecord.held`."""
+class _Admitted:
+    """A request that was admitted; see `RequestRecord.held`."""
 
-    account: _Account
+    usage: _Usage
     size: int
 
     def give_back(self) -> None:
-        """It is over: what it stored is in the account."""
-        self.account.over += self.size
+        """It is over: the database knows what it stored."""
+        self.usage.finished += self.size
 
 
-class StorageRoom:
-    """Knows whether organisations have room left, by one question a second and organisation, whose answer all who wait
-    for it share.
+class StorageQuota:
+    """Knows whether organisations may store more, by one query a second and organisation, whose answer all who wait for
+    it share.
 
-    An answer that is being made is kept however much is stored by then: what is refused is refused before, by what the
-    requests bring. So an organisation may pass its bound by what the model writes, and by what other gateways let in in
-    the same second.
+    An answer that is being made is stored however much is stored by then: requests are refused before, by what they
+    bring. So an organisation may pass its quota by what the model writes, and by what other gateways admit in the same
+    second.
 
-    The questions have connections that no writer takes (`Store.reporting`). Where they are not answered in time the
-    last answer holds, and what was let in since then: nobody opens the door by keeping the database busy. Only while
-    the database is away nobody knows, and none is refused.
+    The queries have connections that no writer takes (`Store.reporting`). Where they are not answered in time, the last
+    answer holds, and what was admitted since then: keeping the database busy is no way around the quota. Only while the
+    database is away nothing is known, and nothing is refused.
 
     Args:
         store: The database.
-        most: Bytes that an organisation may store.
+        max_bytes: Bytes that an organisation may store.
         clock: Monotonic seconds.
     """
 
-    def __init__(self, store: Store, most: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.most = most
+    def __init__(self, store: Store, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.max_bytes = max_bytes
         self._store = store
         self._clock = clock
-        self._accounts: dict[str, _Account] = {}
+        self._usages: dict[str, _Usage] = {}
 
     async def check(self, record: RequestRecord, param: str, instead: str) -> None:
-        """Let an answer be made that will be kept with what the request brought.
+        """Admit a request whose answer will be stored with what the request brought.
 
         Args:
             record: The request; its bytes count as stored until it is closed and the database was asked again.
@@ -95,65 +95,63 @@ class StorageRoom:
         Raises:
             ApiError: 413, it would not fit.
         """
-        account, size = self._account(record.principal.organization_id), ROW_BYTES + record.body_bytes
-        if self._clock() >= account.until or account.missing(size, self.most):
-            await self._ask(record.principal.organization_id, account)
-        if account.missing(size, self.most):
-            stored = (account.stored or 0) + account.let_in
-            raise storage_full(StorageFullError(stored, self.most, size), param, f"Or {instead}.")
-        account.let_in += size
-        record.held.append(_LetIn(account, size))
+        usage, size = self._usage_of(record.principal.organization_id), ROW_BYTES + record.body_bytes
+        if self._clock() >= usage.valid_until or usage.would_exceed(size, self.max_bytes):
+            await self._refresh(record.principal.organization_id, usage)
+        if usage.would_exceed(size, self.max_bytes):
+            stored = (usage.stored or 0) + usage.admitted
+            raise storage_full(StorageFullError(stored, self.max_bytes, size), param, f"Or {instead}.")
+        usage.admitted += size
+        record.held.append(_Admitted(usage, size))
 
     async def is_full(self, organization_id: str) -> bool:
         """Whether an organisation has stored as much as it may, by an answer of the last second."""
-        account = self._account(organization_id)
-        if self._clock() >= account.until or account.missing(1, self.most):
-            await self._ask(organization_id, account)
-        return account.stored is not None and account.stored >= self.most
+        usage = self._usage_of(organization_id)
+        if self._clock() >= usage.valid_until or usage.would_exceed(1, self.max_bytes):
+            await self._refresh(organization_id, usage)
+        return usage.stored is not None and usage.stored >= self.max_bytes
 
-    async def watch(self, note: Callable[[int], object]) -> None:
-        """Tell once a minute how many organisations have stored more than four fifths of what they may."""
+    async def watch(self, set_nearly_full: Callable[[int], object]) -> None:
+        """Count once a minute the organisations that have stored more than four fifths of their quota."""
         while True:
             try:
-                note(await count_fuller(self._store, self.most * 4 // 5))
+                set_nearly_full(await count_fuller(self._store, self.max_bytes * 4 // 5))
             except StoreAwayError as error:
                 _log.warning("how many organisations are nearly full is not known: %s", error)
             await asyncio.sleep(_WATCH_S)
 
     async def close(self) -> None:
-        """Ask no more."""
-        tasks = [account.asking for account in self._accounts.values() if account.asking is not None]
+        """End the queries that are under way."""
+        tasks = [usage.query for usage in self._usages.values() if usage.query is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _account(self, organization_id: str) -> _Account:
-        if len(self._accounts) > _REMEMBERED:
-            self._accounts = {
-                name: account for name, account in self._accounts.items() if account.let_in > account.over
-            }
-        return self._accounts.setdefault(organization_id, _Account())
+    def _usage_of(self, organization_id: str) -> _Usage:
+        if len(self._usages) > _MAX_ORGANIZATIONS:
+            self._usages = {name: usage for name, usage in self._usages.items() if usage.admitted > usage.finished}
+        return self._usages.setdefault(organization_id, _Usage())
 
-    async def _ask(self, organization_id: str, account: _Account) -> None:
-        """Learn what is stored, or wait long enough for it: the question goes on, and whoever comes next shares it."""
-        if account.asking is None:
-            account.asking = asyncio.create_task(self._learn(organization_id, account))
-        asking = account.asking
-        await asyncio.wait([asking], timeout=_WAIT_S)
-        if asking.done():
-            asking.result()
+    async def _refresh(self, organization_id: str, usage: _Usage) -> None:
+        """Read what is stored, or wait long enough for it: the query goes on, and whoever comes next shares it."""
+        if usage.query is None:
+            usage.query = asyncio.create_task(self._read(organization_id, usage))
+        query = usage.query
+        await asyncio.wait([query], timeout=_WAIT_S)
+        if query.done():
+            query.result()
         else:
-            account.until = self._clock() + _BELIEVED_S
+            usage.valid_until = self._clock() + _VALID_S
 
-    async def _learn(self, organization_id: str, account: _Account) -> None:
-        over = account.over  # of others it may have been asked too early
+    async def _read(self, organization_id: str, usage: _Usage) -> None:
+        finished = usage.finished  # the answer may be older than those that finish meanwhile
         try:
-            account.stored = await read_stored_bytes(self._store, organization_id)
+            usage.stored = await read_stored_bytes(self._store, organization_id)
         except StoreAwayError:
-            account.stored = None
+            usage.stored = None
         else:
-            account.let_in -= over
-            account.over -= over
+            usage.admitted -= finished
+            usage.finished -= finished
         finally:
-            account.until = self._clock() + _BELIEVED_S
-            account.asking = None
+            usage.valid_until = self._clock() + _VALID_S
+            usage.query = None

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TypeVar
 
-from kvarn.fairness.turns import Turns
+from kvarn.fairness.semaphore import FairSemaphore
 
 ResultT = TypeVar("ResultT")
 
@@ -29,11 +29,11 @@ class TextPool:
 
     def __init__(self, executor: Executor, threads: int) -> None:
         self._executor = executor
-        self._turns = Turns(threads)
+        self._threads = FairSemaphore(threads)
 
     async def run(self, tenant: str, size: int, work: Callable[[], ResultT]) -> ResultT:
         """Do work on `size` bytes for a tenant; raises what the work raises."""
         if size <= INLINE_BYTES:
             return work()
         loop = asyncio.get_running_loop()
-        return await self._turns.run(tenant, lambda: loop.run_in_executor(self._executor, work))
+        return await self._threads.run(tenant, lambda: loop.run_in_executor(self._executor, work))

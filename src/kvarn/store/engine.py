@@ -27,7 +27,7 @@ from kvarn.store.errors import StoreAwayError, StoreError
 from kvarn.store.health import StoreHealth
 from kvarn.store.outages import cause_of, outage_of, unprepared
 from kvarn.store.servers import ServerWatch
-from kvarn.store.writers import WriterTurns
+from kvarn.store.writers import WriterSlots
 
 DATABASE_FILE = "kvarn.db"
 REPORT_CONNECTIONS = 2
@@ -67,7 +67,7 @@ class Store:
         self.now = now
         self.health = StoreHealth()
         """How the database does: as its uses told, reports excepted, which may just have taken too long."""
-        self.writers = WriterTurns(_WRITERS_AT_ONCE, timeout_s)
+        self.writers = WriterSlots(_WRITERS_AT_ONCE, timeout_s)
         """Of each organisation, for those that write within its bound: one after another they hold few connections."""
         self.is_prepared = False
         """Whether its schema is known to be the one it should be (`migrate.py`): until then a table that is missing is

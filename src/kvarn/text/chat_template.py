@@ -59,7 +59,7 @@ class ChatTemplate:
             ChatTemplateError: A template cannot be read or is too long.
             CheckpointError: A configuration file is broken.
         """
-        from kvarn.text.tokenizer_config import read_tokenizer_config  # brings pydantic
+        from kvarn.text.config_files import read_tokenizer_config  # brings pydantic
 
         config = read_tokenizer_config(directory)
         sources = {"default": _read_override(override)} if override else _find_sources(directory, config)

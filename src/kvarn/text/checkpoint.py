@@ -1,7 +1,8 @@
-"""Where a model's files are: packaged, in a directory, or on the Hugging Face hub."""
+"""Where a checkpoint's files are (packaged, in a directory, or on the Hugging Face hub), and a digest of them."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,12 @@ _TEXT_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 _FILES = ["*.safetensors", *_TEXT_FILES]
 """What is downloaded: weights without pickle, and the text files around them."""
 
+_WHOLE = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_MAX_WHOLE_BYTES = 64 * 1024 * 1024
+_SAMPLES = 16
+_SAMPLE_BYTES = 1 << 16
+_DIGITS = 16
+
 
 def resolve_checkpoint(path: str, *, progress: Progress | None = None) -> Path:
     """The local directory of a checkpoint, downloaded first where `path` is a hub id (`owner/name[@revision]`).
@@ -28,7 +35,10 @@ def resolve_checkpoint(path: str, *, progress: Progress | None = None) -> Path:
     Raises:
         CheckpointError: There is no such checkpoint, or it cannot be downloaded.
     """
-    return _complete(_find(path, progress, _FILES))
+    directory = _find(path, progress, _FILES)
+    if not (directory / "config.json").is_file():
+        raise CheckpointError(f"{directory} has no config.json: it is not a Hugging Face checkpoint.")
+    return directory
 
 
 def _find(path: str, progress: Progress | None, files: list[str]) -> Path:
@@ -36,26 +46,16 @@ def _find(path: str, progress: Progress | None, files: list[str]) -> Path:
     if directory.is_dir():
         return directory
     if path in PACKAGED:
-        return _packaged(path)
+        packaged = Path(kvarn.__file__).parent / "assets" / path
+        if not packaged.is_dir():
+            raise CheckpointError(f"The packaged model {path!r} is missing: install kvarn again.")
+        return packaged
     if directory.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
         raise CheckpointError(
             f"There is no directory {path!r}. Give the directory of a Hugging Face checkpoint, a hub id "
             f"(owner/name), or a packaged model: {', '.join(PACKAGED)}."
         )
     return _download(path, progress, files)
-
-
-def _packaged(name: str) -> Path:
-    directory = Path(kvarn.__file__).parent / "assets" / name
-    if not directory.is_dir():
-        raise CheckpointError(f"The packaged model {name!r} is missing from this installation: install kvarn again.")
-    return directory
-
-
-def _complete(directory: Path) -> Path:
-    if not (directory / "config.json").is_file():
-        raise CheckpointError(f"{directory} has no config.json: it is not a Hugging Face checkpoint.")
-    return directory
 
 
 def _download(path: str, progress: Progress | None, files: list[str]) -> Path:
@@ -102,3 +102,38 @@ def resolve_tokenizer(path: str, *, progress: Progress | None = None) -> Path:
     if not (directory / "tokenizer.json").is_file():
         raise CheckpointError(f"{directory} has no tokenizer.json: it is not a tokenizer of the Hugging Face library.")
     return directory
+
+
+def checkpoint_fingerprint(directory: Path) -> str:
+    """The digest of a checkpoint, 16 hexadecimal digits.
+
+    Small files are read whole. Of larger ones, such as files of weights, the size, the beginning (where safetensors
+    name their tensors) and samples of 64 KiB spread evenly over them are: training changes all of them, and reading
+    gigabytes at each start would take longer than the start.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(directory.iterdir()):
+        if path.name in _WHOLE and path.stat().st_size <= _MAX_WHOLE_BYTES:
+            _add(digest, path, path.read_bytes())
+        elif path.name in _WHOLE or path.suffix == ".safetensors":
+            _add(digest, path, _samples(path))
+    return digest.hexdigest()[:_DIGITS]
+
+
+def _add(digest: hashlib._Hash, path: Path, content: bytes) -> None:
+    digest.update(f"{path.name}\0{path.stat().st_size}\0{len(content)}\0".encode())
+    digest.update(content)
+
+
+def _samples(path: Path) -> bytes:
+    size = path.stat().st_size
+    stride = max(_SAMPLE_BYTES, size // _SAMPLES)
+    with path.open("rb") as file:
+        parts = []
+        for start in range(0, size, stride):
+            file.seek(start)
+            parts.append(file.read(_SAMPLE_BYTES))
+    return b"".join(parts)

@@ -1,15 +1,18 @@
-"""From a client's request to `SamplingParams`: every limit checked, every refusal names its field."""
+"""From a client's request to `SamplingParams`: every limit is checked here, and every error names its field.
+
+The wire's models check types only; the engine process checks again just what would break a batch.
+"""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from kvarn.text.errors import TokenizerError
-from kvarn.text.sampling_defaults import SamplingDefaults
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.wire.openai.errors import ContextLengthError, invalid_request
 from kvarn.wire.sampling import SamplingParams
@@ -24,23 +27,47 @@ DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` in `/v1/completions`."""
 
 MAX_BAD_WORDS = 256
-"""`bad_words` of one request at most: each costs a look at every step."""
-
-_MOST_TOKENS = 2**31 - 1
+"""`bad_words` in one request at most: each is compared at every step."""
 
 MAX_PRIORITY = 1000
 """Priorities lie between minus and plus this."""
+
+_MAX_INT = 2**31 - 1
+
+_RANGES = {
+    "temperature": (0, 2, False),
+    "top_p": (0, 1, True),
+    "min_p": (0, 1, False),
+    "repetition_penalty": (0, 100, True),
+    "presence_penalty": (-2, 2, False),
+    "frequency_penalty": (-2, 2, False),
+    "logit_bias": (-100, 100, False),
+}
+"""Lowest and highest value of each decimal parameter, and whether the lowest is excluded."""
+_DECIMALS = tuple(name for name in _RANGES if name != "logit_bias")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingDefaults:
+    """Values of parameters that a request leaves out: OpenAI's, unless the checkpoint's generation_config.json says
+    otherwise."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int | None = None
+    """Tokens of a chat answer; None: as many as fit in the context."""
 
 
 def check_sampling(
     request: SamplingFields,
     tokenizer: Tokenizer,
     limits: GatewayConfig,
-    defaults: SamplingDefaults = SamplingDefaults(),  # noqa: B008 - it is frozen
+    defaults: SamplingDefaults = SamplingDefaults(),
 ) -> SamplingParams:
-    """All that needs no prompt, done once however many prompts the request has, and before any is tokenized.
-
-    What the client leaves out is taken from `defaults`, those of the model.
+    """Check all parameters that do not depend on a prompt: once a request, before any prompt is tokenized.
 
     `bad_words` are tokenized and lists of token ids may be long: run it off the event loop where the body is large.
 
@@ -50,31 +77,26 @@ def check_sampling(
     Raises:
         ApiError: 400 that names the field.
     """
-    _whole("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    _integer("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     stop_strings(request, limits)
-    own_ends = () if request.ignore_eos else tokenizer.eos_token_ids
-    asked_ends = _token_ids("stop_token_ids", request.stop_token_ids or [], tokenizer)
+    model_ends = () if request.ignore_eos else tokenizer.eos_token_ids
+    request_ends = _token_ids("stop_token_ids", request.stop_token_ids or [], tokenizer)
+    prompt_logprobs = request.prompt_logprobs
+    decimals: dict[str, Any] = {
+        name: _decimal(name, getattr(request, name), getattr(defaults, name, 0.0)) for name in _DECIMALS
+    }
     return SamplingParams(
-        seed=_seed(request.seed),
-        temperature=_number("temperature", request.temperature, defaults.temperature, 0, 2),
-        top_k=defaults.top_k if request.top_k is None else max(0, _whole("top_k", request.top_k, -1, 2**31 - 1)),
-        top_p=_number("top_p", request.top_p, defaults.top_p, 0, 1, open_below=True),
-        min_p=_number("min_p", request.min_p, defaults.min_p, 0, 1),
-        repetition_penalty=_number(
-            "repetition_penalty", request.repetition_penalty, defaults.repetition_penalty, 0, 100, open_below=True
-        ),
-        presence_penalty=_number("presence_penalty", request.presence_penalty, 0.0, -2, 2),
-        frequency_penalty=_number("frequency_penalty", request.frequency_penalty, 0.0, -2, 2),
+        seed=_draw_seed() if request.seed is None else _integer("seed", request.seed, -(2**63), 2**64 - 1) % 2**64,
+        **decimals,
+        top_k=defaults.top_k if request.top_k is None else max(0, _integer("top_k", request.top_k, -1, _MAX_INT)),
         logit_bias=_logit_bias(request.logit_bias or {}, tokenizer),
         allowed_token_ids=_allowed_token_ids(request.allowed_token_ids, tokenizer),
         bad_words=_bad_words(request.bad_words or [], tokenizer, limits),
-        stop_token_ids=sorted({*own_ends, *asked_ends}),
-        min_tokens=_min_tokens(request.min_tokens, _MOST_TOKENS),
-        max_tokens=defaults.max_tokens or _MOST_TOKENS,
-        prompt_logprobs=None
-        if request.prompt_logprobs is None
-        else _whole("prompt_logprobs", request.prompt_logprobs, 0, limits.max_logprobs),
-        n=_whole("n", 1 if request.n is None else request.n, 1, limits.max_n),
+        stop_token_ids=sorted({*model_ends, *request_ends}),
+        min_tokens=_min_tokens(request.min_tokens, _MAX_INT),
+        max_tokens=defaults.max_tokens or _MAX_INT,
+        prompt_logprobs=prompt_logprobs and _integer("prompt_logprobs", prompt_logprobs, 0, limits.max_logprobs),
+        n=_integer("n", 1 if request.n is None else request.n, 1, limits.max_n),
     )
 
 
@@ -89,18 +111,17 @@ def chat_sampling(
 ) -> SamplingParams:
     """Sampling of a chat request whose prompt has `prompt_tokens`, on a model that holds `context_length` tokens.
 
-    `checked` is what `check_sampling` made of it. Without `max_tokens` the answer may have as many tokens as the
-    model's defaults say, else fill the context; without `seed` it takes one from `draw_seed`.
+    `checked` is the result of `check_sampling`. Without `max_tokens` the answer may have as many tokens as the model's
+    defaults say, else fill the context; without `seed` it takes one from `draw_seed`.
 
     Raises:
         ApiError: 400 that names the field.
     """
-    name = "max_completion_tokens" if request.max_completion_tokens is not None else "max_tokens"
-    asked = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
-    room = _room(prompt_tokens, context_length, "messages")
-    by_default = min(room, max(checked.max_tokens, checked.min_tokens))
-    max_tokens = by_default if asked is None else _max_tokens(asked, name, prompt_tokens, context_length, lowest=1)
-    top = _whole("top_logprobs", request.top_logprobs or 0, 0, limits.max_logprobs)
+    name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    requested: int | None = getattr(request, name)
+    default = max(checked.max_tokens, checked.min_tokens)
+    max_tokens = _max_tokens(name, requested, 1, default, prompt_tokens, context_length, "messages")
+    top = _integer("top_logprobs", request.top_logprobs or 0, 0, limits.max_logprobs)
     return _fit(request, checked, max_tokens, top if request.logprobs else None, draw_seed)
 
 
@@ -116,16 +137,11 @@ def completion_sampling(
     """Sampling of one prompt of a completion request; see `chat_sampling`.
 
     An engine always draws a token: for `max_tokens` 0 (allowed with `echo`) one is drawn, to be dropped by the caller.
-    With `echo`, `logprobs` asks for those of the prompt as well.
+    With `echo`, `logprobs` requests those of the prompt as well.
     """
-    room = _room(prompt_tokens, context_length, "prompt")
-    asked = request.max_tokens
-    max_tokens = (
-        min(DEFAULT_COMPLETION_TOKENS, room)
-        if asked is None
-        else _max_tokens(asked, "max_tokens", prompt_tokens, context_length, lowest=0)
-    )
-    logprobs = None if request.logprobs is None else _whole("logprobs", request.logprobs, 0, limits.max_logprobs)
+    default, requested = DEFAULT_COMPLETION_TOKENS, request.max_tokens
+    max_tokens = _max_tokens("max_tokens", requested, 0, default, prompt_tokens, context_length, "prompt")
+    logprobs = request.logprobs and _integer("logprobs", request.logprobs, 0, limits.max_logprobs)
     params = _fit(request, checked, max(max_tokens, 1), logprobs, draw_seed)
     if request.echo and logprobs is not None:
         return msgspec.structs.replace(params, prompt_logprobs=max(logprobs, params.prompt_logprobs or 0))
@@ -139,18 +155,16 @@ def stop_strings(request: SamplingFields, limits: GatewayConfig) -> list[str]:
         ApiError: 400: too many, too long, or an empty one.
     """
     stops = [request.stop] if isinstance(request.stop, str) else list(request.stop or [])
+    longest = max(map(len, stops), default=0)
+    problem = None
     if len(stops) > limits.max_stop_strings:
-        raise invalid_request(
-            f"'stop' holds {len(stops)} strings: at most {limits.max_stop_strings} are allowed.", "stop"
-        )
-    for stop in stops:
-        if not stop:
-            raise invalid_request("'stop' holds an empty string.", "stop")
-        if len(stop) > limits.max_stop_string_chars:
-            raise invalid_request(
-                f"'stop' holds a string of {len(stop)} characters: at most {limits.max_stop_string_chars} are allowed.",
-                "stop",
-            )
+        problem = f"{len(stops)} strings: at most {limits.max_stop_strings} are allowed."
+    elif not all(stops):
+        problem = "an empty string."
+    elif longest > limits.max_stop_string_chars:
+        problem = f"a string of {longest} characters: at most {limits.max_stop_string_chars} are allowed."
+    if problem is not None:
+        raise invalid_request(f"'stop' holds {problem}", "stop")
     return stops
 
 
@@ -161,63 +175,57 @@ def _fit(
     logprobs: int | None,
     draw_seed: Callable[[], int] | None,
 ) -> SamplingParams:
-    """What was checked, for one prompt. Where the client gave no seed, each prompt draws its own: with `draw_seed`, or
-    one that nobody can foresee."""
-    if request.seed is None:
-        checked = msgspec.structs.replace(checked, seed=draw_seed() if draw_seed is not None else _seed(None))
+    """The parameters for one prompt. Without a client's seed each prompt draws its own."""
     return msgspec.structs.replace(
         checked,
+        seed=(draw_seed or _draw_seed)() if request.seed is None else checked.seed,
         min_tokens=_min_tokens(checked.min_tokens, max_tokens),
         max_tokens=max_tokens,
         logprobs=logprobs,
     )
 
 
-def _min_tokens(asked: int, most: int) -> int:
-    return _whole("min_tokens", asked, 0, most, why=" ('max_tokens' or the room in the context)")
+def _draw_seed() -> int:
+    return secrets.randbits(63)
 
 
-def _room(prompt_tokens: int, context_length: int, param: str) -> int:
-    """Tokens that the context has left for the answer; at least one."""
+def _min_tokens(value: int, highest: int) -> int:
+    return _integer("min_tokens", value, 0, highest, why=" ('max_tokens' or the space left in the context)")
+
+
+def _max_tokens(
+    name: str, value: int | None, lowest: int, default: int, prompt_tokens: int, context_length: int, param: str
+) -> int:
+    """The longest answer: what the client requests, if it fits in the context, else the default as far as it fits.
+    `param` is the field that holds the prompt."""
     if prompt_tokens == 0:
         raise invalid_request("The prompt has no tokens: write something.", param)
     if prompt_tokens >= context_length:
         raise ContextLengthError(context_length, prompt_tokens, 1, param)
-    return context_length - prompt_tokens
+    if value is None:
+        return min(default, context_length - prompt_tokens)
+    if not lowest <= value <= _MAX_INT:
+        bound = f"at least {lowest}" if value < lowest else f"at most {_MAX_INT}"
+        raise invalid_request(f"{name!r} must be {bound}, not {_shown(value)}.", name)
+    if prompt_tokens + value > context_length:
+        raise ContextLengthError(context_length, prompt_tokens, value, name)
+    return value
 
 
-def _max_tokens(asked: int, name: str, prompt_tokens: int, context_length: int, *, lowest: int) -> int:
-    if asked < lowest:
-        raise invalid_request(f"{name!r} must be at least {lowest}, not {_shown(asked)}.", name)
-    if asked > _MOST_TOKENS:
-        raise invalid_request(f"{name!r} must be at most {_MOST_TOKENS}, not {_shown(asked)}.", name)
-    if prompt_tokens + asked > context_length:
-        raise ContextLengthError(context_length, prompt_tokens, asked, name)
-    return asked
-
-
-def _number(
-    name: str, value: float | None, default: float, low: float, high: float, *, open_below: bool = False
-) -> float:
+def _decimal(name: str, value: float | None, default: float) -> float:
     if value is None:
         return default
-    if not low <= value <= high or (open_below and value == low):  # NaN fails here too
-        bounds = f"above {low:g} and at most {high:g}" if open_below else f"from {low:g} to {high:g}"
+    low, high, above = _RANGES[name]
+    if not low <= value <= high or (above and value == low):  # NaN fails here too
+        bounds = f"above {low} and at most {high}" if above else f"from {low} to {high}"
         raise invalid_request(f"{name!r} must be {bounds}, not {_shown(value)}.", name)
     return float(value)
 
 
-def _whole(name: str, value: int, low: int, high: int, *, why: str = "") -> int:
+def _integer(name: str, value: int, low: int, high: int, *, why: str = "") -> int:
     if not low <= value <= high:
         raise invalid_request(f"{name!r} must be from {low} to {high}{why}, not {_shown(value)}.", name)
     return value
-
-
-def _seed(seed: int | None) -> int:
-    """The client's seed modulo 2**64, or one drawn now so that the request can be replayed."""
-    if seed is None:
-        return secrets.randbits(63)
-    return _whole("seed", seed, -(2**63), 2**64 - 1) % 2**64
 
 
 def _token_ids(name: str, ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
@@ -232,11 +240,9 @@ def _token_ids(name: str, ids: Sequence[int], tokenizer: Tokenizer) -> list[int]
 
 
 def _allowed_token_ids(ids: Sequence[int] | None, tokenizer: Tokenizer) -> list[int] | None:
-    if ids is None:
-        return None
-    if not ids:
-        raise invalid_request("'allowed_token_ids' is empty: nothing could be answered.", "allowed_token_ids")
-    return _token_ids("allowed_token_ids", ids, tokenizer)
+    if ids is not None and not ids:
+        raise invalid_request("'allowed_token_ids' is empty: no token could be generated.", "allowed_token_ids")
+    return None if ids is None else _token_ids("allowed_token_ids", ids, tokenizer)
 
 
 def _logit_bias(bias: dict[str, float], tokenizer: Tokenizer) -> dict[int, float]:
@@ -248,20 +254,19 @@ def _logit_bias(bias: dict[str, float], tokenizer: Tokenizer) -> dict[int, float
                 f"'logit_bias' has the key {key[:20]!r}: keys are token ids from 0 to {tokenizer.vocab_size - 1}.",
                 "logit_bias",
             )
-        checked[int(key)] = _number("logit_bias", value, 0.0, -100, 100)
+        checked[int(key)] = _decimal("logit_bias", value, 0.0)
     return checked
 
 
 def _bad_words(words: Sequence[str], tokenizer: Tokenizer, limits: GatewayConfig) -> list[list[int]]:
     """Each word as tokens, alone and after a space: most vocabularies write these differently."""
+    longest = limits.max_stop_string_chars
     if len(words) > MAX_BAD_WORDS:
         raise invalid_request(
             f"'bad_words' holds {len(words)} words: at most {MAX_BAD_WORDS} are allowed.", "bad_words"
         )
-    for word in words:
-        if not word.strip() or len(word) > limits.max_stop_string_chars:
-            most = limits.max_stop_string_chars
-            raise invalid_request(f"'bad_words' holds an empty word or one above {most} characters.", "bad_words")
+    if any(not word.strip() or len(word) > longest for word in words):
+        raise invalid_request(f"'bad_words' holds an empty word or one above {longest} characters.", "bad_words")
     spellings = [form for word in words for form in (word, " " + word.lstrip())]
     try:
         sequences = tokenizer.encode_batch(spellings, add_special_tokens=False)

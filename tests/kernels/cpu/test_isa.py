@@ -10,12 +10,8 @@ import torch
 pytest.importorskip("kvarn.kernels.cpu._native", reason="no compiled kernels in this installation")
 
 from kvarn.kernels.cpu import _native
-from kvarn.kernels.cpu.isa import (
-    UnusableInstructionSetError,
-    chosen_instruction_set,
-    emulated_instruction_sets,
-    usable_instruction_sets,
-)
+from kvarn.kernels.cpu._native import emulated_instruction_sets, usable_instruction_sets
+from kvarn.kernels.cpu.isa import UnusableInstructionSetError, chosen_instruction_set
 
 ALL = ["amx", "avx512_bf16", "avx512", "avx2", "generic"]
 FLAGS = {

@@ -8,10 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from profiles import examples
+
 pytest.importorskip("kvarn.kernels.cpu._native", reason="no compiled kernels in this installation")
 
-from kvarn.kernels.cpu._native import Backend
-from kvarn.kernels.cpu.sampling import draw_tokens, most_likely, token_weights
+from kvarn.kernels.cpu.backend import CpuKernels
 from kvarn.kernels.errors import KernelError
 from kvarn.kernels.sampling import SamplingTensors, weight_bits
 
@@ -19,16 +20,27 @@ SIZES = [1, 2, 15, 16, 17, 127, 128, 129, 1000, 8192, 20_011, 40_000]
 KINDS = ["normal", "peaked", "levels", "flat", "equal", "masked", "one left", "two heaps"]
 
 
+def token_weights(
+    compiled: CpuKernels, logits: torch.Tensor, row_max: float, temperature: float, min_p: float
+) -> torch.Tensor:
+    """[vocab] float32: the integer weights that a draw from the row logits [vocab] uses."""
+    weights, bits = torch.empty(len(logits), dtype=torch.float32), weight_bits(len(logits))
+    compiled.backend.token_weights(
+        logits.data_ptr(), len(logits), bits, row_max, temperature, min_p, weights.data_ptr()
+    )
+    return weights
+
+
 @pytest.fixture(scope="module")
-def native(request: pytest.FixtureRequest) -> Backend:
-    return Backend(request.param)
+def compiled(request: pytest.FixtureRequest) -> CpuKernels:
+    return CpuKernels(request.param)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    from kvarn.kernels.cpu.isa import emulated_instruction_sets, usable_instruction_sets
+    from kvarn.kernels.cpu._native import emulated_instruction_sets, usable_instruction_sets
 
-    if "native" in metafunc.fixturenames:
-        metafunc.parametrize("native", usable_instruction_sets() + emulated_instruction_sets(), indirect=True)
+    if "compiled" in metafunc.fixturenames:
+        metafunc.parametrize("compiled", usable_instruction_sets() + emulated_instruction_sets(), indirect=True)
 
 
 def logits_of(kind: str, vocab_size: int, seed: int) -> torch.Tensor:
@@ -68,7 +80,7 @@ def exact_draw(weights: torch.Tensor, top_k: int, top_p: float, uniform: float) 
     return int(ids[np.searchsorted(ends, uniform * float(ends[-1]), side="right")])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(
     kind=st.sampled_from(KINDS),
     vocab_size=st.sampled_from(SIZES),
@@ -79,7 +91,7 @@ def exact_draw(weights: torch.Tensor, top_k: int, top_p: float, uniform: float) 
     seed=st.integers(0, 1000),
 )
 def test_a_draw_is_exactly_that_of_a_full_sort_over_whole_weights(
-    native: Backend,
+    compiled: CpuKernels,
     kind: str,
     vocab_size: int,
     temperature: float,
@@ -101,21 +113,21 @@ def test_a_draw_is_exactly_that_of_a_full_sort_over_whole_weights(
     logits = torch.full((8, vocab_size), torch.nan)
     rows = torch.tensor([7, 0, 3, 2, 5, 4])
     logits[rows] = row
-    found = draw_tokens(native, logits, rows, row.amax().expand(6), params)
-    weights = token_weights(native, row, float(row.amax()), temperature, min_p)
+    found = compiled.draw_tokens(logits, rows, row.amax().expand(6), params)
+    weights = token_weights(compiled, row, float(row.amax()), temperature, min_p)
     assert found.tolist() == [exact_draw(weights, top_k, top_p, float(uniform)) for uniform in uniforms]
 
 
 @pytest.mark.parametrize("vocab_size", [1, 17, 32_000, 151_936])
-def test_weights_are_whole_and_within_rounding_of_the_exact_exponential(native: Backend, vocab_size: int) -> None:
+def test_weights_are_whole_and_within_rounding_of_the_exact_exponential(compiled: CpuKernels, vocab_size: int) -> None:
     row = logits_of("normal", vocab_size, seed=1)
     scale = 2.0 ** weight_bits(vocab_size)
-    weights = token_weights(native, row, float(row.amax()), 0.7, 0.0).double()
+    weights = token_weights(compiled, row, float(row.amax()), 0.7, 0.0).double()
     exact = (row.double() - row.amax()).div(float(np.float32(0.7))).exp() * scale
     assert torch.equal(weights, weights.round())
     assert float(weights.amax()) == scale
     torch.testing.assert_close(weights, exact, rtol=4e-6, atol=0.6)
-    cut = token_weights(native, row, float(row.amax()), 0.7, 0.25).double()
+    cut = token_weights(compiled, row, float(row.amax()), 0.7, 0.25).double()
     assert torch.equal(cut, torch.where(weights < scale / 4, 0.0, weights))
 
 
@@ -125,12 +137,12 @@ def test_emulated_and_real_vector_sets_draw_from_the_same_bits(isa: str) -> None
     row = logits_of("normal", 5000, seed=2)
     top = float(row.amax())
     assert torch.equal(
-        token_weights(Backend(isa), row, top, 0.9, 0.0), token_weights(Backend("avx2"), row, top, 0.9, 0.0)
+        token_weights(CpuKernels(isa), row, top, 0.9, 0.0), token_weights(CpuKernels("avx2"), row, top, 0.9, 0.0)
     )
 
 
 @pytest.mark.parametrize("vocab_size", SIZES)
-def test_the_most_likely_token_is_numpys_whatever_the_row_holds(native: Backend, vocab_size: int) -> None:
+def test_the_most_likely_token_is_numpys_whatever_the_row_holds(compiled: CpuKernels, vocab_size: int) -> None:
     generator = np.random.default_rng(vocab_size)
     logits = generator.normal(size=(40, vocab_size)).astype(np.float32)
     logits[::2] = logits[::2].round()  # ties
@@ -142,13 +154,13 @@ def test_the_most_likely_token_is_numpys_whatever_the_row_holds(native: Backend,
     logits[39] = -1e38
     padded = torch.full((40, vocab_size + 3), 9.0)  # neighbours that must not be read as part of a row
     padded[:, :vocab_size] = torch.from_numpy(logits)
-    tokens, values = most_likely(native, padded[:, :vocab_size])
+    tokens, values = compiled.most_likely(padded[:, :vocab_size])
     want = logits.argmax(-1)
     assert tokens.tolist() == want.tolist()
     assert np.array_equal(values.numpy(), logits[np.arange(40), want], equal_nan=True)
 
 
-def test_tokens_do_not_depend_on_the_number_of_threads(native: Backend) -> None:
+def test_tokens_do_not_depend_on_the_number_of_threads(compiled: CpuKernels) -> None:
     logits = torch.stack([logits_of(kind, 20_011, seed=3) for kind in KINDS])
     count = len(KINDS)
     params = SamplingTensors(
@@ -161,31 +173,33 @@ def test_tokens_do_not_depend_on_the_number_of_threads(native: Backend) -> None:
     found = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        values = most_likely(native, logits)[1]
-        found.append(draw_tokens(native, logits, torch.arange(count), values, params).tolist())
+        values = compiled.most_likely(logits)[1]
+        found.append(compiled.draw_tokens(logits, torch.arange(count), values, params).tolist())
     torch.set_num_threads(1)
     assert found[0] == found[1] == found[2]
 
 
 def test_logits_and_columns_of_another_shape_or_type_are_refused() -> None:
-    native = Backend("generic")
+    compiled = CpuKernels("generic")
     with pytest.raises(KernelError, match="tokens side by side"):
-        most_likely(native, torch.zeros(3, 5).T)
+        compiled.most_likely(torch.zeros(3, 5).T)
     with pytest.raises(KernelError, match="float32"):
-        most_likely(native, torch.zeros(3, 5, dtype=torch.float64))
+        compiled.most_likely(torch.zeros(3, 5, dtype=torch.float64))
     one = torch.ones(1)
     params = SamplingTensors(one, one.long(), one.double(), one, one)
     with pytest.raises(KernelError, match="a draw needs torch"):
-        draw_tokens(native, torch.zeros(1, 5), torch.zeros(1, dtype=torch.int64), one, params)
+        compiled.draw_tokens(torch.zeros(1, 5), torch.zeros(1, dtype=torch.int64), one, params)
     params = SamplingTensors(one, torch.zeros(1, dtype=torch.int64), one.double(), one, one.double() / 2)
     for row in (-1, 3):
         with pytest.raises(KernelError, match="between 0 and 2"):
-            draw_tokens(native, torch.zeros(3, 5), torch.tensor([row]), one, params)
+            compiled.draw_tokens(torch.zeros(3, 5), torch.tensor([row]), one, params)
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (3, 1.0), (0, 0.5)])
 @pytest.mark.parametrize("kind", ["nan", "larger maximum", "infinite maximum", "nothing left"])
-def test_a_row_that_nothing_can_be_drawn_from_is_refused(native: Backend, kind: str, top_k: int, top_p: float) -> None:
+def test_a_row_that_nothing_can_be_drawn_from_is_refused(
+    compiled: CpuKernels, kind: str, top_k: int, top_p: float
+) -> None:
     logits = torch.randn(2, 1000)
     row_max = logits.amax(-1)
     if kind == "nan":
@@ -202,4 +216,4 @@ def test_a_row_that_nothing_can_be_drawn_from_is_refused(native: Backend, kind: 
         uniforms=torch.full((2,), 0.5, dtype=torch.float64),
     )
     with pytest.raises(KernelError, match="largest logit"):
-        draw_tokens(native, logits, torch.arange(2), row_max, params)
+        compiled.draw_tokens(logits, torch.arange(2), row_max, params)

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from kvarn.kernels.batch import PagedBatch
-from kvarn.kernels.torch.attention import paged_attention, write_kv
-from kvarn.kernels.torch.attention_plan import PAIRS_AT_ONCE, QUERIES_AT_ONCE, plan_step
+from kvarn.kernels.batch import HeadShape, PagedBatch
+from kvarn.kernels.torch.attention import PAIRS_AT_ONCE, QUERIES_AT_ONCE, TorchAttentionPlan, plan_attention
 
 SIZE = 16
 
@@ -81,10 +80,15 @@ def naive(case: Case, scale: float, window: int | None, softcap: float | None) -
     return out.float()
 
 
+def plan_of(batch: PagedBatch, case: Case, window: int | None = None) -> TorchAttentionPlan:
+    kv_heads, dim = case.key_cache.shape[1], case.key_cache.shape[3]
+    return plan_attention(batch, HeadShape(case.queries.shape[1], kv_heads, dim), window)
+
+
 def run(case: Case, scale: float, window: int | None = None, softcap: float | None = None) -> torch.Tensor:
-    plan = plan_step(case.batch, case.key_cache.shape[1], window)
-    write_kv(case.keys, case.values, case.key_cache, case.value_cache, plan)
-    return paged_attention(case.queries, case.key_cache, case.value_cache, plan, scale, softcap)
+    plan = plan_of(case.batch, case, window)
+    plan.write(case.keys, case.values, case.key_cache, case.value_cache)
+    return plan.attend(case.queries, case.key_cache, case.value_cache, scale, softcap)
 
 
 @pytest.mark.parametrize("softcap", [None, 3.0])
@@ -137,13 +141,8 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
             block_tables=together.batch.block_tables[row : row + 1],
             slot_mapping=together.batch.slot_mapping[token : token + 1],
         )
-        alone = paged_attention(
-            together.queries[token : token + 1],
-            together.key_cache,
-            together.value_cache,
-            plan_step(batch, 2),
-            0.3,
-        )
+        query = together.queries[token : token + 1]
+        alone = plan_of(batch, together).attend(query, together.key_cache, together.value_cache, 0.3)
         assert torch.equal(alone[0], all_rows[token])
 
 
@@ -160,7 +159,7 @@ def test_blocks_left_of_the_window_are_not_read() -> None:
 def test_writing_keys_and_values_touches_only_the_steps_slots() -> None:
     case = make_case([(1, 20), (3, 35)], heads=2, kv_heads=2, dim=4, seed=3)
     before = case.key_cache.clone()
-    write_kv(case.keys, case.values, case.key_cache, case.value_cache, plan_step(case.batch, 2))
+    plan_of(case.batch, case).write(case.keys, case.values, case.key_cache, case.value_cache)
     changed = (before.nan_to_num(7.0) != case.key_cache.nan_to_num(7.0)).any(-1).any(1)
     slots = {(slot // SIZE, slot % SIZE) for slot in case.batch.slot_mapping.tolist()}
     assert {tuple(place) for place in changed.nonzero().tolist()} == slots

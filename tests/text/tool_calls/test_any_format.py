@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.text.tool_calls import HERMES, LLAMA3, MISTRAL, MISTRAL_TAGGED, PYTHONIC, ToolFormat, find_format
+from kvarn.text.tool_calls.formats import HERMES, LLAMA3, MISTRAL, MISTRAL_TAGGED, PYTHONIC, ToolFormat, find_format
+from profiles import examples
 from tool_events import at_every_split, cut_at, run
 
 FORMATS = [HERMES, LLAMA3, MISTRAL, MISTRAL_TAGGED, PYTHONIC]
@@ -40,7 +41,7 @@ PIECES = st.sampled_from(
 
 
 @pytest.mark.parametrize("kind", [HERMES, LLAMA3, MISTRAL_TAGGED], ids=lambda kind: kind.name)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 @given(calls=CALLS, cuts=CUTS)
 def test_calls_written_as_the_format_says_are_found_at_every_split(
     kind: ToolFormat, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]
@@ -53,7 +54,7 @@ def test_calls_written_as_the_format_says_are_found_at_every_split(
         assert run(kind, parts, NAMES) == expected
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 @given(calls=st.lists(st.tuples(st.sampled_from(("f", "get_weather")), ARGUMENTS), min_size=1, max_size=3), cuts=CUTS)
 def test_python_calls_are_found_at_every_split(calls: list[tuple[str, dict[str, Any]]], cuts: list[int]) -> None:
     def call(name: str, arguments: dict[str, Any]) -> str:
@@ -66,15 +67,13 @@ def test_python_calls_are_found_at_every_split(calls: list[tuple[str, dict[str, 
 
 
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.opening(None))
-@settings(max_examples=120, deadline=None)
-@given(
-    pieces=st.lists(PIECES, max_size=9), cuts=CUTS, most_calls=st.sampled_from([None, None, 1]), forced=st.booleans()
-)
+@settings(max_examples=examples(120))
+@given(pieces=st.lists(PIECES, max_size=9), cuts=CUTS, max_calls=st.sampled_from([None, None, 1]), forced=st.booleans())
 def test_no_split_changes_what_is_found_and_nothing_raises(
-    kind: ToolFormat, pieces: list[str], cuts: list[int], most_calls: int | None, forced: bool
+    kind: ToolFormat, pieces: list[str], cuts: list[int], max_calls: int | None, forced: bool
 ) -> None:
     text = "".join(pieces)
-    options: dict[str, Any] = {"most_calls": most_calls, "opening": kind.opening("f") if forced else ""}
+    options: dict[str, Any] = {"max_calls": max_calls, "opening": kind.opening("f") if forced else ""}
     whole = run(kind, [text], NAMES, **options)
     assert run(kind, cut_at(text, cuts), NAMES, **options) == whole
     assert run(kind, list(text), NAMES, **options) == whole
@@ -82,7 +81,7 @@ def test_no_split_changes_what_is_found_and_nothing_raises(
         assert "".join(part[1] for part in whole) == text
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25))
 @given(kind=st.sampled_from(FORMATS), pieces=st.lists(PIECES, max_size=6))
 def test_every_single_cut_gives_the_same(kind: ToolFormat, pieces: list[str]) -> None:
     at_every_split(kind, "".join(pieces), NAMES)

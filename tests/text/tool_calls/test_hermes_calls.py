@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from kvarn.text.tool_calls import HERMES, TextDelta, ToolCallArguments, ToolCallStart
+from kvarn.text.tool_calls.events import TextDelta, ToolCallArguments, ToolCallStart
+from kvarn.text.tool_calls.formats import HERMES
 from tool_events import at_every_split, run
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "x"}}\n</tool_call>'
@@ -107,8 +108,8 @@ def test_text_is_given_out_as_soon_as_no_call_can_begin_in_it() -> None:
 
 def test_nothing_comes_after_the_calls_that_were_asked_for() -> None:
     text = f"One: {CALL} Two: {CALL} more"
-    assert at_every_split(HERMES, text, most_calls=1) == [("text", "One:"), ADDED]
-    parser = HERMES.make_parser(most_calls=1)
+    assert at_every_split(HERMES, text, max_calls=1) == [("text", "One:"), ADDED]
+    parser = HERMES.make_parser(max_calls=1)
     parser.push(CALL.removesuffix("}\n</tool_call>"))
     assert not parser.satisfied
     parser.push("}")

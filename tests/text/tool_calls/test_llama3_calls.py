@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from kvarn.text.tool_calls import LLAMA3, PYTHONIC, ToolCallArguments, ToolCallStart
+from kvarn.text.tool_calls.events import ToolCallArguments, ToolCallStart
+from kvarn.text.tool_calls.formats import LLAMA3, PYTHONIC
 from tool_events import at_every_split
 
 NAMES = {"add", "now", "get_weather"}
@@ -132,8 +133,8 @@ def test_a_call_cut_short_keeps_what_was_written() -> None:
 
 
 def test_nothing_comes_after_the_calls_that_were_asked_for() -> None:
-    assert at_every_split(LLAMA3, f"{CALL}; {CALL}", NAMES, most_calls=1) == [ADDED]
-    assert at_every_split(LLAMA3, "[now(), now()] and", NAMES, most_calls=1) == [NOW]
+    assert at_every_split(LLAMA3, f"{CALL}; {CALL}", NAMES, max_calls=1) == [ADDED]
+    assert at_every_split(LLAMA3, "[now(), now()] and", NAMES, max_calls=1) == [NOW]
 
 
 def test_a_call_begun_in_the_prompt_goes_on_in_the_answer() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvarn.text.tool_calls import MISTRAL, MISTRAL_TAGGED, ToolCallArguments, ToolCallStart
+from kvarn.text.tool_calls.events import ToolCallArguments, ToolCallStart
+from kvarn.text.tool_calls.formats import MISTRAL, MISTRAL_TAGGED
 from tool_events import at_every_split
 
 NAMES = {"add", "now"}
@@ -68,7 +69,7 @@ def test_a_broken_call_later_in_a_list_is_text() -> None:
 
 
 def test_nothing_comes_after_the_calls_that_were_asked_for() -> None:
-    assert at_every_split(MISTRAL, f"[TOOL_CALLS] [{OBJECT}, {OBJECT}]", NAMES, most_calls=1) == [ADDED]
+    assert at_every_split(MISTRAL, f"[TOOL_CALLS] [{OBJECT}, {OBJECT}]", NAMES, max_calls=1) == [ADDED]
 
 
 def test_a_call_begun_in_the_prompt_goes_on_in_the_answer() -> None:

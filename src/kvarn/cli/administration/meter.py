@@ -15,7 +15,7 @@ from kvarn.cli.values import ConfigPath
 from kvarn.config.load import ConfigError, load_config
 from kvarn.config.platform import KafkaConfig
 from kvarn.config.schema import KvarnConfig
-from kvarn.metering.meter import Meter, MeterMetrics, bill_ledger
+from kvarn.metering.billing import MeterMetrics, bill_ledger
 from kvarn.observe.logging import configure_logging
 from kvarn.store import migrate
 from kvarn.store.engine import Store
@@ -64,6 +64,8 @@ def meter(
 
 
 async def _run(config: KvarnConfig, kafka: KafkaConfig, metrics: MeterMetrics) -> None:
+    from kvarn.metering.meter import Meter  # here: its client is an extra
+
     store = Store.open(config)
     meter = Meter(store, kafka, metrics)
     stopping = asyncio.Event()

@@ -10,19 +10,18 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from kvarn.gateway.processes.channel import Channel, ChannelClosedError, Handler
-from kvarn.limits.counts import Timing
-from kvarn.limits.local import LocalCounts
-from kvarn.limits.orders import LimitsAwayError, Order, ServerCounts, Verdict
-from kvarn.limits.redis_scripts import Call, ScriptRunner
+from kvarn.limits.local import LocalBackend, Timing
+from kvarn.limits.scripts import Call, ScriptRunner
+from kvarn.limits.types import Backend, Decision, LimitsAwayError, Reservation
 from kvarn.metering.budget_counts import BudgetCounts
 
 _TAKE, _RENEW, _SETTLE, _BUDGETS = "limits.take", "limits.renew", "limits.settle", "budgets.run"
 
 _encode = msgspec.msgpack.encode
-_order_decoder = msgspec.msgpack.Decoder(Order)
-_renewal_decoder = msgspec.msgpack.Decoder(tuple[Order, int])
-_settlement_decoder = msgspec.msgpack.Decoder(tuple[Order, int, bool])
-_verdict_decoder = msgspec.msgpack.Decoder(Verdict)
+_reservation_decoder = msgspec.msgpack.Decoder(Reservation)
+_renewal_decoder = msgspec.msgpack.Decoder(tuple[Reservation, int])
+_settlement_decoder = msgspec.msgpack.Decoder(tuple[Reservation, int, bool])
+_decision_decoder = msgspec.msgpack.Decoder(Decision)
 _script_decoder = msgspec.msgpack.Decoder(tuple[list[str], bytes])
 
 
@@ -30,7 +29,7 @@ _script_decoder = msgspec.msgpack.Decoder(tuple[list[str], bytes])
 class SharedState:
     """What one gateway process shares with the others of its server."""
 
-    counts: ServerCounts
+    counts: Backend
     """Of limits."""
     budgets: ScriptRunner
     """Where requests in flight reserve of budgets."""
@@ -88,34 +87,34 @@ class RemoteBudgets:
         self._channel.send(_BUDGETS, _encode((call.keys, call.argument)))
 
 
-class RemoteCounts:
-    """Limits counted in the main process; a `Keeper`."""
+class RemoteBackend:
+    """Limits counted in the main process; a `Backend`."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
-    async def take(self, order: Order) -> Verdict:
-        """Take an order in, if every bound has room for it; otherwise count nothing.
+    async def take(self, reservation: Reservation) -> Decision:
+        """See `Backend`.
 
         Raises:
             LimitsAwayError: The main process is gone; this one ends too.
         """
         try:
-            answer = await self._channel.call(_TAKE, _encode(order))
+            answer = await self._channel.call(_TAKE, _encode(reservation))
         except asyncio.CancelledError:  # it was sent, and will have been taken
-            self.settle(order, 0, whole=True)
+            self.settle(reservation, 0, whole=True)
             raise
         except ChannelClosedError as error:
             raise LimitsAwayError(str(error)) from None
-        return _verdict_decoder.decode(answer)
+        return _decision_decoder.decode(answer)
 
-    def renew(self, order: Order, used: int) -> None:
+    def renew(self, reservation: Reservation, used: int) -> None:
         """The work still runs."""
-        self._channel.send(_RENEW, _encode((order, used)))
+        self._channel.send(_RENEW, _encode((reservation, used)))
 
-    def settle(self, order: Order, used: int, *, whole: bool = False) -> None:
+    def settle(self, reservation: Reservation, used: int, *, whole: bool = False) -> None:
         """The work is over."""
-        self._channel.send(_SETTLE, _encode((order, used, whole)))
+        self._channel.send(_SETTLE, _encode((reservation, used, whole)))
 
     def sweep(self) -> None:
         """The main process does it."""
@@ -125,7 +124,7 @@ class MainCounts:
     """The counts of all processes, in the main one."""
 
     def __init__(self) -> None:
-        self.limits = LocalCounts(Timing())
+        self.limits = LocalBackend(Timing())
         self.budgets = BudgetCounts()
 
 
@@ -134,7 +133,7 @@ class ProcessCounts:
 
     def __init__(self, counts: MainCounts) -> None:
         self._limits, self._budgets = counts.limits, counts.budgets
-        self._open: dict[str, tuple[Order, int]] = {}
+        self._open: dict[str, tuple[Reservation, int]] = {}
         """What its running requests were charged, by work id."""
 
     def handlers(self) -> dict[str, Handler]:
@@ -143,24 +142,24 @@ class ProcessCounts:
 
     def close(self) -> None:
         """The process is gone: its requests run no more, and what they were charged stays charged."""
-        for order, charged in self._open.values():
-            self._limits.settle(order, charged)
+        for reservation, charged in self._open.values():
+            self._limits.settle(reservation, charged)
 
     def _take(self, body: bytes) -> bytes:
-        verdict = self._limits.take_now(order := _order_decoder.decode(body))
-        if verdict.admitted:
-            self._open[order.work_id] = (order, order.tokens)
-        return _encode(verdict)
+        decision = self._limits.take_now(reservation := _reservation_decoder.decode(body))
+        if decision.admitted:
+            self._open[reservation.work_id] = (reservation, reservation.tokens)
+        return _encode(decision)
 
     def _renew(self, body: bytes) -> None:
-        order, used = _renewal_decoder.decode(body)
-        self._open[order.work_id] = (order, max(order.tokens, used))
-        self._limits.renew(order, used)
+        reservation, used = _renewal_decoder.decode(body)
+        self._open[reservation.work_id] = (reservation, max(reservation.tokens, used))
+        self._limits.renew(reservation, used)
 
     def _settle(self, body: bytes) -> None:
-        order, used, whole = _settlement_decoder.decode(body)
-        self._open.pop(order.work_id, None)
-        self._limits.settle(order, used, whole=whole)
+        reservation, used, whole = _settlement_decoder.decode(body)
+        self._open.pop(reservation.work_id, None)
+        self._limits.settle(reservation, used, whole=whole)
 
     def _run_budgets(self, body: bytes) -> bytes:
         return self._budgets.run(*_script_decoder.decode(body))

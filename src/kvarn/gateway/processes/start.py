@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvarn.replica.attached import ReplicaStatus
+from kvarn.replica.client.protocol import ReplicaStatus
 
 START = "start"
 """Main to other, first: `Start`."""

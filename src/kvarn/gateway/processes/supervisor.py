@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import math
@@ -17,19 +16,20 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from kvarn.config.schema import KvarnConfig
+from kvarn.fleet.process_exit import describe_exit, exit_of
+from kvarn.fleet.restart import keep_running
+from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.gateway.processes.channel import Channel, ChannelClosedError, Handler
 from kvarn.gateway.processes.shared import LocalBudgets, MainCounts, ProcessCounts, SharedState
 from kvarn.gateway.processes.start import METRICS, REPLICA, SERVING, SNAPSHOT, START, Start
 from kvarn.observe.merge import MetricFamily, as_registry, merge_families, totals_of
 from kvarn.observe.metrics import GatewayMetrics
-from kvarn.replica.launch import describe_exit, exit_of
-from kvarn.replica.local import LocalReplica
+from kvarn.replica.client.protocol import ReplicaStatus
 from kvarn.serving.models import ServedModel
 
 _WATCH_EVERY_S = 1.0
 _SNAPSHOT_S = 2.0
 """In which a process tells what it has counted; of one that is slower what it told last is shown."""
-_MAX_BACKOFF_S = 30.0
 _STOP_GRACE_S = 20.0
 """Beyond `drain_timeout_s`, for what a process writes at its end; then it is killed."""
 
@@ -66,7 +66,7 @@ class GatewayProcesses:
         config: KvarnConfig,
         port: int,
         models: Sequence[ServedModel],
-        replicas: Mapping[str, LocalReplica],
+        replicas: Mapping[str, EngineSupervisor],
     ) -> None:
         gateway = config.gateway.model_copy(update={"port": port})
         self._config = config.model_copy(update={"gateway": gateway})
@@ -91,9 +91,14 @@ class GatewayProcesses:
     def start(self, metrics: GatewayMetrics) -> None:
         """Start the processes; `metrics` are this one's."""
         self._metrics = metrics
-        self._tasks = [asyncio.create_task(self._tell(replica)) for replica in self._replicas.values()]
-        self._tasks.append(asyncio.create_task(self._watch()))
-        self._keepers = [asyncio.create_task(self._keep()) for _ in range(self._config.gateway.api_server_count - 1)]
+        for replica in self._replicas.values():
+            replica.subscribe(self._tell)
+        self._tasks = [asyncio.create_task(self._watch())]
+        backoff_s = self._config.replica.restart_backoff_s
+        self._keepers = [
+            asyncio.create_task(keep_running(self._run_next, self._stopping, backoff_s, self._ended_early))
+            for _ in range(self._config.gateway.api_server_count - 1)
+        ]
 
     async def wait_until_serving(self) -> None:
         """Wait until every process takes requests, or one has ended instead."""
@@ -126,31 +131,22 @@ class GatewayProcesses:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _keep(self) -> None:
-        """Run one process after another until told to stop."""
-        loop, first_s = asyncio.get_running_loop(), self._config.replica.restart_backoff_s
-        backoff_s = first_s
-        while not self._stopping.is_set():
-            began = loop.time()
-            try:
-                failure = describe_exit(await self._run(next(self._numbers)), "the gateway process")
-            except OSError as error:
-                failure = f"a gateway process cannot be started: {error}"
-            except Exception as error:
-                _log.exception("the supervision of a gateway process failed")
-                failure = repr(error)
-            if self._stopping.is_set():
-                return
-            backoff_s = first_s if loop.time() - began > _MAX_BACKOFF_S else backoff_s
-            _log.error(
-                "a gateway process is gone and will be replaced", extra={"reason": failure, "restart_in_s": backoff_s}
-            )
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(backoff_s):
-                    await self._stopping.wait()
-            backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
-            if self._metrics is not None and not self._stopping.is_set():
-                self._metrics.process_restarts.inc()
+    async def _run_next(self) -> str:
+        """One process from its start to its end; returns why it ended."""
+        try:
+            return describe_exit(await self._run(next(self._numbers)), "the gateway process")
+        except OSError as error:
+            return f"a gateway process cannot be started: {error}"
+        except Exception as error:
+            _log.exception("the supervision of a gateway process failed")
+            return repr(error)
+
+    def _ended_early(self, failure: str | None, backoff_s: float) -> None:
+        _log.error(
+            "a gateway process is gone and will be replaced", extra={"reason": failure, "restart_in_s": backoff_s}
+        )
+        if self._metrics is not None:
+            self._metrics.process_restarts.inc()
 
     async def _run(self, number: int) -> int:
         """One process from its start to its end; returns its exit status."""
@@ -246,14 +242,12 @@ class GatewayProcesses:
                     _log.error("a gateway process hangs and is killed", extra={"number": each.number})
                     each.process.kill()
 
-    async def _tell(self, replica: LocalReplica) -> None:
+    def _tell(self, status: ReplicaStatus) -> None:
         """Tell all processes what becomes of an engine."""
-        while True:
-            message = msgspec.msgpack.encode(replica.status)
-            for each in self._running.values():
-                if each.channel is not None:
-                    each.channel.send(REPLICA, message)
-            await replica.changed()
+        message = msgspec.msgpack.encode(status)
+        for each in self._running.values():
+            if each.channel is not None:
+                each.channel.send(REPLICA, message)
 
 
 def _spawn(channel: int) -> subprocess.Popen[bytes]:

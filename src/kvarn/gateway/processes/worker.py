@@ -23,14 +23,15 @@ from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.app import create_app
 from kvarn.gateway.processes.channel import Channel
-from kvarn.gateway.processes.shared import RemoteBudgets, RemoteCounts, SharedState
+from kvarn.gateway.processes.shared import RemoteBackend, RemoteBudgets, SharedState
 from kvarn.gateway.processes.start import METRICS, REPLICA, SERVING, SNAPSHOT, START, Start
 from kvarn.gateway.server import GatewayServer, bind, build_server, collect_garbage_less
 from kvarn.gateway.state import Gateway
 from kvarn.observe.logging import configure_gateway_logging
 from kvarn.observe.merge import MetricFamily, as_registry
-from kvarn.replica.attached import AttachedReplica, ReplicaStatus
-from kvarn.replica.process import die_with_parent
+from kvarn.replica.client.protocol import ReplicaStatus
+from kvarn.replica.client.zmq_client import ZmqReplicaClient
+from kvarn.replica.server.parent import die_with_parent
 from kvarn.safety.errors import SafetyError
 from kvarn.serving.models import ModelTable, ServedModel
 from kvarn.store.errors import StoreError
@@ -48,7 +49,7 @@ class Worker:
     """One gateway process, from the main process's first message on."""
 
     def __init__(self) -> None:
-        self._replicas: dict[str, AttachedReplica] = {}
+        self._replicas: dict[str, ZmqReplicaClient] = {}
         self._gateway: Gateway | None = None
         self._start: asyncio.Future[Start] = asyncio.get_running_loop().create_future()
 
@@ -64,7 +65,7 @@ class Worker:
             model.name: ServedModel(
                 model.name,
                 model,
-                self._replicas[model.name],
+                [self._replicas[model.name]],
                 Path(start.directories[model.name]),
                 start.created[model.name],
                 process=start.number,
@@ -82,7 +83,7 @@ class Worker:
         async def metrics() -> CollectorRegistry:
             return as_registry(msgspec.msgpack.decode(await channel.call(METRICS), type=list[MetricFamily]))
 
-        shared = SharedState(RemoteCounts(channel), RemoteBudgets(channel), metrics, is_main=False)
+        shared = SharedState(RemoteBackend(channel), RemoteBudgets(channel), metrics, is_main=False)
         app = create_app(config, models, shared=shared)
         self._gateway = app.state.gateway
         server = build_server(app, config.gateway)
@@ -106,7 +107,7 @@ class Worker:
     def _started(self, body: bytes) -> None:
         start = msgspec.msgpack.decode(body, type=Start)
         for status in start.replicas:
-            self._replicas[status.model] = AttachedReplica(status.model, start.number)
+            self._replicas[status.model] = ZmqReplicaClient(status.model, start.number)
             self._replicas[status.model].update(status)
         self._start.set_result(start)
 

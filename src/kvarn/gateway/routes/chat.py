@@ -77,7 +77,7 @@ async def change_chat_completion(
     body: Annotated[CompletionChange, json_body(CompletionChange)],
 ) -> PlainCompletion:
     """Replace the metadata of a stored completion: nothing else of it can be changed."""
-    metadata, max_bytes = body.metadata or {}, gateway.room.most
+    metadata, max_bytes = body.metadata or {}, gateway.storage_quota.max_bytes
     return describe_completion(await change_metadata(gateway.store, owner, completion_id, metadata, max_bytes))
 
 

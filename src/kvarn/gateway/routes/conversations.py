@@ -10,7 +10,7 @@ from pydantic import Field
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep, json_body
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import OrderedQuery, QueryModel, check_query, list_answer
-from kvarn.responses import conversations
+from kvarn.responses.items import add_items, resolve_items
 from kvarn.store.models import Conversation
 from kvarn.store.repositories.conversations import conversations as stored
 from kvarn.store.repositories.pages import Page
@@ -58,8 +58,8 @@ async def create_conversation(
     body: Annotated[CreateConversationRequest, json_body(CreateConversationRequest)],
 ) -> ConversationAnswer:
     """A new conversation, empty or begun with items."""
-    items = await conversations.kept_items(gateway, record, body.items or [])
-    max_bytes = gateway.room.most
+    items = await resolve_items(gateway, record, body.items or [])
+    max_bytes = gateway.storage_quota.max_bytes
     return _answer(await stored.create_conversation(gateway.store, owner, body.metadata or {}, items, max_bytes))
 
 
@@ -77,7 +77,7 @@ async def update_conversation(
     body: Annotated[UpdateConversationRequest, json_body(UpdateConversationRequest)],
 ) -> ConversationAnswer:
     """Give a conversation other metadata."""
-    metadata, max_bytes = body.metadata or {}, gateway.room.most
+    metadata, max_bytes = body.metadata or {}, gateway.storage_quota.max_bytes
     return _answer(await stored.update_conversation(gateway.store, owner, conversation_id, metadata, max_bytes))
 
 
@@ -97,7 +97,7 @@ async def create_items(
     query: Annotated[ItemQuery, Query()],
 ) -> ListObject[StoredItem]:
     """Add items at the end of a conversation."""
-    items = await conversations.add_items(gateway, record, conversation_id, body.items)
+    items = await add_items(gateway, record, conversation_id, body.items)
     return list_answer(Page(items, False), lambda item: item)
 
 

@@ -56,6 +56,7 @@ class ModelState(TypedDict):
     stage: NotRequired[str]
     progress: NotRequired[float]
     error: NotRequired[str]
+    replicas: NotRequired[dict[str, str]]
 
 
 class Readiness(TypedDict):
@@ -131,4 +132,6 @@ def _state(model: ServedModel) -> ModelState:
         state |= {"stage": stage, "progress": round(fraction, 3)}
     if model.load_error is not None:
         state["error"] = model.load_error
+    if len(model.replicas) > 1:
+        state["replicas"] = {name: str(replica.state) for name, replica in model.replicas.items()}
     return state

@@ -37,9 +37,10 @@ async def get_model(gateway: GatewayDep, record: RecordDep, model: str) -> Model
 
 
 def _describe(model: ServedModel) -> Model:
-    card, stats = model.replica.card, model.stats
+    card = model.replica.card
     # Before its first step an engine has sent no gauges: all its blocks are free.
-    total = stats.kv_blocks_total or (card.kv_blocks if card else 0)
+    blocks = card.kv_blocks if card else 0
+    stats = [replica.stats for replica in model.replicas.values()]
     return Model(
         id=model.name,
         created=model.created,
@@ -50,9 +51,9 @@ def _describe(model: ServedModel) -> Model:
         max_model_len=card.max_context_length if card else None,
         default_sampling_params=asdict(model.sampling_defaults) if card and card.kind == "generate" else None,
         capacity=Capacity(
-            kv_blocks_total=total,
-            kv_blocks_free=stats.kv_blocks_free if stats.kv_blocks_total else total,
-            running=stats.running,
-            waiting=stats.waiting,
+            kv_blocks_total=sum(each.kv_blocks_total or blocks for each in stats),
+            kv_blocks_free=sum(each.kv_blocks_free if each.kv_blocks_total else blocks for each in stats),
+            running=sum(each.running for each in stats),
+            waiting=sum(each.waiting for each in stats),
         ),
     )

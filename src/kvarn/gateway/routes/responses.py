@@ -14,8 +14,9 @@ from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep, json_bod
 from kvarn.gateway.openapi import EVENTS, JsonRoute
 from kvarn.gateway.query import Flag, QueryModel, check_query, list_answer, only_false
 from kvarn.gateway.routes.conversations import Includes, ItemListQuery
-from kvarn.responses import background
-from kvarn.responses.ending import Ending
+from kvarn.responses import retrieval
+from kvarn.responses.background import start_background
+from kvarn.responses.ending import ResponseEnding
 from kvarn.responses.operation import count_input_tokens, start_response
 from kvarn.responses.stream import ResponseStream
 from kvarn.store.repositories.conversations.responses import find_response
@@ -57,8 +58,8 @@ async def create_response(
     """Answer input items, going on from earlier turns where the request names one: as one object, as a stream of
     events, or in the background."""
     if body.background:
-        queued = await background.start_background(gateway, record, body)
-        return _stream(background.follow_run(gateway, queued)) if body.stream else json_response(queued.row.body)
+        queued = await start_background(gateway, record, body)
+        return _stream(retrieval.follow_run(gateway, queued)) if body.stream else json_response(queued.row.body)
     run = await start_response(gateway, record, body)
     return _stream(run.stream(), run.ending) if body.stream else json_when_done(run.collect(), run.chat.held)
 
@@ -78,21 +79,21 @@ async def get_response(
     """A stored response as it stands, or (`stream=true`) its events above number `starting_after`, up to its end."""
     if query.stream:
         after = -1 if query.starting_after is None else query.starting_after
-        return _stream(background.follow_response(gateway, owner, response_id, after))
-    return json_response(await background.retrieve_response(gateway, owner, response_id))
+        return _stream(retrieval.follow_response(gateway, owner, response_id, after))
+    return json_response(await retrieval.retrieve_response(gateway, owner, response_id))
 
 
 @router.delete("/{response_id}", summary="Delete a response", dependencies=_CHECKED)
 async def delete_response(gateway: GatewayDep, owner: OwnerDep, response_id: str) -> answer.DeletedResponse:
     """Delete a stored response; one that runs in the background is stopped."""
-    await background.delete_response(gateway, owner, response_id)
+    await retrieval.delete_response(gateway, owner, response_id)
     return answer.DeletedResponse(id=response_id)
 
 
 @router.post("/{response_id}/cancel", summary="Cancel a background response", dependencies=_CHECKED)
 async def cancel_response(gateway: GatewayDep, owner: OwnerDep, response_id: str) -> answer.Response:
     """Stop a background response; what has been written is kept. One that has ended stays as it is."""
-    return await background.cancel_response(gateway, owner, response_id)
+    return await retrieval.cancel_response(gateway, owner, response_id)
 
 
 @router.get("/{response_id}/input_items", summary="List a response's input items", dependencies=_CHECKED)
@@ -105,6 +106,6 @@ async def list_input_items(
     return list_answer(page, lambda item: item)
 
 
-def _stream(batches: AsyncGenerator[list[answer.StreamEvent], None], ending: Ending | None = None) -> Response:
+def _stream(batches: AsyncGenerator[list[answer.StreamEvent], None], ending: ResponseEnding | None = None) -> Response:
     stream = ResponseStream(batches, ending)
-    return event_stream(stream.encoded(), end=b"", tell=stream.tell)
+    return event_stream(stream.encoded(), end=b"", tell=stream.error_event)

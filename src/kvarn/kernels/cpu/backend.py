@@ -10,16 +10,15 @@ import torch
 from kvarn.costs.decoder import KvDtype
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch
-from kvarn.kernels.cpu import sampling
 from kvarn.kernels.cpu._native import Backend
 from kvarn.kernels.cpu.attention import CpuAttentionPlan, CpuBidirectionalPlan, plan_attention, plan_bidirectional
 from kvarn.kernels.cpu.isa import chosen_instruction_set
 from kvarn.kernels.cpu.kv_cache import new_kv_cache
-from kvarn.kernels.cpu.linear import CpuLinear
+from kvarn.kernels.cpu.linear import CpuLinear, address_of_norm, check_rows
 from kvarn.kernels.cpu.packing import ACTIVATION_NUMBERS, LAYOUT, PackedWeight, pack
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Linear, Norm
-from kvarn.kernels.sampling import SamplingTensors
+from kvarn.kernels.sampling import SamplingTensors, weight_bits
 from kvarn.kernels.torch.backend import TorchKernels
 from kvarn.kernels.weights import Weight
 
@@ -83,21 +82,14 @@ class CpuKernels(TorchKernels):
             return super().rms_norm(x, norm, mean_square=mean_square, add_to=add_to)
         out = torch.empty(x.shape) if add_to is None else add_to
         size = norm.weight.shape[-1]
-        for name, tensor in (("x", x), ("add_to", out)):
-            rows = tensor.dtype == torch.float32 and tensor.shape == (x.shape[0], size)
-            if not rows or (size > 1 and tensor.stride(1) != 1):
-                shape = tuple(tensor.shape)
-                raise KernelInputError(f"{name} must be float32 [T, {size}] with contiguous rows, not {shape}")
-        if len(out) > 1 and out.stride(0) < size:
-            raise KernelInputError("the rows of add_to must not overlap: threads write them at the same time")
-        if norm.weight.dim() != 1 or norm.weight.dtype != torch.float32 or not norm.weight.is_contiguous():
-            raise KernelInputError(f"the norm of {size} numbers needs as many float32 weights, side by side")
+        check_rows(x, size, out, size)
+        address = address_of_norm(norm, size)
         self.backend.rms_norm(
             x.data_ptr(),
             x.shape[0],
             size,
             x.stride(0),
-            norm.weight.data_ptr(),
+            address,
             norm.eps,
             out.data_ptr(),
             out.stride(0),
@@ -129,10 +121,69 @@ class CpuKernels(TorchKernels):
 
     def most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Compiled."""
-        return sampling.most_likely(self.backend, logits)
+        rows, vocab_size = _shape_of(logits)
+        tokens = torch.empty(rows, dtype=torch.int64)
+        values = torch.empty(rows, dtype=torch.float32)
+        stride = logits.stride(0)
+        self.backend.most_likely(logits.data_ptr(), rows, vocab_size, stride, tokens.data_ptr(), values.data_ptr())
+        return tokens, values
 
     def draw_tokens(
         self, logits: torch.Tensor, rows: torch.Tensor, row_max: torch.Tensor, params: SamplingTensors
     ) -> torch.Tensor:
-        """Compiled; without sorting the vocabulary."""
-        return sampling.draw_tokens(self.backend, logits, rows, row_max, params)
+        """Compiled; without sorting the vocabulary.
+
+        Raises KernelInputError where `rows` are not rows of `logits`, or one of them holds NaN or another maximum than
+        `row_max` says, so that nothing can be drawn from it.
+        """
+        num_rows, vocab_size = _shape_of(logits)
+        columns = (
+            (rows, torch.int64),
+            (row_max, torch.float32),
+            (params.temperature, torch.float32),
+            (params.top_k, torch.int64),
+            (params.top_p, torch.float64),
+            (params.min_p, torch.float32),
+            (params.uniforms, torch.float64),
+        )
+        # Kept until the call is over: a column that is not contiguous is copied.
+        held = [_column(column, dtype, len(rows)) for column, dtype in columns]
+        row_ids, maxima, temperature, top_k, top_p, min_p, uniforms = (column.data_ptr() for column in held)
+        if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= num_rows):
+            raise KernelInputError(f"rows to draw for must lie between 0 and {num_rows - 1}")
+        tokens = torch.empty(len(rows), dtype=torch.int64)
+        try:
+            self.backend.draw_tokens(
+                logits.data_ptr(),
+                vocab_size,
+                logits.stride(0),
+                weight_bits(vocab_size),
+                row_ids,
+                len(rows),
+                maxima,
+                temperature,
+                top_k,
+                top_p,
+                min_p,
+                uniforms,
+                tokens.data_ptr(),
+            )
+        except ValueError as error:
+            raise KernelInputError(str(error)) from error
+        return tokens
+
+
+def _shape_of(logits: torch.Tensor) -> tuple[int, int]:
+    if logits.ndim != 2 or logits.dtype != torch.float32 or logits.stride(1) != 1 or logits.shape[1] == 0:
+        raise KernelInputError(
+            f"logits must be float32 [rows, vocabulary] with tokens side by side, not {logits.dtype} "
+            f"{list(logits.shape)} with strides {logits.stride()}"
+        )
+    rows, vocab_size = logits.shape
+    return rows, vocab_size
+
+
+def _column(column: torch.Tensor, dtype: torch.dtype, rows: int) -> torch.Tensor:
+    if column.dtype != dtype or column.shape != (rows,):
+        raise KernelInputError(f"a draw needs {dtype} [{rows}], not {column.dtype} {list(column.shape)}")
+    return column.contiguous()

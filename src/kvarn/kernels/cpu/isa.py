@@ -15,23 +15,13 @@ class UnusableInstructionSetError(KernelError):
     """This processor, its operating system or this build of Kvarn lacks the instruction set asked for."""
 
 
-def usable_instruction_sets() -> list[str]:
-    """Those of this machine, best first; the last is `generic`, which every machine has."""
-    return _native.usable_instruction_sets()
-
-
-def emulated_instruction_sets() -> list[str]:
-    """Sets that do a newer processor's instructions in software: the same results, slowly. Never chosen by default."""
-    return _native.emulated_instruction_sets()
-
-
 def chosen_instruction_set(environment: Mapping[str, str]) -> str:
     """What KVARN_ISA in `environment` names, else the best. Raises UnusableInstructionSetError, which lists them."""
-    usable = usable_instruction_sets()
+    usable = _native.usable_instruction_sets()
     wanted = environment.get(VARIABLE, "")
     if not wanted:
         return usable[0]
-    if wanted in usable or wanted in emulated_instruction_sets():
+    if wanted in usable or wanted in _native.emulated_instruction_sets():
         return wanted
     raise UnusableInstructionSetError(
         f"{VARIABLE}={wanted}: this machine cannot run it; set one of {', '.join(usable)}, or leave it unset"

@@ -1,4 +1,9 @@
-"""Paged attention in torch: gathers only the blocks in use, a piece at a time, and accumulates in float32."""
+"""Paged attention in torch: gathers only the blocks in use, a piece at a time, and accumulates in float32.
+
+A step mixes two kinds of sequences. Those with one query (decode) are many: they become one flat list of
+(sequence, block) pairs, so that a layer needs a constant number of tensor operations however many there are. Those with
+more queries (prefill chunks) are few and large: each is a small dense attention of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +12,68 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from kvarn.config.schema import BLOCK_SIZE
 from kvarn.kernels.batch import HeadShape, PagedBatch, Rotation
 from kvarn.kernels.linear import Norm
-from kvarn.kernels.torch.attention_plan import ChunkPlan, DecodePlan, QueryTile, StepBlocks, plan_step
 from kvarn.kernels.torch.linear import rms_norm
+
+PAIRS_AT_ONCE = 64
+"""(sequence, block) pairs gathered at a time: a copy of so many blocks stays in the processor's cache."""
+
+QUERIES_AT_ONCE = 128
+"""Queries of a prefill chunk multiplied at a time: each tile reads no keys after its last query or left of its first
+one's window."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """Sequences with one query: B rows, P (row, block) pairs ordered by row."""
+
+    tokens: torch.Tensor
+    """[B] int64: the row's token among the batch's T."""
+    blocks: torch.Tensor
+    """[P] int64: block of each pair."""
+    rows: torch.Tensor
+    """[P] int64: row of each pair."""
+    hidden: torch.Tensor
+    """[P, block_size] bool: slots outside the context or left of the window."""
+
+    def slices(self) -> list[slice]:
+        """Pairs that are gathered together."""
+        return [slice(first, first + PAIRS_AT_ONCE) for first in range(0, len(self.rows), PAIRS_AT_ONCE)]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """One sequence with several queries: N queries, which read L keys."""
+
+    first_token: int
+    last_token: int
+    """Queries are tokens first_token:last_token of the batch."""
+    positions: range
+    """Of the queries in their sequence."""
+    first_key: int
+    """Position of the first key: the others are left of the first query's window."""
+    block_heads: torch.Tensor
+    """[G * blocks] int64: indices into the cache seen as [num_blocks * G, block_size, D], ordered by head, so that the
+    gathered blocks are the sequence's keys, head by head."""
+
+    @property
+    def num_keys(self) -> int:
+        """L."""
+        return self.positions.stop - self.first_key
 
 
 @dataclass(frozen=True, slots=True)
 class TorchAttentionPlan:
-    """See `kvarn.kernels.interface.AttentionPlan`."""
+    """See `kvarn.kernels.interface.AttentionPlan`: the reads and writes of one step."""
 
     heads: HeadShape
-    blocks: StepBlocks
-
-    @staticmethod
-    def of(batch: PagedBatch, heads: HeadShape, window: int | None = None) -> TorchAttentionPlan:
-        """The plan of one step."""
-        return TorchAttentionPlan(heads, plan_step(batch, heads.kv, window))
+    window: int | None
+    slots: torch.Tensor
+    """[T * G] int64: rows of the cache seen as [num_blocks * G * block_size, D] that this step's tokens fill."""
+    decode: DecodePlan | None
+    chunks: tuple[ChunkPlan, ...]
 
     def run(
         self,
@@ -42,8 +92,92 @@ class TorchAttentionPlan:
             query_key = rms_norm(query_key, norm)
         query_key = rotate(query_key, rotation)
         values = qkv[:, (queries + kv) * dim :].view(-1, kv, dim)
-        write_kv(query_key[:, queries:], values, key_cache, value_cache, self.blocks)
-        return paged_attention(query_key[:, :queries], key_cache, value_cache, self.blocks, scale, softcap).flatten(1)
+        self.write(query_key[:, queries:], values, key_cache, value_cache)
+        return self.attend(query_key[:, :queries], key_cache, value_cache, scale, softcap).flatten(1)
+
+    def write(
+        self, keys: torch.Tensor, values: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor
+    ) -> None:
+        """Put keys and values [T, G, D] of this step into their slots: a row copy per token and head, nothing else."""
+        dim = key_cache.shape[-1]
+        key_cache.view(-1, dim).index_copy_(0, self.slots, keys.reshape(-1, dim).to(key_cache.dtype))
+        value_cache.view(-1, dim).index_copy_(0, self.slots, values.reshape(-1, dim).to(value_cache.dtype))
+
+    def attend(
+        self,
+        queries: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        scale: float,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """Causal attention of queries [T, H, D] over the cached blocks of their own sequences: [T, H, D].
+
+        Decode rows together, then each prefill chunk.
+        """
+        own_type = queries.to(key_cache.dtype)
+        out = torch.empty_like(queries)
+        if self.decode is not None:
+            tokens = self.decode.tokens
+            out[tokens] = _decode(own_type[tokens], key_cache, value_cache, self.decode, scale, softcap).to(out.dtype)
+        for chunk in self.chunks:
+            tokens_of_chunk = slice(chunk.first_token, chunk.last_token)
+            mixed = _chunk(own_type[tokens_of_chunk], key_cache, value_cache, chunk, self.window, scale, softcap)
+            out[tokens_of_chunk] = mixed.to(out.dtype)
+        return out
+
+
+def plan_attention(batch: PagedBatch, heads: HeadShape, window: int | None = None) -> TorchAttentionPlan:
+    """The plan of one step. `window`: tokens a query sees, itself included; None sees all before it."""
+    starts = batch.query_starts.to(torch.int64)
+    query_lens = starts[1:] - starts[:-1]
+    decode_rows = (query_lens == 1).nonzero().flatten()
+    chunk_rows = (query_lens > 1).nonzero().flatten().tolist()
+    block, offset = batch.slot_mapping // BLOCK_SIZE, batch.slot_mapping % BLOCK_SIZE
+    first_slots = block * (heads.kv * BLOCK_SIZE) + offset
+    slots = first_slots[:, None] + torch.arange(heads.kv, device=block.device) * BLOCK_SIZE
+    return TorchAttentionPlan(
+        heads=heads,
+        window=window,
+        slots=slots.flatten(),
+        decode=_plan_decode(batch, starts, decode_rows, window) if len(decode_rows) else None,
+        chunks=tuple(_plan_chunk(batch, starts, row, heads.kv, window) for row in chunk_rows),
+    )
+
+
+def _plan_decode(batch: PagedBatch, starts: torch.Tensor, rows: torch.Tensor, window: int | None) -> DecodePlan:
+    context = batch.context_lens.to(torch.int64)[rows]
+    begin = torch.zeros_like(context) if window is None else (context - window).clamp(min=0)
+    first_block = begin // BLOCK_SIZE
+    num_blocks = (context + BLOCK_SIZE - 1) // BLOCK_SIZE - first_block
+    pair_rows = torch.repeat_interleave(torch.arange(len(rows), device=rows.device), num_blocks)
+    pair_starts = num_blocks.cumsum(0) - num_blocks
+    pair_index = torch.arange(len(pair_rows), device=rows.device) - pair_starts[pair_rows] + first_block[pair_rows]
+    slot = pair_index[:, None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE, device=rows.device)
+    hidden = (slot >= context[pair_rows, None]) | (slot < begin[pair_rows, None])
+    return DecodePlan(
+        tokens=starts[:-1][rows],
+        blocks=batch.block_tables[rows[pair_rows], pair_index].to(torch.int64),
+        rows=pair_rows,
+        hidden=hidden,
+    )
+
+
+def _plan_chunk(batch: PagedBatch, starts: torch.Tensor, row: int, num_kv_heads: int, window: int | None) -> ChunkPlan:
+    first_token, last_token = int(starts[row]), int(starts[row + 1])
+    context = int(batch.context_lens[row])
+    first_position = context - (last_token - first_token)
+    first_key = 0 if window is None else max(0, first_position + 1 - window)
+    last_block = (context + BLOCK_SIZE - 1) // BLOCK_SIZE
+    blocks = batch.block_tables[row, first_key // BLOCK_SIZE : last_block].to(torch.int64)
+    heads = torch.arange(num_kv_heads, device=blocks.device)
+    return ChunkPlan(
+        first_token=first_token,
+        last_token=last_token,
+        positions=range(first_position, context),
+        first_key=first_key,
+        block_heads=(blocks * num_kv_heads + heads[:, None]).flatten(),
+    )
 
 
 def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
@@ -58,42 +192,7 @@ def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     return out if 2 * half == x.shape[-1] else torch.cat([out, x[..., 2 * half :]], -1)
 
 
-def write_kv(
-    keys: torch.Tensor, values: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, plan: StepBlocks
-) -> None:
-    """Put keys and values [T, G, D] of this step into their slots: a row copy per token and head, nothing else."""
-    slots = plan.slots.flatten()
-    dim = key_cache.shape[-1]
-    key_cache.view(-1, dim).index_copy_(0, slots, keys.reshape(-1, dim).to(key_cache.dtype))
-    value_cache.view(-1, dim).index_copy_(0, slots, values.reshape(-1, dim).to(value_cache.dtype))
-
-
-def paged_attention(
-    queries: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    plan: StepBlocks,
-    scale: float,
-    softcap: float | None = None,
-) -> torch.Tensor:
-    """Causal attention of queries [T, H, D] over the cached blocks of their own sequences: [T, H, D].
-
-    Decode rows together, then each prefill chunk.
-    """
-    own_type = queries.to(key_cache.dtype)
-    out = torch.empty_like(queries)
-    if plan.decode is not None:
-        decode = plan.decode
-        mixed = attend_decode(own_type[decode.tokens], key_cache, value_cache, decode, scale, softcap)
-        out[decode.tokens] = mixed.to(out.dtype)
-    for chunk in plan.chunks:
-        part = own_type[chunk.first_token : chunk.last_token]
-        mixed = attend_chunk(part, key_cache, value_cache, chunk, scale, softcap)
-        out[chunk.first_token : chunk.last_token] = mixed.to(out.dtype)
-    return out
-
-
-def attend_decode(
+def _decode(
     queries: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
@@ -129,11 +228,11 @@ def _pair_scores(queries: torch.Tensor, key_cache: torch.Tensor, plan: DecodePla
     size, dim = key_cache.shape[2:]
     num_kv_heads, group = queries.shape[1:3]
     scores = torch.empty((len(plan.rows), num_kv_heads, group, size), dtype=torch.float32, device=queries.device)
-    for part in plan.slices:
-        keys = key_cache.index_select(0, plan.blocks[part.first : part.last]).view(-1, size, dim)
-        pair_queries = queries.index_select(0, plan.rows[part.first : part.last]).view(-1, group, dim)
+    for part in plan.slices():
+        keys = key_cache.index_select(0, plan.blocks[part]).view(-1, size, dim)
+        pair_queries = queries.index_select(0, plan.rows[part]).view(-1, group, dim)
         products = torch.bmm(pair_queries, keys.transpose(1, 2))
-        scores[part.first : part.last] = products.view(-1, num_kv_heads, group, size)
+        scores[part] = products.view(-1, num_kv_heads, group, size)
     return scores
 
 
@@ -145,54 +244,61 @@ def _mix_values(weights: torch.Tensor, value_cache: torch.Tensor, plan: DecodePl
     num_kv_heads, size, dim = value_cache.shape[1:]
     group = weights.shape[2]
     out = weights.new_zeros((num_rows, num_kv_heads, group, dim))
-    for part in plan.slices:
-        values = value_cache.index_select(0, plan.blocks[part.first : part.last])
-        values[part.ragged] = values[part.ragged].masked_fill_(part.ragged_hidden, 0)
-        pair_weights = weights[part.first : part.last].to(values.dtype).view(-1, group, size)
+    for part in plan.slices():
+        values = value_cache.index_select(0, plan.blocks[part])
+        ragged = plan.hidden[part].any(1).nonzero().flatten()
+        values[ragged] = values[ragged].masked_fill_(plan.hidden[part][ragged][:, None, :, None], 0)
+        pair_weights = weights[part].to(values.dtype).view(-1, group, size)
         mixed = torch.bmm(pair_weights, values.view(-1, size, dim)).float()
-        out.index_add_(0, plan.rows[part.first : part.last], mixed.view(-1, num_kv_heads, group, dim))
+        out.index_add_(0, plan.rows[part], mixed.view(-1, num_kv_heads, group, dim))
     return out
 
 
-def attend_chunk(
+def _chunk(
     queries: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     plan: ChunkPlan,
+    window: int | None,
     scale: float,
     softcap: float | None,
 ) -> torch.Tensor:
     """Attention of one sequence's N queries [N, H, D] over the L keys they see: [N, H, D]."""
-    keys = _gather(key_cache, plan)
-    values = _gather(value_cache, plan)
+    keys, values = _gather(key_cache, plan), _gather(value_cache, plan)
     out = torch.empty_like(queries)
-    for tile in plan.tiles:
-        part = queries[tile.first_query : tile.last_query].transpose(0, 1)
-        tile_keys = keys[:, tile.first_key : tile.last_key]
-        tile_values = values[:, tile.first_key : tile.last_key]
+    for first in range(0, len(queries), QUERIES_AT_ONCE):
+        positions = plan.positions[first : first + QUERIES_AT_ONCE]
+        first_key = plan.first_key if window is None else max(plan.first_key, positions.start + 1 - window)
+        seen = slice(first_key - plan.first_key, positions.stop - plan.first_key)
+        query_positions = torch.arange(positions.start, positions.stop, device=queries.device)[:, None]
+        key_positions = torch.arange(first_key, positions.stop, device=queries.device)
+        visible = key_positions <= query_positions
+        if window is not None:
+            visible &= key_positions > query_positions - window
+        part = queries[first : first + QUERIES_AT_ONCE].transpose(0, 1)
         if softcap is None:
             mixed = F.scaled_dot_product_attention(
                 part[None],
-                tile_keys[None],
-                tile_values[None],
-                attn_mask=tile.visible,
+                keys[None, :, seen],
+                values[None, :, seen],
+                attn_mask=visible,
                 scale=scale,
                 enable_gqa=part.shape[0] > keys.shape[0],
             )[0]
         else:
-            mixed = _capped_attention(part, tile_keys, tile_values, tile, scale, softcap)
-        out[tile.first_query : tile.last_query] = mixed.transpose(0, 1)
+            mixed = _capped_attention(part, keys[:, seen], values[:, seen], visible, scale, softcap)
+        out[first : first + QUERIES_AT_ONCE] = mixed.transpose(0, 1)
     return out
 
 
 def _capped_attention(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, tile: QueryTile, scale: float, softcap: float
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor, scale: float, softcap: float
 ) -> torch.Tensor:
     """Attention of queries [H, n, D] whose scores are squeezed by softcap * tanh(score / softcap): [H, n, D]."""
     num_kv_heads, num_keys, dim = keys.shape
     grouped = queries.reshape(num_kv_heads, -1, dim)
     scores = torch.bmm(grouped, keys.transpose(1, 2)).float().mul_(scale / softcap).tanh_().mul_(softcap)
-    scores = scores.view(-1, queries.shape[1], num_keys).masked_fill_(~tile.visible, float("-inf"))
+    scores = scores.view(-1, queries.shape[1], num_keys).masked_fill_(~visible, float("-inf"))
     weights = torch.softmax(scores, -1).to(values.dtype)
     return torch.bmm(weights.view(num_kv_heads, -1, num_keys), values).view(queries.shape)
 
@@ -201,4 +307,5 @@ def _gather(cache: torch.Tensor, plan: ChunkPlan) -> torch.Tensor:
     """The sequence's keys or values, [G, L, D]."""
     num_kv_heads, size, dim = cache.shape[1:]
     blocks = cache.view(-1, size, dim).index_select(0, plan.block_heads)
-    return blocks.view(num_kv_heads, -1, dim)[:, plan.offset : plan.offset + plan.num_keys]
+    offset = plan.first_key % BLOCK_SIZE
+    return blocks.view(num_kv_heads, -1, dim)[:, offset : offset + plan.num_keys]

@@ -14,7 +14,7 @@ from kvarn.kernels.interface import AttentionPlan, BidirectionalPlan
 from kvarn.kernels.linear import LayerNorm, Linear, Norm
 from kvarn.kernels.memory import usable_memory, zeros_on_demand
 from kvarn.kernels.sampling import SamplingTensors
-from kvarn.kernels.torch.attention import TorchAttentionPlan
+from kvarn.kernels.torch.attention import plan_attention
 from kvarn.kernels.torch.bidirectional import TorchBidirectionalPlan
 from kvarn.kernels.torch.linear import TorchLinear, rms_norm
 from kvarn.kernels.torch.sampling import draw_tokens, most_likely
@@ -89,8 +89,8 @@ class TorchKernels:
         return KVCache(keys, values)
 
     def plan_attention(self, batch: PagedBatch, heads: HeadShape, window: int | None = None) -> AttentionPlan:
-        """See `kvarn.kernels.torch.attention_plan`."""
-        return TorchAttentionPlan.of(batch, heads, window)
+        """See `kvarn.kernels.torch.attention`."""
+        return plan_attention(batch, heads, window)
 
     def plan_bidirectional(self, lengths: torch.Tensor, heads: HeadShape) -> BidirectionalPlan:
         """Torch's fused attention, once for each run of texts of one length."""

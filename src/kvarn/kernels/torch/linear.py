@@ -1,16 +1,9 @@
 """Linear layers in torch.
 
-Packing was measured with torch 2.13 on two AMD Zen 3 cores that were also doing other work (float32, weight
-1024 x 3072, one thread, billions of operations per second of processor time):
-
-    rows            1      4      8     32    256
-    plain         7.3   11.7   16.9   40.5   56.7
-    oneDNN pack   8.8   19.2   29.0   52.9   58.5
-    MKL pack      7.8   13.9   21.7   36.8   68.8   (and it must know the number of rows when it packs)
-
-oneDNN's is the fastest for batches of decode rows, takes any number of rows, and its sums do not depend on their
-number, which plain products' do (docs/determinism.md). So float32 weights are packed by oneDNN on a CPU that has it.
-bfloat16 weights are packed only where oneDNN multiplies them natively (AVX-512 or AMX): elsewhere it refuses to.
+float32 weights are packed by oneDNN on a processor that has it: its products are the fastest for batches of decode rows
+(docs/kernels.md), take any number of rows, and their sums do not depend on that number, which plain products' do
+(docs/determinism.md). bfloat16 weights are packed only where oneDNN multiplies them natively (AVX-512 or AMX):
+elsewhere it refuses to.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.formats.awq import AwqFormat
-from kvarn.models.formats.base import PlainFormat, UnsupportedQuantizationError, Warn, WeightFormat
+from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
 from kvarn.models.formats.compressed_tensors import CompressedTensorsFormat
 from kvarn.models.formats.gptq import GptqFormat
+from kvarn.models.hf_config import CheckpointKind
 
 __all__ = ["UnsupportedQuantizationError", "WeightFormat", "weight_format"]
 
@@ -16,10 +17,9 @@ _FORMATS = {"gptq": GptqFormat, "awq": AwqFormat, "compressed-tensors": Compress
 
 def weight_format(checkpoint: Checkpoint, warn: Warn) -> WeightFormat:
     """The format that config.json names. Raises UnsupportedQuantizationError where it is not a known one."""
-    config = checkpoint.config.get("quantization_config") or checkpoint.config.get("compression_config")
-    if not config:
-        return PlainFormat(checkpoint)
-    method = config.get("quant_method")
-    if method not in _FORMATS:
-        raise UnsupportedQuantizationError(repr(method))
-    return _FORMATS[method](checkpoint, config, warn)
+    config = checkpoint.validated(CheckpointKind).quantization_config
+    if config is None or not config.model_fields_set:
+        return WeightFormat(checkpoint)
+    if config.quant_method not in _FORMATS:
+        raise UnsupportedQuantizationError(repr(config.quant_method))
+    return _FORMATS[config.quant_method](checkpoint, config, warn)

@@ -11,35 +11,33 @@ From its lowest bits up, a word holds outputs 0, 2, 4, 6, 1, 3, 5, 7 of its eigh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
 from kvarn.kernels.weights import Weight
 from kvarn.models.checkpoint import Checkpoint
-from kvarn.models.formats.base import PlainFormat, UnsupportedQuantizationError, Warn
+from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
 from kvarn.models.formats.quantized_values import QuantizedValues, unpack_words
+from kvarn.models.hf_config import QuantizationConfig
 
 _PLACE_OF_OUTPUT = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in its word, counted from the lowest bits, each of eight outputs is."""
 
 
-class AwqFormat(PlainFormat):
+class AwqFormat(WeightFormat):
     """See `kvarn.models.formats.base.WeightFormat`."""
 
     name = "awq"
     packed_suffix = ".qweight"
     beside_weights = (".qzeros", ".scales")
 
-    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any], warn: Warn) -> None:
+    def __init__(self, checkpoint: Checkpoint, config: QuantizationConfig, warn: Warn) -> None:
         super().__init__(checkpoint)
         self._warn = warn
-        bits = config.get("bits", config.get("w_bit"))
-        version = str(config.get("version") or config.get("checkpoint_format") or "gemm").lower()
+        bits = config.w_bit if config.bits is None else config.bits
+        version = (config.version or config.checkpoint_format or "gemm").lower()
         if bits != 4 or version != "gemm":
             raise UnsupportedQuantizationError(f"AWQ in {bits} bits, version {version!r}")
-        self._group_size = config.get("group_size") or config.get("q_group_size") or 128
+        self._group_size = config.group_size or config.q_group_size or 128
 
     def read(self, name: str, shape: tuple[int, int]) -> Weight:
         """Layers in `modules_to_not_convert` have a plain tensor."""

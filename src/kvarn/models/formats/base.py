@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 
@@ -16,31 +16,14 @@ Warn = Callable[[str], None]
 """Tells the operator something, once for each kind of message (what precedes its first bracket)."""
 
 
-class WeightFormat(Protocol):
-    """How a checkpoint stores the weights of linear layers."""
+class WeightFormat:
+    """How a checkpoint stores the weights of linear layers: as numbers, one float tensor each.
 
-    @property
-    def name(self) -> str:
-        """Of the method that quantized the checkpoint; empty where weights are plain."""
-        ...
-
-    def read(self, name: str, shape: tuple[int, int]) -> Weight:
-        """The weight [out, in] of the layer `name` (without `.weight`).
-
-        Layers that the checkpoint left plain are read as such. Raises a CheckpointError where tensors are missing or of
-        other shapes than the configuration implies.
-        """
-        ...
-
-    def num_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """Numbers that all tensors (by name) stand for; scales and the like are not counted."""
-        ...
-
-
-class PlainFormat:
-    """Weights as numbers: one float tensor each. The others derive from it: layers they left plain are read so."""
+    Quantized formats derive from it: layers that they left plain are read so.
+    """
 
     name: ClassVar[str] = ""
+    """Of the method that quantized the checkpoint; empty where weights are plain."""
     packed_suffix: ClassVar[str] = ".weight"
     """Of the tensor that holds a layer's values."""
     beside_weights: ClassVar[tuple[str, ...]] = ()
@@ -50,11 +33,14 @@ class PlainFormat:
         self.checkpoint = checkpoint
 
     def read(self, name: str, shape: tuple[int, int]) -> Weight:
-        """The tensor `name`.weight."""
+        """The weight [out, in] of the layer `name` (without `.weight`).
+
+        Raises a CheckpointError where tensors are missing or of other shapes than the configuration implies.
+        """
         return Weight(self.checkpoint.tensor(f"{name}.weight", shape))
 
     def num_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """See `WeightFormat`."""
+        """Numbers that all tensors (by name) stand for; scales and the like are not counted."""
         return sum(
             math.prod(shape) * (self.numbers_in_word(name) if name.endswith(self.packed_suffix) else 1)
             for name, shape in shapes.items()

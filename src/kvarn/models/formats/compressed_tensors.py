@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,73 +23,29 @@ import torch
 from kvarn.kernels.weights import Weight
 from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.errors import CheckpointError, WeightShapeError
-from kvarn.models.formats.base import PlainFormat, UnsupportedQuantizationError, Warn
+from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
 from kvarn.models.formats.quantized_values import QuantizedValues, int8_weight, unpack_words
+from kvarn.models.hf_config import QuantizationConfig, QuantizedLayers, QuantizedWeights
 
 _FORMATS = ("int-quantized", "naive-quantized", "pack-quantized")
 
 
-@dataclass(frozen=True, slots=True)
-class Scheme:
-    """How the weights of some layers are quantized."""
-
-    targets: tuple[str, ...]
-    bits: int
-    symmetric: bool
-    group_size: int | None
-    """Inputs of a group; None: a scale for each output, or one in all."""
-
-    @staticmethod
-    def of(scheme: Any, default_format: str) -> Scheme:
-        """One of the `config_groups`. Raises UnsupportedQuantizationError."""
-        if not isinstance(scheme, Mapping) or not isinstance(scheme.get("weights"), Mapping):
-            raise UnsupportedQuantizationError(f"the compressed-tensors scheme {scheme}")
-        form = scheme.get("format") or default_format
-        if form not in _FORMATS:
-            raise UnsupportedQuantizationError(f"compressed-tensors in the format {form!r}")
-        weights, activations = scheme["weights"], scheme.get("input_activations")
-        group_size = weights.get("group_size")
-        strategy = weights.get("strategy") or ("group" if group_size and group_size > 0 else "channel")
-        if weights.get("type", "int") != "int" or weights.get("num_bits", 8) not in (4, 8):
-            raise UnsupportedQuantizationError(f"compressed-tensors with weights {dict(weights)}")
-        if strategy not in ("tensor", "channel", "group") or (strategy == "group" and (group_size or 0) < 1):
-            raise UnsupportedQuantizationError(
-                f"compressed-tensors with the strategy {strategy!r}, group_size {group_size}"
-            )
-        if activations is not None and not _dynamic_int8(activations):
-            raise UnsupportedQuantizationError(f"compressed-tensors with activations {dict(activations)}")
-        if scheme.get("output_activations") is not None:
-            raise UnsupportedQuantizationError("compressed-tensors with output activations")
-        return Scheme(
-            targets=tuple(scheme.get("targets") or ("Linear",)),
-            bits=int(weights.get("num_bits", 8)),
-            symmetric=bool(weights.get("symmetric", True)),
-            group_size=int(group_size) if strategy == "group" else None,
-        )
-
-    def names(self, layer: str) -> bool:
-        """Whether a target is the layer's name or, after `re:`, an expression that its name begins with."""
-        try:
-            return any(re.match(t[3:], layer) if t.startswith("re:") else t == layer for t in self.targets)
-        except re.error as error:
-            raise CheckpointError(f"config.json: {error.pattern!r} in the targets is no expression: {error}") from None
-
-
-class CompressedTensorsFormat(PlainFormat):
+class CompressedTensorsFormat(WeightFormat):
     """See `kvarn.models.formats.base.WeightFormat`."""
 
     name = "compressed-tensors"
     packed_suffix = ".weight_packed"
     beside_weights = (".weight_scale", ".weight_zero_point", ".weight_shape", ".weight_g_idx")
 
-    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any], warn: Warn) -> None:
+    def __init__(self, checkpoint: Checkpoint, config: QuantizationConfig, warn: Warn) -> None:
         super().__init__(checkpoint)
         self._warn = warn
-        groups = config.get("config_groups") or {}
-        self._schemes = [Scheme.of(scheme, str(config.get("format"))) for scheme in groups.values()]
-        for part in ("sparsity_config", "transform_config"):
-            _check_absent(part, config.get(part))
-        if config.get("kv_cache_scheme"):
+        groups = (config.config_groups or {}).values()
+        self._schemes = [(group.targets or ["Linear"], _checked(group, config.format)) for group in groups]
+        """Targets, and how the weights of those layers are quantized."""
+        _check_absent("sparsity_config", config.sparsity_config)
+        _check_absent("transform_config", config.transform_config)
+        if config.kv_cache_scheme:
             warn("the checkpoint's kv_cache_scheme is not used: --kv-cache-dtype says how keys and values are cached")
 
     def read(self, name: str, shape: tuple[int, int]) -> Weight:
@@ -100,7 +55,7 @@ class CompressedTensorsFormat(PlainFormat):
             return super().read(name, shape)
         scheme = self._scheme(name)
         if packed:
-            values = self._packed(name, shape, scheme.bits)
+            values = self._packed(name, shape, scheme.num_bits)
         else:
             stored = self.checkpoint.tensor(f"{name}.weight", shape)
             if stored.dtype != torch.int8:
@@ -108,24 +63,25 @@ class CompressedTensorsFormat(PlainFormat):
                     f"{name}.weight has a scale, but holds {stored.dtype}, not int8: the checkpoint was saved before "
                     "it was compressed (save it with save_compressed=True)"
                 )
-            if scheme.bits == 8 and scheme.symmetric and scheme.group_size is None:
+            if scheme.num_bits == 8 and scheme.symmetric and scheme.resolved_strategy != "group":
                 return int8_weight(stored, self._scales(name, shape[0], 1)[:, 0])
-            values = _unsigned(stored, scheme.bits)
+            values = _unsigned(stored, scheme.num_bits)
         return self._quantized(name, values, scheme).weight(name, self._warn)
 
     def numbers_in_word(self, name: str) -> int:
         """Of as many bits as the layer's scheme says."""
-        return 32 // self._scheme(name.removesuffix(self.packed_suffix)).bits
+        return 32 // self._scheme(name.removesuffix(self.packed_suffix)).num_bits
 
-    def _quantized(self, name: str, values: torch.Tensor, scheme: Scheme) -> QuantizedValues:
+    def _quantized(self, name: str, values: torch.Tensor, scheme: QuantizedWeights) -> QuantizedValues:
         out_features, in_features = values.shape
-        group = scheme.group_size or in_features
+        group = scheme.group_size if scheme.resolved_strategy == "group" else None
+        group = group or in_features
         groups = -(-in_features // group)
         return QuantizedValues(
-            bits=scheme.bits,
+            bits=scheme.num_bits,
             values=values,
             scales=self._scales(name, out_features, groups),
-            zeros=None if scheme.symmetric else self._zeros(name, (out_features, groups), scheme.bits),
+            zeros=None if scheme.symmetric else self._zeros(name, (out_features, groups), scheme.num_bits),
             group=group,
             group_of=self._groups(name, in_features),
         )
@@ -154,16 +110,43 @@ class CompressedTensorsFormat(PlainFormat):
         found = self.group_of(f"{name}.weight_g_idx", in_features)
         return None if found is None or bool((found < 0).any()) else found  # -1: made, but never set
 
-    def _scheme(self, layer: str) -> Scheme:
+    def _scheme(self, layer: str) -> QuantizedWeights:
         """The scheme whose targets name the layer, before one for its class."""
-        for scheme in self._schemes:
-            if scheme.names(layer):
-                return scheme
+        for targets, weights in self._schemes:
+            if any(_names(target, layer) for target in targets):
+                return weights
         for name in ("Embedding", "Linear") if layer.endswith("embed_tokens") else ("Linear",):
-            for scheme in self._schemes:
-                if name in scheme.targets:
-                    return scheme
+            for targets, weights in self._schemes:
+                if name in targets:
+                    return weights
         raise CheckpointError(f"config.json has no quantization scheme for {layer}, whose weight is quantized")
+
+
+def _checked(group: QuantizedLayers, default_format: str | None) -> QuantizedWeights:
+    """How the layers' weights are quantized. Raises UnsupportedQuantizationError."""
+    weights, form = group.weights, group.format or default_format
+    if weights is None:
+        raise UnsupportedQuantizationError(f"the compressed-tensors scheme {group.model_dump(exclude_unset=True)}")
+    if form not in _FORMATS:
+        raise UnsupportedQuantizationError(f"compressed-tensors in the format {form!r}")
+    strategy, size = weights.resolved_strategy, weights.group_size
+    if weights.type != "int" or weights.num_bits not in (4, 8):
+        raise UnsupportedQuantizationError(f"compressed-tensors with weights {weights.model_dump(exclude_unset=True)}")
+    if strategy not in ("tensor", "channel", "group") or (strategy == "group" and (size or 0) < 1):
+        raise UnsupportedQuantizationError(f"compressed-tensors with the strategy {strategy!r}, group_size {size}")
+    if group.input_activations is not None and not _dynamic_int8(group.input_activations):
+        raise UnsupportedQuantizationError(f"compressed-tensors with activations {group.input_activations}")
+    if group.output_activations is not None:
+        raise UnsupportedQuantizationError("compressed-tensors with output activations")
+    return weights
+
+
+def _names(target: str, layer: str) -> bool:
+    """Whether a target is the layer's name or, after `re:`, an expression that its name begins with."""
+    try:
+        return bool(re.match(target[3:], layer)) if target.startswith("re:") else target == layer
+    except re.error as error:
+        raise CheckpointError(f"config.json: {error.pattern!r} in the targets is no expression: {error}") from None
 
 
 def _unsigned(values: torch.Tensor, bits: int) -> torch.Tensor:
@@ -179,7 +162,7 @@ def _dynamic_int8(activations: Mapping[str, Any]) -> bool:
     )
 
 
-def _check_absent(part: str, value: Any) -> None:
+def _check_absent(part: str, value: Mapping[str, Any] | None) -> None:
     """`sparsity_config` and `transform_config` are often there and say nothing."""
-    if isinstance(value, Mapping) and (value.get("config_groups") or value.get("format", "dense") != "dense"):
+    if value and (value.get("config_groups") or value.get("format", "dense") != "dense"):
         raise UnsupportedQuantizationError(f"compressed-tensors with {part} {dict(value)}")

@@ -17,37 +17,35 @@ the middle, even where a checkpoint of the first format stores it as the second 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
 from kvarn.kernels.weights import Weight
 from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.errors import WeightShapeError
-from kvarn.models.formats.base import PlainFormat, UnsupportedQuantizationError, Warn
+from kvarn.models.formats.base import UnsupportedQuantizationError, Warn, WeightFormat
 from kvarn.models.formats.quantized_values import QuantizedValues, unpack_words
+from kvarn.models.hf_config import QuantizationConfig
 
 
-class GptqFormat(PlainFormat):
+class GptqFormat(WeightFormat):
     """See `kvarn.models.formats.base.WeightFormat`."""
 
     name = "gptq"
     packed_suffix = ".qweight"
     beside_weights = (".qzeros", ".scales", ".g_idx")
 
-    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any], warn: Warn) -> None:
+    def __init__(self, checkpoint: Checkpoint, config: QuantizationConfig, warn: Warn) -> None:
         super().__init__(checkpoint)
         self._warn = warn
-        self._bits = config.get("bits") or 4
+        self._bits = config.bits or 4
         if self._bits not in (4, 8):
             raise UnsupportedQuantizationError(f"GPTQ in {self._bits} bits")
-        version = "marlin" if config.get("is_marlin_format") else config.get("checkpoint_format") or "gptq"
+        version = "marlin" if config.is_marlin_format else config.checkpoint_format or "gptq"
         if version not in ("gptq", "gptq_v2"):
             raise UnsupportedQuantizationError(f"GPTQ in the format {version!r}")
-        self._symmetric = config.get("sym") is True
+        self._symmetric = config.sym is True
         self._zeros_are_whole = version == "gptq_v2"
-        self._group_size = config.get("group_size") or -1
+        self._group_size = config.group_size or -1
 
     def read(self, name: str, shape: tuple[int, int]) -> Weight:
         """Bits and groups may differ from layer to layer: they follow from the tensors' shapes."""
@@ -72,7 +70,7 @@ class GptqFormat(PlainFormat):
 
     def numbers_in_word(self, name: str) -> int:
         """Of as many bits as config.json says."""
-        return 32 // int(self._bits)
+        return 32 // self._bits
 
     def _group(self, name: str, in_features: int, scales: torch.Tensor) -> int:
         groups = scales.shape[0]

@@ -11,7 +11,8 @@ from kvarn.serving.chat.tool_check import complaint
 from kvarn.serving.choice import Piece
 from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.logprobs import LogprobsEncoder, encoded_bytes
-from kvarn.text.tool_calls import TextDelta, ToolCallParser, ToolCallStart, ToolEvent
+from kvarn.text.tool_calls.base import ToolCallParser
+from kvarn.text.tool_calls.events import TextDelta, ToolCallStart, ToolEvent
 from kvarn.wire.openai.chat.answer import (
     AnswerMessage,
     ChatChoice,

@@ -130,7 +130,7 @@ async def start_chat(serving: ServingContext, record: RequestRecord, asked: Chat
         ChatTemplateError: The model's template refuses the messages.
     """
     if asked.store:
-        await serving.room.check(record, "store", "send 'store': false")
+        await serving.storage_quota.check(record, "store", "send 'store': false")
     return await start_on_model(serving, record, asked.model, lambda model: _start(serving, record, asked, model))
 
 
@@ -201,7 +201,7 @@ def _reader(
 ) -> ChatReader:
     calls = None
     if use is not None:
-        parser = model.tool_format.make_parser(use.names, opening=prompt.opening, most_calls=use.most_calls)
+        parser = model.tool_format.make_parser(use.names, opening=prompt.opening, max_calls=use.max_calls)
         calls = CallReading(use, parser, choice.end)
     final = asked.plain_messages[-1]["content"] if asked.echo else ""
     return ChatReader(

@@ -10,7 +10,7 @@ from kvarn.serving.models import ReadyModel
 from kvarn.serving.record import RequestRecord
 from kvarn.serving.rendering import render_token_ids
 from kvarn.text.prompt import PromptBuilder
-from kvarn.text.tool_calls import ToolFormat
+from kvarn.text.tool_calls.formats import ToolFormat
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 
 

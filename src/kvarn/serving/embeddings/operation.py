@@ -8,7 +8,7 @@ import struct
 import uuid
 from collections.abc import Coroutine
 
-from kvarn.replica.api import ReplicaLostError, RequestRefusedError
+from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.serving.context import ServingContext
 from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.models import ReadyModel

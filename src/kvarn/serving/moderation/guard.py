@@ -7,7 +7,7 @@ import uuid
 from contextlib import aclosing
 
 from kvarn.config.platform import SafetyConfig
-from kvarn.replica.api import ReplicaLostError, RequestRefusedError
+from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.safety.guard_model import MOST_TOKENS, PROMPT, read_verdict
 from kvarn.safety.moderator import Claim, ModerationAwayError
 from kvarn.safety.verdict import Verdict, clean

@@ -32,7 +32,7 @@ _MESSAGES = {
 
 
 class AdmissionStage:
-    """Asks the waiting room of the model that a request is for.
+    """Asks the waiting room of the replica that a request is for.
 
     Args:
         config: The whole configuration.
@@ -47,6 +47,7 @@ class AdmissionStage:
         self._names = {alias: name for name, model in models.items() for alias in model.config.aliases}
         self._names |= {name: name for name in models}
         self._rooms: dict[str, WaitingRoom] = {}
+        """By the replica's name."""
         self._shedding = frozenset(name for name, model in models.items() if config.sheds_load(model.config))
         targets = [config.slo_of(models[name].config).ttft_target_s for name in self._shedding]
         self._delay = ProcessDelay(max(targets, default=config.slo.ttft_target_s))
@@ -85,7 +86,9 @@ class AdmissionStage:
             return
         if not (self._models[name].ready and may_use_model(record.principal, name)):
             return
-        room = self._room(name)
+        record.replica = self._models[name].pick_replica()
+        assert record.replica is not None  # the model is ready
+        room = self._room(name, record.replica)
         record.early_demand = demand = room.early_demand(record, body, asked)
         refusal = room.accept(demand)
         if refusal is None:
@@ -104,7 +107,7 @@ class AdmissionStage:
         """
         if work.model not in self._models:
             return None
-        room = self._room(work.model)
+        room = self._room(work.model, work.replica)
         if work.early_demand is not None and work.early_demand.accepted and work.degraded_from is None:
             room.parsed(work.early_demand, work)
         demand = room.demand_of(work)
@@ -129,10 +132,10 @@ class AdmissionStage:
             self._metrics.slo_missed(model)
         return _error(refusal, room.retry_after_s(demand, refusal), model)
 
-    def _room(self, name: str) -> WaitingRoom:
-        room = self._rooms.get(name)
+    def _room(self, model: str, replica: str) -> WaitingRoom:
+        room = self._rooms.get(replica)
         if room is None:
-            room = self._rooms[name] = WaitingRoom(self._config, self._models[name], self._metrics)
+            room = self._rooms[replica] = WaitingRoom(self._config, self._models[model], replica, self._metrics)
         return room
 
     def _fallback(self, work: Work) -> str | None:
@@ -145,8 +148,8 @@ class AdmissionStage:
             tried.add(name)
             model = self._models[name]
             if model.ready and may_use_model(work.principal, name):
-                room = self._room(name)
-                if not room.would_be_late(room.demand_of(work)):
+                rooms = [self._room(name, replica) for replica in model.ready_replicas]
+                if any(not room.would_be_late(room.demand_of(work)) for room in rooms):
                     return name
             name = model.config.fallback
         return None

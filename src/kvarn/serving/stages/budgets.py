@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from kvarn.limits.orders import LimitsAwayError
+from kvarn.limits.types import LimitsAwayError
 from kvarn.metering.budgets import BudgetSpentError
 from kvarn.metering.prices import BILLIONTHS
 from kvarn.metering.reservations import Held

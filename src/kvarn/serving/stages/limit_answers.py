@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from kvarn.limits.orders import NEVER, Bound, Kind, Reading, Verdict
+from kvarn.limits.types import NEVER, Decision, Kind, Limit, Usage
 from kvarn.serving.pipeline import Work
 from kvarn.wire.openai.errors import ApiError
 
@@ -15,37 +15,37 @@ _WORDS = {
 }
 
 
-def rate_headers(verdict: Verdict) -> dict[str, str]:
-    """`x-ratelimit-...`, as OpenAI sends them: of all bounds on requests the one with the least left, and of those on
+def rate_headers(decision: Decision) -> dict[str, str]:
+    """`x-ratelimit-...`, as OpenAI sends them: of all limits on requests the one with the least left, and of those on
     tokens."""
     headers: dict[str, str] = {}
     for kind in (Kind.REQUESTS, Kind.TOKENS):
-        bounds = [(bound, reading) for bound, reading in verdict.items() if bound.kind is kind]
-        if bounds:
-            bound, reading = min(bounds, key=lambda each: (each[0].limit - each[1].used, each[0].limit))
-            headers[f"x-ratelimit-limit-{kind}"] = str(bound.limit)
-            headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, bound.limit - reading.used))
-            headers[f"x-ratelimit-reset-{kind}"] = duration(reading.reset_ms)
+        limits = [(limit, usage) for limit, usage in decision.items() if limit.kind is kind]
+        if limits:
+            limit, usage = min(limits, key=lambda each: (each[0].maximum - each[1].used, each[0].maximum))
+            headers[f"x-ratelimit-limit-{kind}"] = str(limit.maximum)
+            headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, limit.maximum - usage.used))
+            headers[f"x-ratelimit-reset-{kind}"] = duration(usage.reset_ms)
     return headers
 
 
-def refused_reading(verdict: Verdict) -> tuple[Bound, Reading]:
-    """Of the bounds that had no room, the one to tell of: it has none for longest."""
-    refused = [(bound, reading) for bound, reading in verdict.items() if reading.wait_ms]
+def refused_limit(decision: Decision) -> tuple[Limit, Usage]:
+    """Of the limits that had no room, the one to tell of: it has none for longest."""
+    refused = [(limit, usage) for limit, usage in decision.items() if usage.wait_ms]
     return max(refused, key=lambda each: math.inf if each[1].wait_ms == NEVER else each[1].wait_ms)
 
 
-def refusal(verdict: Verdict, work: Work) -> ApiError:
-    """The error for an order that was not taken in."""
-    bound, reading = refused_reading(verdict)
-    asked = verdict.order.amount(bound)
-    whose = f"{bound.scope} {bound.holder} on {_WORDS[bound.kind]} of {bound.model!r}"
-    kind = "tokens" if bound.kind is Kind.TOKENS else "requests"
-    if reading.wait_ms == NEVER:
-        return _too_large(whose, bound, asked, work)
-    seconds = math.ceil(reading.wait_ms / 1000)
+def refusal(decision: Decision, work: Work) -> ApiError:
+    """The error for a reservation that was not admitted."""
+    limit, usage = refused_limit(decision)
+    asked = decision.reservation.amount(limit)
+    whose = f"{limit.scope} {limit.holder} on {_WORDS[limit.kind]} of {limit.model!r}"
+    kind = "tokens" if limit.kind is Kind.TOKENS else "requests"
+    if usage.wait_ms == NEVER:
+        return _too_large(whose, limit, asked, work)
+    seconds = math.ceil(usage.wait_ms / 1000)
     message = (
-        f"Rate limit reached for {whose}: limit {bound.limit}, used {reading.used}, requested {asked}. "
+        f"Rate limit reached for {whose}: limit {limit.maximum}, used {usage.used}, requested {asked}. "
         f"Try again in {duration(seconds * 1000)}."
     )
     return ApiError(429, message, type=kind, code="rate_limit_exceeded", headers={"retry-after": str(seconds)})
@@ -63,11 +63,11 @@ def duration(milliseconds: int) -> str:
     return f"{minutes}m{seconds}" if minutes else seconds
 
 
-def _too_large(whose: str, bound: Bound, asked: int, work: Work) -> ApiError:
+def _too_large(whose: str, limit: Limit, asked: int, work: Work) -> ApiError:
     """A request that waiting does not help."""
-    message = f"The request is larger than the limit for {whose}: limit {bound.limit}, requested {asked}."
-    if bound.kind is Kind.TOKENS and work.output_bounded and work.max_output_tokens:
+    message = f"The request is larger than the limit for {whose}: limit {limit.maximum}, requested {asked}."
+    if limit.kind is Kind.TOKENS and work.output_bounded and work.max_output_tokens:
         advice = f" {work.prompt_tokens} of these are the prompt's, the others are reserved for the answer: lower "
         return ApiError(400, f"{message}{advice}'max_tokens'.", code="request_exceeds_limit", param="max_tokens")
-    advice = " Shorten the prompt." if bound.kind is Kind.TOKENS else " It takes no requests."
+    advice = " Shorten the prompt." if limit.kind is Kind.TOKENS else " It takes no requests."
     return ApiError(400, message + advice, code="request_exceeds_limit")

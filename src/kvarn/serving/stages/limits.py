@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from kvarn.config.platform import LimitsConfig
 from kvarn.limits.estimate import OutputEstimates
-from kvarn.limits.limiter import Hold, Limiter
-from kvarn.limits.orders import MAX_NUMBER, Bound, Kind, LimitsAwayError, Order, Verdict
-from kvarn.limits.rules import bounds_of
+from kvarn.limits.limiter import ActiveReservation, Limiter
+from kvarn.limits.rules import limits_of
+from kvarn.limits.types import MAX_NUMBER, Decision, Kind, Limit, LimitsAwayError, Reservation
 from kvarn.observe.limits import LimitMetrics
 from kvarn.serving.pipeline import Outcome, Work
-from kvarn.serving.stages.limit_answers import rate_headers, refusal, refused_reading
+from kvarn.serving.stages.limit_answers import rate_headers, refusal, refused_limit
 from kvarn.wire.openai.errors import unavailable
 
 
@@ -38,27 +38,27 @@ class LimitsStage:
             ApiError: 429 with the seconds to wait; 400 for what asks for more than a limit ever allows; 503 where Redis
                 is away and the configuration says `closed`.
         """
-        bounds = bounds_of(work.principal, work.model, self._config)
-        if not bounds:
+        limits = limits_of(work.principal, work.model, self._config)
+        if not limits:
             return None
         expected = self._expected_output(work)
-        order = Order(work.id, work.principal.organization_id, bounds, _reservation(work, expected, bounds))
+        reservation = Reservation(work.id, work.principal.organization_id, limits, _reservation(work, expected, limits))
         try:
-            taken = await self._limiter.take(order, used=lambda: _used(work))
+            taken = await self._limiter.take(reservation, used=lambda: _used(work))
         except LimitsAwayError:
             self._metrics.limited.labels(work.model, "away").inc()
             message = "The limits of this server cannot be checked at the moment. Try again."
             raise unavailable(message, "limits_unavailable") from None
-        verdict = taken.verdict if isinstance(taken, Hold) else taken
-        work.headers.update(rate_headers(verdict))
-        if isinstance(taken, Verdict):
-            self._metrics.limited.labels(work.model, str(refused_reading(taken)[0].kind)).inc()
+        decision = taken.decision if isinstance(taken, ActiveReservation) else taken
+        work.headers.update(rate_headers(decision))
+        if isinstance(taken, Decision):
+            self._metrics.limited.labels(work.model, str(refused_limit(taken)[0].kind)).inc()
             raise refusal(taken, work)
         return _LimitsTicket(taken, self, expected)
 
-    def settled(self, work: Work, hold: Hold, used: int, expected: int) -> None:
+    def settled(self, work: Work, hold: ActiveReservation, used: int, expected: int) -> None:
         """Learn from a request that is over."""
-        self._metrics.reserved.labels(work.model).inc(hold.order.tokens)
+        self._metrics.reserved.labels(work.model).inc(hold.reservation.tokens)
         self._metrics.used.labels(work.model).inc(used)
         if work.outcome is Outcome.FINISHED and not work.output_bounded:
             written = work.tally.completion_tokens
@@ -77,7 +77,7 @@ class LimitsStage:
 class _LimitsTicket:
     """What one piece of work holds of its limits."""
 
-    hold: Hold
+    hold: ActiveReservation
     stage: LimitsStage
     expected: int
     """Output tokens reserved."""
@@ -96,10 +96,10 @@ def _used(work: Work) -> int:
     return prompt + work.tally.completion_tokens
 
 
-def _reservation(work: Work, expected: int, bounds: tuple[Bound, ...]) -> int:
+def _reservation(work: Work, expected: int, limits: tuple[Limit, ...]) -> int:
     """Tokens to reserve. What is only expected never makes a request too large for a limit that its prompt fits."""
     tokens = min(work.prompt_tokens + expected, MAX_NUMBER)
     if work.output_bounded:
         return tokens
-    largest = min((bound.limit for bound in bounds if bound.kind is Kind.TOKENS), default=tokens)
+    largest = min((limit.maximum for limit in limits if limit.kind is Kind.TOKENS), default=tokens)
     return max(work.prompt_tokens, min(tokens, largest))

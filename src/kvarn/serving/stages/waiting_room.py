@@ -1,4 +1,4 @@
-"""Where requests for one model wait for their admission: the policy, joined to the event loop."""
+"""Where requests for one replica wait for their admission: the policy, joined to the event loop."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ MANY_TOKENS = 1 << 20
 
 
 class WaitingRoom:
-    """The door of one model. Belongs to one event loop."""
+    """Requests for one replica of a model. Belongs to one event loop."""
 
-    def __init__(self, config: KvarnConfig, model: ServedModel, metrics: AdmissionMetrics) -> None:
-        slo, engine, card = config.slo_of(model.config), model.config.engine, model.replica.card
+    def __init__(self, config: KvarnConfig, model: ServedModel, replica: str, metrics: AdmissionMetrics) -> None:
+        """`replica` is its name."""
+        client = model.replicas[replica]
+        slo, engine, card = config.slo_of(model.config), model.config.engine, client.card
         rules = Rules(
             ttft_target_s=slo.ttft_target_s,
             tpot_target_s=slo.tpot_target_s,
@@ -46,6 +48,8 @@ class WaitingRoom:
         self._traffic = Traffic(engine.input_token_weight, engine.output_token_weight)
         self._controller = AdmissionController(rules, view, self._traffic, engine.priority_ageing_s)
         self._model = model
+        self._replica = replica
+        self._client = client
         self._metrics = metrics
         self._places: dict[Demand, asyncio.Future[Refusal | None]] = {}
         self._poller: asyncio.Task[None] | None = None
@@ -179,11 +183,11 @@ class WaitingRoom:
 
     def _hear(self) -> float:
         now = time.monotonic()
-        self._controller.hear(self._model.stats, now)
+        self._controller.hear(self._client.stats, now)
         return now
 
     def _show_length(self) -> None:
-        self._metrics.waiting(self._model.name, self._controller.queue.by_priority())
+        self._metrics.waiting(self._model.name, self._replica, self._controller.queue.by_priority())
 
 
 async def _first(

@@ -21,8 +21,8 @@ Waiting = Generator[None, None, T]
 _SPACE = re.compile(r"\s*")
 
 
-class StreamParser(ABC):
-    """Splits a stream of text into text and tool calls; see `ToolCallParser`.
+class ToolCallParser(ABC):
+    """Splits a stream of text into text and tool calls.
 
     However the text is split, the same comes out. What only looks like a call is text. White space around calls is
     dropped, nothing else is lost.
@@ -31,7 +31,7 @@ class StreamParser(ABC):
         names: What may be called: anything else is text. None: any name.
         opening: The beginning of a call that stands in the prompt already: the text goes on from there. It is never
             given out as text, since the model did not write it.
-        most_calls: After this many calls the parser is satisfied. None: there may be any number.
+        max_calls: After this many calls the parser is satisfied. None: there may be any number.
         new_id: Makes a call's id.
     """
 
@@ -40,11 +40,11 @@ class StreamParser(ABC):
         names: Collection[str] | None = None,
         *,
         opening: str = "",
-        most_calls: int | None = None,
+        max_calls: int | None = None,
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
         self._names = names
-        self._most_calls = most_calls
+        self._max_calls = max_calls
         self._new_id = new_id
         self._held = opening
         self._unspoken = len(opening)
@@ -58,7 +58,7 @@ class StreamParser(ABC):
     @property
     def satisfied(self) -> bool:
         """Whether it has all the calls it was asked for: nothing more will be given out."""
-        return self._most_calls is not None and self._calls >= self._most_calls and self._after_call
+        return self._max_calls is not None and self._calls >= self._max_calls and self._after_call
 
     def push(self, text: str) -> list[ToolEvent]:
         """Add text; returns what is now certain."""

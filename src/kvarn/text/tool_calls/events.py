@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +31,6 @@ class ToolCallArguments:
 
 
 ToolEvent = TextDelta | ToolCallStart | ToolCallArguments
-
-
-class ToolCallParser(Protocol):
-    """Splits a stream of text into text and tool calls."""
-
-    @property
-    def satisfied(self) -> bool:
-        """Whether it has all the calls it was asked for: nothing more will be given out."""
-        ...
-
-    def push(self, text: str) -> list[ToolEvent]:
-        """Add text; returns what is now certain."""
-        ...
-
-    def flush(self) -> list[ToolEvent]:
-        """What was held back, when no more text will come."""
-        ...
 
 
 def new_call_id() -> str:

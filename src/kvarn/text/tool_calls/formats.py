@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from kvarn.text.tool_calls.base import StreamParser
-from kvarn.text.tool_calls.events import ToolCallParser, new_call_id
+from kvarn.text.tool_calls.base import ToolCallParser
+from kvarn.text.tool_calls.events import new_call_id
 from kvarn.text.tool_calls.hermes import HermesParser, hermes_opening
 from kvarn.text.tool_calls.llama3 import Llama3Parser, llama3_opening, pythonic_opening
 from kvarn.text.tool_calls.mistral import (
@@ -23,7 +23,7 @@ class ToolFormat:
     """How a model writes tool calls."""
 
     name: str
-    parser: type[StreamParser]
+    parser: type[ToolCallParser]
     opening: Callable[[str | None], str]
     """How a call of this name begins (None: of whichever the model chooses): written into the prompt to force one."""
     markers: tuple[str, ...] = ()
@@ -33,10 +33,10 @@ class ToolFormat:
     """How a call's id is shown to the model."""
 
     def make_parser(
-        self, names: Collection[str] | None = None, *, opening: str = "", most_calls: int | None = None
+        self, names: Collection[str] | None = None, *, opening: str = "", max_calls: int | None = None
     ) -> ToolCallParser:
-        """A parser for one choice of one answer; see `StreamParser`."""
-        return self.parser(names, opening=opening, most_calls=most_calls, new_id=self.new_id)
+        """A parser for one choice of one answer; see `ToolCallParser`."""
+        return self.parser(names, opening=opening, max_calls=max_calls, new_id=self.new_id)
 
 
 HERMES = ToolFormat("hermes", HermesParser, hermes_opening, ("<tool_call>", "</tool_call>"))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kvarn.text.tool_calls.base import StreamParser, Waiting
+from kvarn.text.tool_calls.base import ToolCallParser, Waiting
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
-class HermesParser(StreamParser):
+class HermesParser(ToolCallParser):
     r"""Reads an object between tags, as often as one comes, anywhere in the text.
 
     <tool_call>

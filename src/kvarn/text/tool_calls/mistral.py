@@ -7,7 +7,7 @@ import re
 import secrets
 import string
 
-from kvarn.text.tool_calls.base import StreamParser, Waiting
+from kvarn.text.tool_calls.base import ToolCallParser, Waiting
 
 _ID_LENGTH = 9
 _TAG, _ARGS = "[TOOL_CALLS]", "[ARGS]"
@@ -17,7 +17,7 @@ _LONGEST_NAME = 256
 """Characters within which a call's name must stand, so that nothing is held for long that is not one."""
 
 
-class MistralParser(StreamParser):
+class MistralParser(ToolCallParser):
     """Reads both forms: a list of objects, and since 2025 a tag for each call.
 
     [TOOL_CALLS] [{"name": "add", "arguments": {"a": 1, "b": 2}}, {"name": "now", "arguments": {}}]

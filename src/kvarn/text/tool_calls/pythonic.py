@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kvarn.text.tool_calls.base import StreamParser, Waiting
+from kvarn.text.tool_calls.base import ToolCallParser, Waiting
 from kvarn.text.tool_calls.json_scan import to_json
 
 _KEY = re.compile(r"([A-Za-z_]\w*)\s*=")
@@ -21,7 +21,7 @@ _CLOSERS = {"[": "]", "(": "]", "{": "}"}
 _PREFIXES = frozenset(["r", "b", "u", "f", "rb", "br", "fr", "rf"])
 
 
-class PythonicParser(StreamParser):
+class PythonicParser(ToolCallParser):
     """Reads a call's arguments as Python writes them, `a=1, b="x")`, into a JSON object.
 
     Strings are given out in pieces, other values token by token. What is no literal stays as near to it as JSON can: a

@@ -70,7 +70,10 @@ async def get_tenant(admin: PlatformAdminDep, tenant_id: str) -> TenantObject:
     async with admin.reading() as session:
         organization = await organizations.get_organization(session, tenant_id)
         stored = await sum_of(session, tenant_id)
-    return tenant_object(organization) | {"stored_bytes": stored, "max_stored_bytes": admin.gateway.room.most}
+    return tenant_object(organization) | {
+        "stored_bytes": stored,
+        "max_stored_bytes": admin.gateway.storage_quota.max_bytes,
+    }
 
 
 @router.post("/{tenant_id}", summary="Modify an organisation")

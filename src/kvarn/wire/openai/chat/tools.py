@@ -116,7 +116,7 @@ class ToolUse:
         return frozenset(function.name for function in self.functions)
 
     @property
-    def most_calls(self) -> int | None:
+    def max_calls(self) -> int | None:
         """Calls in one answer at most; None: any number."""
         return 1 if self.named is not None or not self.parallel else None
 

@@ -1,0 +1,68 @@
+"""A batch that this gateway has leased."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kvarn.jobs.worker import Job
+from kvarn.serving.record import RequestRecord
+from kvarn.store.models import Batch
+from kvarn.store.owner import Owner, Principal
+
+
+class EndReason(Enum):
+    """Why no more lines of a batch are run."""
+
+    CANCELLED = "its client cancelled it"
+    EXPIRED = "its window is over"
+    KEY_GONE = "the key that made it is not valid any more"
+
+
+@dataclass(slots=True, eq=False)
+class BatchJob(Job):
+    """A batch, as it was when it was last looked at, and what is known of its run."""
+
+    holder: str
+    """Name of this gateway in leases."""
+    row: Batch
+    losses: Counter[int] = field(default_factory=Counter)
+    """By line: how often the engine died beside it."""
+    principal: Principal | None = None
+    """Who its lines act for: their key as it was when it was last valid."""
+    end_reason: EndReason | None = None
+    full: bool = False
+    """Its organization stores as much as it may: a pause, not an end."""
+    preempted: asyncio.Event = field(default_factory=asyncio.Event)
+    """No more lines are begun; those in an engine are the last of this run."""
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    """Something has changed that the run should look at."""
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by whoever changes the row: `row` is never older than a change made here."""
+    requests: dict[int, RequestRecord] = field(default_factory=dict)
+    """Lines that are being run, by number."""
+    progress_at: float = field(default_factory=time.monotonic)
+    """When a line was last seen in an engine, or answered. Monotonic seconds."""
+
+    @property
+    def owner(self) -> Owner:
+        """Whose it is."""
+        return Owner(self.row.organization_id, self.row.project_id)
+
+    def end(self, reason: EndReason) -> None:
+        """Run no more lines. A batch that was to expire may still be cancelled."""
+        self.end_reason = reason
+        self.wake.set()
+
+    def preempt(self) -> None:
+        """Begin no more lines, so that another batch gets the place."""
+        self.preempted.set()
+        self.wake.set()
+
+    def note_progress(self, now: float) -> None:
+        """A line that is past admission is progress."""
+        if any(request.work for request in self.requests.values()):
+            self.progress_at = now

@@ -1,0 +1,142 @@
+"""The gateway's work on batches: takes those that nobody works on, as many at once as it may, and renews their leases.
+
+No batch keeps another from running: where all places are taken and a batch waits, one is preempted, and goes on later.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from kvarn.batches.job import BatchJob, EndReason
+from kvarn.batches.run import BatchRun
+from kvarn.fairness.semaphore import FairSemaphore
+from kvarn.jobs.worker import Worker
+from kvarn.responses.responses_context import ResponsesContext
+from kvarn.store.ids import new_id
+from kvarn.store.repositories.batches.batches import OVER, BatchStatus
+from kvarn.store.repositories.batches.runs import (
+    LeaseLostError,
+    claim_batches,
+    release_batch,
+    renew_lease,
+    waiting_organizations,
+)
+from kvarn.store.repositories.tenants.bearers import find_bearer
+
+STALLED_S = 5.0
+"""A batch none of whose lines has been in an engine for so long gives its place to one that waits."""
+REST_S = 5.0
+"""Seconds after which a preempted batch may go on."""
+_REST_AFTER_FAILURE_S = 60.0
+"""The same of one whose run ended in an error that nobody foresaw."""
+
+_log = logging.getLogger("kvarn.batches")
+
+
+class BatchWorker:
+    """Runs batches beside the requests of clients; implements `JobLeases`."""
+
+    def __init__(self, serving: ResponsesContext) -> None:
+        config = serving.config.batches
+        self.worker = Worker("batches", self, self._run, max_running=config.max_running, poll_s=config.poll_s)
+        self.holder = new_id("gw-")
+        """Name of this gateway in leases."""
+        self._serving = serving
+        self._store = serving.store
+        self._config = config
+        names = [model.name for model in serving.models] + [""]
+        self._places = {name: FairSemaphore(config.max_in_flight) for name in names}
+        self._losses: dict[str, Counter[int]] = {}
+        """Of batches that this gateway has let go unfinished."""
+
+    async def claim(self, free: int, running: Mapping[str, BatchJob]) -> Sequence[BatchJob]:
+        """Take batches, of each organization its oldest first; see `JobLeases`."""
+        if not free:
+            await self._preempt(list(running.values()))
+            return []
+        rows = await claim_batches(self._store, self.holder, self._config.lease_s, free)
+        return [
+            BatchJob(row.id, row.organization_id, self.holder, row, losses=self._losses.pop(row.id, Counter()))
+            for row in rows
+            if row.id not in running
+        ]
+
+    async def renew(self, jobs: Sequence[BatchJob]) -> Collection[str]:
+        """Renew their leases, and see what became of each; see `JobLeases`.
+
+        One small write a batch and second, for which a lost lease, a cancelled batch and a revoked key are known within
+        that second.
+        """
+        held = []
+        for job in jobs:
+            try:
+                await self.refresh(job)
+            except LeaseLostError:
+                continue
+            held.append(job.id)
+        return held
+
+    async def release(self, job: BatchJob) -> None:
+        """Let another gateway take it; see `JobLeases`."""
+        if job.losses and job.row.status not in OVER:
+            self._losses[job.id] = job.losses
+        rest_s = 0.0
+        if job.failed:
+            rest_s = _REST_AFTER_FAILURE_S
+        elif job.preempted.is_set() and not job.stop_reason:
+            rest_s = REST_S
+        until = math.ceil(self._store.now() + rest_s) if rest_s else None
+        await release_batch(self._store, self.holder, job.id, until)
+
+    async def refresh(self, job: BatchJob) -> None:
+        """Renew the lease, and see whether the work shall go on.
+
+        Raises:
+            LeaseLostError: Another gateway has it.
+            StoreAwayError: The database does not answer.
+        """
+        async with job.changing:
+            job.row = await renew_lease(self._store, self.holder, job.id, self._config.lease_s)
+        bearer = await find_bearer(self._store, job.owner, job.row.key_id)
+        job.principal = bearer or job.principal
+        in_progress = job.row.status == BatchStatus.IN_PROGRESS
+        job.full = in_progress and await self._serving.storage_quota.is_full(job.organization_id)
+        if job.row.status == BatchStatus.CANCELLING:
+            job.end(EndReason.CANCELLED)
+        elif bearer is None:
+            job.end(EndReason.KEY_GONE)
+        elif self._store.now() >= job.row.expires_at:
+            job.end(EndReason.EXPIRED)
+        elif job.full:
+            job.preempt()
+
+    async def _run(self, job: BatchJob) -> None:
+        try:
+            await self.refresh(job)
+            await BatchRun(self._serving, job, self._places).run()
+        except* LeaseLostError:
+            _log.warning("batch %s was taken over by another gateway", job.id)
+
+    async def _preempt(self, jobs: list[BatchJob]) -> None:
+        """Preempt a batch where another one waits: the latest of the organization that has most places, where one with
+        none waits; else one that makes no progress."""
+        now = time.monotonic()
+        for job in jobs:
+            job.note_progress(now)
+        waiting = await waiting_organizations(self._store)
+        if not waiting or not jobs or any(job.preempted.is_set() for job in jobs):
+            return
+        places = Counter(job.organization_id for job in jobs)
+        most, count = places.most_common(1)[0]
+        if count > 1 and waiting - places.keys():
+            job = [job for job in jobs if job.organization_id == most][-1]
+        else:
+            job = min(jobs, key=lambda job: job.progress_at)
+            if now - job.progress_at < STALLED_S:
+                return
+        job.preempt()
+        _log.info("batch %s is preempted for another one", job.id)

@@ -1,0 +1,181 @@
+"""Who goes next: priority tiers with ageing, then the tenant served least, then arrival.
+
+Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, weighted form): a tenant's
+counter grows by the cost of what it was served, divided by its weight; the tenant with the least counter is next.
+
+Each tenant's items are sorted by `arrival + priority * ageing`. That single, fixed key yields both orders that are
+needed: at any moment the tiers of a tenant's items only grow along the list, and within a tier items stand by the time
+at which they came into that tier.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Generic, Protocol, TypeVar
+
+
+class Account:
+    """What one tenant was served."""
+
+    __slots__ = ("counter", "name", "weight")
+
+    def __init__(self, name: str, weight: float, counter: float = 0.0) -> None:
+        self.name = name
+        self.weight = weight
+        self.counter = counter
+        """Virtual tokens: cost of what was served, over the weight."""
+
+    def charge(self, cost: float) -> None:
+        """Charge what it was served; a negative cost takes a charge back."""
+        self.counter += cost / self.weight
+
+
+class Waiting(Protocol):
+    """What may wait in a queue. None of it changes while it does, the account's counter apart."""
+
+    @property
+    def account(self) -> Account:
+        """Of its tenant."""
+        ...
+
+    @property
+    def priority(self) -> int:
+        """Lower goes first."""
+        ...
+
+    @property
+    def arrival_s(self) -> float:
+        """When it came, on the queue's clock."""
+        ...
+
+    @property
+    def order(self) -> Any:
+        """Breaks ties: comparable, different for each item."""
+        ...
+
+
+ItemT = TypeVar("ItemT", bound=Waiting)
+
+
+class _Tenant(Generic[ItemT]):
+    """One tenant's waiting items."""
+
+    __slots__ = ("account", "entries")
+
+    def __init__(self, account: Account) -> None:
+        self.account = account
+        self.entries: list[tuple[float, Any, ItemT]] = []
+
+
+class FairQueue(Generic[ItemT]):
+    """Items that wait for their turn.
+
+    Finding the next costs O(tenants that wait); entering and leaving cost a binary search. Nothing scans all items.
+
+    Args:
+        ageing_s: Seconds of waiting that lift an item by one priority.
+    """
+
+    LOOK_AHEAD = 16
+    """Items of one tenant that are offered past one that was not taken."""
+
+    def __init__(self, ageing_s: float) -> None:
+        self._ageing_s = ageing_s
+        self._tenants: dict[str, _Tenant[ItemT]] = {}
+        self._by_priority = Counter[int]()
+        self._last_counter = 0.0
+
+    def __len__(self) -> int:
+        return self._by_priority.total()
+
+    def __bool__(self) -> bool:
+        return bool(self._tenants)
+
+    def by_priority(self) -> dict[int, int]:
+        """Waiting items by their priority."""
+        return dict(sorted(self._by_priority.items()))
+
+    @property
+    def best_priority(self) -> int | None:
+        """The best (lowest) priority among those that wait; no ageing lifts past it."""
+        return min(self._by_priority, default=None)
+
+    def lift(self, account: Account, credit: float = 0.0) -> None:
+        """Bring a tenant's counter near the others': idle time earns nothing.
+
+        It becomes at least the least counter among the others that wait, less `credit`; where nobody waits, that of the
+        tenant that left the queue last.
+        """
+        others = [each.account.counter for each in self._tenants.values() if each.account is not account]
+        account.counter = max(account.counter, min(others, default=self._last_counter) - credit)
+
+    def push(self, item: ItemT) -> None:
+        """Add an item."""
+        account = item.account
+        tenant = self._tenants.get(account.name)
+        if tenant is None:
+            tenant = self._tenants[account.name] = _Tenant(account)
+        insort(tenant.entries, (*self._key(item), item))
+        self._by_priority[item.priority] += 1
+
+    def remove(self, item: ItemT) -> None:
+        """Take out an item that waits."""
+        account = item.account
+        tenant = self._tenants[account.name]
+        del tenant.entries[bisect_left(tenant.entries, self._key(item))]
+        if not tenant.entries:
+            del self._tenants[account.name]
+        self._last_counter = account.counter
+        self._by_priority[item.priority] -= 1
+        if not self._by_priority[item.priority]:
+            del self._by_priority[item.priority]
+
+    def tier(self, item: ItemT, now: float, best: int | None = None) -> int:
+        """Priority after ageing, never better than `best`: that of all that wait, if it is left out."""
+        if best is None:
+            best = min(self._by_priority, default=item.priority)
+        return max(item.priority - int(max(0.0, now - item.arrival_s) / self._ageing_s), best)
+
+    def first(self, now: float) -> ItemT | None:
+        """The item whose turn it is."""
+        return next(self.candidates(now), None)
+
+    def candidates(self, now: float) -> Iterator[ItemT]:
+        """Items in the order in which they should start, counters read afresh after each.
+
+        The caller may remove the item it was given before it asks for the next; one it leaves is passed over.
+        """
+        heap = [self._turn(tenant, 0, now) for tenant in self._tenants.values()]
+        heapq.heapify(heap)
+        while heap:
+            _, _, _, position, tenant = heapq.heappop(heap)
+            entry = tenant.entries[position]
+            yield entry[-1]
+            if position < len(tenant.entries) and tenant.entries[position] is entry:
+                position += 1
+            if position < min(len(tenant.entries), self.LOOK_AHEAD):
+                heapq.heappush(heap, self._turn(tenant, position, now))
+
+    def of(self, name: str) -> list[ItemT]:
+        """What one tenant has waiting, in its order."""
+        tenant = self._tenants.get(name)
+        return [entry[-1] for entry in tenant.entries] if tenant is not None else []
+
+    def heads(self) -> list[ItemT]:
+        """The first item of each tenant."""
+        return [tenant.entries[0][-1] for tenant in self._tenants.values()]
+
+    def last(self) -> ItemT | None:
+        """The item that would come last: of the worst tier the latest."""
+        ends = [tenant.entries[-1] for tenant in self._tenants.values()]
+        return max(ends)[-1] if ends else None
+
+    def _turn(self, tenant: _Tenant[ItemT], position: int, now: float) -> tuple[int, float, Any, int, _Tenant[ItemT]]:
+        item = tenant.entries[position][-1]
+        return (self.tier(item, now), tenant.account.counter, item.order, position, tenant)
+
+    def _key(self, item: ItemT) -> tuple[float, Any]:
+        return (item.arrival_s + item.priority * self._ageing_s, item.order)

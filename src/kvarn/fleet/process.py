@@ -1,0 +1,69 @@
+"""Starts an engine process. Imports next to nothing, so that a command can do it before anything else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvarn.replica.addresses import make_socket_directory, remove_socket_directory
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProcess:
+    """A process that imports what it will need while it waits for its `StartMessage`."""
+
+    popen: subprocess.Popen[bytes]
+    sockets: Path
+    """Directory of its sockets."""
+    spawned_at: float
+    """`time.monotonic()` just before it was started."""
+
+    @classmethod
+    def spawn(cls, imports: str = "kvarn.replica.server.build") -> EngineProcess:
+        """Start a process that imports this module, of the factory of its service.
+
+        The process dies with the thread that calls this (Linux ties it to the thread, not to the process), so call it
+        from one that lives as long as the engine shall.
+
+        Raises:
+            OSError: No process or no directory can be made.
+        """
+        sockets = make_socket_directory()
+        spawned_at = time.monotonic()
+        command = [sys.executable, "-P", "-m", "kvarn.replica.server", imports]
+        # A session of its own: Ctrl-C in the terminal reaches the gateway only, which then lets requests finish.
+        popen = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=_environment())
+        return cls(popen, sockets, spawned_at)
+
+    def start(self, message: bytes) -> None:
+        """Send the `StartMessage`. That the process is gone is noticed by its exit, not here."""
+        assert self.popen.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.popen.stdin.write(message)
+            self.popen.stdin.flush()
+
+    def close(self) -> None:
+        """Kill the process if it still runs and remove its sockets. Idempotent."""
+        self.popen.kill()
+        self.popen.wait()
+        if self.popen.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.popen.stdin.close()
+        remove_socket_directory(self.sockets)
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment, with kernel threads that spin for a moment, then sleep, while they wait.
+
+    By default OpenMP's threads spin long: where another process takes a core, they burn the time slice that the thread
+    they wait for needs. Sleeping at once costs a wake-up at each operation. A short spin keeps the speed of the one on
+    an idle machine and most of the patience of the other on a busy one (figures in docs/benchmarks.md). Only the
+    environment reaches the OpenMP runtime; whoever sets a policy keeps it.
+    """
+    chosen = "OMP_WAIT_POLICY" in os.environ or "GOMP_SPINCOUNT" in os.environ
+    return dict(os.environ) if chosen else {"GOMP_SPINCOUNT": "20000", **os.environ}

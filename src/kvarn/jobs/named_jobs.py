@@ -1,0 +1,51 @@
+"""Jobs that have no row of their own: one process of a deployment at a time does the work of that name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from kvarn.jobs.worker import Job
+from kvarn.store.engine import Store
+from kvarn.store.ids import new_id
+from kvarn.store.repositories import leases
+
+
+@dataclass(slots=True, eq=False)
+class NamedJob(Job):
+    """A job that a row of the table `leases` stands for."""
+
+    holder: str
+
+
+class NamedLease:
+    """The lease of one named job; implements `JobLeases`.
+
+    Args:
+        store: The database.
+        name: Of the job.
+        lease_s: Seconds after which another process takes it over.
+        periodic: The lease of a job that succeeded is kept: it says when the job is due again.
+    """
+
+    def __init__(self, store: Store, name: str, lease_s: float, *, periodic: bool = False) -> None:
+        self._store = store
+        self._name = name
+        self._lease_s = lease_s
+        self._periodic = periodic
+
+    async def claim(self, free: int, running: Mapping[str, NamedJob]) -> Sequence[NamedJob]:
+        """Take it; see `JobLeases`."""
+        holder = new_id("job-")  # a new one each time: a lease that is kept is not taken again by its own process
+        if not free or running or not await leases.take(self._store, self._name, holder, self._lease_s):
+            return []
+        return [NamedJob(self._name, "", holder)]
+
+    async def renew(self, jobs: Sequence[NamedJob]) -> Collection[str]:
+        """Hold it for longer; see `JobLeases`."""
+        return [job.id for job in jobs if await leases.take(self._store, self._name, job.holder, self._lease_s)]
+
+    async def release(self, job: NamedJob) -> None:
+        """Give it back, unless it shall rest; see `JobLeases`."""
+        if not self._periodic or job.failed or job.stop_reason is not None:
+            await leases.give_back(self._store, self._name, job.holder)

@@ -1,0 +1,28 @@
+"""Awaiting work that must not be left half done."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from contextlib import suppress
+from typing import TypeVar
+
+ResultT = TypeVar("ResultT")
+
+_log = logging.getLogger("kvarn.jobs")
+
+
+async def run_to_completion(work: Awaitable[ResultT]) -> ResultT:
+    """Await work that is done to its end even where the caller is cancelled meanwhile, be it more than once; the
+    caller's cancellation is raised after that, and an error of the work is logged."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("work that its caller left has failed", exc_info=error)
+        raise

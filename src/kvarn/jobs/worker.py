@@ -1,0 +1,213 @@
+"""The background worker of a process: it takes jobs that nobody holds, runs some at once, and renews their leases.
+
+A job is a row of the database with a holder and an expiry, its lease (`JobLeases` says in which table). A process that
+dies renews no lease: when one has run out, another process takes the job over. Clocks of two machines may differ, so
+what a job does must bear being done twice, or be refused by the database once the lease is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Generic, Literal, Protocol, TypeVar
+
+from kvarn.store.errors import StoreAwayError
+
+_log = logging.getLogger("kvarn.jobs")
+
+StopReason = Literal["cancelled", "shutdown", "lost"]
+"""Why a job is stopped: by its client, by the end of this process, or since another process holds it now."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A job that this process runs."""
+
+    id: str
+    organization_id: str
+    """Whose it is; empty for jobs of the platform itself."""
+    task: asyncio.Task[None] | None = field(default=None, kw_only=True)
+    stop_reason: StopReason | None = field(default=None, kw_only=True)
+    finishing: bool = field(default=False, kw_only=True)
+    """Its end is being written, and its lease ends with that: one that cannot be renewed is not lost."""
+    failed: bool = field(default=False, kw_only=True)
+    """It ended in an error that nobody foresaw."""
+
+    async def stop(self, reason: StopReason, timeout_s: float | None = None) -> bool:
+        """Cancel it and wait for its end, for `timeout_s` at most. A client's cancellation gives way to the other
+        reasons, which may come while the job's end is still being written.
+
+        Returns:
+            Whether it has ended; if not, it will.
+        """
+        assert self.task is not None
+        if self.stop_reason in (None, "cancelled"):
+            self.stop_reason = reason
+        self.task.cancel()
+        await asyncio.wait({self.task}, timeout=timeout_s)
+        return self.task.done()
+
+
+JobT = TypeVar("JobT", bound=Job)
+
+
+class JobLeases(Protocol[JobT]):
+    """The leases of jobs of one kind. Every method may raise `StoreAwayError`."""
+
+    async def claim(self, free: int, running: Mapping[str, JobT]) -> Sequence[JobT]:
+        """Take at most `free` jobs that nobody holds and that are not among the `running`. Called again until it
+        returns none; also called, once, where `free` is 0."""
+        ...
+
+    async def renew(self, jobs: Sequence[JobT]) -> Collection[str]:
+        """Hold these jobs for longer; the ids of those that are still held. Called at each poll, also without jobs."""
+        ...
+
+    async def release(self, job: JobT) -> None:
+        """The job's task has ended, `job.stop_reason` says why: let another process take it, where it shall go on."""
+        ...
+
+
+class Worker(Generic[JobT]):
+    """Runs the jobs of one kind.
+
+    Args:
+        kind: What they are called in the log, in the plural.
+        leases: Where they come from.
+        run: Does one job. Cancelled by `Job.stop`.
+        max_running: Jobs at once.
+        poll_s: Seconds between two looks for jobs; leases are renewed as often.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        leases: JobLeases[JobT],
+        run: Callable[[JobT], Awaitable[None]],
+        *,
+        max_running: int = 1,
+        poll_s: float,
+    ) -> None:
+        self.running: dict[str, JobT] = {}
+        """By id, in the order in which they began."""
+        self._kind = kind
+        self._leases = leases
+        self._run = run
+        self._max_running = max_running
+        self._poll_s = poll_s
+        self._reserved = Counter[str]()
+        """Places for jobs that are not launched yet, by organisation."""
+        self._woken = asyncio.Event()
+        self._loop: asyncio.Task[None] | None = None
+        self._releases: set[asyncio.Task[None]] = set()
+
+    @property
+    def free(self) -> int:
+        """Places that are not taken."""
+        return self._max_running - len(self.running) - self._reserved.total()
+
+    def taken_by(self, organization_id: str) -> int:
+        """Places that an organisation has."""
+        running = sum(job.organization_id == organization_id for job in self.running.values())
+        return running + self._reserved[organization_id]
+
+    @contextmanager
+    def reserve(self, organization_id: str = "") -> Generator[None]:
+        """Keep a place while a job is prepared that is launched as the last thing in the block."""
+        self._reserved[organization_id] += 1
+        try:
+            yield
+        finally:
+            self._reserved[organization_id] -= 1
+            self._reserved += Counter()  # drops those with none
+
+    def start(self) -> None:
+        """Begin to take jobs."""
+        self._loop = asyncio.create_task(self._poll_until_cancelled(), name=f"worker of {self._kind}")
+
+    async def stop(self) -> None:
+        """Stop every job and give its lease back, so that another process goes on with it at once."""
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.wait({self._loop})
+        await asyncio.gather(*[job.stop("shutdown") for job in list(self.running.values())])
+        await self.idle()
+
+    async def idle(self) -> None:
+        """Wait until no job runs and every lease that is to be released has been."""
+        while tasks := [*[job.task for job in self.running.values() if job.task is not None], *self._releases]:
+            await asyncio.wait(tasks)
+            await asyncio.sleep(0)  # their callbacks are run
+
+    def wake(self) -> None:
+        """There may be a job now: look for it at once."""
+        self._woken.set()
+
+    def launch(self, job: JobT) -> None:
+        """Run a job whose lease is held."""
+        self.running[job.id] = job
+        job.task = asyncio.create_task(self._work(job), name=f"{self._kind} {job.id}")
+        job.task.add_done_callback(lambda _: self._ended(job))
+
+    async def poll(self) -> None:
+        """Renew leases, stop what was lost, and take jobs while there are places.
+
+        Raises:
+            StoreAwayError: The database does not answer.
+        """
+        jobs = list(self.running.values())
+        held = await self._leases.renew(jobs)
+        lost = [job for job in jobs if job.id not in held and job.id in self.running and not job.finishing]
+        await asyncio.gather(*[job.stop("lost") for job in lost])
+        deadline = asyncio.get_running_loop().time() + self._poll_s  # the leases want to be renewed again
+        while True:
+            free = max(0, self.free)
+            with self.reserve():  # a client's job shall not take the place meanwhile
+                claimed = await self._leases.claim(free, self.running)
+                for job in claimed:
+                    self.launch(job)
+            if not claimed or self.free <= 0 or asyncio.get_running_loop().time() >= deadline:
+                return
+
+    async def _poll_until_cancelled(self) -> None:
+        away = False
+        while True:
+            self._woken.clear()
+            try:
+                await self.poll()
+                away = False
+            except StoreAwayError as error:
+                _log.log(logging.DEBUG if away else logging.WARNING, "%s wait for the database: %s", self._kind, error)
+                away = True
+            except Exception:
+                _log.exception("%s cannot be taken; it is tried again", self._kind)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._poll_s):
+                    await self._woken.wait()
+
+    async def _work(self, job: JobT) -> None:
+        try:
+            await self._run(job)
+        except StoreAwayError as error:
+            _log.warning("%s: %s waits for the database: %s", self._kind, job.id, error)
+        except Exception:
+            job.failed = True
+            _log.exception("%s: %s failed", self._kind, job.id)
+
+    def _ended(self, job: JobT) -> None:
+        self.running.pop(job.id, None)
+        task = asyncio.create_task(self._release(job))
+        self._releases.add(task)
+        task.add_done_callback(self._releases.discard)
+
+    async def _release(self, job: JobT) -> None:
+        try:
+            await self._leases.release(job)
+        except StoreAwayError as error:
+            _log.debug("%s: the lease of %s runs out by itself: %s", self._kind, job.id, error)
+        except Exception:
+            _log.exception("%s: %s could not be released", self._kind, job.id)

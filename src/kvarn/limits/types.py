@@ -1,0 +1,113 @@
+"""What is limited, what a request reserves, and what the backends answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+NEVER = -1
+"""Wait of a reservation that is larger than the limit itself."""
+
+MAX_NUMBER = 10**12
+"""Larger limits and reservations count as this: sums stay whole numbers in Lua, which has only doubles."""
+
+
+class Kind(StrEnum):
+    """What is counted."""
+
+    REQUESTS = "requests"
+    """Requests a minute."""
+    TOKENS = "tokens"
+    """Prompt and output tokens a minute."""
+    CONCURRENCY = "concurrency"
+    """Requests running at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One number that the requests of one holder to one model stay below."""
+
+    kind: Kind
+    scope: str
+    """What the holder is, in words: `organisation`, `project` or `API key`."""
+    holder: str
+    """Id of the organisation, project or key."""
+    model: str
+    maximum: int
+    key: str
+    """Name of its count. All counts of an organisation have `{organisation}` in it, so that a Redis cluster keeps them
+    on one node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What a request takes of every limit that it is under: all of it, or nothing."""
+
+    work_id: str
+    """Nobody else's: the same reservation is never made twice."""
+    organization_id: str
+    limits: tuple[Limit, ...]
+    tokens: int
+    """Prompt tokens and expected output tokens."""
+
+    def amount(self, limit: Limit) -> int:
+        """What it takes of a limit."""
+        return self.tokens if limit.kind is Kind.TOKENS else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What is used of a limit once a reservation is decided."""
+
+    used: int
+    """With the reservation, where it was admitted. More than the maximum where requests used more than they had
+    reserved."""
+    wait_ms: int
+    """Until the reservation would be admitted if nobody else came: 0 where there is room, `NEVER` where it is larger
+    than the limit. Of a running request nobody knows the end: for them it is a guess."""
+    reset_ms: int
+    """Until nothing of what was counted counts any more. 0 for running requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether a reservation was admitted, with the usage of each of its limits."""
+
+    reservation: Reservation
+    admitted: bool
+    usages: tuple[Usage, ...]
+
+    def items(self) -> Iterator[tuple[Limit, Usage]]:
+        """Each limit with its usage."""
+        return zip(self.reservation.limits, self.usages, strict=True)
+
+
+class Backend(Protocol):
+    """Keeps counts and decides by them."""
+
+    async def take(self, reservation: Reservation) -> Decision:
+        """Admit a reservation if every limit has room for it; otherwise count nothing.
+
+        Raises:
+            LimitsAwayError: The counts cannot be reached.
+        """
+        ...
+
+    def renew(self, reservation: Reservation, used: int) -> None:
+        """The request still runs and has used so many tokens: what is over its reservation is counted now."""
+        ...
+
+    def settle(self, reservation: Reservation, used: int, *, whole: bool = False) -> None:
+        """The request has ended and has used so many tokens; `whole` gives the request back too. Repeated, it has no
+        effect."""
+        ...
+
+    def sweep(self) -> None:
+        """Drop what no longer counts."""
+        ...
+
+
+class LimitsAwayError(Exception):
+    """Redis does not answer: what other gateways have counted is not known."""

@@ -1,0 +1,124 @@
+"""A replica without an engine, for tests of what is above it: its answers are chosen, the rest is as in a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from functools import cache
+
+from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, ReportPending, RequestRefusedError
+from kvarn.replica.client.request_stream import RequestStream
+from kvarn.wire.messages import EngineStats, FinishReason, ModelCard, PositionLogprobs, Submit, TokenDelta, TokenLogprob
+
+
+@dataclass
+class FakeReplicaClient:
+    """A `ReplicaClient` that answers with `answer(request, index)`, the token ids of a choice."""
+
+    card: ModelCard | None
+    answer: Callable[[Submit, int], list[int]]
+    state: ReplicaState = ReplicaState.READY
+    progress: tuple[str, float] = ("ready", 1.0)
+    stats: EngineStats = field(default_factory=EngineStats)
+    tokens_per_step: int = 1
+    step_s: float = 0.0
+    cached_tokens: int = 0
+    refusal: RequestRefusedError | None = None
+    """Where set, requests are refused with it."""
+    lose_after: int | None = None
+    """Die once this many tokens of a choice are out."""
+    hold: asyncio.Event | None = None
+    """Where set, requests wait for it before their first token."""
+    submitted: list[Submit] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+    running: set[str] = field(default_factory=set)
+    yields: int = 0
+    embedded: list[list[list[int]]] = field(default_factory=list)
+
+    async def generate(
+        self, request: Submit, report_pending: ReportPending | None = None
+    ) -> AsyncGenerator[TokenDelta, None]:
+        """Stream the chosen answers."""
+        self.submitted.append(request)
+        self._check()
+        self.running.add(request.request_id)
+        stream = RequestStream(request.sampling.n, report_pending)
+        producer = asyncio.create_task(self._produce(request, stream))
+        try:
+            while deltas := await stream.take():
+                for delta in deltas:
+                    self.yields += 1
+                    yield delta
+            self.finished.append(request.request_id)
+        finally:
+            producer.cancel()
+            stream.close()
+            self.running.discard(request.request_id)
+            if request.request_id not in self.finished:
+                self.aborted.append(request.request_id)
+
+    async def embed(self, request_id: str, inputs: list[list[int]]) -> list[bytes]:
+        """Vectors made from the sums of the token ids."""
+        self._check()
+        self.embedded.append(inputs)
+        await asyncio.sleep(self.step_s)
+        assert self.card is not None
+        size = self.card.embedding_size
+        return [struct.pack(f"<{size}f", *[(sum(each) + i) / 1000 for i in range(size)]) for each in inputs]
+
+    def _check(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        if self.state is not ReplicaState.READY:
+            raise ReplicaLostError("not ready")
+
+    async def _produce(self, request: Submit, stream: RequestStream) -> None:
+        sampling = request.sampling
+        if self.hold is not None:
+            await self.hold.wait()
+        answers = [self.answer(request, index)[: sampling.max_tokens] for index in range(sampling.n)]
+        sent = 0
+        while any(sent < max(1, len(answer)) for answer in answers):
+            await asyncio.sleep(self.step_s)
+            if self.lose_after is not None and sent >= self.lose_after:
+                stream.fail(ReplicaLostError("the engine process died"))
+                return
+            end = sent + self.tokens_per_step
+            for index, answer in enumerate(answers):
+                if sent < max(1, len(answer)) and not stream.put(self._delta(request, index, answer, sent, end)):
+                    return
+            sent = end
+
+    def _delta(self, request: Submit, index: int, answer: list[int], begin: int, end: int) -> TokenDelta:
+        sampling, tokens = request.sampling, answer[begin:end]
+        reason = None
+        if tokens and tokens[-1] in sampling.stop_token_ids:
+            reason = FinishReason.STOP
+        elif end >= len(answer):
+            reason = FinishReason.LENGTH
+        first = begin == 0 and index == 0
+        prompt_logprobs: list[PositionLogprobs | None] | None = None
+        if first and sampling.prompt_logprobs is not None:
+            rest = [fake_logprobs(token, sampling.prompt_logprobs) for token in request.prompt_token_ids[1:]]
+            prompt_logprobs = [None, *rest]
+        top = sampling.logprobs
+        return TokenDelta(
+            request_id=request.request_id,
+            index=index,
+            token_ids=tokens,
+            logprobs=None if top is None else [fake_logprobs(token, top) for token in tokens],
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=reason,
+            cached_tokens=self.cached_tokens if first else 0,
+        )
+
+
+@cache
+def fake_logprobs(token: int, top: int) -> PositionLogprobs:
+    """A made-up but fixed distribution: the token itself first, then the ids after it."""
+    ranked = [TokenLogprob((token + i) % 256, -0.25 * (i + 1), i + 1) for i in range(max(top, 1))]
+    chosen = TokenLogprob(token, -0.25, 1)
+    return PositionLogprobs.of(chosen, [chosen, *ranked[1:]][:top])

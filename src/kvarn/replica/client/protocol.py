@@ -1,0 +1,96 @@
+"""One replica as others see it, whatever process or machine it runs in."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from kvarn.wire.messages import EngineStats, ModelCard, RefusalReason, Submit, TokenDelta
+
+ReportPending = Callable[[int], None]
+"""Called with the bytes that wait for a request's consumer, as they change; raises where there is no memory."""
+
+
+class ReplicaState(StrEnum):
+    """Where a replica is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    DOWN = "down"
+
+
+class RequestRefusedError(Exception):
+    """The engine did not take, or gave up, a request."""
+
+    def __init__(self, reason: RefusalReason, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+class ReplicaLostError(Exception):
+    """The engine process died or fell silent while the request was in flight, or is not ready."""
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What the supervisor of a replica tells those that use it, at each change."""
+
+    model: str
+    state: ReplicaState = ReplicaState.STARTING
+    stage: str = "start the engine process"
+    """Of the start; while down, why."""
+    fraction: float = 0.0
+    """Part of the stage that is done."""
+    card: ModelCard | None = None
+    """What is served; None until first ready."""
+    sockets: str = ""
+    """Directory of the engine's sockets: each engine process has its own."""
+
+
+class ReplicaClient(Protocol):
+    """A replica that runs or starts. Used from one event loop."""
+
+    @property
+    def state(self) -> ReplicaState:
+        """The present state; `READY` takes requests."""
+        ...
+
+    @property
+    def progress(self) -> tuple[str, float]:
+        """Stage and fraction of the start; while down, why."""
+        ...
+
+    @property
+    def card(self) -> ModelCard | None:
+        """What is served; None until first ready. Another object after each start of the engine."""
+        ...
+
+    @property
+    def stats(self) -> EngineStats:
+        """The latest gauges and totals the engine sent."""
+        ...
+
+    def generate(
+        self, request: Submit, report_pending: ReportPending | None = None
+    ) -> AsyncGenerator[TokenDelta, None]:
+        """Run a request; yields deltas of all its choices until each has a `finish_reason`.
+
+        Nothing is sent before the first delta is awaited. Deltas that the consumer has not yet taken are merged per
+        choice, so a slow consumer holds memory bounded by its own `max_tokens`, and come in bounded parts. Where
+        `report_pending` raises, what waits is dropped, the request is aborted, and the consumer gets the error. Closing
+        the generator (or cancelling its consumer) aborts the request.
+
+        Raises:
+            RequestRefusedError: The engine refused or gave up the request.
+            ReplicaLostError: The engine is not ready, died or fell silent.
+            Exception: What `report_pending` raised.
+        """
+        ...
+
+    async def embed(self, request_id: str, inputs: list[list[int]]) -> list[bytes]:
+        """Embed token-id inputs; see `Embedded`. Raises as `generate` does; cancelling it aborts the request."""
+        ...

@@ -1,0 +1,176 @@
+"""The client of an engine process on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+
+import msgspec
+
+from kvarn.replica.addresses import client_address, engine_address
+from kvarn.replica.client.protocol import (
+    ReplicaLostError,
+    ReplicaState,
+    ReplicaStatus,
+    ReportPending,
+    RequestRefusedError,
+)
+from kvarn.replica.client.request_stream import RequestStream
+from kvarn.replica.client.transport import ClientTransport
+from kvarn.wire.messages import (
+    Abort,
+    Embed,
+    Embedded,
+    EngineStats,
+    FromEngine,
+    Join,
+    ModelCard,
+    RefusalReason,
+    Refused,
+    StepOutput,
+    Submit,
+    TokenDelta,
+)
+
+log = logging.getLogger(__name__)
+
+
+class ZmqReplicaClient:
+    """A `ReplicaClient` that speaks to the engine its supervisor says is there; `update` has to be told that.
+
+    Args:
+        name: Of the model.
+        gateway: Number of this gateway process, whom the engine answers.
+    """
+
+    def __init__(self, name: str, gateway: int = 0) -> None:
+        self._gateway = gateway
+        self._status = ReplicaStatus(model=name)
+        self._stats = EngineStats()
+        self._sockets = ""
+        """Directory of the engine to which this client is connected; empty: to none."""
+        self._transport: ClientTransport | None = None
+        self._streams: dict[str, RequestStream] = {}
+        self._embeddings: dict[str, asyncio.Future[list[bytes]]] = {}
+
+    @property
+    def state(self) -> ReplicaState:
+        """The present state; `READY` takes requests."""
+        return self._status.state
+
+    @property
+    def progress(self) -> tuple[str, float]:
+        """Stage and fraction of the start; while down, why."""
+        return self._status.stage, self._status.fraction
+
+    @property
+    def card(self) -> ModelCard | None:
+        """What is served; None until first ready."""
+        return self._status.card
+
+    @property
+    def stats(self) -> EngineStats:
+        """The latest gauges and totals the engine sent."""
+        return self._stats
+
+    def update(self, status: ReplicaStatus) -> None:
+        """Take over what the supervisor says."""
+        runs = status.state in (ReplicaState.READY, ReplicaState.DRAINING)
+        if self._sockets and (not runs or status.sockets != self._sockets):
+            self._disconnect("the engine is down" if runs else status.stage)
+        if runs and not self._sockets:
+            self._connect(status.sockets)
+        self._status = status
+
+    def close(self) -> None:
+        """Leave the engine; requests in flight fail."""
+        self._disconnect("the gateway process was stopped")
+
+    async def generate(
+        self, request: Submit, report_pending: ReportPending | None = None
+    ) -> AsyncGenerator[TokenDelta, None]:
+        """Run a request; see `ReplicaClient.generate`."""
+        transport = self._connected(request.request_id)
+        stream = self._streams[request.request_id] = RequestStream(request.sampling.n, report_pending)
+        try:
+            transport.send(msgspec.structs.replace(request, gateway=self._gateway))
+            while deltas := await stream.take():
+                for delta in deltas:
+                    yield delta
+        finally:
+            del self._streams[request.request_id]
+            stream.close()
+            if not stream.finished:
+                self._abort(request.request_id)
+
+    async def embed(self, request_id: str, inputs: list[list[int]]) -> list[bytes]:
+        """Embed token-id inputs; see `ReplicaClient.embed`."""
+        transport = self._connected(request_id)
+        answer: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        self._embeddings[request_id] = answer
+        try:
+            transport.send(Embed(request_id=request_id, inputs=inputs, gateway=self._gateway))
+            return await answer
+        finally:
+            del self._embeddings[request_id]
+            if answer.cancelled() or not answer.done():
+                self._abort(request_id)
+
+    def _connected(self, request_id: str) -> ClientTransport:
+        """The way to the engine for a new request."""
+        if self.state is ReplicaState.DRAINING:
+            raise RequestRefusedError(RefusalReason.DRAINING, f"{self._status.model} is shutting down")
+        if self._transport is None:
+            stage, fraction = self.progress
+            raise ReplicaLostError(f"{self._status.model} is not ready: {self.state} ({stage}, {fraction:.0%})")
+        if request_id in self._streams or request_id in self._embeddings:
+            raise RequestRefusedError(RefusalReason.DUPLICATE_ID, f"a request with the id {request_id!r} is running")
+        return self._transport
+
+    def _abort(self, request_id: str) -> None:
+        if self._transport is not None:
+            self._transport.send(Abort(request_id=request_id, gateway=self._gateway))
+
+    def _connect(self, sockets: str) -> None:
+        self._sockets, own = sockets, client_address(sockets, self._gateway)
+        self._transport = ClientTransport(engine_address(sockets), own, self._handle, self._unreadable)
+        self._transport.send(Join(gateway=self._gateway, address=own))
+
+    def _disconnect(self, reason: str) -> None:
+        """Leave the engine after what it still has said; fail every request."""
+        transport, self._transport, self._sockets = self._transport, None, ""
+        if transport is not None:
+            transport.read_rest()
+            transport.close()
+        self._stats = EngineStats()
+        for request_id in [*self._streams, *self._embeddings]:
+            self._fail(request_id, ReplicaLostError(reason))
+
+    def _unreadable(self, error: Exception) -> None:
+        log.error("messages of the engine cannot be read", extra={"model": self._status.model}, exc_info=error)
+        self._disconnect("messages of the engine cannot be read")
+
+    def _handle(self, message: FromEngine) -> None:
+        """Hand over what the engine sent. Answers to unknown ids belong to aborted requests and are ignored."""
+        match message:
+            case StepOutput():
+                self._stats = message.stats or self._stats
+                for delta in message.deltas:
+                    stream = self._streams.get(delta.request_id)
+                    if stream is not None and not stream.put(delta):
+                        self._abort(delta.request_id)
+            case Embedded():
+                answer = self._embeddings.get(message.request_id)
+                if answer is not None and not answer.done():
+                    answer.set_result(message.vectors)
+            case Refused():
+                error = RequestRefusedError(message.reason, message.message, message.retry_after_s)
+                self._fail(message.request_id, error)
+
+    def _fail(self, request_id: str, error: Exception) -> None:
+        stream, answer = self._streams.get(request_id), self._embeddings.get(request_id)
+        if stream is not None:
+            stream.fail(error)
+        if answer is not None and not answer.done():
+            answer.set_exception(error)

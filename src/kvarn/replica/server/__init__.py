@@ -1,0 +1,1 @@
+"""The engine process: `python -m kvarn.replica.server`."""

@@ -1,0 +1,160 @@
+"""From a spec to a service: load the model, allocate its cache, run it once. Brings torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from kvarn.config.schema import BLOCK_SIZE, ModelConfig
+from kvarn.engine.plan import BlockUpdate, Executor, NewSequence, Row, StepPlan
+from kvarn.engine.step_time import StepTimeModel
+from kvarn.models import Decoder, Encoder, load_model
+from kvarn.replica.server.cpu import kernel_threads, usable_cores
+from kvarn.replica.server.embed import EmbedService
+from kvarn.replica.server.generate import GenerateService
+from kvarn.replica.server.service import ReportProgress, Service
+from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
+from kvarn.replica.spec import ReplicaSpec
+from kvarn.wire.messages import ModelCard
+from kvarn.wire.sampling import SamplingParams
+from kvarn.worker import EncoderRunner, InProcessExecutor, plan_kv_blocks
+
+
+class KindMismatchError(Exception):
+    """The configuration says another `kind` than the checkpoint's architecture."""
+
+
+class Stopwatch:
+    """Seconds spent in each named phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Time a block."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = time.monotonic() - began
+
+
+def build_service(spec: ReplicaSpec, report: ReportProgress) -> Service:
+    """Build what the spec describes; see `ServiceFactory`.
+
+    Raises:
+        Exception: What loading raises; the message says what is wrong with the checkpoint or the configuration.
+    """
+    config = spec.model_config
+    torch.set_num_threads(config.threads or usable_cores())  # for loading; see below for serving
+    stopwatch = Stopwatch()
+    report("load weights", 0.0)
+    with stopwatch("load weights"):
+        model = load_model(
+            Path(spec.directory),
+            dtype=config.dtype,
+            progress=report,
+            max_context_length=config.max_context_length,
+            quantization=config.quantization,
+            kv_cache_dtype=config.kv_cache_dtype,
+            kernels=config.kernels,
+            packed_cache=None if config.packed_cache is None else Path(config.packed_cache).expanduser(),
+        )
+    held = model.layer_bytes if isinstance(model, Decoder) else model.spec.num_parameters * model.dtype.itemsize
+    torch.set_num_threads(config.threads or kernel_threads(held))
+    kind = "generate" if isinstance(model, Decoder) else "embed"
+    if config.kind not in ("auto", kind):
+        raise KindMismatchError(
+            f"{config.name} is configured with kind {config.kind!r}, but its checkpoint is of kind {kind!r}: "
+            "set `kind` to auto, or `path` to another checkpoint"
+        )
+    if isinstance(model, Decoder):
+        return _build_decoder(model, config, stopwatch, report)
+    return _build_encoder(model, config, stopwatch, report)
+
+
+def _build_decoder(model: Decoder, config: ModelConfig, stopwatch: Stopwatch, report: ReportProgress) -> Service:
+    max_context_length = config.max_context_length or model.spec.max_context_length
+    report("allocate the KV cache", 0.0)
+    with stopwatch("allocate the KV cache"):
+        num_blocks = plan_kv_blocks(
+            model.spec,
+            model.kv_dtype,
+            kv_cache_gib=config.kv_cache_gib,
+            max_num_seqs=config.engine.max_num_seqs,
+            max_context_length=max_context_length,
+            weight_bytes=model.layer_bytes + model.head_bytes,
+            memory_bytes=model.kernels.memory_bytes(),
+        )
+        executor = InProcessExecutor(
+            model,
+            num_blocks=num_blocks,
+            max_num_seqs=config.engine.max_num_seqs,
+            max_context_length=max_context_length,
+        )
+    report("warm up", 0.0)
+    with stopwatch("warm up"):
+        warm_up(executor)
+    costs = model.costs
+    with stopwatch("time products"):
+        speeds = product_speeds(model.input_products, model.kernels.activation_dtype(model.dtype), model.kernels.device)
+        step_time = StepTimeModel(expected=expected_steps(costs, speeds))
+    card = ModelCard(
+        kind="generate",
+        architecture=model.spec.architecture,
+        dtype=_name(model.dtype),
+        quantization=model.quantization,
+        kernels=model.kernels.name,
+        vocab_size=model.spec.vocab_size,
+        max_context_length=max_context_length,
+        num_parameters=model.spec.num_parameters,
+        kv_blocks=num_blocks,
+        kv_dtype=model.kv_dtype,
+        block_size=BLOCK_SIZE,
+        load_s=stopwatch.seconds["load weights"],
+        start_s=stopwatch.seconds,
+    )
+    return GenerateService(executor, config.engine, card, namespace=config.name, costs=costs, step_time=step_time)
+
+
+def warm_up(executor: Executor) -> None:
+    """Compute one block of prompt and one token on top, then forget them: the first request finds everything warm."""
+    tokens = list(range(min(BLOCK_SIZE, executor.max_context_length - 1)))
+    admission = NewSequence(0, SamplingParams(seed=0, temperature=0.0, max_tokens=2), 0, tokens, [])
+    prompt = Row(0, 0, tokens, [BlockUpdate(0, 0)], sample=True)
+    second_block = [BlockUpdate(1, 1)] if len(tokens) == BLOCK_SIZE and executor.num_blocks > 1 else []
+    decode = Row(0, len(tokens), [0], second_block, sample=True)
+    executor.execute(StepPlan(0, [], [admission], [], [prompt]))
+    if second_block:
+        executor.execute(StepPlan(0, [], [], [], [decode]))
+    executor.execute(StepPlan(0, [0], [], [], []))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _build_encoder(model: Encoder, config: ModelConfig, stopwatch: Stopwatch, report: ReportProgress) -> Service:
+    runner = EncoderRunner(model, config.engine.token_budget)
+    report("warm up", 0.0)
+    with stopwatch("warm up"):
+        runner.embed([[0]])
+    card = ModelCard(
+        kind="embed",
+        architecture=model.spec.architecture,
+        dtype=_name(model.dtype),
+        quantization=model.quantization,
+        kernels=model.kernels.name,
+        vocab_size=model.spec.vocab_size,
+        max_context_length=model.spec.max_context_length,
+        num_parameters=model.spec.num_parameters,
+        embedding_size=model.spec.embedding_size,
+        load_s=stopwatch.seconds["load weights"],
+        start_s=stopwatch.seconds,
+    )
+    return EmbedService(runner, config.engine, card)

@@ -1,0 +1,81 @@
+"""Sends each answer to the gateway process that sent the request, and statistics to all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvarn.replica.server.service import Response
+from kvarn.replica.server.transport import EngineTransport
+from kvarn.wire.messages import Embed, Join, Refused, StepOutput, Submit, TokenDelta
+
+
+@dataclass(slots=True)
+class _Request:
+    gateway: int
+    open_choices: int
+
+
+class ResponseRouter:
+    """Remembers whose each running request is."""
+
+    def __init__(self, transport: EngineTransport) -> None:
+        self._transport = transport
+        self._requests: dict[str, _Request] = {}
+        self._gone: set[int] = set()
+
+    def join(self, message: Join) -> None:
+        """Answer one more gateway process, unless it is known to be gone: its message was still under way."""
+        if message.gateway not in self._gone:
+            self._transport.connect(message.gateway, message.address)
+
+    def leave(self, gateway: int) -> list[str]:
+        """Forget a gateway process that is gone; returns the ids of its requests."""
+        self._gone.add(gateway)
+        self._transport.disconnect(gateway)
+        ids = [request_id for request_id, request in self._requests.items() if request.gateway == gateway]
+        for request_id in ids:
+            del self._requests[request_id]
+        return ids
+
+    def has_joined(self, gateway: int) -> bool:
+        """Whether a gateway process has joined and is not known to be gone."""
+        return gateway in self._transport.gateways
+
+    def accepted(self, request: Submit | Embed) -> None:
+        """Remember whom to answer."""
+        choices = request.sampling.n if isinstance(request, Submit) else 1
+        self._requests[request.request_id] = _Request(request.gateway, choices)
+
+    def aborted(self, request_id: str, gateway: int) -> bool:
+        """Forget a request; False where it is not this process's: it has ended, or another's has the same id."""
+        request = self._requests.get(request_id)
+        if request is None or request.gateway != gateway:
+            return False
+        del self._requests[request_id]
+        return True
+
+    def refuse(self, refused: Refused, gateway: int) -> None:
+        """Answer a request that was not accepted."""
+        self._transport.send(refused, gateway)
+
+    def send(self, message: Response) -> None:
+        """Send a step's output, or the last answer to an accepted request."""
+        if isinstance(message, StepOutput):
+            self._send_output(message)
+        elif (request := self._requests.pop(message.request_id, None)) is not None:
+            self._transport.send(message, request.gateway)
+
+    def _send_output(self, output: StepOutput) -> None:
+        outputs: dict[int, list[TokenDelta]] = {gateway: [] for gateway in self._transport.gateways}
+        for delta in output.deltas:
+            request = self._requests.get(delta.request_id)
+            if request is None:
+                continue  # aborted while its step ran
+            outputs[request.gateway].append(delta)
+            if delta.finish_reason is not None:
+                request.open_choices -= 1
+                if not request.open_choices:
+                    del self._requests[delta.request_id]
+        for gateway, deltas in outputs.items():
+            if deltas or output.stats is not None:
+                self._transport.send(StepOutput(deltas=deltas, stats=output.stats), gateway)

@@ -1,0 +1,96 @@
+"""The life of an engine process: build the service, say that it is ready, run the loop, say why it ended."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import logging
+import signal
+import sys
+import time
+
+import msgspec
+import zmq
+
+from kvarn.observe.logging import configure_logging
+from kvarn.replica.addresses import engine_address, supervisor_address
+from kvarn.replica.server.cpu import pin_to_cpus
+from kvarn.replica.server.heartbeat import HeartbeatThread
+from kvarn.replica.server.loop import EngineLoop
+from kvarn.replica.server.parent import exit_when_closed
+from kvarn.replica.server.service import ServiceFactory
+from kvarn.replica.server.transport import EngineTransport, Outbox
+from kvarn.replica.spec import StartMessage
+from kvarn.wire.messages import Failed, Progress, Ready
+
+EXIT_FAILED = 1
+"""Exit status after `Failed`."""
+
+log = logging.getLogger(__name__)
+
+
+def run_engine(began: float) -> int:
+    """Become what standard input says and serve until stopped or drained; returns the exit status.
+
+    Args:
+        began: `time.monotonic()` when the process began to import.
+    """
+    imported = time.monotonic()
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        return 0  # the parent gave up
+    start = StartMessage.decode(line)
+    received = time.monotonic()
+    exit_when_closed(sys.stdin.fileno())
+    spec = start.spec
+    configure_logging(spec.log_level, form=spec.log_format)
+    pin_to_cpus(spec.cpus)
+    phases = {
+        "interpreter": began - start.spawned_at,
+        "import": imported - began,
+        "wait for the configuration": received - imported,
+    }
+    context = zmq.Context()
+    supervisor = Outbox.to_supervisor(context, supervisor_address(start.sockets))
+    transport = EngineTransport(context, engine_address(start.sockets))
+    heartbeat = HeartbeatThread(context, supervisor_address(start.sockets), spec.heartbeat_interval_s)
+    heartbeat.start()
+    try:
+        _serve(start, phases, transport, supervisor, heartbeat)
+    except Exception as error:
+        # Errors of Kvarn's own say all there is to say, and the parent says it; others need their traceback.
+        own = type(error).__module__.startswith("kvarn.")
+        names = {"model": spec.model_config.name, "reason": str(error)}
+        log.log(logging.DEBUG if own else logging.ERROR, "the engine cannot go on", exc_info=True, extra=names)
+        supervisor.send(Failed(message=str(error) if own and str(error) else f"{type(error).__name__}: {error}"))
+        return EXIT_FAILED
+    finally:
+        heartbeat.stop()
+        transport.close()
+        supervisor.close()
+        context.term()
+    return 0
+
+
+def _serve(
+    start: StartMessage,
+    phases: dict[str, float],
+    transport: EngineTransport,
+    supervisor: Outbox,
+    heartbeat: HeartbeatThread,
+) -> None:
+    module, _, function = start.spec.factory.partition(":")
+    build: ServiceFactory = getattr(importlib.import_module(module), function)
+    service = build(start.spec, lambda stage, fraction: supervisor.send(Progress(stage=stage, fraction=fraction)))
+    try:
+        loop = EngineLoop(service, transport, heartbeat)
+        signal.signal(signal.SIGTERM, lambda _signal, _frame: loop.request_drain())
+        # Everything that exists by now lives as long as the process: take it out of every later collection.
+        gc.freeze()
+        gc.enable()
+        phases = phases | service.card.start_s | {"total": time.monotonic() - start.spawned_at}
+        start_s = {name: round(seconds, 4) for name, seconds in phases.items()}
+        supervisor.send(Ready(card=msgspec.structs.replace(service.card, start_s=start_s)))
+        loop.run()
+    finally:
+        service.shutdown()

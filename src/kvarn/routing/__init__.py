@@ -1,0 +1,1 @@
+"""Which replica of a model a request goes to: pure functions."""

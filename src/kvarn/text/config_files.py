@@ -1,0 +1,124 @@
+"""The fields of generation_config.json and tokenizer_config.json that Kvarn reads, validated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from kvarn.text.errors import CheckpointError
+from kvarn.text.json_file import read_json, validate
+from kvarn.text.sampling import SamplingDefaults
+
+_MAX_ID = 2**31 - 1
+
+
+def _as_list(value: object) -> object:
+    ids = value if isinstance(value, list) else [value]
+    if not all(type(token_id) is int and 0 <= token_id <= _MAX_ID for token_id in ids):
+        raise PydanticCustomError("token_ids", "expected a token id (0 or more) or a list of them")
+    return ids
+
+
+EndTokens = Annotated[list[int], BeforeValidator(_as_list)]
+"""`eos_token_id`: files hold one id or a list."""
+
+
+class CheckpointFile(BaseModel):
+    """Base of the JSON files of a checkpoint: types are not converted, numbers are finite, unknown fields ignored."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, frozen=True, protected_namespaces=())
+
+
+class GenerationConfig(CheckpointFile):
+    """The fields of generation_config.json that Kvarn uses."""
+
+    eos_token_id: EndTokens = Field([])
+    do_sample: bool | None = None
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_k: int | None = Field(None, ge=-1, le=_MAX_ID)
+    top_p: float | None = Field(None, gt=0, le=1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    max_new_tokens: int | None = Field(None, ge=1, le=_MAX_ID)
+
+    @property
+    def defaults(self) -> SamplingDefaults:
+        """What a request that leaves a parameter out gets.
+
+        `do_sample: false` is greedy. An absent `do_sample` is not, although transformers takes it for false: most files
+        hold only end tokens, and say nothing about sampling.
+        """
+        plain = SamplingDefaults()
+        temperature = 0.0 if self.do_sample is False else self.temperature
+        return SamplingDefaults(
+            temperature=plain.temperature if temperature is None else temperature,
+            top_k=max(0, self.top_k or 0),
+            top_p=self.top_p or plain.top_p,
+            min_p=self.min_p or plain.min_p,
+            repetition_penalty=self.repetition_penalty or plain.repetition_penalty,
+            max_tokens=self.max_new_tokens,
+        )
+
+
+def read_generation_config(directory: Path, setting: str = "auto") -> GenerationConfig:
+    """The generation configuration of a checkpoint; empty where the checkpoint has none.
+
+    `setting` is `generation_config` of the model's configuration: `auto`, `none` (only the end tokens are used), or the
+    folder of another generation_config.json.
+
+    Raises:
+        CheckpointError: The file is broken, or the named folder has none.
+    """
+    own = setting in ("auto", "none")
+    path = (directory if own else Path(setting).expanduser()) / "generation_config.json"
+    if not own and not path.is_file():
+        raise CheckpointError(
+            f"generation_config names {setting!r}, but there is no {path}: use auto, none or a folder."
+        )
+    found = validate(GenerationConfig, read_json(path), path)
+    return GenerationConfig(eos_token_id=found.eos_token_id) if setting == "none" else found
+
+
+class _EndTokensOfModel(CheckpointFile):
+    eos_token_id: EndTokens = Field([])
+
+
+def read_end_tokens(directory: Path, setting: str = "auto") -> list[int]:
+    """The end tokens that the generation configuration names; where it names none, those of config.json.
+
+    Raises as `read_generation_config`.
+    """
+    path = directory / "config.json"
+    found = read_generation_config(directory, setting).eos_token_id
+    return found or validate(_EndTokensOfModel, read_json(path), path).eos_token_id
+
+
+class _Token(CheckpointFile):
+    content: str
+
+
+class _NamedTemplate(CheckpointFile):
+    name: str
+    template: str
+
+
+class _TokenizerConfig(CheckpointFile):
+    bos_token: str | _Token | None = None  # templates write it
+    eos_token: str | _Token | None = None
+    model_max_length: float | None = None
+    chat_template: str | list[_NamedTemplate] | None = None
+
+
+def read_tokenizer_config(directory: Path) -> dict[str, Any]:
+    """The content of a checkpoint's tokenizer_config.json; empty where there is none.
+
+    Raises:
+        CheckpointError: The file is broken; the message names the wrong field.
+    """
+    path = directory / "tokenizer_config.json"
+    content = read_json(path)
+    validate(_TokenizerConfig, content, path)
+    return content

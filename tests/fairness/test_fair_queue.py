@@ -1,0 +1,120 @@
+"""The fair queue: tiers, ageing, and shares by weight, whatever comes in what order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvarn.fairness.queue import Account, FairQueue
+
+AGEING_S = 10.0
+_numbers = count()
+
+
+@dataclass(eq=False)
+class Item:
+    account: Account
+    priority: int = 0
+    arrival_s: float = 0.0
+    cost: float = 1.0
+    order: int = field(default_factory=lambda: next(_numbers))
+
+
+def make_queue(*items: Item) -> FairQueue[Item]:
+    queue = FairQueue[Item](AGEING_S)
+    for item in items:
+        queue.push(item)
+    return queue
+
+
+ITEMS = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(-2, 10), st.integers(0, 50), st.floats(0.1, 50)), min_size=1, max_size=25
+)
+
+
+@given(ITEMS, st.integers(50, 200))
+def test_the_first_is_of_the_best_tier_and_there_of_the_tenant_served_least(items, now) -> None:
+    accounts = [Account(str(number), 1.0, counter=float(number)) for number in range(4)]
+    waiting = [Item(accounts[tenant], priority, arrival) for tenant, priority, arrival, _ in items]
+    queue = make_queue(*waiting)
+    best = min(item.priority for item in waiting)
+    tiers = {item: max(best, item.priority - int(max(0.0, now - item.arrival_s) / AGEING_S)) for item in waiting}
+    first = queue.first(now)
+    assert tiers[first] == min(tiers.values())
+    rivals = [item for item in waiting if tiers[item] == tiers[first]]
+    assert first.account.counter == min(item.account.counter for item in rivals)
+
+
+@given(ITEMS, st.data())
+def test_what_is_pushed_and_not_removed_is_offered_once_in_order_of_tiers(items, data) -> None:
+    accounts = [Account(str(number), 1.0) for number in range(4)]
+    waiting = [Item(accounts[tenant], priority, arrival) for tenant, priority, arrival, _ in items]
+    queue = make_queue(*waiting)
+    for item in data.draw(st.lists(st.sampled_from(waiting), unique_by=id)):
+        queue.remove(item)
+        waiting.remove(item)
+    assert len(queue) == len(waiting) == sum(queue.by_priority().values())
+    assert bool(queue) == bool(waiting)
+    offered = list(queue.candidates(50.0))
+    kept = {name: [item for item in waiting if item.account.name == name] for name in "0123"}
+    assert len(offered) == len(set(offered)) == sum(min(len(each), queue.LOOK_AHEAD) for each in kept.values())
+    tiers = [queue.tier(item, 50.0) for item in offered]
+    assert tiers == sorted(tiers)
+
+
+@given(
+    st.lists(st.sampled_from([1.0, 2.0, 5.0]), min_size=2, max_size=5),
+    st.lists(st.floats(0.5, 3.0), min_size=5, max_size=5),
+)
+def test_backlogged_tenants_are_served_by_weight_whatever_an_item_costs(weights, costs) -> None:
+    accounts = [Account(str(number), weight) for number, weight in enumerate(weights)]
+    queue = make_queue(*[Item(account, cost=costs[number]) for number, account in enumerate(accounts)])
+    served = dict.fromkeys(accounts, 0.0)
+    for _ in range(500):
+        item = queue.first(0.0)
+        queue.remove(item)
+        item.account.charge(item.cost)
+        served[item.account] += item.cost
+        queue.push(Item(item.account, cost=item.cost))
+    shares = [cost / account.weight for account, cost in served.items()]
+    assert max(shares) - min(shares) <= max(costs) / min(weights), "no further apart than one item"
+
+
+def test_idle_time_earns_nothing_but_a_credit() -> None:
+    busy, late = Account("busy", 1.0, counter=100.0), Account("late", 1.0)
+    queue = make_queue(Item(busy))
+    queue.lift(late, credit=30.0)
+    assert late.counter == 70.0
+    queue.lift(late)
+    assert late.counter == 100.0
+
+
+def test_a_newcomer_to_an_empty_queue_begins_where_the_last_tenant_left() -> None:
+    gone, new = Account("gone", 1.0, counter=40.0), Account("new", 1.0)
+    queue = make_queue(item := Item(gone))
+    queue.remove(item)
+    queue.lift(new)
+    assert new.counter == 40.0
+
+
+def test_who_waits_longest_in_the_best_tier_is_a_head_and_the_latest_of_the_worst_is_last() -> None:
+    red, blue = Account("red", 1.0), Account("blue", 1.0)
+    early, late, batch = Item(red), Item(red, arrival_s=5.0), Item(blue, priority=10)
+    queue = make_queue(late, batch, early)
+    assert queue.heads() == [early, batch] and queue.last() is batch
+    assert queue.of("red") == [early, late] and queue.of("nobody") == []
+
+
+def test_ageing_lifts_by_a_tier_each_period_and_never_past_the_best_that_waits() -> None:
+    account = Account("a", 1.0)
+    queue = make_queue(batch := Item(account, priority=10), Item(account, priority=8))
+    assert [queue.tier(batch, now) for now in (9.0, 10.0, 25.0, 500.0)] == [10, 9, 8, 8]
+
+
+def test_removing_what_does_not_wait_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        make_queue().remove(Item(Account("a", 1.0)))

@@ -1,0 +1,74 @@
+"""An engine for tests of the process around it: the real `EngineCore` and services over an executor that counts.
+
+The next token is the last one plus one. The spec's `directory` holds a script as JSON: `step_s` seconds a step takes,
+`fail_at_token` a token whose computation raises, `fail_to_load` a message to fail with.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from kvarn.engine.plan import RowResult, StepPlan, StepResult
+from kvarn.replica.server.embed import EmbedService
+from kvarn.replica.server.generate import GenerateService
+from kvarn.replica.server.service import ReportProgress, Service
+from kvarn.replica.spec import ReplicaSpec
+from kvarn.wire.messages import ModelCard
+
+VOCAB_SIZE = 100_000
+
+
+class CountingExecutor:
+    """Each token is followed by its successor."""
+
+    def __init__(self, script: dict[str, Any]) -> None:
+        self._step_s = script.get("step_s", 0.0)
+        self._fail_at_token = script.get("fail_at_token")
+        self.num_blocks = script.get("num_blocks", 4096)
+        self.max_context_length = 65_536
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        time.sleep(self._step_s)
+        rows = []
+        for row in plan.rows:
+            if self._fail_at_token in row.token_ids:
+                raise RuntimeError("the device is on fire")
+            rows.append(RowResult(row.slot, [(row.token_ids[-1] + 1) % VOCAB_SIZE] if row.sample else []))
+        return StepResult(plan.step, rows, self._step_s)
+
+    def shutdown(self) -> None:
+        pass
+
+
+class CountingEncoder:
+    """An input's vector is its number of tokens, as one byte."""
+
+    def __init__(self, script: dict[str, Any]) -> None:
+        self._step_s = script.get("step_s", 0.0)
+
+    def embed(self, inputs: list[list[int]]) -> list[bytes]:
+        time.sleep(self._step_s)
+        return [bytes([len(tokens)]) for tokens in inputs]
+
+
+def build(spec: ReplicaSpec, report: ReportProgress) -> Service:
+    script = json.loads(spec.directory)
+    report("read the script", 0.5)
+    if "fail_to_load" in script:
+        raise ValueError(script["fail_to_load"])
+    time.sleep(script.get("load_s", 0.0))
+    config = spec.engine_config
+    card = ModelCard(
+        kind=script.get("kind", "generate"),
+        architecture="Scripted",
+        dtype="none",
+        vocab_size=VOCAB_SIZE,
+        max_context_length=65_536,
+        num_parameters=0,
+        start_s={"read the script": 0.0},
+    )
+    if card.kind == "embed":
+        return EmbedService(CountingEncoder(script), config, card)
+    return GenerateService(CountingExecutor(script), config, card)

@@ -1,0 +1,194 @@
+"""Models, readiness, tokens, documentation: everything that is not an answer of a model."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families
+
+import kvarn
+from kvarn.replica.client.protocol import ReplicaState
+from kvarn.wire.messages import EngineStats
+
+
+def test_models_are_listed_with_readiness_and_capacity(server: Any, sdk: openai.OpenAI) -> None:
+    server.chat.stats = EngineStats(kv_blocks_total=64, kv_blocks_free=60, running=3, waiting=2)
+    listed = {model.id: model.model_dump() for model in sdk.models.list()}
+    assert list(listed) == ["tiny", "vec"]
+    assert listed["tiny"]["ready"] and listed["tiny"]["kind"] == "generate" and listed["tiny"]["max_model_len"] == 512
+    assert listed["tiny"]["capacity"] == {
+        "kv_blocks_total": 64,
+        "kv_blocks_free": 60,
+        "running": 3,
+        "waiting": 2,
+    }
+    assert sdk.models.retrieve("vec").model_dump()["kind"] == "embed"
+
+
+def test_ready_says_how_far_each_model_is(server: Any, client: httpx.Client) -> None:
+    assert client.get("/ready").json()["models"]["tiny"] == {"ready": True, "state": "ready"}
+    server.chat.state, server.chat.progress = ReplicaState.STARTING, ("load weights", 0.4)
+    answer = client.get("/ready")
+    assert answer.status_code == 503
+    assert answer.json()["models"]["tiny"] == {
+        "ready": False,
+        "state": "starting",
+        "stage": "load weights",
+        "progress": 0.4,
+    }
+    assert client.get("/health").status_code == 200
+
+
+def test_tokens_go_there_and_back(client: httpx.Client) -> None:
+    tokens = client.post("/tokenize", json={"model": "tiny", "prompt": "hå", "return_token_strs": True}).json()
+    assert tokens["tokens"] == list("hå".encode()) and tokens["count"] == 3 and tokens["max_model_len"] == 512
+    assert len(tokens["token_strs"]) == 3
+    assert client.post("/detokenize", json={"tokens": tokens["tokens"]}).json() == {"prompt": "hå"}
+    chat = client.post("/tokenize", json={"messages": [{"role": "user", "content": "x"}]}).json()
+    text = client.post("/detokenize", json={"model": "tiny", "tokens": chat["tokens"]}).json()["prompt"]
+    assert text == "<bos><|user|>x<|assistant|>"
+
+
+def test_the_documentation_needs_nothing_from_elsewhere(client: httpx.Client) -> None:
+    page = client.get("/docs")
+    assert page.status_code == 200 and not re.search(r"(src|href)=\"(https?:)?//", page.text)
+    assert client.get("/").json()["links"]["docs"] == "/docs"
+    assert '<input id="key" type="password"' in page.text and "headers.authorization" in page.text
+
+
+def test_the_openapi_document_describes_every_body_and_resolves(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    references = set(re.findall(r'"\$ref":\s*"#/components/schemas/([^"]+)"', client.get("/openapi.json").text))
+    assert references <= schemas.keys() and "ChatCompletionRequest" in references
+    assert "messages" in schemas["ChatCompletionRequest"]["properties"]
+    posts = {path for path, methods in document["paths"].items() if "post" in methods}
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/files", "/v1/rerank"} <= posts
+    bodiless = {path for path in posts if path.endswith(("/cancel", "/archive"))}
+    assert all("requestBody" in document["paths"][path]["post"] for path in posts - bodiless)
+    assert not any("422" in op["responses"] for ops in document["paths"].values() for op in ops.values())
+
+
+def test_metrics_count_requests_and_measure_tokens(serve: Any, wait_for: Any) -> None:
+    with serve() as server, server.client() as client:
+        wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
+        _check_metrics(client)
+
+
+def _check_metrics(client: httpx.Client) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+    assert client.post("/v1/chat/completions", json=body).status_code == 200
+    client.post("/v1/chat/completions", json={**body, "model": "made-up-1"})
+    client.get("/nowhere/made-up-2")
+    text = client.get("/metrics").text
+    counted = 'kvarn_requests_total{endpoint="/v1/chat/completions",model="tiny",status="200"} 1.0'
+    assert counted in text
+    assert 'kvarn_requests_total{endpoint="/v1/chat/completions",model="unknown",status="404"} 1.0' in text
+    assert "made-up" not in text
+    assert 'kvarn_ttft_seconds_count{model="tiny"} 1.0' in text
+    assert 'kvarn_tpot_seconds_count{model="tiny"} 1.0' in text
+    assert 'kvarn_itl_seconds_count{model="tiny"} 21.0' in text
+    assert 'kvarn_slo_requests_total{model="tiny",outcome="met"} 1.0' in text
+    assert 'kvarn_goodput_ratio{model="tiny"} 1.0' in text
+    assert 'kvarn_replica_up{model="tiny"} 1.0' in text
+
+
+def test_version_ping_and_load_answer_in_the_forms_that_load_balancers_know(client: httpx.Client) -> None:
+    assert client.get("/version").json() == {"version": kvarn.__version__}
+    assert (
+        client.get("/ping").status_code == client.post("/ping").status_code == client.head("/ping").status_code == 200
+    )
+    assert client.get("/load").json() == {"server_load": 0}
+
+
+def test_load_counts_the_requests_that_are_being_answered(server: Any, client: httpx.Client, wait_for: Any) -> None:
+    def load() -> int:
+        answer: int = client.get("/load").json()["server_load"]
+        return answer
+
+    server.chat.hold = asyncio.Event()
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(httpx.post, f"{server.url}/v1/completions", json={"model": "tiny", "prompt": "x"})
+        wait_for(lambda: load() == 1, "the request to be taken")
+        server.loop.call_soon_threadsafe(server.chat.hold.set)
+        assert answer.result().status_code == 200
+    wait_for(lambda: load() == 0, "the request to be over")
+
+
+@pytest.mark.parametrize(
+    ("path", "meant", "base"),
+    [
+        ("/chat/completions", "/v1/chat/completions", "/v1"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions", "/v1"),
+        ("/v1/chat/completions/", "/v1/chat/completions", "/v1"),
+        ("/embeddings", "/v1/embeddings", "/v1"),
+        ("/models/tiny", "/v1/models/tiny", "/v1"),
+        ("/organization/projects", "/v1/organization/projects", "/v1"),
+        ("/messages", "/v1/messages", ""),
+        ("/v1/v1/messages", "/v1/messages", ""),
+        ("/v1/tokenize", "/tokenize", ""),
+    ],
+)
+def test_a_path_that_is_nearly_right_gets_a_hint(client: httpx.Client, path: str, meant: str, base: str) -> None:
+    for method in ("GET", "POST"):
+        answer = client.request(method, path)
+        assert answer.status_code == 404
+        hint = (
+            f"Did you mean {meant}? Clients of this server have the base URL {str(client.base_url).rstrip('/')}{base}."
+        )
+        assert answer.json()["error"]["message"].endswith(hint)
+
+
+def test_a_path_that_is_nothing_gets_none(client: httpx.Client) -> None:
+    for path in ("/v1", "/v1/v1", "/v2/chat/completions", "/chat"):
+        assert "Did you mean" not in client.get(path).json()["error"]["message"]
+
+
+def test_metrics_are_compressed_and_in_the_format_that_is_asked_for(client: httpx.Client) -> None:
+    client.post("/v1/completions", json={"model": "tiny", "prompt": "x"})
+    plain = client.get("/metrics", headers={"accept-encoding": "identity"})
+    assert plain.headers["content-type"].startswith("text/plain; version=") and "content-encoding" not in plain.headers
+    assert {family.name for family in text_string_to_metric_families(plain.text)} >= {
+        "kvarn_requests",
+        "kvarn_batch_size",
+    }
+    prometheus = {
+        "accept": "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3",
+        "accept-encoding": "gzip",
+    }
+    packed = client.get("/metrics", headers=prometheus)
+    assert packed.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert packed.headers["content-encoding"] == "gzip"
+    assert int(packed.headers["content-length"]) < len(packed.text) / 3
+    families = {family.name: family for family in openmetrics_families(packed.text)}  # the parser is strict
+    assert families["kvarn_requests"].type == "counter" and packed.text.endswith("# EOF\n")
+
+
+def test_the_endpoint_label_is_the_whole_path_template(client: httpx.Client) -> None:
+    paths = {
+        "/v1/organization/projects": "/v1/organization/projects",
+        "/v1/organization/projects/proj_1": "/v1/organization/projects/{project_id}",
+        "/v1/organization/projects/proj_1/users": "/v1/organization/projects/{project_id}/users",
+        "/v1/organization/audit_logs": "/v1/organization/audit_logs",
+        "/v1/organization/nothing": "unknown",
+        "/nothing/at/all": "unknown",
+        "/v1/models/tiny": "/v1/models/{model}",
+    }
+    before = _endpoint_labels(client)
+    for path in paths:
+        client.get(path)
+    labels = _endpoint_labels(client)
+    assert set(paths.values()) <= labels
+    templates = set(client.get("/openapi.json").json()["paths"]) | {"/docs", "/openapi.json", "unknown"}
+    assert labels - before <= templates
+
+
+def _endpoint_labels(client: httpx.Client) -> set[str]:
+    return set(re.findall(r'kvarn_requests_total{endpoint="([^"]+)"', client.get("/metrics").text))

@@ -1,0 +1,17 @@
+"""How thorough the tests are: short (`make test`) or thorough (`make test-long`, `KVARN_TEST_PROFILE=thorough`)."""
+
+from __future__ import annotations
+
+import os
+
+THOROUGH = os.environ.get("KVARN_TEST_PROFILE") == "thorough"
+
+
+def effort(short: int, thorough: int) -> int:
+    """How often something is repeated, in this profile."""
+    return thorough if THOROUGH else short
+
+
+def examples(count: int) -> int:
+    """Examples of a property: a third of `count`, or four times as many."""
+    return effort(max(10, count // 3), 4 * count)
