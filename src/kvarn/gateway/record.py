@@ -7,14 +7,18 @@ latencies count from the time at which the kernel had them.
 from __future__ import annotations
 
 import re
+<<<<<<< HEAD
 import socket
 import sys
 import time
 import uuid
+=======
+>>>>>>> main
 
 from starlette.types import Receive, Scope
 
 from kvarn.serving.record import RequestRecord
+from kvarn.store.ids import new_id
 
 RECEIVED = "kvarn.received"
 """Where a connection notes the time in the ASGI state of its request."""
@@ -30,8 +34,9 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 def new_record(scope: Scope) -> RequestRecord:
     """Make the record of a request and hang it on its ASGI scope."""
     supplied = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    request_id = supplied.decode("ascii") if _SANE_ID.fullmatch(supplied) else f"req-{uuid.uuid4().hex}"
-    record = RequestRecord(request_id, received_at(scope), endpoint=route_path(scope)[:256])
+    own_id = new_id("")
+    request_id = supplied.decode("ascii") if _SANE_ID.fullmatch(supplied) else f"req-{own_id}"
+    record = RequestRecord(request_id, received_at(scope), id=own_id, endpoint=route_path(scope)[:256])
     scope[_SCOPE_KEY] = record
     return record
 
