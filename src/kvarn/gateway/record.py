@@ -7,13 +7,9 @@ latencies count from the time at which the kernel had them.
 from __future__ import annotations
 
 import re
-<<<<<<< HEAD
 import socket
 import sys
 import time
-import uuid
-=======
->>>>>>> main
 
 from starlette.types import Receive, Scope
 

@@ -23,13 +23,8 @@ async def create_message(
 ) -> Annotated[Response, Message]:
     """Answer messages, as one object or as a stream of Anthropic's events."""
     record.headers["request-id"] = record.request_id
-<<<<<<< HEAD
     run = await start_message(gateway, record, body)
-    return event_stream(run.stream(), end=b"", tell=run.tell) if body.stream else json_when_done(run.collect())
-=======
-    run = await start_message(gateway, record, asked)
-    return event_stream(run.stream(), end=b"", tell=run.error_event) if asked.stream else json_when_done(run.collect())
->>>>>>> main
+    return event_stream(run.stream(), end=b"", tell=run.error_event) if body.stream else json_when_done(run.collect())
 
 
 @router.post("/count_tokens", summary="Count a prompt's tokens")
