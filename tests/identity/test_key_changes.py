@@ -96,7 +96,7 @@ def test_memory_is_bounded_and_the_forgotten_count_as_changed(monkeypatch: pytes
     assert known.has_changed("org-3", Mark(0, 50)) and not known.has_changed("org-3", Mark(0, 99))
 
 
-class Scene:
+class Setup:
     """The changes of a store that counts what is asked of it."""
 
     def __init__(self, store: Store) -> None:
@@ -112,41 +112,41 @@ class Scene:
 
 
 @pytest.fixture
-def scene(store: Store) -> Scene:
-    return Scene(store)
+def setup(store: Store) -> Setup:
+    return Setup(store)
 
 
-async def test_a_young_number_is_taken_an_ageing_one_asked_for_beside_and_an_old_one_before(scene: Scene) -> None:
-    assert await scene.asked(0) == (True, 1), "it was never asked for"
-    assert await scene.asked(REFRESH_S / 2) == (True, 0)
-    assert await scene.asked(0.1) == (True, 0)
-    await scene.changes.settle()
-    assert scene.store.reads == 2
-    assert await scene.asked(REFRESH_S / 2) == (True, 0), "the answer made it young"
-    assert await scene.asked(REFRESH_S) == (True, 1)
+async def test_a_young_number_is_taken_an_ageing_one_asked_for_beside_and_an_old_one_before(setup: Setup) -> None:
+    assert await setup.asked(0) == (True, 1), "it was never asked for"
+    assert await setup.asked(REFRESH_S / 2) == (True, 0)
+    assert await setup.asked(0.1) == (True, 0)
+    await setup.changes.settle()
+    assert setup.store.reads == 2
+    assert await setup.asked(REFRESH_S / 2) == (True, 0), "the answer made it young"
+    assert await setup.asked(REFRESH_S) == (True, 1)
 
 
-async def test_what_was_asked_for_before_a_change_made_here_is_stale(scene: Scene) -> None:
+async def test_what_was_asked_for_before_a_change_made_here_is_stale(setup: Setup) -> None:
     """The clock stands still: no two things need happen at different times."""
-    assert await scene.asked(0) == (True, 1)
-    question = scene.changes.question()
-    scene.changes.renew(["org-a"])
-    early = scene.changes.note(question, Changes(0, {}, 0, is_anew=False))
-    assert scene.changes.has_changed("org-a", early), "the answer may be older than the change"
-    assert not scene.changes.has_changed("org-b", early)
-    late = scene.changes.note(scene.changes.question(), Changes(0, {}, 0, is_anew=False))
-    assert not scene.changes.has_changed("org-a", late)
+    assert await setup.asked(0) == (True, 1)
+    question = setup.changes.question()
+    setup.changes.renew(["org-a"])
+    early = setup.changes.note(question, Changes(0, {}, 0, is_anew=False))
+    assert setup.changes.has_changed("org-a", early), "the answer may be older than the change"
+    assert not setup.changes.has_changed("org-b", early)
+    late = setup.changes.note(setup.changes.question(), Changes(0, {}, 0, is_anew=False))
+    assert not setup.changes.has_changed("org-a", late)
 
 
-async def test_a_change_made_here_that_concerns_all_is_everybodys(scene: Scene) -> None:
-    await scene.asked(0)
-    mark = scene.changes.question().mark
-    scene.changes.renew([EVERYBODY])
-    assert scene.changes.has_changed("org-a", mark) and scene.changes.has_changed(None, mark)
+async def test_a_change_made_here_that_concerns_all_is_everybodys(setup: Setup) -> None:
+    await setup.asked(0)
+    mark = setup.changes.question().mark
+    setup.changes.renew([EVERYBODY])
+    assert setup.changes.has_changed("org-a", mark) and setup.changes.has_changed(None, mark)
 
 
-async def test_an_answer_to_a_question_of_an_older_history_is_stale(scene: Scene) -> None:
-    changes = scene.changes
+async def test_an_answer_to_a_question_of_an_older_history_is_stale(setup: Setup) -> None:
+    changes = setup.changes
     changes.note(changes.question(), Changes(50, {}, 0, is_anew=False))
     early = changes.question()
     changes.renew(["org-a"])  # a change made here in a database that has been taken back: it gets the number 41
@@ -157,19 +157,19 @@ async def test_an_answer_to_a_question_of_an_older_history_is_stale(scene: Scene
     assert changes.has_changed("org-a", late_mark), "read again"
 
 
-async def test_while_the_database_is_away_it_is_asked_now_and_then_and_nobody_waits(scene: Scene) -> None:
-    await scene.asked(0)
-    mark = scene.changes.question().mark
-    scene.store.away = True
-    assert await scene.asked(2 * REFRESH_S) == (False, 1)
-    assert scene.changes.is_away and not scene.changes.has_changed("org-a", mark)
-    assert await scene.asked(AWAY_S / 2) == (False, 0)
-    await scene.changes.settle()
-    assert scene.store.reads == 2, "too early to ask again"
-    assert await scene.asked(AWAY_S) == (False, 0), "asked beside the request"
-    await scene.changes.settle()
-    assert scene.store.reads == 3 and scene.changes.away_s == 1.5 * AWAY_S
-    scene.store.away = False
-    await scene.asked(2 * AWAY_S)
-    await scene.changes.settle()
-    assert not scene.changes.is_away and await scene.asked(0) == (True, 0)
+async def test_while_the_database_is_away_it_is_asked_now_and_then_and_nobody_waits(setup: Setup) -> None:
+    await setup.asked(0)
+    mark = setup.changes.question().mark
+    setup.store.away = True
+    assert await setup.asked(2 * REFRESH_S) == (False, 1)
+    assert setup.changes.is_away and not setup.changes.has_changed("org-a", mark)
+    assert await setup.asked(AWAY_S / 2) == (False, 0)
+    await setup.changes.settle()
+    assert setup.store.reads == 2, "too early to ask again"
+    assert await setup.asked(AWAY_S) == (False, 0), "asked beside the request"
+    await setup.changes.settle()
+    assert setup.store.reads == 3 and setup.changes.away_s == 1.5 * AWAY_S
+    setup.store.away = False
+    await setup.asked(2 * AWAY_S)
+    await setup.changes.settle()
+    assert not setup.changes.is_away and await setup.asked(0) == (True, 0)
