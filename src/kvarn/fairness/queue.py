@@ -109,8 +109,12 @@ class FairQueue(Generic[ItemT]):
         It becomes at least the least counter among the others that wait, less `credit`; where nobody waits, that of the
         tenant that left the queue last.
         """
+        account.counter = max(account.counter, self.floor(account) - credit)
+
+    def floor(self, account: Account) -> float:
+        """The least counter among the others that wait; where nobody does, that of the tenant that left last."""
         others = [each.account.counter for each in self._tenants.values() if each.account is not account]
-        account.counter = max(account.counter, min(others, default=self._last_counter) - credit)
+        return min(others, default=self._last_counter)
 
     def push(self, item: ItemT) -> None:
         """Add an item."""
@@ -159,10 +163,10 @@ class FairQueue(Generic[ItemT]):
             if position < min(len(tenant.entries), self.LOOK_AHEAD):
                 heapq.heappush(heap, self._turn(tenant, position, now))
 
-    def of(self, name: str) -> list[ItemT]:
+    def of(self, name: str) -> Iterator[ItemT]:
         """What one tenant has waiting, in its order."""
         tenant = self._tenants.get(name)
-        return [entry[-1] for entry in tenant.entries] if tenant is not None else []
+        return (entry[-1] for entry in tenant.entries) if tenant is not None else iter(())
 
     def heads(self) -> list[ItemT]:
         """The first item of each tenant."""

@@ -12,7 +12,7 @@ from kvarn.serving.choice import Choice, Piece
 from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.moderation.output_watch import OutputWatch
-from kvarn.serving.pipeline import Tally
+from kvarn.serving.pipeline import TokenUsage
 from kvarn.wire.messages import Submit
 from kvarn.wire.openai.errors import ApiError
 
@@ -24,7 +24,7 @@ class Generation:
         model: Where it runs.
         submit: What the engine is asked for.
         choices: One for each of `submit.sampling.n`, in order.
-        tally: Where its tokens are counted.
+        usage: Where its tokens are counted.
         held: Counts what the engine has written and nobody has read yet.
         watches: Who looks at what each choice says before it is shown; empty where nobody does.
     """
@@ -34,19 +34,19 @@ class Generation:
         model: ReadyModel,
         submit: Submit,
         choices: Sequence[Choice],
-        tally: Tally,
+        usage: TokenUsage,
         held: HeldBytes,
         watches: Sequence[OutputWatch] = (),
     ) -> None:
         self._model = model
         self._submit = submit
         self._choices = choices
-        self._tally = tally
+        self._tally = usage
         self._held = held
         self._open = len(choices)
         self._observer: GenerationObserver | None = None
         self._watches = watches
-        tally.pending += 1
+        usage.pending += 1
         for choice in choices:
             choice.on_end = self._choice_over
 
@@ -62,8 +62,8 @@ class Generation:
             ApiError: The answer cannot be moderated now, or there is no memory left for what nobody has read.
         """
         self._observer = observer = metrics.generation(self._model.name, received)
-        tally, choices = self._tally, self._choices
-        tally.count(prompt=len(self._submit.prompt_token_ids))
+        usage, choices = self._tally, self._choices
+        usage.count(prompt=len(self._submit.prompt_token_ids))
         try:
             async with aclosing(self._model.replica.generate(self._submit, self._held.become)) as deltas:
                 async for delta in deltas:
@@ -74,7 +74,7 @@ class Generation:
                         observer.delta(delta.index, len(delta.token_ids))
                     before = choice.num_tokens
                     piece = choice.add(delta)
-                    tally.count(cached=delta.cached_tokens, completion=choice.num_tokens - before)
+                    usage.count(cached=delta.cached_tokens, completion=choice.num_tokens - before)
                     shown = await self._watched(choice, delta.index, piece) if self._watches else piece
                     if choice.ended:
                         self._choice_over()
@@ -83,8 +83,8 @@ class Generation:
                     if not self._open:
                         return
         except (RequestRefusedError, ReplicaLostError, ApiError) as error:
-            tally.failed = True
-            tally.refused = tally.refused or isinstance(error, RequestRefusedError)
+            usage.failed = True
+            usage.refused = usage.refused or isinstance(error, RequestRefusedError)
             observer.failed()
             raise
 

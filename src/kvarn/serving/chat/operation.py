@@ -25,7 +25,7 @@ from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.logprobs import encoded_bytes, in_parts
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.moderation.checks import chat_texts
-from kvarn.serving.pipeline import Tally
+from kvarn.serving.pipeline import TokenUsage
 from kvarn.serving.record import RequestRecord
 from kvarn.serving.tiers import tier_of
 from kvarn.text.sampling import chat_sampling, check_sampling, stop_strings
@@ -52,7 +52,7 @@ class ChatRun:
     prompt: list[int]
     pieces: AsyncGenerator[Piece, None]
     readers: list[ChatReader]
-    tally: Tally
+    usage: TokenUsage
     model: ReadyModel
     held: HeldBytes
     """Counts what of the answer is gathered before it is sent."""
@@ -62,7 +62,7 @@ class ChatRun:
     def stream(self) -> AsyncGenerator[bytes, None]:
         """The answer as server-sent events."""
         listener = None if self.keep is None else _Keeping(self, self.keep)
-        return stream_chat(self.head, self.pieces, self.readers, self.tally, listener)
+        return stream_chat(self.head, self.pieces, self.readers, self.usage, listener)
 
     async def collect(self) -> ChatCompletion:
         """The answer as one object."""
@@ -95,7 +95,7 @@ class ChatRun:
             model=self.head.model,
             system_fingerprint=self.head.fingerprint,
             choices=[collector.choice() for collector in collectors],
-            usage=self.tally.usage(),
+            usage=self.usage.as_openai(),
             service_tier=self.head.service_tier,
             metadata=self.asked.metadata or UNSET,
             prompt_logprobs=UNSET if of_prompt is None else of_prompt,
@@ -174,7 +174,7 @@ async def _start(
     )
     submit = submit_of(answer_id, prompt.token_ids, sampling, work, asked.cache_salt)
     watches = serving.moderation.watches(work, len(choices))
-    generation = Generation(model, submit, choices, work.tally, serving.hold(record), watches)
+    generation = Generation(model, submit, choices, work.usage, serving.hold(record), watches)
     held = serving.hold(record)
     return ChatRun(
         ChunkHead(
@@ -189,7 +189,7 @@ async def _start(
         prompt.token_ids,
         generation.pieces(serving.metrics, record.received),
         [_reader(asked, model, use, prompt, choice) for choice in choices],
-        work.tally,
+        work.usage,
         model,
         held,
         (lambda answer: keep_completion(serving, record, asked, answer, held.size // 2)) if asked.store else None,

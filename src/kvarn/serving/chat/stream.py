@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from kvarn.serving.chat.choice import ChatParts, ChatReader
 from kvarn.serving.choice import Piece
-from kvarn.serving.pipeline import Tally
+from kvarn.serving.pipeline import TokenUsage
 from kvarn.wire.openai.chat.answer import ChatCompletionChunk, ChoiceLogprobs, ChunkChoice, Delta
 from kvarn.wire.openai.usage import Usage
 from kvarn.wire.sse import TextEvents, event
@@ -61,7 +61,7 @@ async def stream_chat(
     head: ChunkHead,
     pieces: AsyncGenerator[Piece, None],
     readers: list[ChatReader],
-    tally: Tally,
+    usage: TokenUsage,
     listener: Listener | None = None,
 ) -> AsyncGenerator[bytes, None]:
     """Encode a chat answer as it comes; closing this closes `pieces`.
@@ -93,7 +93,7 @@ async def stream_chat(
             if out:
                 yield out
         if head.include_usage:
-            yield event(head.chunk([], tally.usage()))
+            yield event(head.chunk([], usage.as_openai()))
 
 
 def _text_events(head: ChunkHead, index: int) -> TextEvents:

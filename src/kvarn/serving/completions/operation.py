@@ -20,7 +20,7 @@ from kvarn.serving.generation import Generation, interleave
 from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.logprobs import encoded_bytes
 from kvarn.serving.models import ReadyModel
-from kvarn.serving.pipeline import Tally
+from kvarn.serving.pipeline import TokenUsage
 from kvarn.serving.record import RequestRecord
 from kvarn.text.sampling import check_sampling, completion_sampling, stop_strings
 from kvarn.text.stop_strings import StopStrings
@@ -43,7 +43,7 @@ class CompletionRun:
     include_usage: bool
     pieces: AsyncGenerator[Piece, None]
     readers: list[CompletionReader]
-    tally: Tally
+    usage: TokenUsage
     held: HeldBytes
     """Counts what of the answer is gathered before it is sent."""
 
@@ -60,7 +60,7 @@ class CompletionRun:
         for reader, read in zip(self.readers, chunks, strict=True):
             choices.append(await reader.joined(read))
             self.held.take(encoded_bytes(choices[-1].prompt_logprobs or ()))
-        return self._completion(choices, self.tally.usage(), whole=True)
+        return self._completion(choices, self.usage.as_openai(), whole=True)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The answer as server-sent events."""
@@ -73,7 +73,7 @@ class CompletionRun:
                 elif choice.text:
                     yield texts[piece.index].event(choice.text)
         if self.include_usage:
-            yield event(self._completion([], self.tally.usage()))
+            yield event(self._completion([], self.usage.as_openai()))
 
     def _completion(
         self, choices: list[CompletionChoice], usage: Usage | None = None, whole: bool = False
@@ -153,11 +153,11 @@ async def _start(
         choices = choices_of(asked, sampling, model, stops, number * sampling.n, prompt.token_ids)
         submit = submit_of(f"{answer_id}-{number}", prompt.token_ids, sampling, work, asked.cache_salt)
         watches = serving.moderation.watches(work, len(choices))
-        generations.append(Generation(model, submit, choices, work.tally, serving.hold(record), watches))
+        generations.append(Generation(model, submit, choices, work.usage, serving.hold(record), watches))
         readers += [CompletionReader(prompt, fields, model.tokenizer, model.logprobs) for _ in choices]
     pieces = interleave([generation.pieces(serving.metrics, record.received) for generation in generations])
     head = (answer_id, int(time.time()), model.name, model.fingerprint, asked.include_usage)
-    return CompletionRun(*head, pieces, readers, work.tally, serving.hold(record))
+    return CompletionRun(*head, pieces, readers, work.usage, serving.hold(record))
 
 
 def _prompt(given: str | list[int], asked: CompletionRequest, model: ReadyModel) -> Prompt:

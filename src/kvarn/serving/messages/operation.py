@@ -81,7 +81,7 @@ async def start_message(serving: ServingContext, record: RequestRecord, asked: M
             run = await start_chat(serving, record, chat.model_copy(update={"max_tokens": room}))
     except ApiError as error:
         raise in_their_words(error) from None
-    return MessageRun(run, record.request_id, MessageWriter(new_id("msg_"), run.head.model, run.tally))
+    return MessageRun(run, record.request_id, MessageWriter(new_id("msg_"), run.head.model, run.usage))
 
 
 async def count_tokens(serving: ServingContext, record: RequestRecord, asked: CountTokensRequest) -> TokenCount:
