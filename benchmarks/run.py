@@ -21,12 +21,12 @@ from rich.table import Table
 from benchmarks.models import SHAPES, make_model
 from benchmarks.server import ServerError, Started, serving
 from benchmarks.workloads import SLO, WARM_UP, WORKLOADS, Workload
-from kvarn.bench import Outcome, Summary, Target, Vocabulary, run_job, summarise
-from kvarn.bench.driver import Job
+from kvarn.bench.driver import Job, Outcome
 from kvarn.bench.export import environment
-from kvarn.bench.session import BenchError
-from kvarn.bench.summary import Distribution
-from kvarn.bench.workload import warm_up_requests
+from kvarn.bench.session import BenchError, run_job
+from kvarn.bench.summary import Distribution, Summary, summarise
+from kvarn.bench.target import Target
+from kvarn.bench.workload import Vocabulary, warm_up_requests
 
 DEFAULT_CACHE = Path.home() / ".cache" / "kvarn-bench"
 DEMO = "demo"

@@ -26,10 +26,11 @@ from rich.table import Table
 from benchmarks.models import SHAPES
 from benchmarks.run import DEFAULT_CACHE, DEMO, DEMO_IDS, SHAPE_IDS, model_of
 from benchmarks.server import ServerError, serving
-from kvarn.bench import BenchRequest, Segment, Target, run_job
 from kvarn.bench.driver import Job
 from kvarn.bench.export import environment
-from kvarn.bench.session import BenchError
+from kvarn.bench.session import BenchError, run_job
+from kvarn.bench.target import Target
+from kvarn.bench.workload import BenchRequest, Segment
 
 POLICIES = ("continuous", "padded", "lean")
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvarn.bench import BenchRequest, Lengths, Slo, synthetic_requests
+from kvarn.bench.summary import Slo
+from kvarn.bench.workload import BenchRequest, Lengths, synthetic_requests
 
 SLO = Slo(ttft_ms=2000.0, tpot_ms=200.0)
 

@@ -28,8 +28,8 @@ from benchmarks.overload.load import GRACE_S, capacity, play
 from benchmarks.overload.server import MODELLED, ROOT, Target, running
 from benchmarks.overload.traffic import timetable
 from benchmarks.run import DEFAULT_CACHE, DEMO, model_of
-from kvarn.bench import Slo
 from kvarn.bench.export import environment
+from kvarn.bench.summary import Slo
 
 WARM_UP_S = 6.0
 PAUSE_S = 1.0

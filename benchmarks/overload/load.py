@@ -11,12 +11,13 @@ import msgspec
 
 from benchmarks.overload.server import MODEL
 from benchmarks.overload.traffic import OUTPUT_COST, TENANTS, Sending, mixture
-from kvarn.bench import BenchRequest, Slo, Vocabulary
-from kvarn.bench import Target as Server
 from kvarn.bench.answer import ask
 from kvarn.bench.driver import closed_loop, open_loop
 from kvarn.bench.http import HttpClient
 from kvarn.bench.records import Record
+from kvarn.bench.summary import Slo
+from kvarn.bench.target import Target as Server
+from kvarn.bench.workload import BenchRequest, Vocabulary
 
 VOCABULARY = Vocabulary(300, 4000)
 GRACE_S = 3.0

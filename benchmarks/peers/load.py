@@ -13,8 +13,9 @@ import uvloop
 from benchmarks.peers.plan import W6
 from benchmarks.run import SHAPE_IDS
 from benchmarks.workloads import SLO, WARM_UP, WORKLOADS, Workload
-from kvarn.bench import Summary, Target, summarise
 from kvarn.bench.driver import Job, Run
+from kvarn.bench.summary import Summary, summarise
+from kvarn.bench.target import Target
 from kvarn.bench.workload import poisson_arrivals, warm_up_requests
 
 NAMES = (*WORKLOADS, W6)

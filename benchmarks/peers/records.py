@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from kvarn.bench import Summary
+from kvarn.bench.summary import Summary
 
 FORMAT = "kvarn-peers/1"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvarn.bench import Target
+from kvarn.bench.target import Target
 from kvarn.bench.workload import Vocabulary
 
 ROOT = Path(__file__).resolve().parents[2]

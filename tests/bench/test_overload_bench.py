@@ -12,7 +12,7 @@ from benchmarks.overload.load import Answer, play
 from benchmarks.overload.server import MODELLED, Target, running
 from benchmarks.overload.traffic import TENANTS, mixture, timetable, weight_share
 
-from kvarn.bench import Slo
+from kvarn.bench.summary import Slo
 
 SETTING = Setting(
     started_at="2026-01-01T00:00:00+00:00",

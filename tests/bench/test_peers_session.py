@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from kvarn.bench import Target, run_job
 from kvarn.bench.driver import Job
+from kvarn.bench.session import run_job
+from kvarn.bench.target import Target
 from kvarn.bench.workload import Lengths, synthetic_requests
 
 ROOT = Path(__file__).resolve().parents[2]

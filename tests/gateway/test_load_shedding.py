@@ -159,10 +159,13 @@ HUGE = "1" + "0" * 400
     + ['"max_tokens":0', '"n":0', f'"x":{"[" * 100_000}{"]" * 100_000}'],
     ids=lambda field: field[:20],
 )
-def test_a_body_that_is_not_as_it_should_be_is_a_400_and_changes_no_account(shedding: Any, field: str) -> None:
+def test_a_body_that_is_not_as_it_should_be_is_a_400_and_changes_no_account(
+    shedding: Any, wait_for: Any, field: str
+) -> None:
     shedding.chat.stats = IDLE
     assert shedding.http.post(CHAT, json=body()).status_code == 200
     lines = _waiting_room(shedding)._controller.queue._lines
+    wait_for(lambda: not any(line.in_service for line in lines.values()), "the first request to be settled")
     before = {tenant: line.counter for tenant, line in lines.items()}
     assert before
     content = json.dumps(body("other") | {"max_tokens": None}).removesuffix("}") + f",{field}}}"

@@ -6,8 +6,8 @@ from itertools import permutations
 
 import pytest
 
-from kvarn.identity import changes as changes_module
-from kvarn.identity.changes import KnownChanges, Mark
+from kvarn.identity import revision as revision_module
+from kvarn.identity.revision import KnownChanges, Mark
 from kvarn.store.repositories.tenants.revisions import EVERYBODY, Changes
 
 
@@ -69,7 +69,7 @@ def test_after_a_database_was_taken_back_nothing_read_before_holds() -> None:
 
 
 def test_memory_is_bounded_and_the_forgotten_count_as_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes_module, "_HOLDERS_MOST", 10)
+    monkeypatch.setattr(revision_module, "_MAX_HOLDERS", 10)
     known = KnownChanges()
     for number in range(1, 101):
         known.hear(known.mark, Changes(number, {f"org-{number}": number}, number - 1, is_anew=False))

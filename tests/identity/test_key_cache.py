@@ -170,7 +170,7 @@ async def test_the_beginning_of_a_key_is_not_enough(store: Store) -> None:
 
 
 async def test_trying_many_keys_pushes_no_known_one_out(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvarn.identity.key_cache._UNKNOWN_MOST", 3)
+    monkeypatch.setattr("kvarn.identity.key_cache._MAX_UNKNOWN", 3)
     scene = await Scene(store, refresh_s=60).furnish()
     assert await scene.holds()
     for _ in range(10):

@@ -116,6 +116,6 @@ def test_a_continuation_keeps_the_space_before_its_first_word(load: Callable[[st
 def test_the_first_words_of_an_answer_have_no_space_before_them(load: Callable[[str], Tokenizer]) -> None:
     tokenizer = load("llama_like")
     bos, *ids = tokenizer.encode("The mill", add_special_tokens=True)
-    assert tokenizer.is_special(bos)
+    assert bos in tokenizer.special_ids
     detokenizer = IncrementalDetokenizer(tokenizer, after=[bos])
     assert detokenizer.push(ids) + detokenizer.flush() == "The mill"

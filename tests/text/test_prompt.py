@@ -42,7 +42,7 @@ async def chat_token_ids(
 
 
 def specials(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
-    return [token for token in ids if tokenizer.is_special(token)]
+    return [token for token in ids if token in tokenizer.special_ids]
 
 
 def shown(tokenizer: Tokenizer, ids: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""Plots as inline SVG: lines, steps, bars and points over two linear axes. Colours come from the page's CSS."""
+"""Plots as inline SVG: lines, steps and points over two linear axes. Colours come from the page's CSS."""
 
 from __future__ import annotations
 
@@ -56,18 +56,6 @@ def line_plot(frame: Frame, series: Sequence[Series], *, steps: bool = False) ->
             f'<polyline class="line tone-{each.tone}" points="{path}"><title>{escape(each.name)}</title></polyline>'
         )
     return _figure(frame, "".join(drawn), series)
-
-
-def area_plot(frame: Frame, series: Series) -> str:
-    """A filled staircase: a rate over time."""
-    places = _stairs([(frame.x(x), frame.y(y)) for x, y in thin(series.points)])
-    drawn = ""
-    if places:
-        path = " L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-        base = f"{frame.y(0):.1f}"
-        outline = f"M{places[0][0]:.1f} {base} L{path} L{places[-1][0]:.1f} {base} Z"
-        drawn = f'<path class="area tone-{series.tone}" d="{outline}"/>'
-    return _figure(frame, drawn, [series])
 
 
 def scatter_plot(frame: Frame, series: Sequence[Series], label: Callable[[float, float], str]) -> str:

@@ -11,10 +11,10 @@ import numpy as np
 
 from kvarn.bench.driver import Outcome
 from kvarn.bench.export import environment
-from kvarn.bench.plots import Frame, Points, Series, area_plot, cumulative, line_plot, scatter_plot
+from kvarn.bench.plots import Frame, Points, Series, cumulative, line_plot, scatter_plot
 from kvarn.bench.records import Record
 from kvarn.bench.summary import Distribution, Slo, Summary, concurrency_steps
-from kvarn.bench.table import LATENCIES, figures, milliseconds
+from kvarn.bench.table import figures, latencies, milliseconds
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1f2328; --soft: #59636e; --rule: #d8dee4; --page: #ffffff; --card: #f6f8fa;
@@ -34,7 +34,7 @@ figure { margin: 0; border: 1px solid var(--rule); border-radius: 8px; padding: 
 figcaption small { color: var(--soft); } svg { width: 100%; height: auto; display: block; }
 .grid { stroke: var(--rule); stroke-width: 1; } .tick, .axis { fill: var(--soft); font: 11px system-ui, sans-serif; }
 .line { fill: none; stroke: var(--tone); stroke-width: 2; stroke-linejoin: round; }
-.area { fill: var(--tone); opacity: .75; } .dot { fill: var(--tone); opacity: .7; }
+.dot { fill: var(--tone); opacity: .7; }
 .tone-1 { --tone: var(--t1); } .tone-2 { --tone: var(--t2); } .tone-3 { --tone: var(--t3); }
 .tone-4 { --tone: var(--bad); }
 .key { margin-left: .75rem; white-space: nowrap; } .key::before { content: ""; display: inline-block;
@@ -80,17 +80,13 @@ def _tiles(summary: Summary) -> str:
 
 
 def _latency_table(summary: Summary) -> str:
-    headings = "".join(
-        f"<th>{name}</th>" for name in ("", "mean", "p50", "p90", "p95", "p99", "max", "count", "meaning")
-    )
-    rows = []
-    for name, field, meaning in LATENCIES:
-        d: Distribution | None = getattr(summary, field)
-        if d is not None:
-            values = (milliseconds(value) for value in (d.mean, d.p50, d.p90, d.p95, d.p99, d.max))
-            cells = "".join(f"<td>{value}</td>" for value in (*values, d.count, meaning))
-            rows.append(f"<tr><td>{name}</td>{cells}</tr>")
-    return f'<div class="scroll"><table><tr>{headings}</tr>{"".join(rows)}</table></div>'
+    columns = ("mean", "p50", "p90", "p95", "p99", "max")
+    head = "".join(f"<th>{name}</th>" for name in ("", *columns, "count", "meaning"))
+    rows = [f"<tr>{head}</tr>"]
+    for name, meaning, distribution in latencies(summary):
+        cells = [name, *(milliseconds(getattr(distribution, field)) for field in columns), distribution.count, meaning]
+        rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    return f'<div class="scroll"><table>{"".join(rows)}</table></div>'
 
 
 def _distributions(good: Sequence[Record]) -> list[str]:
@@ -124,7 +120,7 @@ def _timelines(records: Sequence[Record], good: Sequence[Record], duration_s: fl
     rate_frame = Frame("Output tokens over time", "s", "tokens/s", end, 1.1 * max((y for _, y in rate), default=1.0))
     load_frame = Frame("Requests in flight", "s", "requests", end, 1.1 * max((y for _, y in running), default=1.0))
     return [
-        area_plot(rate_frame, Series("output tokens/s", rate, 1)),
+        line_plot(rate_frame, [Series("output tokens/s", rate, 1)], steps=True),
         line_plot(load_frame, [Series("in flight", running, 3)], steps=True),
     ]
 

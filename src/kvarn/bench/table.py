@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rich.console import Console, Group, RenderableType
+from collections.abc import Iterator
+
+from rich.console import Console, Group
 from rich.table import Table
 
 from kvarn.bench.summary import Distribution, Summary
@@ -16,6 +18,8 @@ LATENCIES = (
     ("lag", "lag_ms", "how late the generator sent"),
 )
 """Short name, field of `Summary`, meaning."""
+
+PERCENTILES = ("mean", "p50", "p95", "p99", "max")
 
 
 def figures(summary: Summary) -> list[tuple[str, str]]:
@@ -46,26 +50,26 @@ def figures(summary: Summary) -> list[tuple[str, str]]:
     return rows
 
 
-def render(summary: Summary, title: str) -> RenderableType:
-    """Two tables: latencies and figures."""
-    latencies = Table(title=title, title_justify="left", title_style="bold")
-    latencies.add_column("ms")
-    for heading in ("mean", "p50", "p95", "p99", "max"):
-        latencies.add_column(heading, justify="right")
-    for name, field, _ in LATENCIES:
-        distribution: Distribution | None = getattr(summary, field)
-        if distribution is not None:
-            d = distribution
-            latencies.add_row(name, *(milliseconds(value) for value in (d.mean, d.p50, d.p95, d.p99, d.max)))
+def print_summary(console: Console, summary: Summary, title: str) -> None:
+    """Print two tables: latencies and figures."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    table.add_column("ms")
+    for heading in PERCENTILES:
+        table.add_column(heading, justify="right")
+    for name, _, distribution in latencies(summary):
+        table.add_row(name, *(milliseconds(getattr(distribution, field)) for field in PERCENTILES))
     rest = Table(show_header=False)
     for name, value in figures(summary):
         rest.add_row(name, value)
-    return Group(latencies, rest)
+    console.print(Group(table, rest), highlight=False)
 
 
-def print_summary(console: Console, summary: Summary, title: str) -> None:
-    """Write the tables to `console`."""
-    console.print(render(summary, title), highlight=False)
+def latencies(summary: Summary) -> Iterator[tuple[str, str, Distribution]]:
+    """Short name, meaning and distribution of each measured latency."""
+    for name, field, meaning in LATENCIES:
+        distribution: Distribution | None = getattr(summary, field)
+        if distribution is not None:
+            yield name, meaning, distribution
 
 
 def milliseconds(value: float) -> str:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Protocol
 
 from starlette.types import Scope
 
-from kvarn.identity.bearer import not_authenticated, presented
 from kvarn.identity.host_check import check_host
 from kvarn.identity.key_cache import KeyCache
 from kvarn.identity.last_used import LastUsed
 from kvarn.store.keys import digest_of, is_key
 from kvarn.store.owner import Principal, Role
+from kvarn.wire.openai.errors import ApiError
 
 
 class Authenticator(Protocol):
@@ -62,7 +62,7 @@ class KeyAuthenticator:
             ApiError: 401, no key or none that is valid; 403, an open server was asked from elsewhere; 503, the database
                 is away and the key not known.
         """
-        key = presented(scope["headers"])
+        key = presented_key(scope["headers"])
         if key is not None and self._is_configured(key):
             return replace(await self._key_cache.anybody(), role=Role.SERVICE, priority=0)
         found = await self._key_cache.bearer_of(key) if key is not None and is_key(key) else None
@@ -78,3 +78,28 @@ class KeyAuthenticator:
     def _is_configured(self, key: str) -> bool:
         digest = digest_of(key)
         return any(hmac.compare_digest(digest, each) for each in self._configured)
+
+
+def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """What a request presents as its key, of whatever form: `Authorization: Bearer …` (OpenAI's way) or
+    `x-api-key: …` (Anthropic's). Where it sends both, the one that has the form of a key."""
+    found = [text for name, value in headers if (text := _credential(name, value))]
+    return next((text for text in found if is_key(text)), found[0] if found else None)
+
+
+def _credential(name: bytes, value: bytes) -> str | None:
+    if name == b"x-api-key":
+        return value.decode("latin-1").strip()
+    if name == b"authorization":
+        scheme, _, credential = value.decode("latin-1").partition(" ")
+        return credential.strip() if scheme.lower() == "bearer" else None
+    return None
+
+
+def not_authenticated(key: str | None) -> ApiError:
+    """The 401 for a request without a key, or with one that is not valid: why it is not is nobody's business."""
+    if key is None:
+        message = "You did not provide an API key: send it as 'Authorization: Bearer kv-…'."
+    else:
+        message = "Incorrect API key provided: it is unknown, has expired or was revoked."
+    return ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": 'Bearer realm="kvarn"'})

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kvarn.config.platform import AuthConfig
-from kvarn.identity.changes import Mark
-from kvarn.identity.revision import Question, RevisionWatch
+from kvarn.identity.revision import Mark, Question, RevisionWatch
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
 from kvarn.store.ids import DEFAULT_ORGANIZATION
@@ -30,8 +29,8 @@ from kvarn.store.repositories.tenants.principals import Grant, find_anybody, fin
 from kvarn.store.repositories.tenants.revisions import read_changes
 from kvarn.wire.openai.errors import unavailable
 
-_KNOWN_MOST = 65_536
-_UNKNOWN_MOST = 4_096
+_MAX_KNOWN = 65_536
+_MAX_UNKNOWN = 4_096
 """Keys remembered at most. Unknown ones apart: whoever tries keys shall not push out those in use."""
 _UNKNOWN_S = 5.0
 """Seconds for which a key counts as unknown: no act tells of a new key, and a standby may not have it yet."""
@@ -175,9 +174,9 @@ class KeyCache:
         return None
 
     def _remember(self, lookup: str, seen: _Seen[Grant | None]) -> None:
-        table, most = (self._unknown, _UNKNOWN_MOST) if seen.value is None else (self._known, _KNOWN_MOST)
+        table, max_size = (self._unknown, _MAX_UNKNOWN) if seen.value is None else (self._known, _MAX_KNOWN)
         self._known.pop(lookup, None)
         self._unknown.pop(lookup, None)
         table[lookup] = seen
-        if len(table) > most:
+        if len(table) > max_size:
             table.popitem(last=False)

@@ -107,7 +107,9 @@ class WeightLoader:
             try:
                 weight = weight.columns(spec.inputs.held)
             except KernelInputError as error:
-                raise ParallelError(f"{spec.names[0]} {error}; use fewer ranks") from error
+                raise ParallelError(
+                    f"{spec.names[0]} cannot be divided among so many ranks: {error}; use fewer"
+                ) from error
         if weight.format == "float":
             quantization = None if spec.role == "router" else self._quantization
             if quantization and spec.role == "head":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -27,33 +28,28 @@ class AdmissionMetrics:
         """`registry`: where they are shown; nowhere without one. `slo_missed` hears of each generation request with
         latency targets that is refused, with its model."""
         self.slo_missed = slo_missed
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
         self._waiting: dict[str, dict[str, dict[int, int]]] = {}
         """By model, replica and priority."""
-        self._requests = Counter(
+        self._requests = counter(
             "kvarn_admission_requests_total",
             "Requests by what admission decided on them.",
             ("model", "tier", "decision"),
-            registry=registry,
         )
-        self._shed = Counter(
-            "kvarn_admission_shed_total", "Requests turned away, by reason.", ("model", "reason"), registry=registry
-        )
-        self._length = Gauge(
-            "kvarn_admission_queue_length", "Requests waiting at the gateway.", ("model", "tier"), registry=registry
-        )
-        self._wait = Histogram(
+        self._shed = counter("kvarn_admission_shed_total", "Requests turned away, by reason.", ("model", "reason"))
+        self._length = gauge("kvarn_admission_queue_length", "Requests waiting at the gateway.", ("model", "tier"))
+        self._wait = histogram(
             "kvarn_admission_wait_seconds",
             "Wait at the gateway of requests that went to the engine.",
             ("model", "tier"),
             buckets=_WAITS,
-            registry=registry,
         )
-        self._error = Histogram(
+        self._error = histogram(
             "kvarn_admission_ttft_error_seconds",
             "Time to first token less what was predicted when the request went to the engine.",
             ("model",),
             buckets=_ERRORS,
-            registry=registry,
         )
 
     def decided(self, model: str, priority: int, decision: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
@@ -13,42 +15,26 @@ class LimitMetrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         """`registry`: where they are shown; nowhere without one."""
-        self.limited = Counter(
-            "kvarn_limited_requests_total",
-            "Requests refused by a limit, by what was exhausted.",
-            ("model", "kind"),
-            registry=registry,
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self.limited = counter(
+            "kvarn_limited_requests_total", "Requests refused by a limit, by what was exhausted.", ("model", "kind")
         )
-        self.reserved = Counter(
-            "kvarn_limit_reserved_tokens_total",
-            "Tokens reserved for requests that ended.",
-            ("model",),
-            registry=registry,
+        self.reserved = counter(
+            "kvarn_limit_reserved_tokens_total", "Tokens reserved for requests that ended.", ("model",)
         )
-        self.used = Counter(
-            "kvarn_limit_used_tokens_total", "Tokens these requests used.", ("model",), registry=registry
-        )
-        self.estimate_ratio = Histogram(
+        self.used = counter("kvarn_limit_used_tokens_total", "Tokens these requests used.", ("model",))
+        self.estimate_ratio = histogram(
             "kvarn_limit_estimate_ratio",
             "Tokens of an answer over the tokens expected, where the client set no bound.",
             ("model",),
             buckets=_RATIOS,
-            registry=registry,
         )
-        self.redis_away = Gauge(
-            "kvarn_limits_redis_away", "1 while limits are configured to be in Redis and it is away.", registry=registry
+        self.redis_away = gauge(
+            "kvarn_limits_redis_away", "1 while limits are configured to be in Redis and it is away."
         )
-        self.redis_seconds = Histogram(
-            "kvarn_limits_redis_seconds",
-            "From a decision's being asked of Redis to its answer.",
-            buckets=_SECONDS,
-            registry=registry,
+        self.redis_seconds = histogram(
+            "kvarn_limits_redis_seconds", "From a decision's being asked of Redis to its answer.", buckets=_SECONDS
         )
-        self.owed = Gauge(
-            "kvarn_limits_owed_settlements", "Settlements that wait for Redis to come back.", registry=registry
-        )
-        self.lost = Counter(
-            "kvarn_limits_lost_settlements_total",
-            "Settlements given up: Redis was away too long.",
-            registry=registry,
-        )
+        self.owed = gauge("kvarn_limits_owed_settlements", "Settlements that wait for Redis to come back.")
+        self.lost = counter("kvarn_limits_lost_settlements_total", "Settlements given up: Redis was away too long.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
@@ -99,68 +100,49 @@ class GatewayMetrics:
         ProcessCollector(registry=self.registry)
 
     def _define(self, registry: CollectorRegistry) -> None:
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
         by_model = ("model",)
-        self.processes = Gauge("kvarn_gateway_processes", "Gateway processes that serve.", registry=registry)
+        self.processes = gauge("kvarn_gateway_processes", "Gateway processes that serve.")
         self.processes.set(1)
-        self.process_restarts = Counter(
-            "kvarn_gateway_process_restarts_total",
-            "Gateway processes started in the place of one that ended.",
-            registry=registry,
+        self.process_restarts = counter(
+            "kvarn_gateway_process_restarts_total", "Gateway processes started in the place of one that ended."
         )
-        self.requests = Counter(
-            "kvarn_requests_total",
-            "HTTP requests answered.",
-            ("model", "endpoint", "status"),
-            registry=registry,
-        )
-        self.in_flight = Gauge("kvarn_requests_in_flight", "HTTP requests being answered.", registry=registry)
-        self.request_seconds = Histogram(
+        self.requests = counter("kvarn_requests_total", "HTTP requests answered.", ("model", "endpoint", "status"))
+        self.in_flight = gauge("kvarn_requests_in_flight", "HTTP requests being answered.")
+        self.request_seconds = histogram(
             "kvarn_request_seconds",
             "From a request's headers to the last byte of its answer.",
             ("model", "endpoint"),
             buckets=_REQUEST_BUCKETS,
-            registry=registry,
         )
-        self.batch_lines = Counter(
+        self.batch_lines = counter(
             "kvarn_batch_lines_total",
             "Lines of batches: completed, failed, or refused and to be tried again.",
             ("outcome",),
-            registry=registry,
         )
-        self.disconnects = Counter(
-            "kvarn_disconnects_total",
-            "Clients that left before the end of their answer.",
-            ("model", "endpoint"),
-            registry=registry,
+        self.disconnects = counter(
+            "kvarn_disconnects_total", "Clients that left before the end of their answer.", ("model", "endpoint")
         )
-        self.ttft = Histogram(
-            "kvarn_ttft_seconds", "Time to first token.", by_model, buckets=_TTFT_BUCKETS, registry=registry
-        )
-        self.tpot = Histogram(
+        self.ttft = histogram("kvarn_ttft_seconds", "Time to first token.", by_model, buckets=_TTFT_BUCKETS)
+        self.tpot = histogram(
             "kvarn_tpot_seconds",
             "Time per output token: mean gap after the first token of a choice.",
             by_model,
             buckets=_TPOT_BUCKETS,
-            registry=registry,
         )
-        self.itl = Histogram(
-            "kvarn_itl_seconds",
-            "Single gaps between deltas of a choice.",
-            by_model,
-            buckets=_TPOT_BUCKETS,
-            registry=registry,
+        self.itl = histogram(
+            "kvarn_itl_seconds", "Single gaps between deltas of a choice.", by_model, buckets=_TPOT_BUCKETS
         )
-        self.slo_requests = Counter(
+        self.slo_requests = counter(
             "kvarn_slo_requests_total",
             "Generation requests that met, or missed, the TTFT and TPOT targets.",
             ("model", "outcome"),
-            registry=registry,
         )
-        self.goodput = Gauge(
+        self.goodput = gauge(
             "kvarn_goodput_ratio",
             "Share of the generation requests of the last 5 minutes that met the TTFT and TPOT targets.",
             by_model,
-            registry=registry,
         )
 
     def generation(self, model: str, started: float) -> GenerationObserver:

@@ -35,7 +35,10 @@ def resolve_checkpoint(path: str, *, progress: Progress | None = None) -> Path:
     Raises:
         CheckpointError: There is no such checkpoint, or it cannot be downloaded.
     """
-    return _complete(_find(path, progress, _FILES))
+    directory = _find(path, progress, _FILES)
+    if not (directory / "config.json").is_file():
+        raise CheckpointError(f"{directory} has no config.json: it is not a Hugging Face checkpoint.")
+    return directory
 
 
 def _find(path: str, progress: Progress | None, files: list[str]) -> Path:
@@ -43,26 +46,16 @@ def _find(path: str, progress: Progress | None, files: list[str]) -> Path:
     if directory.is_dir():
         return directory
     if path in PACKAGED:
-        return _packaged(path)
+        packaged = Path(kvarn.__file__).parent / "assets" / path
+        if not packaged.is_dir():
+            raise CheckpointError(f"The packaged model {path!r} is missing: install kvarn again.")
+        return packaged
     if directory.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
         raise CheckpointError(
             f"There is no directory {path!r}. Give the directory of a Hugging Face checkpoint, a hub id "
             f"(owner/name), or a packaged model: {', '.join(PACKAGED)}."
         )
     return _download(path, progress, files)
-
-
-def _packaged(name: str) -> Path:
-    directory = Path(kvarn.__file__).parent / "assets" / name
-    if not directory.is_dir():
-        raise CheckpointError(f"The packaged model {name!r} is missing from this installation: install kvarn again.")
-    return directory
-
-
-def _complete(directory: Path) -> Path:
-    if not (directory / "config.json").is_file():
-        raise CheckpointError(f"{directory} has no config.json: it is not a Hugging Face checkpoint.")
-    return directory
 
 
 def _download(path: str, progress: Progress | None, files: list[str]) -> Path:

@@ -106,7 +106,7 @@ class _NamedTemplate(CheckpointFile):
 
 
 class _TokenizerConfig(CheckpointFile):
-    bos_token: str | _Token | None = None
+    bos_token: str | _Token | None = None  # templates write it
     eos_token: str | _Token | None = None
     model_max_length: float | None = None
     chat_template: str | list[_NamedTemplate] | None = None

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
-
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_level_alphabet() -> dict[str, int]:
@@ -35,11 +32,11 @@ def token_bytes_reader(decoder: dict[str, Any] | None) -> Callable[[str], bytes]
         for part in _parts(decoder)
         if part.get("type") == "Replace" and part.get("content") == " " and "String" in part.get("pattern", {})
     ]
-    fallback = "ByteFallback" in kinds
+    byte_tokens = byte_fallback_tokens(decoder)
 
     def read(token: str) -> bytes:
-        if fallback and (match := _BYTE_TOKEN.fullmatch(token)):
-            return bytes([int(match[1], 16)])
+        if token in byte_tokens:
+            return bytes([byte_tokens[token]])
         for space in spaces:
             token = token.replace(space, " ")
         return token.encode()
@@ -53,14 +50,11 @@ def is_pure_byte_level(decoder: dict[str, Any] | None) -> bool:
     return "ByteLevel" in kinds and all(kind in ("ByteLevel", "Fuse") for kind in kinds)
 
 
-def byte_fallback_token(token: str) -> bool:
-    """Whether this is one of the tokens `<0x00>` to `<0xFF>`."""
-    return _BYTE_TOKEN.fullmatch(token) is not None
-
-
-def has_byte_fallback(decoder: dict[str, Any] | None) -> bool:
-    """Whether tokens such as `<0xE2>` stand for bytes."""
-    return any(part.get("type") == "ByteFallback" for part in _parts(decoder))
+def byte_fallback_tokens(decoder: dict[str, Any] | None) -> dict[str, int]:
+    """The tokens `<0x00>` to `<0xFF>` and their bytes; none where the decoder takes them for text."""
+    if not any(part.get("type") == "ByteFallback" for part in _parts(decoder)):
+        return {}
+    return {form: byte for byte in range(256) for form in (f"<0x{byte:02X}>", f"<0x{byte:02x}>")}
 
 
 def _from_alphabet(token: str, alphabet: dict[str, int]) -> bytes:

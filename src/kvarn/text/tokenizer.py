@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvarn.text.errors import TokenizerError
 from kvarn.text.json_file import check_size, token_text
-from kvarn.text.token_bytes import byte_fallback_token, has_byte_fallback, is_pure_byte_level, token_bytes_reader
+from kvarn.text.token_bytes import byte_fallback_tokens, is_pure_byte_level, token_bytes_reader
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
@@ -19,15 +19,12 @@ if TYPE_CHECKING:
 _MAX_FILE_BYTES = 512 * 1024 * 1024
 """Of tokenizer.json: the largest published ones have about 40 MB."""
 
-_NO_LIMIT = 10**9
-"""A `model_max_length` from here on is a way of saying "unknown" (transformers writes 10**30)."""
-
 
 class Tokenizer:
     """The tokenizer of one checkpoint. Safe to use from several threads; encoding releases the GIL."""
 
-    def __init__(self, library: Library, config: dict[str, Any], eos_token_ids: Sequence[int]) -> None:
-        """Wrap a tokenizer of the `tokenizers` library; `config` is tokenizer_config.json."""
+    def __init__(self, library: Library, eos_token_ids: Sequence[int]) -> None:
+        """Wrap a tokenizer of the `tokenizers` library."""
         self._library = library
         decoder: dict[str, Any] | None = json.loads(library.to_str())["decoder"]
         self._bytes_of = token_bytes_reader(decoder)
@@ -45,21 +42,13 @@ class Tokenizer:
         vocabulary = library.get_vocab(with_added_tokens=True)
         self.is_byte_level: bool = is_pure_byte_level(decoder)
         """Whether a text's bytes are just its tokens' bytes, one after another."""
+        byte_tokens = byte_fallback_tokens(decoder)
         self.byte_fallback_ids: frozenset[int] = frozenset(
-            token_id
-            for token, token_id in vocabulary.items()
-            if has_byte_fallback(decoder) and byte_fallback_token(token)
+            token_id for token, token_id in vocabulary.items() if token in byte_tokens
         )
         """Tokens that each stand for one byte of a character which has no token of its own."""
         self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(eos_token_ids))
         """Tokens that end an answer."""
-        self.bos_token: str | None = token_text(config.get("bos_token"))
-        self.eos_token: str | None = token_text(config.get("eos_token"))
-        limit = config.get("model_max_length")
-        self.model_max_length: int | None = (
-            int(limit) if isinstance(limit, int | float) and 0 < limit < _NO_LIMIT else None
-        )
-        """Tokens of input that the tokenizer's author foresaw; None where the files do not say."""
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
         """One more than the highest token id."""
         self.longest_token: int = max(map(len, vocabulary), default=1)
@@ -91,11 +80,10 @@ class Tokenizer:
             raise TokenizerError(f"Cannot read {path}: {error}. Is the checkpoint complete?") from error
         library.no_truncation()
         library.no_padding()
-        config = read_tokenizer_config(directory)
         ends = read_end_tokens(checkpoint or directory, generation_config)
-        text = token_text(config.get("eos_token"))
+        text = token_text(read_tokenizer_config(directory).get("eos_token"))
         token_id = None if text is None else library.token_to_id(text)
-        return cls(library, config, ends if token_id is None else [*ends, token_id])
+        return cls(library, ends if token_id is None else [*ends, token_id])
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text; with `add_special_tokens` those that the tokenizer puts around it.
@@ -143,10 +131,6 @@ class Tokenizer:
                 self._words = type(self._library).from_str(self._library.to_str())
                 self._words.encode_special_tokens = True
         return self._words
-
-    def is_special(self, token_id: int) -> bool:
-        """Whether the token steers the model and is not part of the text."""
-        return token_id in self.special_ids
 
     def has_token(self, token_id: int) -> bool:
         """Whether the id lies in the vocabulary's range."""

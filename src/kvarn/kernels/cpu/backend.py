@@ -14,7 +14,7 @@ from kvarn.kernels.cpu._native import Backend
 from kvarn.kernels.cpu.attention import CpuAttentionPlan, CpuBidirectionalPlan, plan_attention, plan_bidirectional
 from kvarn.kernels.cpu.isa import chosen_instruction_set
 from kvarn.kernels.cpu.kv_cache import new_kv_cache
-from kvarn.kernels.cpu.linear import CpuLinear
+from kvarn.kernels.cpu.linear import CpuLinear, address_of_norm, check_rows
 from kvarn.kernels.cpu.packing import ACTIVATION_NUMBERS, LAYOUT, PackedWeight, pack
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Linear, Norm
@@ -82,21 +82,14 @@ class CpuKernels(TorchKernels):
             return super().rms_norm(x, norm, mean_square=mean_square, add_to=add_to)
         out = torch.empty(x.shape) if add_to is None else add_to
         size = norm.weight.shape[-1]
-        for name, tensor in (("x", x), ("add_to", out)):
-            rows = tensor.dtype == torch.float32 and tensor.shape == (x.shape[0], size)
-            if not rows or (size > 1 and tensor.stride(1) != 1):
-                shape = tuple(tensor.shape)
-                raise KernelInputError(f"{name} must be float32 [T, {size}] with contiguous rows, not {shape}")
-        if len(out) > 1 and out.stride(0) < size:
-            raise KernelInputError("the rows of add_to must not overlap: threads write them at the same time")
-        if norm.weight.dim() != 1 or norm.weight.dtype != torch.float32 or not norm.weight.is_contiguous():
-            raise KernelInputError(f"the norm of {size} numbers needs as many float32 weights, side by side")
+        check_rows(x, size, out, size)
+        address = address_of_norm(norm, size)
         self.backend.rms_norm(
             x.data_ptr(),
             x.shape[0],
             size,
             x.stride(0),
-            norm.weight.data_ptr(),
+            address,
             norm.eps,
             out.data_ptr(),
             out.stride(0),
