@@ -42,9 +42,9 @@ def shedding(serve: Callable[..., AbstractContextManager[Any]], wait_for: Any) -
         yield server
 
 
-def _waiting_room(server: Any) -> Any:
+def _replica_admission(server: Any) -> Any:
     (replica,) = server.served["tiny"].replicas
-    return server.gateway.bodies._check.__self__._rooms[replica]
+    return server.gateway.bodies._check.__self__._replicas[replica]
 
 
 def test_time_counts_from_the_last_byte_of_the_body(shedding: Any) -> None:
@@ -135,7 +135,7 @@ def test_a_prompt_that_is_stored_elsewhere_says_nothing_of_what_a_body_holds(she
     sent = {"model": "tiny", "input": "x" * 200, "max_output_tokens": 16}
     first = shedding.http.post("/v1/responses", json=sent)
     assert first.status_code == 200
-    traffic = _waiting_room(shedding)._traffic
+    traffic = _replica_admission(shedding).traffic
     learned = traffic.tokens_in(1000)
     assert learned != 1000 * FIRST_TOKENS_PER_BYTE
     follow_up = sent | {"input": "y", "previous_response_id": first.json()["id"]}

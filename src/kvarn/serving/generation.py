@@ -41,7 +41,7 @@ class Generation:
         self._model = model
         self._submit = submit
         self._choices = choices
-        self._tally = usage
+        self._usage = usage
         self._held = held
         self._open = len(choices)
         self._observer: GenerationObserver | None = None
@@ -62,7 +62,7 @@ class Generation:
             ApiError: The answer cannot be moderated now, or there is no memory left for what nobody has read.
         """
         self._observer = observer = metrics.generation(self._model.name, received)
-        usage, choices = self._tally, self._choices
+        usage, choices = self._usage, self._choices
         usage.count(prompt=len(self._submit.prompt_token_ids))
         try:
             async with aclosing(self._model.replica.generate(self._submit, self._held.become)) as deltas:
@@ -92,7 +92,7 @@ class Generation:
         """One choice is complete: known before the client hears of it, whoever ended it."""
         self._open -= 1
         if not self._open:
-            self._tally.pending -= 1
+            self._usage.pending -= 1
             if self._observer is not None:
                 self._observer.finished()
 

@@ -63,7 +63,7 @@ class MessageWriter:
     def __init__(self, message_id: str, model: str, usage: TokenUsage) -> None:
         self._id = message_id
         self._model = model
-        self._tally = usage
+        self._tokens = usage
         self._blocks: list[_Block] = []
         self._open = False
         self._stop: Stop | None = None
@@ -138,7 +138,7 @@ class MessageWriter:
         return "tool_use" if any(block.name for block in self._blocks) else "end_turn"
 
     def _usage(self) -> Usage:
-        usage = self._tally
+        usage = self._tokens
         return Usage(
             input_tokens=usage.prompt_tokens - usage.cached_tokens,
             output_tokens=usage.completion_tokens,
