@@ -122,6 +122,7 @@ class RequestMiddleware:
             "answered",
             extra={
                 "request_id": record.request_id,
+                "id": record.id,
                 "method": scope["method"],
                 "endpoint": endpoint,
                 "model": record.model,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import uuid
 
 from starlette.types import Receive, Scope
 
 from kvarn.gateway.arrival import received_at
 from kvarn.serving.record import RequestRecord
+from kvarn.store.ids import new_id
 
 _SCOPE_KEY = "kvarn.record"
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -17,8 +17,9 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 def new_record(scope: Scope) -> RequestRecord:
     """Make the record of a request and hang it on its ASGI scope."""
     supplied = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    request_id = supplied.decode("ascii") if _SANE_ID.fullmatch(supplied) else f"req-{uuid.uuid4().hex}"
-    record = RequestRecord(request_id, received_at(scope), endpoint=route_path(scope)[:256])
+    own_id = new_id("")
+    request_id = supplied.decode("ascii") if _SANE_ID.fullmatch(supplied) else f"req-{own_id}"
+    record = RequestRecord(request_id, received_at(scope), id=own_id, endpoint=route_path(scope)[:256])
     scope[_SCOPE_KEY] = record
     return record
 

@@ -24,7 +24,6 @@ from kvarn.serving.logprobs import encoded_bytes
 from kvarn.serving.pipeline import Work
 from kvarn.serving.record import RequestRecord
 from kvarn.serving.tiers import tier_of
-from kvarn.store.ids import new_id
 from kvarn.store.repositories.conversations.conversations import Lock
 from kvarn.wire.openai.chat.answer import FinishReason
 from kvarn.wire.openai.errors import ApiError, unavailable
@@ -89,16 +88,15 @@ class ResponseRun:
 
     async def events(self) -> AsyncGenerator[list[StreamEvent], None]:
         """The events while it is written, up to its end. Whoever breaks this off ends the response."""
-        reader, writer = self.chat.readers[0], self.writer
+        writer = self.writer
         finish_reason: FinishReason = "stop"
-        async with aclosing(self.chat.pieces) as pieces:
-            async for piece in pieces:
+        async with aclosing(self.chat.deltas) as deltas:
+            async for delta in deltas:
                 if not writer.begun:  # not before: until then the engine may refuse it
                     yield writer.begin()
-                parts = reader.read(piece)
-                self.chat.held.take(encoded_bytes(parts.logprobs or ()))
-                finish_reason = parts.finish_reason or finish_reason
-                if batch := writer.take(parts):
+                self.chat.held.take(encoded_bytes(delta.logprobs or ()))
+                finish_reason = delta.finish_reason or finish_reason
+                if batch := writer.take(delta):
                     yield batch
         await self.ending.finish(finish_reason, int(self.now()))
         yield self.ending.take_last_events()
@@ -113,7 +111,7 @@ async def start_response(serving: ResponsesContext, record: RequestRecord, reque
         StoreAwayError: The database does not answer, and it is needed for what the response goes on from.
     """
     await _check_quota(serving, record, request)
-    owner, response_id = record.principal.owner, new_id("resp_")
+    owner, response_id = record.principal.owner, f"resp_{record.id}"
     turn = await open_turn(serving, record, request, response_id)
     writer = ResponseWriter(new_response(request, response_id, int(serving.store.now())), len(turn.items))
     sink = ResponseSink(serving.store, owner, serving.responses)

@@ -24,7 +24,7 @@ async def create_message(request: Request) -> Response:
     asked = await gateway.read(request, MessagesRequest)
     record.headers["request-id"] = record.request_id
     run = await start_message(gateway, record, asked)
-    return event_stream(run.stream(), end=b"", tell=run.tell) if asked.stream else json_when_done(run.collect())
+    return event_stream(run.stream(), end=b"", tell=run.error_event) if asked.stream else json_when_done(run.collect())
 
 
 @router.post("/count_tokens", summary="Count a prompt's tokens")

@@ -32,10 +32,10 @@ class BudgetStage:
         configuration says `closed`."""
         metering, principal, now = self._metering, work.principal, time.time()
         holders = (principal.organization_id, principal.project_id)
-        most = metering.prices.most(work.model, now, prompt=work.prompt_tokens, output=work.max_output_tokens)
+        max_cost = metering.prices.max_cost(work.model, now, prompt=work.prompt_tokens, output=work.max_output_tokens)
         tokens = work.prompt_tokens + work.max_output_tokens
         try:
-            held = await metering.reservations.reserve(work.id, holders, tokens, most, now)
+            held = await metering.reservations.reserve(work.id, holders, tokens, max_cost, now)
         except BudgetSpentError as error:
             metering.metrics.budget_refusals.labels(error.rule.unit).inc()
             raise _refusal(error) from None
