@@ -21,7 +21,7 @@ IDLE = EngineStats(step_times=TIMES, step_s=0.01)
 FULL = EngineStats(step_times=TIMES, step_s=0.01, running=300, decode_rows=300)
 
 
-class Waiters:
+class Harness:
     """Requests that wait for a served model."""
 
     def __init__(self, server: Any) -> None:
@@ -58,48 +58,48 @@ class Waiters:
 
 
 @pytest.fixture
-def waiters(server: Any) -> Waiters:
+def harness(server: Any) -> Harness:
     server.chat.stats = FULL
-    return Waiters(server)
+    return Harness(server)
 
 
 @pytest.mark.parametrize("cancelled_first", [False, True])
 async def test_cancelled_at_the_moment_of_its_decision_a_request_holds_no_place(
-    waiters: Waiters, cancelled_first: bool
+    harness: Harness, cancelled_first: bool
 ) -> None:
-    asked = waiters.ask()
+    asked = harness.ask()
     await asyncio.sleep(0)
     if cancelled_first:
         asked.cancel()
-    waiters.decide()
+    harness.decide()
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
-    assert waiters.in_service == 0
-    await waiters.admission.close()
+    assert harness.in_service == 0
+    await harness.admission.close()
 
 
-async def test_cancelled_while_it_waits_a_request_does_not_wait(waiters: Waiters) -> None:
-    asked = waiters.ask()
+async def test_cancelled_while_it_waits_a_request_leaves_the_queue(harness: Harness) -> None:
+    asked = harness.ask()
     await asyncio.sleep(0)
-    assert len(waiters.queue) == 1
+    assert len(harness.queue) == 1
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
-    assert (len(waiters.queue), waiters.in_service) == (0, 0)
-    await waiters.admission.close()
+    assert (len(harness.queue), harness.in_service) == (0, 0)
+    await harness.admission.close()
 
 
-async def test_a_client_that_left_before_its_decision_does_not_wait(waiters: Waiters) -> None:
+async def test_a_client_that_left_before_its_decision_leaves_the_queue(harness: Harness) -> None:
     left = asyncio.Event()
 
     async def client_left() -> None:
         await left.wait()
 
-    asked = waiters.ask(client_left)
+    asked = harness.ask(client_left)
     await asyncio.sleep(0)
     left.set()
     with pytest.raises(ClientDisconnect):
         await asked
-    assert (len(waiters.queue), waiters.in_service) == (0, 0)
-    await waiters.admission.close()
+    assert (len(harness.queue), harness.in_service) == (0, 0)
+    await harness.admission.close()
