@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvarn.config.platform import AuthConfig
-from kvarn.gateway.admin_context import AdminContext
+from kvarn.gateway.dependencies import AdminContext
 from kvarn.identity.key_cache import KeyCache
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError, StoreAwayError

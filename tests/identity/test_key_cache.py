@@ -63,7 +63,7 @@ class Setup:
 
     async def settle(self) -> None:
         """Let what runs beside the requests end."""
-        await self.key_cache._revision.settle()
+        await self.key_cache._changes.settle()
 
 
 async def test_a_known_key_costs_no_query_until_its_answer_is_half_as_old_as_it_may_be(store: Store) -> None:
@@ -237,7 +237,7 @@ async def test_a_database_that_is_away_is_asked_once_a_second(store: Store) -> N
 
 
 async def test_a_database_that_hangs_holds_a_known_key_up_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvarn.identity.revision.AWAY_S", 0.05)
+    monkeypatch.setattr("kvarn.identity.key_changes.AWAY_S", 0.05)
     setup = await Setup(store, stale_s=100).furnish()
     await ensure_default_organization(store)
     assert await setup.holds()
