@@ -33,13 +33,13 @@ from typing import Any, cast
 import torch
 import zmq
 
-from kvarn.config import EngineConfig
-from kvarn.engine.plan import StepPlan, StepResult
+from kvarn.config.schema import EngineConfig
+from kvarn.engine.plan import StepPlan, StepResult, SynchronousExecutor
 from kvarn.kernels.batch import KVCache
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.models import Decoder
 from kvarn.replica.server.generate import GenerateService
-from kvarn.replica.server.transport import EngineTransport
+from kvarn.replica.server.transport import CLIENT_LINGER_MS, Outbox
 from kvarn.wire.messages import ModelCard, Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import InProcessExecutor
@@ -63,6 +63,7 @@ class InstantModel:
     def __init__(self) -> None:
         self.spec = _Spec()
         self.kernels = kernels_for()
+        self.adapters: dict[str, int] = {}
         self.entered = self.left = 0.0
         self._logits = torch.linspace(0, 1, VOCABULARY).repeat(4096, 1)
 
@@ -79,7 +80,7 @@ class InstantModel:
         return logits
 
 
-class MarkingExecutor:
+class MarkingExecutor(SynchronousExecutor):
     """The real executor; notes when a step is planned and when its result is there."""
 
     def __init__(self, model: InstantModel, num_blocks: int, max_num_seqs: int) -> None:
@@ -110,14 +111,14 @@ class Case:
     executor: MarkingExecutor
     seconds: dict[str, list[float]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
 
-    def run(self, transport: EngineTransport, steps: int) -> None:
+    def run(self, outbox: Outbox, steps: int) -> None:
         """Make and send so many steps."""
         for _ in range(steps):
             began = time.thread_time()
             outputs = self.service.step()
             stepped = time.thread_time()
             for output in outputs:
-                transport.send(output, 0)
+                outbox.send(output)
             sent = time.thread_time()
             marks = (began, self.executor.began, self.model.entered)
             self._note(*marks, self.model.left, self.executor.ended, stepped, sent)
@@ -168,19 +169,18 @@ def steady_case(name: str, steps: int) -> Case:
 
 
 @contextmanager
-def open_transport() -> Iterator[EngineTransport]:
+def open_outbox() -> Iterator[Outbox]:
     """The engine's end of the queues; another process reads what is sent and throws it away."""
     with tempfile.TemporaryDirectory(prefix="kvarn-") as directory:
-        outbox = f"ipc://{Path(directory) / 'out'}"
-        reader = multiprocessing.get_context("spawn").Process(target=_read_for_ever, args=(outbox,), daemon=True)
+        address = f"ipc://{Path(directory) / 'out'}"
+        reader = multiprocessing.get_context("spawn").Process(target=_read_for_ever, args=(address,), daemon=True)
         reader.start()
         context: zmq.Context[Any] = zmq.Context()
-        transport = EngineTransport(context, f"ipc://{Path(directory) / 'in'}")
-        transport.connect(0, outbox)
+        outbox = Outbox(context, address, CLIENT_LINGER_MS)
         try:
-            yield transport
+            yield outbox
         finally:
-            transport.close()
+            outbox.close()
             reader.terminate()
             reader.join()
             context.term()
@@ -204,10 +204,10 @@ def main() -> None:
     torch.set_num_threads(1)
     cases = [steady_case(name, arguments.rounds * arguments.steps) for name in arguments.batches.split(",")]
     gc.freeze()  # as the engine process does
-    with open_transport() as transport:
+    with open_outbox() as outbox:
         for _ in range(arguments.rounds):
             for case in cases:
-                case.run(transport, arguments.steps)
+                case.run(outbox, arguments.steps)
     print(f"{'batch':>6}" + "".join(f"{phase:>10}" for phase in (*PHASES, "total")) + "   median µs a step")
     for case in cases:
         totals = [sum(step) for step in zip(*case.seconds.values(), strict=True)]

@@ -1,6 +1,6 @@
 // From logits to tokens: the most likely token of a row, and a token drawn from its filtered distribution.
 //
-// Draws are inverse CDFs over integer weights, as kvarn/kernels/draw.py defines them:
+// Draws are inverse CDFs over integer weights, as kvarn/kernels/sampling.py defines them:
 //
 //     w[i] = round(2^b * exp((logit[i] - max) / temperature)),    0 where w[i] < 2^b * min_p
 //

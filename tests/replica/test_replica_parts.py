@@ -14,7 +14,7 @@ from kvarn.config.schema import EngineConfig
 from kvarn.fleet.process_exit import describe_exit
 from kvarn.replica.client.request_stream import RequestStream
 from kvarn.replica.server.embed import EmbedService
-from kvarn.replica.server.transport import Outbox
+from kvarn.replica.server.transport import SUPERVISOR_LINGER_MS, Outbox
 from kvarn.wire.messages import (
     Embed,
     Embedded,
@@ -132,7 +132,7 @@ def test_an_exit_is_described_by_its_signal():
 def test_what_an_engine_says_before_it_ends_waits_for_a_gateway_that_listens_late(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/out"
     engine, gateway = zmq.Context(), zmq.Context()
-    outbox = Outbox.to_supervisor(engine, address)
+    outbox = Outbox(engine, address, SUPERVISOR_LINGER_MS)
     outbox.send(Failed(message="no weights here"))
     outbox.close()
     ending = threading.Thread(target=engine.term)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from kvarn.responses.replay import replay, unwritten
 from kvarn.responses.writer import ResponseWriter, item_id, response_of_item
-from kvarn.serving.chat.choice import ChatParts
+from kvarn.serving.choice import ChoiceDelta
 from kvarn.wire.openai.chat.answer import FunctionCallDelta, TokenLogprobs, ToolCallDelta
 from kvarn.wire.openai.responses.answer import Response, ResponseError, StreamEvent, response_usage
 from kvarn.wire.openai.usage import usage
@@ -55,12 +55,12 @@ def written(
     calls = 0
     for kind, what, count in script:
         if kind == "text":
-            events += writer.take(ChatParts(str(what), logprobs=logprobs(count)))
+            events += writer.take(ChoiceDelta(0, str(what), logprobs=logprobs(count)))
         elif kind == "refusal":
             events += writer.refuse(str(what))
         else:
             assert isinstance(what, list)
-            events += writer.take(ChatParts(tool_calls=call(calls, what)))
+            events += writer.take(ChoiceDelta(0, parts=list(call(calls, what))))
             calls += 1
     used = response_usage(usage(3, 4))
     if end == "cancelled":

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvarn.safety.verdict import RULE, Verdict
-from kvarn.serving.choice import Piece
+from kvarn.serving.choice import ChoiceDelta
 from kvarn.serving.moderation.output_watch import OutputWatch
 
 FORBIDDEN = "committ"
@@ -19,19 +19,19 @@ async def judge(text: str) -> Verdict:
     return Verdict({RULE: float(FORBIDDEN in text.split())}, 0.5)
 
 
-def pieces_of(text: str, cuts: list[int], *, bare_end: bool) -> list[Piece]:
+def pieces_of(text: str, cuts: list[int], *, bare_end: bool) -> list[ChoiceDelta]:
     """The text cut at these places; the end comes with its last piece, or by itself as an end token does."""
     places = [0, *sorted({cut % (len(text) + 1) for cut in cuts}), len(text)]
     parts = [text[a:b] for a, b in pairwise(places) if a < b]
-    pieces = [Piece(0, part) for part in parts]
+    pieces = [ChoiceDelta(0, part) for part in parts]
     if bare_end or not pieces:
-        pieces.append(Piece(0, "", finish_reason="stop"))
+        pieces.append(ChoiceDelta(0, "", finish_reason="stop"))
     else:
         pieces[-1].finish_reason = "stop"
     return pieces
 
 
-async def shown_of(pieces: list[Piece], look_every: int, hold_back: int) -> tuple[str, str]:
+async def shown_of(pieces: list[ChoiceDelta], look_every: int, hold_back: int) -> tuple[str, str]:
     """What was shown in the end, and why it ended."""
     watch = OutputWatch(judge, look_every, hold_back)
     shown = ""

@@ -38,7 +38,7 @@ async def begin(store: Store, who: Principal, most: int | None = None) -> Batch:
         window_s=100,
         metadata=None,
         output_expires_after_s=None,
-        most=most,
+        max_bytes=most,
         input_bytes=INPUT,
     )
 

@@ -174,7 +174,7 @@ REFUSED: dict[str, Callable[[Store, Principal, int], Awaitable[object]]] = {
     "conversation": lambda s, who, most: conversations.create_conversation(s, who.owner, {}, [], most),
     "background": lambda s, who, most: run_in_background(s, who.owner, "late", most),
     "batch": lambda s, who, most: create_batch(
-        s, who, endpoint="e", input_file_id="f", window_s=1, metadata=None, output_expires_after_s=None, most=most
+        s, who, endpoint="e", input_file_id="f", window_s=1, metadata=None, output_expires_after_s=None, max_bytes=most
     ),
 }
 
@@ -235,7 +235,7 @@ async def test_a_writer_that_stands_still_before_its_commit_holds_up_no_answer_o
     drawn = iter(range(3))
     monkeypatch.setattr(stored_bytes.random, "randrange", lambda _: next(drawn))
     async with store.transaction() as session:
-        await stored_bytes.count_bytes(session, red.organization_id, 1000, most=10_000)
+        await stored_bytes.count_bytes(session, red.organization_id, 1000, max_bytes=10_000)
         async with asyncio.timeout(5):
             await keep_response(store, red.owner, "a")
     assert await stored_bytes.read_stored_bytes(store, red.organization_id) > 1000

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+from msgspec.structs import replace
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from kvarn.replica.client.fake import FakeReplicaClient
-from kvarn.wire.messages import ModelCard, Submit
+from kvarn.wire.messages import ModelCard, PositionLogprobs, Submit, TokenDelta, TokenLogprob
 
 BOS, EOS, SYSTEM, USER, ASSISTANT = 256, 257, 258, 259, 260
 SPECIALS = ["<bos>", "<eos>", "<|system|>", "<|user|>", "<|assistant|>"]
@@ -62,11 +64,29 @@ class FakeReplica(FakeReplicaClient):
 
     answer: Callable[[Submit, int], list[int]] = lambda request, index: answer_text("Hello, världen! 🌍")
 
+    def delta(self, request: Submit, index: int, token_ids: list[int], *, first: bool, last: bool) -> TokenDelta:
+        delta = super().delta(request, index, token_ids, first=first, last=last)
+        top, prompt_top = request.sampling.logprobs, request.sampling.prompt_logprobs
+        if top is not None:
+            delta = replace(delta, logprobs=[logprobs_of(token, top) for token in token_ids])
+        if first and prompt_top is not None:
+            rest = [logprobs_of(token, prompt_top) for token in request.prompt_token_ids[1:]]
+            delta = replace(delta, prompt_logprobs=[None, *rest])
+        return delta
+
     def reset(self) -> None:
         """As new, for the next test."""
         card = EMBED_CARD if self.card is not None and self.card.kind == "embed" else GENERATE_CARD
         self.__dict__.pop("generate", None)  # a test may have put its own in the way
         self.__init__(card)  # type: ignore[misc]
+
+
+@cache
+def logprobs_of(token: int, top: int) -> PositionLogprobs:
+    """A made-up but fixed distribution: the token itself first, then the ids after it."""
+    ranked = [TokenLogprob((token + i) % 256, -0.25 * (i + 1), i + 1) for i in range(max(top, 1))]
+    chosen = TokenLogprob(token, -0.25, 1)
+    return PositionLogprobs.of(chosen, [chosen, *ranked[1:]][:top])
 
 
 GENERATE_CARD = ModelCard(

@@ -6,10 +6,7 @@ import asyncio
 import errno
 import logging
 import signal
-import socket
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kvarn.cli.announce import show_start, show_welcome, tell_error
 from kvarn.cli.configure import configure
@@ -24,13 +21,6 @@ from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.safety.errors import SafetyError
 from kvarn.store.errors import StoreError
 from kvarn.text.errors import TextError
-
-if TYPE_CHECKING:
-    import uvicorn
-
-    from kvarn.gateway.processes.supervisor import GatewayProcesses
-    from kvarn.observe.metrics import GatewayMetrics
-    from kvarn.serving.models import ServedModel
 
 EXIT_OK = 0
 EXIT_NO_MODEL = 1
@@ -58,15 +48,16 @@ def run_server(options: ServeOptions, engine: EngineProcess | None) -> int:
     warnings: list[str] = []
     try:
         config = configure(options, warnings.append)
-        needs_key = auth_mode(config) == "keys"  # refuses before an engine loads anything
-        configure_gateway_logging(
-            config.log_level, config.log_format, 0 if config.gateway.api_server_count > 1 else None
-        )
+        mode = auth_mode(config)  # refuses before an engine loads anything
+        process = 0 if config.gateway.api_server_count > 1 else None
+        configure_gateway_logging(config.log_level, config.log_format, process)
         for warning in warnings:
             log.warning(warning)
         engines = Engines(config, engine)
         try:
-            return _run_gateway(config, engines, began, needs_key=needs_key)
+            gateway = _Gateway(config, engines, began, needs_key=mode == "keys")
+            with asyncio.Runner(loop_factory=gateway.server.config.get_loop_factory()) as runner:
+                return runner.run(gateway.run())
         finally:
             engines.kill()
     except (ConfigError, SafetyError, StoreError, TextError, _NotStartedError) as error:
@@ -74,117 +65,98 @@ def run_server(options: ServeOptions, engine: EngineProcess | None) -> int:
         return EXIT_USAGE
 
 
-def _run_gateway(config: KvarnConfig, engines: Engines, began: float, *, needs_key: bool) -> int:
-    # Imported here: they take their time, and by now the engines use it.
-    from kvarn.gateway.app import create_app
-    from kvarn.gateway.processes.supervisor import GatewayProcesses
-    from kvarn.gateway.server import bind, build_server, collect_garbage_less, share_port
-    from kvarn.serving.models import ServedModel
+class _Gateway:
+    """The main gateway process, with the engines and the other gateway processes that it supervises."""
 
-    models: dict[str, ServedModel] = {}
-    for model in config.models:
-        client = ZmqReplicaClient(model.name)
-        engines.supervisors[model.name].subscribe(client.update)
-        models[model.name] = ServedModel(model.name, model, [client], engines.directories[model.name])
-    try:
-        listener = bind(config.gateway)
-    except OSError as error:
-        raise ConfigError(_explain_bind(config.gateway, error)) from None
-    if needs_key:
-        log.info("keys: every request needs an API key (auth.mode)")
-    else:
-        log.info("open: whoever is on this machine may use and administer the server without a key (auth.mode)")
-    processes = None
-    if config.gateway.api_server_count > 1:
-        share_port(listener)
-        processes = GatewayProcesses(config, listener.getsockname()[1], list(models.values()), engines.supervisors)
-    app = create_app(config, models, shared=processes.shared if processes else None)
-    server = build_server(app, config.gateway)
-    collect_garbage_less()
-    running = _Running(server, listener, engines, processes, app.state.gateway.metrics)
-    shown = _Announcement(list(models.values()), _url(config.gateway, listener), began, needs_key)
-    try:
-        with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            return runner.run(_serve(running, shown))
-    except _NotStartedError:
-        if isinstance(app.state.start_error, StoreError):
-            raise app.state.start_error from None
-        raise
+    def __init__(self, config: KvarnConfig, engines: Engines, began: float, *, needs_key: bool) -> None:
+        # Imported here: they take their time, and by now the engines use it.
+        from kvarn.gateway.app import create_app
+        from kvarn.gateway.processes.supervisor import GatewayProcesses
+        from kvarn.gateway.server import bind, build_server, collect_garbage_less, share_port
+        from kvarn.serving.models import ServedModel
 
+        self._engines = engines
+        self._began = began
+        self._needs_key = needs_key
+        models: dict[str, ServedModel] = {}
+        for model in config.models:
+            client = ZmqReplicaClient(model.name)
+            engines.supervisors[model.name].subscribe(client.update)
+            models[model.name] = ServedModel(model.name, model, [client], engines.directories[model.name])
+        self._models = list(models.values())
+        try:
+            self._listener = bind(config.gateway)
+        except OSError as error:
+            raise ConfigError(_explain_bind(config.gateway, error)) from None
+        host, port = self._listener.getsockname()[:2]
+        scheme = "https" if config.gateway.ssl_certfile else "http"
+        self._url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        if needs_key:
+            log.info("keys: every request needs an API key (auth.mode)")
+        else:
+            log.info("open: whoever is on this machine may use and administer the server without a key (auth.mode)")
+        self._processes = None
+        if config.gateway.api_server_count > 1:
+            share_port(self._listener)
+            self._processes = GatewayProcesses(config, port, self._models, engines.supervisors)
+        self._app = create_app(config, models, shared=self._processes.shared if self._processes else None)
+        self.server = build_server(self._app, config.gateway)
+        collect_garbage_less()
 
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """What runs under the command's event loop."""
+    async def run(self) -> int:
+        """Serve until told to stop, or until no model can be started; returns the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._end, number)
+        self._engines.start()
+        serving = asyncio.create_task(self._serve_http())
+        starting = asyncio.create_task(self._show_start())
+        try:
+            await asyncio.wait({serving, starting}, return_when=asyncio.FIRST_COMPLETED)
+            any_ready = not starting.done() or starting.result()
+            if not any_ready:
+                self._end(signal.SIGTERM)
+            await serving
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            if self._processes is not None:
+                await self._processes.stop()
+            await self._engines.stop()
+        return EXIT_OK if any_ready else EXIT_NO_MODEL
 
-    server: uvicorn.Server
-    listener: socket.socket
-    engines: Engines
-    processes: GatewayProcesses | None
-    metrics: GatewayMetrics
-
-    def end(self, number: int) -> None:
+    def _end(self, number: int) -> None:
         """Let running requests finish, here and in the other gateway processes; then stop."""
         self.server.handle_exit(number, None)
-        if self.processes is not None:
-            self.processes.signal(number)
+        if self._processes is not None:
+            self._processes.signal(number)
 
-    async def serve_http(self) -> None:
-        """Serve until told to stop."""
+    async def _serve_http(self) -> None:
         try:
-            await self.server.serve(sockets=[self.listener])
+            await self.server.serve(sockets=[self._listener])
         except SystemExit as end:  # no way to leave a task, and this server's way to say that it did not start
+            if isinstance(self._app.state.start_error, StoreError):
+                raise self._app.state.start_error from None
             raise _NotStartedError(f"the gateway did not start (status {end.code}): the log says why") from None
 
-    async def start_processes(self) -> None:
+    async def _show_start(self) -> bool:
+        """Show the start of models and gateway processes; returns whether any model came up."""
+        async with asyncio.TaskGroup() as group:
+            showing = group.create_task(show_start(self._models))
+            group.create_task(self._start_processes())
+        ready = showing.result()
+        if ready:
+            show_welcome(ready, self._url, time.monotonic() - self._began, needs_key=self._needs_key)
+        return bool(ready)
+
+    async def _start_processes(self) -> None:
         """Start the other gateway processes once this one serves: it has brought the database up to date by then."""
-        if self.processes is None:
+        if self._processes is None:
             return
         while not self.server.started:  # noqa: ASYNC110  it has no event to wait for
             await asyncio.sleep(_POLL_S)
-        self.processes.start(self.metrics)
-        await self.processes.wait_until_serving()
-
-
-@dataclass(frozen=True, slots=True)
-class _Announcement:
-    """What is shown while models start and when they are ready."""
-
-    models: list[ServedModel]
-    url: str
-    began: float
-    needs_key: bool
-
-    async def show(self, joining: asyncio.Task[None]) -> bool:
-        """Show it; returns whether any model came up."""
-        ready = await show_start(self.models)
-        if ready:
-            await asyncio.wait({joining})
-            show_welcome(ready, self.url, time.monotonic() - self.began, needs_key=self.needs_key)
-        return bool(ready)
-
-
-async def _serve(running: _Running, announcement: _Announcement) -> int:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, running.end, number)
-    running.engines.start()
-    serving = asyncio.create_task(running.serve_http())
-    joining = asyncio.create_task(running.start_processes())
-    announcing = asyncio.create_task(announcement.show(joining))
-    try:
-        await asyncio.wait({serving, announcing}, return_when=asyncio.FIRST_COMPLETED)
-        any_ready = not announcing.done() or announcing.result()
-        if not any_ready:
-            running.end(signal.SIGTERM)
-        await serving
-    finally:
-        joining.cancel()
-        announcing.cancel()
-        await asyncio.gather(joining, announcing, return_exceptions=True)
-        if running.processes is not None:
-            await running.processes.stop()
-        await running.engines.stop()
-    return EXIT_OK if any_ready else EXIT_NO_MODEL
+        self._processes.start(self._app.state.gateway.metrics)
+        await self._processes.wait_until_serving()
 
 
 def _explain_bind(config: GatewayConfig, error: OSError) -> str:
@@ -194,9 +166,3 @@ def _explain_bind(config: GatewayConfig, error: OSError) -> str:
     if error.errno == errno.EACCES:
         return f"this user may not listen on {where}: choose a port above 1023 with --port"
     return f"cannot listen on {where}: {error.strerror or error}; check --host and --port"
-
-
-def _url(config: GatewayConfig, listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    scheme = "https" if config.ssl_certfile else "http"
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

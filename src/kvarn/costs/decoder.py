@@ -137,13 +137,17 @@ def loaded_costs(
 
 
 def kv_bytes_per_token(model: DecoderDimensions, dtype: KvDtype) -> int:
-    """Bytes that one token's keys and values take in all layers together.
+    """Bytes that one token's keys and values take in all layers together."""
+    return 2 * model.num_layers * model.num_kv_heads * kv_bytes_per_head(model.head_dim, dtype)
 
-    As the compiled kernels hold them, heads filled up to a multiple of 16 numbers; torch's take no more.
+
+def kv_bytes_per_head(head_dim: int, dtype: KvDtype) -> int:
+    """Bytes of one token's key, or value, in one head.
+
+    As the compiled kernels hold it, filled up to a multiple of 16 numbers; torch's take no more.
     """
-    held_dim = -(-model.head_dim // 16) * 16
-    bytes_per_head = {"float32": 4 * held_dim, "bfloat16": 2 * held_dim, "int8": held_dim + 4}
-    return 2 * model.num_layers * model.num_kv_heads * bytes_per_head[dtype]
+    held_dim = -(-head_dim // 16) * 16
+    return {"float32": 4 * held_dim, "bfloat16": 2 * held_dim, "int8": held_dim + 4}[dtype]
 
 
 def _costs(model: DecoderDimensions, bits: float, head_bits: float, kv_bytes_per_token: float) -> DecoderCosts:

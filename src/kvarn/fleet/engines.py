@@ -43,10 +43,13 @@ class Engines:
         affinity = separate_cpus(max_threads, gateways=gateways) if config.replica.separate_cores else None
         try:
             for model in config.models:
-                cpus = affinity.engines if affinity else ()
-                directory = self.directories[model.name]
-                spec = ReplicaSpec.of(
-                    model, directory, config.replica, config.log_level, cpus, log_format=config.log_format
+                spec = ReplicaSpec(
+                    model=model.model_dump_json(),
+                    directory=str(self.directories[model.name]),
+                    heartbeat_interval_s=config.replica.heartbeat_interval_s,
+                    log_level=config.log_level,
+                    log_format=config.log_format,
+                    cpus=affinity.engines if affinity else (),
                 )
                 supervisor = self.supervisors[model.name] = EngineSupervisor(spec, config.replica)
                 supervisor.launch(process)

@@ -64,7 +64,7 @@ class EngineSupervisor:
         """
         process = self._process = process or EngineProcess.spawn(self._spec.factory.partition(":")[0])
         message = StartMessage(spec=self._spec, sockets=str(process.sockets), spawned_at=process.spawned_at)
-        process.start(message.encode())
+        process.start(msgspec.json.encode(message) + b"\n")
 
     def start(self) -> None:
         """Supervise the engine in the running event loop, until `drain` or `stop`; launch it if need be. Idempotent."""

@@ -42,7 +42,7 @@ class SamplingTensors:
     uniforms: torch.Tensor
     """float64 in [0, 1)."""
 
-    def take(self, rows: torch.Tensor | slice) -> SamplingTensors:
+    def take(self, rows: torch.Tensor) -> SamplingTensors:
         """The parameters of some rows."""
         columns = (self.temperature, self.top_k, self.top_p, self.min_p, self.uniforms)
         return SamplingTensors(*(column[rows] for column in columns))

@@ -62,13 +62,13 @@ class Weight:
     def columns(self, columns: range) -> Weight:
         """Some of the inputs. Raises KernelInputError where they cut a group, or where columns are reordered."""
         if self.input_order is not None:
-            raise KernelInputError("was quantized with its inputs reordered (desc_act): they cannot be divided")
+            raise KernelInputError("a weight quantized with its inputs reordered (desc_act) cannot be cut by inputs")
         start, stop = columns.start, columns.stop
         values = self.values[:, start:stop]
         if not self.group:
             return replace(self, values=values)
         if start % self.group or (stop % self.group and stop != self.values.shape[1]):
-            raise KernelInputError(f"was quantized in groups of {self.group} inputs: {start} to {stop} cut a group")
+            raise KernelInputError(f"inputs {start} to {stop} cut a group of {self.group} inputs that share a scale")
         groups = slice(start // self.group, -(-stop // self.group))
         zeros = None if self.zeros is None else self.zeros[:, groups]
         return replace(self, values=values, scales=self._scales[:, groups], zeros=zeros)

@@ -72,18 +72,18 @@ def quantize_int4(weight: torch.Tensor) -> Weight:
 def _best_int4_scales(groups: torch.Tensor) -> torch.Tensor:
     """The scale of each row of `groups` [rows, n] that loses least."""
     inverse_peaks = _inverse(_largest(groups))
-    best = torch.zeros_like(inverse_peaks)
-    most = torch.zeros_like(inverse_peaks)
+    best_scale = torch.zeros_like(inverse_peaks)
+    best_gain = torch.zeros_like(inverse_peaks)
     for peak in INT4_PEAKS:
         codes = _codes(groups, peak * inverse_peaks, -8.0, 7.0)
         scale = torch.linalg.vecdot(groups, codes)
-        kept = scale.clone()
+        gain = scale.clone()
         scale *= _inverse(torch.linalg.vecdot(codes, codes))
-        kept *= scale
-        better = kept > most
-        most = torch.where(better, kept, most)
-        best = torch.where(better, scale, best)
-    return best
+        gain *= scale
+        better = gain > best_gain
+        best_gain = torch.where(better, gain, best_gain)
+        best_scale = torch.where(better, scale, best_scale)
+    return best_scale
 
 
 def _largest(numbers: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 
 from kvarn.kernels.activation import Activation
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.errors import KernelInputError
-from kvarn.kernels.interface import Kernels
 from kvarn.kernels.linear import LayerNorm, Linear, Norm
 from kvarn.kernels.weights import Weight, concatenate
 from kvarn.models.checkpoint import Checkpoint
@@ -107,7 +107,9 @@ class WeightLoader:
             try:
                 weight = weight.columns(spec.inputs.held)
             except KernelInputError as error:
-                raise ParallelError(f"{spec.names[0]} {error}; use fewer ranks") from error
+                raise ParallelError(
+                    f"{spec.names[0]} cannot be divided among so many ranks: {error}; use fewer"
+                ) from error
         if weight.format == "float":
             quantization = None if spec.role == "router" else self._quantization
             if quantization and spec.role == "head":

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import msgspec
 
-from kvarn.config.schema import EngineConfig, ModelConfig, ReplicaConfig
+from kvarn.config.schema import EngineConfig, ModelConfig
 
 DEFAULT_FACTORY = "kvarn.replica.server.build:build_service"
 
@@ -25,27 +23,6 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Logical CPUs to run on; empty: those of the parent."""
     factory: str = DEFAULT_FACTORY
     """`module:function` that turns the spec into a service. Tests name a scripted one."""
-
-    @classmethod
-    def of(
-        cls,
-        model: ModelConfig,
-        directory: os.PathLike[str] | str,
-        replica: ReplicaConfig,
-        log_level: str,
-        cpus: tuple[int, ...] = (),
-        *,
-        log_format: str = "text",
-    ) -> ReplicaSpec:
-        """The spec of a model that the configuration names and whose checkpoint has been found."""
-        return cls(
-            model=model.model_dump_json(),
-            directory=os.fspath(directory),
-            heartbeat_interval_s=replica.heartbeat_interval_s,
-            log_level=log_level,
-            log_format=log_format,
-            cpus=cpus,
-        )
 
     @property
     def model_config(self) -> ModelConfig:
@@ -66,16 +43,3 @@ class StartMessage(msgspec.Struct, frozen=True, kw_only=True):
     """Directory of its sockets; see `kvarn.replica.addresses`."""
     spawned_at: float
     """`time.monotonic()` of the parent just before it started the process."""
-
-    def encode(self) -> bytes:
-        """One line."""
-        return msgspec.json.encode(self) + b"\n"
-
-    @classmethod
-    def decode(cls, line: bytes) -> StartMessage:
-        """Read what `encode` wrote.
-
-        Raises:
-            msgspec.DecodeError: The line is no such message.
-        """
-        return msgspec.json.decode(line, type=cls)

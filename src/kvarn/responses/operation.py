@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -23,7 +24,6 @@ from kvarn.serving.logprobs import encoded_bytes
 from kvarn.serving.pipeline import Work
 from kvarn.serving.record import RequestRecord
 from kvarn.serving.tiers import tier_of
-from kvarn.store.ids import new_id
 from kvarn.store.repositories.conversations.conversations import Lock
 from kvarn.wire.openai.chat.answer import FinishReason
 from kvarn.wire.openai.errors import ApiError, unavailable
@@ -88,16 +88,15 @@ class ResponseRun:
 
     async def events(self) -> AsyncGenerator[list[StreamEvent], None]:
         """The events while it is written, up to its end. Whoever breaks this off ends the response."""
-        reader, writer = self.chat.readers[0], self.writer
+        writer = self.writer
         finish_reason: FinishReason = "stop"
-        async with aclosing(self.chat.pieces) as pieces:
-            async for piece in pieces:
+        async with aclosing(self.chat.deltas) as deltas:
+            async for delta in deltas:
                 if not writer.begun:  # not before: until then the engine may refuse it
                     yield writer.begin()
-                parts = reader.read(piece)
-                self.chat.held.take(encoded_bytes(parts.logprobs or ()))
-                finish_reason = parts.finish_reason or finish_reason
-                if batch := writer.take(parts):
+                self.chat.held.take(encoded_bytes(delta.logprobs or ()))
+                finish_reason = delta.finish_reason or finish_reason
+                if batch := writer.take(delta):
                     yield batch
         await self.ending.finish(finish_reason, int(self.now()))
         yield self.ending.take_last_events()
@@ -112,7 +111,7 @@ async def start_response(serving: ResponsesContext, record: RequestRecord, reque
         StoreAwayError: The database does not answer, and it is needed for what the response goes on from.
     """
     await _check_quota(serving, record, request)
-    owner, response_id = record.principal.owner, new_id("resp_")
+    owner, response_id = record.principal.owner, f"resp_{record.id}"
     turn = await open_turn(serving, record, request, response_id)
     writer = ResponseWriter(new_response(request, response_id, int(serving.store.now())), len(turn.items))
     sink = ResponseSink(serving.store, owner, serving.responses)
@@ -137,7 +136,7 @@ async def run_turn(
         raise
     work = record.work[-1]
     if turn.lock is not None:
-        work.tickets.append(_LockTicket(serving.responses, turn.lock))
+        work.settlements.append(partial(_unlock, serving.responses, turn.lock))
     defaults = chat.model.sampling_defaults
     writer.response = replace(
         writer.response,
@@ -146,7 +145,7 @@ async def run_turn(
         temperature=defaults.temperature if request.temperature is None else request.temperature,
         top_p=defaults.top_p if request.top_p is None else request.top_p,
     )
-    ending.usage = lambda: response_usage(chat.tally.usage())
+    ending.usage = lambda: response_usage(chat.usage.as_openai())
     return ResponseRun(chat, writer, ending, record, serving.store.now)
 
 
@@ -183,13 +182,5 @@ async def _check_quota(serving: ResponsesContext, record: RequestRecord, request
         await serving.storage_quota.check(record, "store", "send 'store': false")
 
 
-@dataclass(frozen=True, slots=True)
-class _LockTicket:
-    """The lock of a turn's conversation, as a ticket of its work."""
-
-    responses: BackgroundResponses
-    lock: Lock
-
-    async def leave(self, work: Work) -> None:
-        """The work is over."""
-        await self.responses.unlock(self.lock)
+async def _unlock(responses: BackgroundResponses, lock: Lock, work: Work) -> None:
+    await responses.unlock(lock)

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from kvarn.responses.writer import Cuts, ResponseWriter
-from kvarn.serving.chat.choice import ChatParts
+from kvarn.serving.choice import ChoiceDelta
 from kvarn.serving.tiers import asked_tier
 from kvarn.wire.openai.chat.answer import FunctionCallDelta, ToolCallDelta
 from kvarn.wire.openai.responses.answer import Response, StreamEvent
@@ -40,11 +40,11 @@ def replay(
                 continue
             if not lengths:
                 yield from writer.open_message()
-            pieces = _message_again(item, lengths)
+            deltas = _message_again(item, lengths)
         else:
-            pieces = _call_again(item, lengths, index)
-        for parts in pieces:
-            yield from writer.take(parts)
+            deltas = _call_again(item, lengths, index)
+        for delta in deltas:
+            yield from writer.take(delta)
         yield from writer.close_item(item["status"])
     writer.response = response
     yield writer.last()
@@ -74,20 +74,20 @@ def as_queued(response: Response, request: Mapping[str, Any]) -> Response:
     return replace(unwritten(response), model=request["model"], service_tier=asked_tier(request.get("service_tier")))
 
 
-def _message_again(item: StoredItem, lengths: list[list[int]]) -> Iterator[ChatParts]:
+def _message_again(item: StoredItem, lengths: list[list[int]]) -> Iterator[ChoiceDelta]:
     part = item["content"][0]
     logprobs = part["logprobs"]
     start = first = 0
     for characters, tokens in lengths:
-        yield ChatParts(part["text"][start : start + characters], logprobs=logprobs[first : first + tokens])
+        yield ChoiceDelta(0, part["text"][start : start + characters], logprobs=logprobs[first : first + tokens])
         start, first = start + characters, first + tokens
 
 
-def _call_again(item: StoredItem, lengths: list[list[int]], index: int) -> Iterator[ChatParts]:
+def _call_again(item: StoredItem, lengths: list[list[int]], index: int) -> Iterator[ChoiceDelta]:
     function = FunctionCallDelta(name=item["name"], arguments="")
-    yield ChatParts(tool_calls=[ToolCallDelta(index=index, id=item["call_id"], type="function", function=function)])
+    yield ChoiceDelta(0, parts=[ToolCallDelta(index=index, id=item["call_id"], type="function", function=function)])
     start = 0
     for characters, _ in lengths:
         delta = FunctionCallDelta(arguments=item["arguments"][start : start + characters])
-        yield ChatParts(tool_calls=[ToolCallDelta(index=index, function=delta)])
+        yield ChoiceDelta(0, parts=[ToolCallDelta(index=index, function=delta)])
         start += characters

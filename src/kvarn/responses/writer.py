@@ -1,4 +1,4 @@
-"""From the parts of a chat's answer to a response and the events of its stream.
+"""From the deltas of a chat's answer to a response and the events of its stream.
 
 A writer is a pure machine: the same parts give the same events with the same numbers. So a stream can be sent again
 from what is stored: the finished response, and where its deltas were cut (`response_replay`).
@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import replace
 
-from kvarn.serving.chat.choice import ChatParts
+from kvarn.serving.choice import ChoiceDelta
 from kvarn.wire.openai.chat.answer import FinishReason, TokenLogprobs, ToolCallDelta
 from kvarn.wire.openai.responses.answer import (
     ArgumentsDeltaEvent,
@@ -110,18 +110,18 @@ class ResponseWriter:
         self.response = replace(self.response, status="in_progress")
         return [*opening, self._state("response.in_progress")]
 
-    def take(self, parts: ChatParts) -> list[StreamEvent]:
-        """Write the next parts."""
+    def take(self, delta: ChoiceDelta) -> list[StreamEvent]:
+        """Write the next delta of the chat."""
         events: list[StreamEvent] = []
-        self._logprobs += parts.logprobs or []
-        if parts.content:
-            events += self._text(parts.content)
-        for call in parts.tool_calls:
+        self._logprobs += delta.logprobs or []
+        if delta.text:
+            events += self._text(delta.text)
+        for call in delta.tool_calls:
             events += self._call(call)
-        if parts.refusal:
-            events += self.refuse(parts.refusal)
-        if parts.warnings:
-            self.response = replace(self.response, warnings=[*(self.response.warnings or ()), *parts.warnings])
+        if delta.refusal:
+            events += self.refuse(delta.refusal)
+        if delta.warnings:
+            self.response = replace(self.response, warnings=[*(self.response.warnings or ()), *delta.warnings])
         return events
 
     def close(self, finish_reason: FinishReason) -> list[StreamEvent]:

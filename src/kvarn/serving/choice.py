@@ -2,117 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+
+from msgspec import Raw
 
 from kvarn.text.detokenizer import IncrementalDetokenizer
 from kvarn.text.stop_strings import StopMatcher
-from kvarn.wire.messages import FinishReason, PositionLogprobs, TokenDelta
-
-EndReason = Literal["stop", "length", "content_filter"]
+from kvarn.wire.messages import FinishReason as EngineFinishReason
+from kvarn.wire.messages import PositionLogprobs, TokenDelta
+from kvarn.wire.openai.chat.answer import FinishReason, TokenLogprobs, ToolCallDelta
 
 
 @dataclass(slots=True)
-class Piece:
-    """What one delta added to a choice."""
+class ChoiceDelta:
+    """What is new of one choice: the form that an answer has from the engine's tokens to the client's bytes."""
 
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     """All tokens counted, the end token included."""
-    logprobs: list[PositionLogprobs] = field(default_factory=list)
-    """One for each token that is part of the text; empty where not asked for."""
-    prompt_logprobs: list[PositionLogprobs | None] | None = None
-    finish_reason: EndReason | None = None
+    positions: list[PositionLogprobs] = field(default_factory=list)
+    """Log-probabilities of each token that is part of the text; empty where not asked for."""
+    prompt_positions: list[PositionLogprobs | None] | None = None
+    """The same of the prompt's tokens; with the first delta, where asked for."""
+    finish_reason: FinishReason | None = None
+    """Set in the last delta of the choice."""
     stop_reason: int | str | None = None
     """The stop string, or the stop token that the client named, which ended the choice."""
-    notice: str = ""
-    """What a person is told of an answer that was ended by moderation."""
+    refusal: str = ""
+    """Why moderation ended the answer, in words for a person."""
+    parts: list[str | ToolCallDelta] | None = None
+    """Text and tool calls in the order in which the model wrote them; None where the chat has no tools."""
+    logprobs: list[TokenLogprobs | Raw] | None = None
+    """`positions` as a chat's answer has them; None where not asked for."""
+    warnings: list[str] = field(default_factory=list)
+    """What is wrong with the tool calls, at the end."""
+
+    @property
+    def tool_calls(self) -> list[ToolCallDelta]:
+        """The tool calls among the parts."""
+        return [part for part in self.parts or () if not isinstance(part, str)]
 
 
 class Choice:
-    """Turns the deltas of one choice into pieces of text.
+    """Turns the token deltas of one choice into deltas with text.
 
     Args:
         index: The choice's number in the answer.
         detokenizer: Its own, fresh.
-        stop: Its own, fresh.
+        stop: Its own, fresh; None where the request has no stop strings.
         min_tokens: Stop strings count from this many tokens on.
         named_stop_ids: Stop tokens that the client asked for, to be told apart from the model's end tokens.
-        muted: The client wants no answer, only what is known of its prompt: the token drawn is dropped.
+        prompt_only: The client wants no answer, only what is known of its prompt: the token drawn is dropped.
     """
 
     def __init__(
         self,
         index: int,
         detokenizer: IncrementalDetokenizer,
-        stop: StopMatcher,
+        stop: StopMatcher | None,
         min_tokens: int = 0,
         named_stop_ids: frozenset[int] = frozenset(),
         *,
-        muted: bool = False,
+        prompt_only: bool = False,
     ) -> None:
         self.index = index
-        self.num_tokens = 0
-        """Tokens so far, up to and including the one that completed a stop string."""
         self.ended = False
-        self.on_end: Callable[[], None] = lambda: None
-        """Told when its reader ends it."""
+        """Set by its `Generation`."""
+        self._num_tokens = 0
+        """Up to and including the one that completed a stop string."""
         self._detokenizer = detokenizer
         self._stop = stop
         self._min_tokens = min_tokens
         self._named_stop_ids = named_stop_ids
-        self._muted = muted
+        self._prompt_only = prompt_only
 
-    def end(self) -> None:
-        """Its reader has all that was asked for: what the engine still sends for it is not wanted."""
-        if not self.ended:
-            self.ended = True
-            self.on_end()
-
-    def add(self, delta: TokenDelta) -> Piece:
-        """Take a delta; must not be called once the choice has ended."""
-        piece = Piece(self.index, prompt_logprobs=delta.prompt_logprobs)
-        if self._muted:
-            self.ended = True
-            piece.finish_reason = "length"
-            return piece
-        shown = delta.token_ids
-        if delta.finish_reason is FinishReason.STOP:
+    def add(self, new: TokenDelta) -> ChoiceDelta:
+        """What the tokens come to; must not be called after a delta with a finish reason."""
+        delta = ChoiceDelta(self.index, prompt_positions=new.prompt_logprobs)
+        if self._prompt_only:
+            delta.finish_reason = "length"
+            return delta
+        shown = new.token_ids
+        if new.finish_reason is EngineFinishReason.STOP:
             shown = shown[:-1]  # the stop token ends the text, it is not part of it
-        text: list[str] = []
+        text = ""
         for position, token_id in enumerate(shown):
-            self.num_tokens += 1
-            if delta.logprobs is not None:
-                piece.logprobs.append(delta.logprobs[position])
-            new, matched = self._watch(self._detokenizer.push((token_id,)))
-            text.append(new)
+            self._num_tokens += 1
+            if new.logprobs is not None:
+                delta.positions.append(new.logprobs[position])
+            piece, matched = self._detokenizer.push((token_id,)), None
+            if self._stop is not None and self._num_tokens >= self._min_tokens:
+                piece, matched = self._stop.push(piece)
+            text += piece
             if matched is not None:
-                self.ended = True
-                piece.token_ids = shown[: position + 1]
-                piece.finish_reason, piece.stop_reason = "stop", matched
+                delta.token_ids = shown[: position + 1]
+                delta.finish_reason, delta.stop_reason = "stop", matched
                 break
         else:
-            self.num_tokens += len(delta.token_ids) - len(shown)
-            piece.token_ids = delta.token_ids
-            if delta.finish_reason is not None:
-                text.append(self._finish(piece, delta))
-        piece.text = "".join(text)
-        return piece
+            self._num_tokens += len(new.token_ids) - len(shown)
+            delta.token_ids = new.token_ids
+            if new.finish_reason is not None:
+                text += self._finish(delta, new)
+        delta.text = text
+        return delta
 
-    def _watch(self, text: str) -> tuple[str, str | None]:
-        """What may be shown of new text, and the stop string in it, if any."""
-        return (text, None) if self.num_tokens < self._min_tokens else self._stop.push(text)
-
-    def _finish(self, piece: Piece, delta: TokenDelta) -> str:
+    def _finish(self, delta: ChoiceDelta, new: TokenDelta) -> str:
         """End the choice as the engine did, unless the text held back till now completes a stop string."""
-        self.ended = True
-        text, matched = self._watch(self._detokenizer.flush())
-        if matched is not None:
-            piece.finish_reason, piece.stop_reason = "stop", matched
-            return text
-        piece.finish_reason = "length" if delta.finish_reason is FinishReason.LENGTH else "stop"
-        if piece.finish_reason == "stop" and delta.token_ids and delta.token_ids[-1] in self._named_stop_ids:
-            piece.stop_reason = delta.token_ids[-1]
-        return text + self._stop.flush()
+        text = self._detokenizer.flush()
+        if self._stop is not None:
+            if self._num_tokens >= self._min_tokens:
+                text, matched = self._stop.push(text)
+                if matched is not None:
+                    delta.finish_reason, delta.stop_reason = "stop", matched
+                    return text
+            text += self._stop.flush()
+        delta.finish_reason = "length" if new.finish_reason is EngineFinishReason.LENGTH else "stop"
+        if delta.finish_reason == "stop" and new.token_ids and new.token_ids[-1] in self._named_stop_ids:
+            delta.stop_reason = new.token_ids[-1]
+        return text

@@ -13,7 +13,7 @@ from kvarn.safety.prompt_log import PromptLog
 from kvarn.serving.held_bytes import ByteBudget, HeldBytes, hold_bytes
 from kvarn.serving.models import Answering, ModelTable, ReadyModel, ServedModel
 from kvarn.serving.moderation.checks import Moderation
-from kvarn.serving.pipeline import Pipeline, Work
+from kvarn.serving.pipeline import DegradedError, Pipeline, Work
 from kvarn.serving.record import RequestRecord
 from kvarn.serving.storage_quota import StorageQuota
 from kvarn.serving.text_pool import TextPool
@@ -72,7 +72,7 @@ class ServingContext:
 
         Raises:
             ApiError: A stage refuses it: a scope, a budget, a limit, admission.
-            DegradedError: Another model shall answer; see `start_on_model`.
+            DegradedError: Another model shall answer; see `fallback_model`.
         """
         best = max(record.principal.priority, record.least_priority or record.principal.priority)
         runs_at = priority_of(service_tier, priority, best)
@@ -115,6 +115,11 @@ class ServingContext:
             does = _OPERATIONS.get(ready.card.kind, ready.card.kind)
             raise invalid_request(f"The model {name!r} does {does} only.", "model", "model_not_supported")
         return ready
+
+    def fallback_model(self, record: RequestRecord, name: str, degraded: DegradedError) -> ReadyModel:
+        """The model that admission puts in the place of the one called `name`. Raises as `ready_model` does."""
+        record.degraded_from = name
+        return self.ready_model(record, degraded.model, "generate")
 
     def find_model(self, record: RequestRecord, name: str) -> ServedModel:
         """The model a request names, whether it is ready or not.

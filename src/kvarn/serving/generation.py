@@ -1,20 +1,23 @@
-"""From a replica's deltas to pieces of text: one request to the engine, or several at once."""
+"""The deltas of an answer: one prompt's way through the engine, or those of several prompts at once."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
-from kvarn.observe.metrics import GatewayMetrics, GenerationObserver
+from kvarn.observe.metrics import GatewayMetrics
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
-from kvarn.serving.choice import Choice, Piece
+from kvarn.serving.choice import Choice, ChoiceDelta
 from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.moderation.output_watch import OutputWatch
-from kvarn.serving.pipeline import Tally
+from kvarn.serving.pipeline import TokenUsage
 from kvarn.wire.messages import Submit
 from kvarn.wire.openai.errors import ApiError
+
+Transform = Callable[[ChoiceDelta], None]
+"""Adds to the deltas of one choice what its endpoint needs; may end the choice by setting its finish reason."""
 
 
 class Generation:
@@ -22,11 +25,12 @@ class Generation:
 
     Args:
         model: Where it runs.
-        submit: What the engine is asked for.
+        submit: What is sent to the engine.
         choices: One for each of `submit.sampling.n`, in order.
-        tally: Where its tokens are counted.
+        usage: Where its tokens are counted.
         held: Counts what the engine has written and nobody has read yet.
-        watches: Who looks at what each choice says before it is shown; empty where nobody does.
+        watches: The moderation of each choice; empty where answers are not moderated.
+        transforms: One for each choice, or none at all.
     """
 
     def __init__(
@@ -34,91 +38,78 @@ class Generation:
         model: ReadyModel,
         submit: Submit,
         choices: Sequence[Choice],
-        tally: Tally,
+        usage: TokenUsage,
         held: HeldBytes,
         watches: Sequence[OutputWatch] = (),
+        transforms: Sequence[Transform] = (),
     ) -> None:
         self._model = model
         self._submit = submit
         self._choices = choices
-        self._tally = tally
+        self._usage = usage
         self._held = held
-        self._open = len(choices)
-        self._observer: GenerationObserver | None = None
         self._watches = watches
-        tally.pending += 1
-        for choice in choices:
-            choice.on_end = self._choice_over
+        self._transforms = transforms
+        usage.pending += 1
 
-    async def pieces(self, metrics: GatewayMetrics, received: float) -> AsyncGenerator[Piece, None]:
-        """Run it; yields what each delta adds to a choice.
+    async def deltas(self, metrics: GatewayMetrics, received: float) -> AsyncGenerator[ChoiceDelta, None]:
+        """Run it; yields what each step adds to a choice.
 
-        A choice that met a stop string, that its reader has ended or that was flagged is over, whatever the engine
-        still sends for it; when all are, the request is aborted by closing the replica's generator.
+        A choice ends with a stop string, by its transform or by moderation, whatever the engine still sends for it;
+        when all have ended, the request is aborted by closing the replica's generator.
 
         Raises:
             RequestRefusedError: The engine refused or gave up the request.
             ReplicaLostError: The engine is not ready, died or fell silent.
             ApiError: The answer cannot be moderated now, or there is no memory left for what nobody has read.
         """
-        self._observer = observer = metrics.generation(self._model.name, received)
-        tally, choices = self._tally, self._choices
-        tally.count(prompt=len(self._submit.prompt_token_ids))
+        observer = metrics.generation(self._model.name, received)
+        usage, running = self._usage, len(self._choices)
+        usage.count(prompt=len(self._submit.prompt_token_ids))
         try:
-            async with aclosing(self._model.replica.generate(self._submit, self._held.become)) as deltas:
-                async for delta in deltas:
-                    choice = choices[delta.index]
+            async with aclosing(self._model.replica.generate(self._submit, self._held.become)) as new_tokens:
+                async for new in new_tokens:
+                    choice = self._choices[new.index]
                     if choice.ended:
                         continue
-                    if delta.token_ids:
-                        observer.delta(delta.index, len(delta.token_ids))
-                    before = choice.num_tokens
-                    piece = choice.add(delta)
-                    tally.count(cached=delta.cached_tokens, completion=choice.num_tokens - before)
-                    shown = await self._watched(choice, delta.index, piece) if self._watches else piece
-                    if choice.ended:
-                        self._choice_over()
-                    if shown is not None:
-                        yield shown
-                    if not self._open:
+                    if new.token_ids:
+                        observer.delta(new.index, len(new.token_ids))
+                    delta = choice.add(new)
+                    usage.count(cached=new.cached_tokens, completion=len(delta.token_ids))
+                    if self._watches:
+                        shown = await self._watches[new.index].look(delta)
+                        if shown is None:
+                            continue
+                        delta = shown
+                    if self._transforms:
+                        self._transforms[new.index](delta)
+                    if delta.finish_reason is not None:
+                        choice.ended = True
+                        running -= 1
+                        if not running:  # counted before the client hears of it
+                            usage.pending -= 1
+                            observer.finished()
+                    yield delta
+                    if not running:
                         return
         except (RequestRefusedError, ReplicaLostError, ApiError) as error:
-            tally.failed = True
-            tally.refused = tally.refused or isinstance(error, RequestRefusedError)
+            usage.failed = True
+            usage.refused = usage.refused or isinstance(error, RequestRefusedError)
             observer.failed()
             raise
 
-    def _choice_over(self) -> None:
-        """One choice is complete: known before the client hears of it, whoever ended it."""
-        self._open -= 1
-        if not self._open:
-            self._tally.pending -= 1
-            if self._observer is not None:
-                self._observer.finished()
 
-    async def _watched(self, choice: Choice, position: int, piece: Piece) -> Piece | None:
-        shown = await self._watches[position].look(piece)
-        if shown is not None and shown.finish_reason == "content_filter":
-            choice.ended = True
-        return shown
+async def interleave(streams: Sequence[AsyncGenerator[ChoiceDelta, None]]) -> AsyncGenerator[ChoiceDelta, None]:
+    """The deltas of several streams as they come; the first error ends all of them, as closing does.
 
-
-async def interleave(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:
-    """The pieces of several streams as they come; the first error ends all of them, as closing does.
-
-    Each stream runs at most one piece ahead, so a slow reader is felt by all of them.
+    Each stream runs at most one delta ahead, so a slow reader slows all of them down.
     """
-    if len(streams) == 1:
-        async with aclosing(streams[0]) as only:
-            async for piece in only:
-                yield piece
-        return
-    meeting: asyncio.Queue[Piece | Exception | None] = asyncio.Queue(maxsize=1)
-    tasks = [asyncio.create_task(_forward(stream, meeting)) for stream in streams]
+    queue: asyncio.Queue[ChoiceDelta | Exception | None] = asyncio.Queue(maxsize=1)
+    tasks = [asyncio.create_task(_forward(stream, queue)) for stream in streams]
+    running = len(tasks)
     try:
-        running = len(tasks)
         while running:
-            item = await meeting.get()
+            item = await queue.get()
             if item is None:
                 running -= 1
             elif isinstance(item, Exception):
@@ -131,12 +122,14 @@ async def interleave(streams: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGen
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _forward(stream: AsyncGenerator[Piece, None], meeting: asyncio.Queue[Piece | Exception | None]) -> None:
+async def _forward(
+    stream: AsyncGenerator[ChoiceDelta, None], queue: asyncio.Queue[ChoiceDelta | Exception | None]
+) -> None:
     async with aclosing(stream):
         try:
-            async for piece in stream:
-                await meeting.put(piece)
+            async for delta in stream:
+                await queue.put(delta)
         except Exception as error:
-            await meeting.put(error)
+            await queue.put(error)
         else:
-            await meeting.put(None)
+            await queue.put(None)

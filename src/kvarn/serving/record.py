@@ -10,6 +10,7 @@ from typing import Protocol
 from kvarn.admission.demand import Demand
 from kvarn.observe.metrics import UNKNOWN
 from kvarn.serving.pipeline import Work
+from kvarn.store.ids import new_id
 from kvarn.store.owner import ANYBODY, Principal
 
 
@@ -25,7 +26,10 @@ class RequestRecord:
     """One request: set up by the middleware (or by a batch, for each of its lines), filled in on its way."""
 
     request_id: str
-    """Sent back as `x-request-id`; the client's own where it sent a sane one."""
+    """Sent back as `x-request-id`, logged, and in the ledger: the client's own where it sent a valid one, else made of
+    `id`. Two requests may have the same."""
+    id: str = field(default_factory=lambda: new_id(""), kw_only=True)
+    """The request's own: the engine's id of it, and what follows the prefix in the id of its answer (`chatcmpl-…`)."""
     began: float = field(default_factory=time.monotonic)
     """Monotonic seconds at which its headers reached this machine."""
     received: float = 0.0

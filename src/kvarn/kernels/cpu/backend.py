@@ -9,22 +9,22 @@ import torch
 
 from kvarn.costs.decoder import KvDtype
 from kvarn.kernels.activation import Activation
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch
 from kvarn.kernels.cpu._native import Backend
 from kvarn.kernels.cpu.attention import CpuAttentionPlan, CpuBidirectionalPlan, plan_attention, plan_bidirectional
 from kvarn.kernels.cpu.isa import chosen_instruction_set
 from kvarn.kernels.cpu.kv_cache import new_kv_cache
-from kvarn.kernels.cpu.linear import CpuLinear
+from kvarn.kernels.cpu.linear import CpuLinear, address_of_norm, check_rows
 from kvarn.kernels.cpu.packing import ACTIVATION_NUMBERS, LAYOUT, PackedWeight, pack
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.kernels.sampling import SamplingTensors, weight_bits
-from kvarn.kernels.torch.backend import TorchKernels
 from kvarn.kernels.weights import Weight
 
 
-class CpuKernels(TorchKernels):
-    """See `kvarn.kernels.interface.Kernels` for what each operation means. What is not compiled is torch's.
+class CpuKernels(Kernels):
+    """See `kvarn.kernels.backend.Kernels` for what each operation means. What is not compiled is torch's.
 
     Calls from several threads take turns: they share scratch memory.
     """
@@ -56,13 +56,13 @@ class CpuKernels(TorchKernels):
         return CpuLinear(self.backend, pack(weight, bias, activation))
 
     def save_linear(self, layer: Linear) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """See `KeepsPackedWeights`. Raises KernelInputError for a layer of another backend."""
+        """See `Kernels`. Raises KernelInputError for a layer of another backend."""
         if not isinstance(layer, CpuLinear):
             raise KernelInputError(f"{type(layer).__name__} was not packed by the compiled kernels")
         return layer.packed.form(), layer.packed.tensors()
 
     def load_linear(self, form: dict[str, Any], tensors: dict[str, torch.Tensor]) -> CpuLinear:
-        """See `KeepsPackedWeights`."""
+        """See `Kernels`."""
         try:
             fields: dict[str, Any] = {**form, **tensors}
             return CpuLinear(self.backend, PackedWeight(**fields))
@@ -82,21 +82,14 @@ class CpuKernels(TorchKernels):
             return super().rms_norm(x, norm, mean_square=mean_square, add_to=add_to)
         out = torch.empty(x.shape) if add_to is None else add_to
         size = norm.weight.shape[-1]
-        for name, tensor in (("x", x), ("add_to", out)):
-            rows = tensor.dtype == torch.float32 and tensor.shape == (x.shape[0], size)
-            if not rows or (size > 1 and tensor.stride(1) != 1):
-                shape = tuple(tensor.shape)
-                raise KernelInputError(f"{name} must be float32 [T, {size}] with contiguous rows, not {shape}")
-        if len(out) > 1 and out.stride(0) < size:
-            raise KernelInputError("the rows of add_to must not overlap: threads write them at the same time")
-        if norm.weight.dim() != 1 or norm.weight.dtype != torch.float32 or not norm.weight.is_contiguous():
-            raise KernelInputError(f"the norm of {size} numbers needs as many float32 weights, side by side")
+        check_rows(x, size, out, size)
+        address = address_of_norm(norm, size)
         self.backend.rms_norm(
             x.data_ptr(),
             x.shape[0],
             size,
             x.stride(0),
-            norm.weight.data_ptr(),
+            address,
             norm.eps,
             out.data_ptr(),
             out.stride(0),

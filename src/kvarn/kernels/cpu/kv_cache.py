@@ -5,53 +5,36 @@ from __future__ import annotations
 import torch
 
 from kvarn.config.schema import BLOCK_SIZE
-from kvarn.costs.decoder import KvDtype
+from kvarn.costs.decoder import KvDtype, kv_bytes_per_head
 from kvarn.kernels.batch import HeadShape, KVCache
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.memory import zeros_on_demand
 
 MAX_HEAD_DIM = 256
 _NATIVE_TYPE: dict[KvDtype, int] = {"float32": 0, "bfloat16": 1, "int8": 2}
-_SCALE_BYTES = 4 * BLOCK_SIZE
 
 
 def block_bytes(heads: HeadShape, dtype: KvDtype) -> int:
     """Bytes of one block in one layer: its keys, or its values."""
     if heads.dim % 2 or not 2 <= heads.dim <= MAX_HEAD_DIM:
         raise KernelInputError(f"heads of {heads.dim} numbers: the kernels read even ones up to {MAX_HEAD_DIM}")
-    numbers = BLOCK_SIZE * _padded(heads.dim)
-    match dtype:
-        case "float32":
-            return heads.kv * 4 * numbers
-        case "bfloat16":
-            return heads.kv * 2 * numbers
-        case "int8":
-            return heads.kv * (_SCALE_BYTES + numbers)
+    return heads.kv * BLOCK_SIZE * kv_bytes_per_head(heads.dim, dtype)
 
 
 def new_kv_cache(num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:
     """An empty cache: for each layer keys and values, uint8 [num_blocks, bytes], whose memory comes when it is used."""
     shape = (num_blocks, block_bytes(heads, dtype))
-    keys = tuple(zeros_on_demand(shape, torch.uint8) for _ in range(num_layers))
-    return KVCache(keys, tuple(zeros_on_demand(shape, torch.uint8) for _ in range(num_layers)))
+    keys, values = (tuple(zeros_on_demand(shape, torch.uint8) for _ in range(num_layers)) for _ in range(2))
+    return KVCache(keys, values)
 
 
 def native_type(key_cache: torch.Tensor, value_cache: torch.Tensor, heads: HeadShape) -> int:
-    """The number by which the kernels know the type of these caches."""
+    """The number by which the kernels know the type of these caches, which follows from the size of their blocks."""
     if key_cache.shape != value_cache.shape:
         raise KernelInputError(f"key blocks {tuple(key_cache.shape)}, but value blocks {tuple(value_cache.shape)}")
     if any(cache.dtype != torch.uint8 or not cache.is_contiguous() for cache in (key_cache, value_cache)):
         raise KernelInputError("key and value blocks must be bytes, one after another")
-    return _NATIVE_TYPE[_kv_dtype_of(key_cache, heads)]
-
-
-def _kv_dtype_of(cache: torch.Tensor, heads: HeadShape) -> KvDtype:
-    """What the blocks hold, told by their size."""
-    for dtype in _NATIVE_TYPE:
-        if cache.shape[1] == block_bytes(heads, dtype):
-            return dtype
-    raise KernelInputError(f"blocks of {cache.shape[1]} bytes do not hold {heads}")
-
-
-def _padded(head_dim: int) -> int:
-    return -(-head_dim // 16) * 16
+    for dtype, number in _NATIVE_TYPE.items():
+        if key_cache.shape[1] == block_bytes(heads, dtype):
+            return number
+    raise KernelInputError(f"blocks of {key_cache.shape[1]} bytes do not hold {heads}")

@@ -41,16 +41,8 @@ class CpuLinear:
             x = x[:, self._input_order]
             norm = None if norm is None else Norm(norm.weight[self._input_order], norm.eps)
         out = x.new_empty((x.shape[0], self.out_features)) if add_to is None else add_to
-        self._check(x, out)
-        if norm is None:
-            norm_weight, eps = 0, 0.0
-        else:
-            weight = norm.weight
-            if weight.shape != (self.in_features,) or weight.dtype != torch.float32 or not weight.is_contiguous():
-                raise KernelInputError(
-                    f"the norm of {self.in_features} inputs needs as many float32 weights, side by side"
-                )
-            norm_weight, eps = weight.data_ptr(), norm.eps
+        check_rows(x, self.in_features, out, self.out_features)
+        norm_weight, eps = (0, 0.0) if norm is None else (address_of_norm(norm, self.in_features), norm.eps)
         self._multiply(
             self._native,
             x.data_ptr(),
@@ -80,11 +72,21 @@ class CpuLinear:
         _native.unpack_rows(self._native, ids.data_ptr(), len(ids), out.data_ptr())
         return out if self._input_order is None else torch.empty_like(out).index_copy_(1, self._input_order, out)
 
-    def _check(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        for name, tensor, size in (("x", x, self.in_features), ("add_to", out, self.out_features)):
-            if tensor.dtype != torch.float32 or tensor.shape != (x.shape[0], size):
-                raise KernelInputError(f"{name} must be float32 [T, {size}], not {tensor.dtype} {tuple(tensor.shape)}")
-            if size > 1 and tensor.stride(1) != 1:
-                raise KernelInputError(f"the rows of {name} must be contiguous")
-        if len(out) > 1 and out.stride(0) < self.out_features:
-            raise KernelInputError("the rows of add_to must not overlap: threads write them at the same time")
+
+def check_rows(x: torch.Tensor, x_size: int, out: torch.Tensor, out_size: int) -> None:
+    """Raise KernelInputError unless x [T, x_size] and out [T, out_size] are float32 with rows the kernels can read."""
+    for name, tensor, size in (("x", x, x_size), ("add_to", out, out_size)):
+        wrong = tensor.dtype != torch.float32 or tensor.shape != (x.shape[0], size)
+        if wrong or (size > 1 and tensor.stride(1) != 1):
+            found = f"{tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}"
+            raise KernelInputError(f"{name} must be float32 [T, {size}] with contiguous rows, not {found}")
+    if len(out) > 1 and out.stride(0) < out_size:
+        raise KernelInputError("the rows of add_to must not overlap: threads write them at the same time")
+
+
+def address_of_norm(norm: Norm, size: int) -> int:
+    """Where the weight of a norm of `size` numbers is."""
+    weight = norm.weight
+    if weight.shape != (size,) or weight.dtype != torch.float32 or not weight.is_contiguous():
+        raise KernelInputError(f"the norm of {size} numbers needs as many float32 weights, side by side")
+    return weight.data_ptr()

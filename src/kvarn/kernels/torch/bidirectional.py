@@ -11,38 +11,28 @@ from kvarn.kernels.batch import HeadShape
 
 
 @dataclass(frozen=True, slots=True)
-class EqualLengths:
-    """Neighbouring texts of one length: their attention is one dense product without padding."""
-
-    first_token: int
-    last_token: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
 class TorchBidirectionalPlan:
-    """See `kvarn.kernels.interface.BidirectionalPlan`."""
+    """See `kvarn.kernels.backend.BidirectionalPlan`."""
 
     heads: HeadShape
-    runs: tuple[EqualLengths, ...]
+    runs: tuple[tuple[slice, int], ...]
+    """Tokens of neighbouring texts of one length, and that length: one dense product without padding."""
 
     @staticmethod
     def of(lengths: torch.Tensor, heads: HeadShape) -> TorchBidirectionalPlan:
         """The runs of equal numbers in `lengths` [S]."""
         values, counts = torch.unique_consecutive(lengths, return_counts=True)
-        runs: list[EqualLengths] = []
-        token = 0
-        for length, count in zip(values.tolist(), counts.tolist(), strict=True):
-            runs.append(EqualLengths(token, token + length * count, length))
-            token += length * count
-        return TorchBidirectionalPlan(heads, tuple(runs))
+        ends = (values * counts).cumsum(0)
+        starts = ends - values * counts
+        spans = zip(starts.tolist(), ends.tolist(), values.tolist(), strict=True)
+        return TorchBidirectionalPlan(heads, tuple((slice(start, end), length) for start, end, length in spans))
 
     def run(self, qkv: torch.Tensor) -> torch.Tensor:
         """One dense product for each run."""
         qkv = qkv.view(len(qkv), 3, self.heads.query, self.heads.dim)
         out = qkv.new_empty((len(qkv), self.heads.query * self.heads.dim))
-        for run in self.runs:
-            part = qkv[run.first_token : run.last_token].view(-1, run.length, *qkv.shape[1:]).permute(2, 0, 3, 1, 4)
+        for tokens, length in self.runs:
+            part = qkv[tokens].view(-1, length, *qkv.shape[1:]).permute(2, 0, 3, 1, 4)
             attended = F.scaled_dot_product_attention(part[0], part[1], part[2])
-            out[run.first_token : run.last_token] = attended.transpose(1, 2).flatten(2).flatten(0, 1)
+            out[tokens] = attended.transpose(1, 2).flatten(2).flatten(0, 1)
         return out

@@ -41,12 +41,13 @@ def draw_tokens(
     rows_per_tile = max(1, min(len(rows), _TILE_BYTES // (4 * padded_size)))
     tile = torch.zeros(rows_per_tile, padded_size, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-    for start in range(0, len(rows), rows_per_tile):
-        chosen = slice(start, start + rows_per_tile)
-        part = params.take(chosen)
-        weights = tile[: len(part.uniforms)]
-        _fill_weights(weights[:, :vocab_size], logits[rows[chosen]], row_max[chosen], part)
-        tokens[chosen] = _draw_tile(weights, part)
+    for selected, draw in ((~params.filtered, _draw_by_id), (params.filtered, _draw_filtered)):
+        for part in torch.split(selected.nonzero()[:, 0], rows_per_tile):
+            if len(part) == 0:
+                break
+            weights, own = tile[: len(part)], params.take(part)
+            _fill_weights(weights[:, :vocab_size], logits[rows[part]], row_max[part], own)
+            tokens[part] = draw(weights, own)
     return tokens
 
 
@@ -59,25 +60,12 @@ def _fill_weights(out: torch.Tensor, logits: torch.Tensor, row_max: torch.Tensor
         out.masked_fill_(out < (params.min_p * scale)[:, None], 0.0)
 
 
-def _draw_tile(weights: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
-    filtered = params.filtered
-    if not bool(filtered.any()):
-        return _draw_by_id(weights, params.uniforms)
-    if bool(filtered.all()):
-        return _draw_filtered(weights, params)
-    tokens = torch.empty(len(weights), dtype=torch.int64, device=weights.device)
-    plain_rows, filtered_rows = (~filtered).nonzero()[:, 0], filtered.nonzero()[:, 0]
-    tokens[plain_rows] = _draw_by_id(weights[plain_rows], params.uniforms[plain_rows])
-    tokens[filtered_rows] = _draw_filtered(weights[filtered_rows], params.take(filtered_rows))
-    return tokens
-
-
-def _draw_by_id(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+def _draw_by_id(weights: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
     """Inverse CDF in the order of token ids, in two levels: find the chunk by its sum, then the token within it."""
     num_rows = len(weights)
     chunks = weights.view(num_rows, -1, _CHUNK)
     ends = chunks.sum(-1, dtype=torch.float64).cumsum(-1)
-    targets = (uniforms * ends[:, -1])[:, None]
+    targets = (params.uniforms * ends[:, -1])[:, None]
     chunk = torch.searchsorted(ends, targets, right=True)
     row = torch.arange(num_rows, device=weights.device)[:, None]
     inside = chunks[row, chunk][:, 0].to(torch.float64).cumsum(-1)

@@ -6,11 +6,10 @@ import asyncio
 import struct
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from functools import cache
 
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, ReportPending, RequestRefusedError
 from kvarn.replica.client.request_stream import RequestStream
-from kvarn.wire.messages import EngineStats, FinishReason, ModelCard, PositionLogprobs, Submit, TokenDelta, TokenLogprob
+from kvarn.wire.messages import EngineStats, FinishReason, ModelCard, Submit, TokenDelta
 
 
 @dataclass
@@ -88,37 +87,18 @@ class FakeReplicaClient:
                 return
             end = sent + self.tokens_per_step
             for index, answer in enumerate(answers):
-                if sent < max(1, len(answer)) and not stream.put(self._delta(request, index, answer, sent, end)):
+                if sent >= max(1, len(answer)):
+                    continue
+                first, last = sent == 0 and index == 0, end >= len(answer)
+                if not stream.put(self.delta(request, index, answer[sent:end], first=first, last=last)):
                     return
             sent = end
 
-    def _delta(self, request: Submit, index: int, answer: list[int], begin: int, end: int) -> TokenDelta:
-        sampling, tokens = request.sampling, answer[begin:end]
-        reason = None
-        if tokens and tokens[-1] in sampling.stop_token_ids:
-            reason = FinishReason.STOP
-        elif end >= len(answer):
-            reason = FinishReason.LENGTH
-        first = begin == 0 and index == 0
-        prompt_logprobs: list[PositionLogprobs | None] | None = None
-        if first and sampling.prompt_logprobs is not None:
-            rest = [fake_logprobs(token, sampling.prompt_logprobs) for token in request.prompt_token_ids[1:]]
-            prompt_logprobs = [None, *rest]
-        top = sampling.logprobs
+    def delta(self, request: Submit, index: int, token_ids: list[int], *, first: bool, last: bool) -> TokenDelta:
+        """What a step adds to a choice; `first` is the request's first delta, `last` the choice's last."""
+        stops = bool(token_ids) and token_ids[-1] in request.sampling.stop_token_ids
+        reason = FinishReason.STOP if stops else FinishReason.LENGTH if last else None
+        cached = self.cached_tokens if first else 0
         return TokenDelta(
-            request_id=request.request_id,
-            index=index,
-            token_ids=tokens,
-            logprobs=None if top is None else [fake_logprobs(token, top) for token in tokens],
-            prompt_logprobs=prompt_logprobs,
-            finish_reason=reason,
-            cached_tokens=self.cached_tokens if first else 0,
+            request_id=request.request_id, index=index, token_ids=token_ids, finish_reason=reason, cached_tokens=cached
         )
-
-
-@cache
-def fake_logprobs(token: int, top: int) -> PositionLogprobs:
-    """A made-up but fixed distribution: the token itself first, then the ids after it."""
-    ranked = [TokenLogprob((token + i) % 256, -0.25 * (i + 1), i + 1) for i in range(max(top, 1))]
-    chosen = TokenLogprob(token, -0.25, 1)
-    return PositionLogprobs.of(chosen, [chosen, *ranked[1:]][:top])

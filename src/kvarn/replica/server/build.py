@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,20 +29,19 @@ class KindMismatchError(Exception):
     """The configuration says another `kind` than the checkpoint's architecture."""
 
 
-class Stopwatch:
-    """Seconds spent in each named phase."""
+class _Phases:
+    """Reports the phases of a start, and keeps the seconds each took."""
 
-    def __init__(self) -> None:
+    def __init__(self, report: ReportProgress) -> None:
         self.seconds: dict[str, float] = {}
+        self._report = report
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        """Time a block."""
         began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[phase] = time.monotonic() - began
+        self._report(phase, 0.0)
+        yield
+        self.seconds[phase] = time.monotonic() - began
 
 
 def build_service(spec: ReplicaSpec, report: ReportProgress) -> Service:
@@ -52,9 +52,8 @@ def build_service(spec: ReplicaSpec, report: ReportProgress) -> Service:
     """
     config = spec.model_config
     torch.set_num_threads(config.threads or usable_cores())  # for loading; see below for serving
-    stopwatch = Stopwatch()
-    report("load weights", 0.0)
-    with stopwatch("load weights"):
+    phases = _Phases(report)
+    with phases("load weights"):
         model = load_model(
             Path(spec.directory),
             dtype=config.dtype,
@@ -74,14 +73,13 @@ def build_service(spec: ReplicaSpec, report: ReportProgress) -> Service:
             "set `kind` to auto, or `path` to another checkpoint"
         )
     if isinstance(model, Decoder):
-        return _build_decoder(model, config, stopwatch, report)
-    return _build_encoder(model, config, stopwatch, report)
+        return _build_decoder(model, config, phases)
+    return _build_encoder(model, config, phases)
 
 
-def _build_decoder(model: Decoder, config: ModelConfig, stopwatch: Stopwatch, report: ReportProgress) -> Service:
+def _build_decoder(model: Decoder, config: ModelConfig, phases: _Phases) -> Service:
     max_context_length = config.max_context_length or model.spec.max_context_length
-    report("allocate the KV cache", 0.0)
-    with stopwatch("allocate the KV cache"):
+    with phases("allocate the KV cache"):
         num_blocks = plan_kv_blocks(
             model.spec,
             model.kv_dtype,
@@ -97,27 +95,20 @@ def _build_decoder(model: Decoder, config: ModelConfig, stopwatch: Stopwatch, re
             max_num_seqs=config.engine.max_num_seqs,
             max_context_length=max_context_length,
         )
-    report("warm up", 0.0)
-    with stopwatch("warm up"):
+    with phases("warm up"):
         warm_up(executor)
     costs = model.costs
-    with stopwatch("time products"):
+    with phases("time products"):
         speeds = product_speeds(model.input_products, model.kernels.activation_dtype(model.dtype), model.kernels.device)
         step_time = StepTimeModel(expected=expected_steps(costs, speeds))
-    card = ModelCard(
+    card = _card(
+        model,
+        phases,
         kind="generate",
-        architecture=model.spec.architecture,
-        dtype=_name(model.dtype),
-        quantization=model.quantization,
-        kernels=model.kernels.name,
-        vocab_size=model.spec.vocab_size,
         max_context_length=max_context_length,
-        num_parameters=model.spec.num_parameters,
         kv_blocks=num_blocks,
         kv_dtype=model.kv_dtype,
         block_size=BLOCK_SIZE,
-        load_s=stopwatch.seconds["load weights"],
-        start_s=stopwatch.seconds,
     )
     return GenerateService(executor, config.engine, card, namespace=config.name, costs=costs, step_time=step_time)
 
@@ -125,36 +116,36 @@ def _build_decoder(model: Decoder, config: ModelConfig, stopwatch: Stopwatch, re
 def warm_up(executor: Executor) -> None:
     """Compute one block of prompt and one token on top, then forget them: the first request finds everything warm."""
     tokens = list(range(min(BLOCK_SIZE, executor.max_context_length - 1)))
-    admission = NewSequence(0, SamplingParams(seed=0, temperature=0.0, max_tokens=2), 0, tokens, [])
+    sequence = NewSequence(0, SamplingParams(seed=0, temperature=0.0, max_tokens=2), 0, tokens, [])
     prompt = Row(0, 0, tokens, [BlockUpdate(0, 0)], sample=True)
     second_block = [BlockUpdate(1, 1)] if len(tokens) == BLOCK_SIZE and executor.num_blocks > 1 else []
     decode = Row(0, len(tokens), [0], second_block, sample=True)
-    executor.execute(StepPlan(0, [], [admission], [], [prompt]))
+    plans = [StepPlan(0, [], [sequence], [], [prompt]), StepPlan(0, [0], [], [], [])]
     if second_block:
-        executor.execute(StepPlan(0, [], [], [], [decode]))
-    executor.execute(StepPlan(0, [0], [], [], []))
+        plans.insert(1, StepPlan(0, [], [], [], [decode]))
+    for plan in plans:
+        executor.submit(plan)
+        executor.collect()
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _build_encoder(model: Encoder, config: ModelConfig, stopwatch: Stopwatch, report: ReportProgress) -> Service:
+def _build_encoder(model: Encoder, config: ModelConfig, phases: _Phases) -> Service:
     runner = EncoderRunner(model, config.engine.token_budget)
-    report("warm up", 0.0)
-    with stopwatch("warm up"):
+    with phases("warm up"):
         runner.embed([[0]])
-    card = ModelCard(
-        kind="embed",
+    length, size = model.spec.max_context_length, model.spec.hidden_size
+    card = _card(model, phases, kind="embed", max_context_length=length, embedding_size=size)
+    return EmbedService(runner, config.engine, card)
+
+
+def _card(model: Decoder | Encoder, phases: _Phases, **fields: Any) -> ModelCard:
+    return ModelCard(
         architecture=model.spec.architecture,
-        dtype=_name(model.dtype),
+        dtype=str(model.dtype).removeprefix("torch."),
         quantization=model.quantization,
         kernels=model.kernels.name,
         vocab_size=model.spec.vocab_size,
-        max_context_length=model.spec.max_context_length,
         num_parameters=model.spec.num_parameters,
-        embedding_size=model.spec.embedding_size,
-        load_s=stopwatch.seconds["load weights"],
-        start_s=stopwatch.seconds,
+        load_s=phases.seconds["load weights"],
+        start_s=phases.seconds,
+        **fields,
     )
-    return EmbedService(runner, config.engine, card)

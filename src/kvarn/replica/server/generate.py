@@ -1,4 +1,4 @@
-"""The service of a decoder: an `EngineCore` behind the loop's face."""
+"""The service of a decoder: an `EngineCore` as the loop sees it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,10 @@ from kvarn.engine.plan import Executor
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.replica.server.service import Response
 from kvarn.replica.server.validate import find_problem
-from kvarn.wire.messages import (
-    Embed,
-    EngineStats,
-    ModelCard,
-    RefusalReason,
-    Refused,
-    StepOutput,
-    Submit,
-)
+from kvarn.wire.messages import Embed, EngineStats, ModelCard, RefusalReason, Refused, StepOutput, Submit
 
 _GAUGES_EVERY_S = 0.25
-"""Gauges that change with each step are told this often: whoever shows them looks once a second."""
+"""Gauges that change with each step are sent this often: whoever shows them looks once a second."""
 
 
 class GenerateService:
@@ -47,23 +39,18 @@ class GenerateService:
 
         `step_time` is what the scheduler knows of the duration of steps before the first one.
         """
+        self.card = card
         self._costs = costs
         self._executor = executor
         self._core = EngineCore(executor, config, clock, namespace=namespace, step_time=step_time)
-        self._card = card
         self._clock = clock
         self._gauges_due_s = clock()
-
-    @property
-    def card(self) -> ModelCard:
-        """What is served."""
-        return self._card
 
     def accept(self, request: Submit | Embed) -> Refused | None:
         """Queue a request, or say why not."""
         if isinstance(request, Embed):
             return _invalid(request, "this model generates text: it has no embeddings")
-        problem = find_problem(request, self._card.vocab_size)
+        problem = find_problem(request, self.card.vocab_size)
         if problem is not None:
             return _invalid(request, problem)
         try:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import zmq
 
-from kvarn.replica.server.transport import Outbox
+from kvarn.replica.server.transport import SUPERVISOR_LINGER_MS, Outbox
 from kvarn.wire.messages import Heartbeat
 
 
@@ -42,7 +42,7 @@ class HeartbeatThread(threading.Thread):
 
     def run(self) -> None:
         """The thread."""
-        outbox = Outbox.to_supervisor(self._context, self._address)
+        outbox = Outbox(self._context, self._address, SUPERVISOR_LINGER_MS)
         while not self._stopped.wait(self._interval_s):
             began = self._step_began
             busy_s = 0.0 if began is None else time.monotonic() - began

@@ -7,8 +7,20 @@ import logging
 from kvarn.replica.server.heartbeat import HeartbeatThread
 from kvarn.replica.server.response_router import ResponseRouter
 from kvarn.replica.server.service import Service
-from kvarn.replica.server.transport import EngineTransport
-from kvarn.wire.messages import Abort, Drain, Embed, Join, Leave, StepOutput, Stop, Submit, ToEngine
+from kvarn.replica.server.transport import Inbox, UnreadableRequest
+from kvarn.wire.messages import (
+    Abort,
+    Drain,
+    Embed,
+    Join,
+    Leave,
+    RefusalReason,
+    Refused,
+    StepOutput,
+    Stop,
+    Submit,
+    ToEngine,
+)
 
 _IDLE_WAIT_S = 0.5
 """Longest wait for a message when idle: how late a signal to drain may be seen."""
@@ -19,12 +31,12 @@ log = logging.getLogger(__name__)
 
 
 class EngineLoop:
-    """Joins a service to its transport until it is stopped or drained."""
+    """Joins a service to its clients until it is stopped or drained."""
 
-    def __init__(self, service: Service, transport: EngineTransport, heartbeat: HeartbeatThread) -> None:
+    def __init__(self, service: Service, inbox: Inbox, router: ResponseRouter, heartbeat: HeartbeatThread) -> None:
         self._service = service
-        self._transport = transport
-        self._router = ResponseRouter(transport)
+        self._inbox = inbox
+        self._router = router
         self._heartbeat = heartbeat
         self._stopped = False
         self._draining = False
@@ -55,12 +67,12 @@ class EngineLoop:
         if self._service.has_work():
             wait_s = _STALLED_WAIT_S if self._stalled else 0.0
         any_came = False
-        for message in self._transport.receive(wait_s):
+        for message in self._inbox.receive(wait_s):
             self._handle(message)
             any_came = True
         return any_came
 
-    def _handle(self, message: ToEngine) -> None:
+    def _handle(self, message: ToEngine | UnreadableRequest) -> None:
         match message:
             case Submit() | Embed():
                 self._accept(message)
@@ -76,6 +88,10 @@ class EngineLoop:
                 self._drain()
             case Stop():
                 self._stopped = True
+            case UnreadableRequest():
+                reason = f"the engine cannot read this request: {message.problem}"
+                refused = Refused(request_id=message.request_id, reason=RefusalReason.INVALID, message=reason)
+                self._router.refuse(refused, message.gateway)
 
     def _accept(self, request: Submit | Embed) -> None:
         if not self._router.has_joined(request.gateway):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import zmq
+
 from kvarn.replica.server.service import Response
-from kvarn.replica.server.transport import EngineTransport
+from kvarn.replica.server.transport import CLIENT_LINGER_MS, Outbox
 from kvarn.wire.messages import Embed, Join, Refused, StepOutput, Submit, TokenDelta
 
 
@@ -16,22 +18,24 @@ class _Request:
 
 
 class ResponseRouter:
-    """Remembers whose each running request is."""
+    """Knows the gateway processes that have joined, by number, and whose each running request is."""
 
-    def __init__(self, transport: EngineTransport) -> None:
-        self._transport = transport
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._context = context
+        self._outboxes: dict[int, Outbox] = {}
         self._requests: dict[str, _Request] = {}
         self._gone: set[int] = set()
 
     def join(self, message: Join) -> None:
         """Answer one more gateway process, unless it is known to be gone: its message was still under way."""
         if message.gateway not in self._gone:
-            self._transport.connect(message.gateway, message.address)
+            self._disconnect(message.gateway)
+            self._outboxes[message.gateway] = Outbox(self._context, message.address, CLIENT_LINGER_MS)
 
     def leave(self, gateway: int) -> list[str]:
         """Forget a gateway process that is gone; returns the ids of its requests."""
         self._gone.add(gateway)
-        self._transport.disconnect(gateway)
+        self._disconnect(gateway)
         ids = [request_id for request_id, request in self._requests.items() if request.gateway == gateway]
         for request_id in ids:
             del self._requests[request_id]
@@ -39,7 +43,7 @@ class ResponseRouter:
 
     def has_joined(self, gateway: int) -> bool:
         """Whether a gateway process has joined and is not known to be gone."""
-        return gateway in self._transport.gateways
+        return gateway in self._outboxes
 
     def accepted(self, request: Submit | Embed) -> None:
         """Remember whom to answer."""
@@ -55,18 +59,24 @@ class ResponseRouter:
         return True
 
     def refuse(self, refused: Refused, gateway: int) -> None:
-        """Answer a request that was not accepted."""
-        self._transport.send(refused, gateway)
+        """Answer a request that was not accepted, unless its process is gone."""
+        if gateway in self._outboxes:
+            self._outboxes[gateway].send(refused)
 
     def send(self, message: Response) -> None:
         """Send a step's output, or the last answer to an accepted request."""
         if isinstance(message, StepOutput):
             self._send_output(message)
         elif (request := self._requests.pop(message.request_id, None)) is not None:
-            self._transport.send(message, request.gateway)
+            self._outboxes[request.gateway].send(message)
+
+    def close(self) -> None:
+        """Send what is queued, then close."""
+        for outbox in self._outboxes.values():
+            outbox.close()
 
     def _send_output(self, output: StepOutput) -> None:
-        outputs: dict[int, list[TokenDelta]] = {gateway: [] for gateway in self._transport.gateways}
+        outputs: dict[int, list[TokenDelta]] = {gateway: [] for gateway in self._outboxes}
         for delta in output.deltas:
             request = self._requests.get(delta.request_id)
             if request is None:
@@ -78,4 +88,10 @@ class ResponseRouter:
                     del self._requests[delta.request_id]
         for gateway, deltas in outputs.items():
             if deltas or output.stats is not None:
-                self._transport.send(StepOutput(deltas=deltas, stats=output.stats), gateway)
+                self._outboxes[gateway].send(StepOutput(deltas=deltas, stats=output.stats))
+
+    def _disconnect(self, gateway: int) -> None:
+        """Nobody reads what is queued for it."""
+        outbox = self._outboxes.pop(gateway, None)
+        if outbox is not None:
+            outbox.close(drop=True)

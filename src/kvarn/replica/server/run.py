@@ -18,8 +18,9 @@ from kvarn.replica.server.cpu import pin_to_cpus
 from kvarn.replica.server.heartbeat import HeartbeatThread
 from kvarn.replica.server.loop import EngineLoop
 from kvarn.replica.server.parent import exit_when_closed
+from kvarn.replica.server.response_router import ResponseRouter
 from kvarn.replica.server.service import ServiceFactory
-from kvarn.replica.server.transport import EngineTransport, Outbox
+from kvarn.replica.server.transport import SUPERVISOR_LINGER_MS, Inbox, Outbox
 from kvarn.replica.spec import StartMessage
 from kvarn.wire.messages import Failed, Progress, Ready
 
@@ -39,7 +40,7 @@ def run_engine(began: float) -> int:
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         return 0  # the parent gave up
-    start = StartMessage.decode(line)
+    start = msgspec.json.decode(line, type=StartMessage)
     received = time.monotonic()
     exit_when_closed(sys.stdin.fileno())
     spec = start.spec
@@ -51,12 +52,12 @@ def run_engine(began: float) -> int:
         "wait for the configuration": received - imported,
     }
     context = zmq.Context()
-    supervisor = Outbox.to_supervisor(context, supervisor_address(start.sockets))
-    transport = EngineTransport(context, engine_address(start.sockets))
+    supervisor = Outbox(context, supervisor_address(start.sockets), SUPERVISOR_LINGER_MS)
+    inbox, router = Inbox(context, engine_address(start.sockets)), ResponseRouter(context)
     heartbeat = HeartbeatThread(context, supervisor_address(start.sockets), spec.heartbeat_interval_s)
     heartbeat.start()
     try:
-        _serve(start, phases, transport, supervisor, heartbeat)
+        _serve(start, phases, supervisor, inbox, router, heartbeat)
     except Exception as error:
         # Errors of Kvarn's own say all there is to say, and the parent says it; others need their traceback.
         own = type(error).__module__.startswith("kvarn.")
@@ -66,7 +67,8 @@ def run_engine(began: float) -> int:
         return EXIT_FAILED
     finally:
         heartbeat.stop()
-        transport.close()
+        inbox.close()
+        router.close()
         supervisor.close()
         context.term()
     return 0
@@ -75,15 +77,16 @@ def run_engine(began: float) -> int:
 def _serve(
     start: StartMessage,
     phases: dict[str, float],
-    transport: EngineTransport,
     supervisor: Outbox,
+    inbox: Inbox,
+    router: ResponseRouter,
     heartbeat: HeartbeatThread,
 ) -> None:
     module, _, function = start.spec.factory.partition(":")
     build: ServiceFactory = getattr(importlib.import_module(module), function)
     service = build(start.spec, lambda stage, fraction: supervisor.send(Progress(stage=stage, fraction=fraction)))
     try:
-        loop = EngineLoop(service, transport, heartbeat)
+        loop = EngineLoop(service, inbox, router, heartbeat)
         signal.signal(signal.SIGTERM, lambda _signal, _frame: loop.request_drain())
         # Everything that exists by now lives as long as the process: take it out of every later collection.
         gc.freeze()

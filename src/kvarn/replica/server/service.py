@@ -18,10 +18,8 @@ ReportProgress = Callable[[str, float], None]
 class Service(Protocol):
     """Takes requests and works on them in steps. Single-threaded; knows no sockets."""
 
-    @property
-    def card(self) -> ModelCard:
-        """What is served."""
-        ...
+    card: ModelCard
+    """What is served."""
 
     def accept(self, request: Submit | Embed) -> Refused | None:
         """Queue a request, or say why not."""

@@ -3,78 +3,115 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
-from kvarn.serving.chat.choice import CallReading, ChatCollector, ChatParts, ChatReader
+from kvarn.serving.chat.choice import ChatCollector, ChatTransform, ToolCallReader
 from kvarn.serving.chat.prompt import ChatPrompt, render_chat
 from kvarn.serving.chat.stored import keep_completion
-from kvarn.serving.chat.stream import ChunkHead, stream_chat
-from kvarn.serving.choice import Choice, Piece
-from kvarn.serving.completions.prompts import choices_of, submit_of
+from kvarn.serving.chat.stream import ChunkEncoder, ChunkHead
+from kvarn.serving.choice import ChoiceDelta
+from kvarn.serving.completions.prompts import make_choices, make_submit
 from kvarn.serving.context import ServingContext
-from kvarn.serving.fallback import start_on_model
 from kvarn.serving.generation import Generation
 from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.logprobs import encoded_bytes, in_parts
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.moderation.checks import chat_texts
-from kvarn.serving.pipeline import Tally
+from kvarn.serving.pipeline import DegradedError, TokenUsage
 from kvarn.serving.record import RequestRecord
 from kvarn.serving.tiers import tier_of
-from kvarn.text.sampling import chat_sampling, check_sampling, stop_strings
-from kvarn.text.stop_strings import StopStrings
+from kvarn.text.sampling import chat_sampling, check_sampling
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.wire.openai.chat.answer import ChatCompletion
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
-from kvarn.wire.openai.chat.tools import ToolUse
 from kvarn.wire.openai.usage import PromptLogprobs
+from kvarn.wire.sse import event
 
-Keep = Callable[[ChatCompletion], Awaitable[list[str]]]
+StoreAnswer = Callable[[ChatCompletion], Awaitable[list[str]]]
 """Stores a finished answer; returns warnings for the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRun:
-    """A chat that has been taken: its prompt is made, its work begun, the engine not yet asked.
-
-    Take `pieces` (one reader for each choice turns them into parts), or let `stream` or `collect` do it.
-    """
+    """A chat that has been taken: its prompt is made, its work begun, nothing sent to the engine yet. Take `deltas`, or
+    let `stream` or `collect` do it."""
 
     head: ChunkHead
-    asked: ChatCompletionRequest
+    request: ChatCompletionRequest
     prompt: list[int]
-    pieces: AsyncGenerator[Piece, None]
-    readers: list[ChatReader]
-    tally: Tally
+    deltas: AsyncGenerator[ChoiceDelta, None]
+    choices: int
+    usage: TokenUsage
     model: ReadyModel
     held: HeldBytes
     """Counts what of the answer is gathered before it is sent."""
-    keep: Keep | None = None
+    store: StoreAnswer | None = None
     """Where the client asked for the answer to be stored."""
 
-    def stream(self) -> AsyncGenerator[bytes, None]:
-        """The answer as server-sent events."""
-        listener = None if self.keep is None else _Keeping(self, self.keep)
-        return stream_chat(self.head, self.pieces, self.readers, self.tally, listener)
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """The answer as server-sent events. Each choice begins with its role and ends with its finish reason; where
+        usage is asked for, it comes last of all, in a chunk without choices."""
+        encoders = [ChunkEncoder(self.head, index, **self._choice_options) for index in range(self.choices)]
+        collectors = [] if self.store is None else self._collectors()
+        running = self.choices
+        async with aclosing(self.deltas) as deltas:
+            async for delta in deltas:
+                running -= delta.finish_reason is not None
+                if self.store is not None:
+                    collectors[delta.index].add(delta)
+                    if not running:  # before the client hears of the end
+                        delta.warnings += await self.store(self._completion(collectors))
+                if encoded := encoders[delta.index].encode(delta):
+                    yield encoded
+        if self.head.include_usage:
+            yield event(self.head.chunk([], self.usage.as_openai()))
 
     async def collect(self) -> ChatCompletion:
         """The answer as one object."""
-        collectors = self.collectors()
-        of_prompt: list[PositionLogprobs | None] | None = None
-        async with aclosing(self.pieces) as pieces:
-            async for piece in pieces:
-                collectors[piece.index].add(piece)
-                of_prompt = piece.prompt_logprobs or of_prompt
-        answer = self.completion(collectors, None if of_prompt is None else await self._prompt_logprobs(of_prompt))
-        warnings = [] if self.keep is None else await self.keep(answer)
+        collectors = self._collectors()
+        prompt_positions: list[PositionLogprobs | None] | None = None
+        async with aclosing(self.deltas) as deltas:
+            async for delta in deltas:
+                collectors[delta.index].add(delta)
+                prompt_positions = delta.prompt_positions or prompt_positions
+        answer = self._completion(collectors)
+        if prompt_positions is not None:
+            answer = msgspec.structs.replace(answer, prompt_logprobs=await self._prompt_logprobs(prompt_positions))
+        warnings = [] if self.store is None else await self.store(answer)
         return msgspec.structs.replace(answer, warnings=[*(answer.warnings or ()), *warnings]) if warnings else answer
+
+    @property
+    def _choice_options(self) -> dict[str, Any]:
+        """What encoders and collectors of choices have in common."""
+        request = self.request
+        final = request.plain_messages[-1]["content"] if request.echo else ""
+        opening = final if isinstance(final, str) else "\n".join(part["text"] for part in final or [])
+        legacy = request.tool_use is not None and request.tool_use.legacy
+        return {"opening": opening, "legacy": legacy, "with_token_ids": request.return_token_ids}
+
+    def _collectors(self) -> list[ChatCollector]:
+        return [ChatCollector(index, self.held, **self._choice_options) for index in range(self.choices)]
+
+    def _completion(self, collectors: list[ChatCollector]) -> ChatCompletion:
+        return ChatCompletion(
+            id=self.head.id,
+            created=self.head.created,
+            model=self.head.model,
+            system_fingerprint=self.head.fingerprint,
+            choices=[collector.choice() for collector in collectors],
+            usage=self.usage.as_openai(),
+            service_tier=self.head.service_tier,
+            metadata=self.request.metadata or UNSET,
+            prompt_token_ids=self.prompt if self.request.return_token_ids else UNSET,
+            warnings=[warning for collector in collectors for warning in collector.warnings] or UNSET,
+        )
 
     async def _prompt_logprobs(self, positions: list[PositionLogprobs | None]) -> PromptLogprobs:
         encoded: PromptLogprobs = []
@@ -83,66 +120,32 @@ class ChatRun:
         self.held.take(encoded_bytes(encoded))
         return encoded
 
-    def collectors(self) -> list[ChatCollector]:
-        """One for each choice, empty."""
-        return [ChatCollector(index, reader, self.held) for index, reader in enumerate(self.readers)]
 
-    def completion(self, collectors: list[ChatCollector], of_prompt: PromptLogprobs | None = None) -> ChatCompletion:
-        """The finished answer that collectors have gathered."""
-        return ChatCompletion(
-            id=self.head.id,
-            created=self.head.created,
-            model=self.head.model,
-            system_fingerprint=self.head.fingerprint,
-            choices=[collector.choice() for collector in collectors],
-            usage=self.tally.usage(),
-            service_tier=self.head.service_tier,
-            metadata=self.asked.metadata or UNSET,
-            prompt_logprobs=UNSET if of_prompt is None else of_prompt,
-            prompt_token_ids=self.prompt if self.asked.return_token_ids else UNSET,
-            warnings=[warning for collector in collectors for warning in collector.warnings] or UNSET,
-        )
-
-
-@dataclass(slots=True)
-class _Keeping:
-    """Gathers a streamed answer and stores it when it is complete."""
-
-    run: ChatRun
-    keep: Keep
-    collectors: list[ChatCollector] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.collectors = self.run.collectors()
-
-    def take(self, index: int, parts: ChatParts) -> None:
-        self.collectors[index].take(parts)
-
-    async def end(self) -> list[str]:
-        return await self.keep(self.run.completion(self.collectors))
-
-
-async def start_chat(serving: ServingContext, record: RequestRecord, asked: ChatCompletionRequest) -> ChatRun:
+async def start_chat(serving: ServingContext, record: RequestRecord, request: ChatCompletionRequest) -> ChatRun:
     """Check a chat, render and tokenize its prompt, and take it in.
 
     Raises:
         ApiError: It cannot be answered as asked, or not now; or it cannot be stored as asked.
         ChatTemplateError: The model's template refuses the messages.
     """
-    if asked.store:
+    if request.store:
         await serving.storage_quota.check(record, "store", "send 'store': false")
-    return await start_on_model(serving, record, asked.model, lambda model: _start(serving, record, asked, model))
+    model = serving.ready_model(record, request.model, "generate")
+    try:
+        return await _start(serving, record, request, model)
+    except DegradedError as degraded:
+        return await _start(serving, record, request, serving.fallback_model(record, request.model, degraded))
 
 
 async def _start(
-    serving: ServingContext, record: RequestRecord, asked: ChatCompletionRequest, model: ReadyModel
+    serving: ServingContext, record: RequestRecord, request: ChatCompletionRequest, model: ReadyModel
 ) -> ChatRun:
     checked = await serving.run(
-        record, lambda: check_sampling(asked, model.tokenizer, serving.limits, model.sampling_defaults)
+        record, lambda: check_sampling(request, model.tokenizer, serving.limits, model.sampling_defaults)
     )
-    prompt = await render_chat(serving, record, asked, model)
+    prompt = await render_chat(serving, record, request, model)
     sampling = chat_sampling(
-        asked,
+        request,
         checked,
         serving.limits,
         prompt_tokens=len(prompt.token_ids),
@@ -155,59 +158,64 @@ async def _start(
         prompt_tokens=len(prompt.token_ids),
         max_output_tokens=sampling.max_tokens * sampling.n,
         sequences=sampling.n,
-        output_bounded=asked.max_tokens is not None or asked.max_completion_tokens is not None,
-        priority=asked.priority,
-        service_tier=asked.service_tier,
+        output_bounded=request.max_tokens is not None or request.max_completion_tokens is not None,
+        priority=request.priority,
+        service_tier=request.service_tier,
     )
-    serving.prompts.offer(record.principal, record.request_id, model.name, lambda: {"messages": asked.plain_messages})
-    texts = partial(chat_texts, asked.plain_messages, asked.active_tools)
-    await serving.moderation.check_input(work, texts, "messages")
-    answer_id = f"chatcmpl-{uuid.uuid4().hex}"
-    use = asked.tool_use
-    choices = choices_of(
-        asked,
+    messages = request.plain_messages
+    serving.prompts.offer(record.principal, record.request_id, model.name, lambda: {"messages": messages})
+    await serving.moderation.check_input(work, partial(chat_texts, messages, request.active_tools), "messages")
+    use = request.tool_use
+    choices = make_choices(
+        request,
         sampling,
         model,
-        StopStrings(stop_strings(asked, serving.limits)),
-        continued=prompt.token_ids if asked.continue_final_message or prompt.opening else (),
+        serving.limits,
+        continued=prompt.token_ids if request.continue_final_message or prompt.opening else (),
         shown=frozenset() if use is None else model.tokenizer.ids_of(model.tool_format.markers),
     )
-    submit = submit_of(answer_id, prompt.token_ids, sampling, work, asked.cache_salt)
-    watches = serving.moderation.watches(work, len(choices))
-    generation = Generation(model, submit, choices, work.tally, serving.hold(record), watches)
+    generation = Generation(
+        model,
+        make_submit(record.id, prompt.token_ids, sampling, work, request.cache_salt),
+        choices,
+        work.usage,
+        serving.hold(record),
+        serving.moderation.watches(work, len(choices)),
+        _transforms(request, model, prompt, len(choices)),
+    )
     held = serving.hold(record)
     return ChatRun(
         ChunkHead(
-            answer_id,
+            f"chatcmpl-{record.id}",
             int(time.time()),
             model.name,
             model.fingerprint,
-            asked.include_usage,
-            UNSET if asked.service_tier is None else tier_of(work.priority),
+            request.include_usage,
+            UNSET if request.service_tier is None else tier_of(work.priority),
         ),
-        asked,
+        request,
         prompt.token_ids,
-        generation.pieces(serving.metrics, record.received),
-        [_reader(asked, model, use, prompt, choice) for choice in choices],
-        work.tally,
+        generation.deltas(serving.metrics, record.received),
+        len(choices),
+        work.usage,
         model,
         held,
-        (lambda answer: keep_completion(serving, record, asked, answer, held.size // 2)) if asked.store else None,
+        (lambda answer: keep_completion(serving, record, request, answer, held.size // 2)) if request.store else None,
     )
 
 
-def _reader(
-    asked: ChatCompletionRequest, model: ReadyModel, use: ToolUse | None, prompt: ChatPrompt, choice: Choice
-) -> ChatReader:
-    calls = None
-    if use is not None:
+def _transforms(
+    request: ChatCompletionRequest, model: ReadyModel, prompt: ChatPrompt, choices: int
+) -> list[ChatTransform]:
+    use = request.tool_use
+    if use is None and not request.logprobs:
+        return []
+
+    def tool_calls() -> ToolCallReader | None:
+        if use is None:
+            return None
         parser = model.tool_format.make_parser(use.names, opening=prompt.opening, max_calls=use.max_calls)
-        calls = CallReading(use, parser, choice.end)
-    final = asked.plain_messages[-1]["content"] if asked.echo else ""
-    return ChatReader(
-        model.logprobs,
-        calls,
-        (asked.top_logprobs or 0) if asked.logprobs else None,
-        asked.return_token_ids,
-        opening=final if isinstance(final, str) else "\n".join(part["text"] for part in final or []),
-    )
+        return ToolCallReader(use, parser)
+
+    top = (request.top_logprobs or 0) if request.logprobs else None
+    return [ChatTransform(tool_calls(), model.logprobs, top) for _ in range(choices)]

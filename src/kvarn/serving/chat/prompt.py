@@ -24,7 +24,7 @@ class ChatPrompt:
 
 
 async def render_chat(
-    serving: ServingContext, record: RequestRecord, asked: ChatCompletionRequest, model: ReadyModel
+    serving: ServingContext, record: RequestRecord, request: ChatCompletionRequest, model: ReadyModel
 ) -> ChatPrompt:
     """Render and tokenize a chat. A forced call is begun in the prompt, for the model to go on with.
 
@@ -32,7 +32,7 @@ async def render_chat(
         ChatTemplateError: The model's template refuses the messages, or passes a limit.
         TokenizerError: The text cannot be encoded.
     """
-    use = asked.tool_use
+    use = request.tool_use
     opening = model.tool_format.opening(use.certain_name) if use is not None and use.forced else ""
     token_ids = await render_token_ids(
         serving.text,
@@ -42,14 +42,14 @@ async def render_chat(
         lambda: PromptBuilder(
             model.chat_template,
             model.tokenizer,
-            _with_shown_ids(asked.plain_messages, model.tool_format),
+            _with_shown_ids(request.plain_messages, model.tool_format),
             context_length=model.card.max_context_length,
-            tools=asked.active_tools,
+            tools=request.active_tools,
             opening=opening,
-            add_special_tokens=bool(asked.add_special_tokens),
-            add_generation_prompt=asked.add_generation_prompt,
-            continue_final_message=asked.continue_final_message,
-            variables=asked.chat_template_kwargs,
+            add_special_tokens=bool(request.add_special_tokens),
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            variables=request.chat_template_kwargs,
         ),
     )
     return ChatPrompt(token_ids, opening)

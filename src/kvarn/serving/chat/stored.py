@@ -18,7 +18,7 @@ from kvarn.wire.openai.chat.request import ChatCompletionRequest
 
 _log = logging.getLogger("kvarn.gateway")
 
-_ASKED = (
+_REQUEST_FIELDS = (
     *("seed", "temperature", "top_p", "presence_penalty", "frequency_penalty", "max_completion_tokens", "tool_choice"),
     *("parallel_tool_calls", "response_format"),
 )
@@ -28,7 +28,7 @@ _ASKED = (
 async def keep_completion(
     serving: ServingContext,
     record: RequestRecord,
-    asked: ChatCompletionRequest,
+    request: ChatCompletionRequest,
     answer: ChatCompletion,
     logprobs_bytes: int,
 ) -> list[str]:
@@ -38,21 +38,23 @@ async def keep_completion(
     Returns:
         Warnings for the client.
     """
-    most = serving.limits.max_body_bytes
-    if logprobs_bytes > most:
-        return [f"The answer could not be stored: its log-probabilities take more than serving.max_body_bytes, {most}."]
-    request = asked.model_dump(include={*_ASKED, "tools"}, exclude_none=True)
+    max_bytes = serving.limits.max_body_bytes
+    if logprobs_bytes > max_bytes:
+        return [
+            f"The answer could not be stored: its log-probabilities take more than serving.max_body_bytes, {max_bytes}."
+        ]
+    fields_sent = request.model_dump(include={*_REQUEST_FIELDS, "tools"}, exclude_none=True)
     fields = msgspec.structs.asdict(answer).items()
     body = {name: value for name, value in fields if value is not UNSET} | {
         "request_id": record.request_id,
-        "input_user": asked.user,
-        **{name: request.get(name) for name in _ASKED},
-        "tools": request.get("tools"),
+        "input_user": request.user,
+        **{name: fields_sent.get(name) for name in _REQUEST_FIELDS},
+        "tools": fields_sent.get("tools"),
     }
-    messages = [message.model_dump(exclude_unset=True) for message in asked.messages]
+    messages = [message.model_dump(exclude_unset=True) for message in request.messages]
     try:
         await add_completion(
-            serving.store, record.principal.owner, body, metadata=asked.metadata or {}, messages=messages
+            serving.store, record.principal.owner, body, metadata=request.metadata or {}, messages=messages
         )
     except StoreAwayError as error:
         _log.warning("completion %s could not be stored: %s", answer.id, error)

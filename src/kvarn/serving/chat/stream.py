@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol
 
 from msgspec import UNSET, UnsetType
 
-from kvarn.serving.chat.choice import ChatParts, ChatReader
-from kvarn.serving.choice import Piece
-from kvarn.serving.pipeline import Tally
+from kvarn.serving.choice import ChoiceDelta
 from kvarn.wire.openai.chat.answer import ChatCompletionChunk, ChoiceLogprobs, ChunkChoice, Delta
 from kvarn.wire.openai.usage import Usage
 from kvarn.wire.sse import TextEvents, event
@@ -45,88 +40,55 @@ class ChunkHead:
         )
 
 
-class Listener(Protocol):
-    """Hears what a stream sends, before the client does."""
+class ChunkEncoder:
+    """Encodes the deltas of one choice as server-sent events.
 
-    def take(self, index: int, parts: ChatParts) -> None:
-        """More of choice `index`."""
-        ...
-
-    async def end(self) -> list[str]:
-        """All choices are complete. Returns warnings for the client."""
-        ...
-
-
-async def stream_chat(
-    head: ChunkHead,
-    pieces: AsyncGenerator[Piece, None],
-    readers: list[ChatReader],
-    tally: Tally,
-    listener: Listener | None = None,
-) -> AsyncGenerator[bytes, None]:
-    """Encode a chat answer as it comes; closing this closes `pieces`.
-
-    Each choice begins with its role and ends with its finish reason; where usage is asked for, it comes last of all, in
-    a chunk without choices.
+    Args:
+        head: Of the stream.
+        index: The choice's number.
+        opening: Text the answer begins with.
+        legacy: The client speaks of functions, not of tools.
+        with_token_ids: The client wants the token ids too.
     """
-    texts = [_text_events(head, index) for index in range(len(readers))]
-    started = [False] * len(readers)
-    running = len(readers)
-    async with aclosing(pieces):
-        async for piece in pieces:
-            index = piece.index
-            parts = readers[index].read(piece)
-            out = b""
-            if not started[index]:
-                started[index] = True
-                opening = Delta(role="assistant", content=readers[index].opening)
-                out = event(head.chunk([ChunkChoice(index=index, delta=opening)]))
-            running -= parts.finish_reason is not None
-            if listener is not None:
-                listener.take(index, parts)
-                if not running:
-                    parts.warnings += await listener.end()
-            if parts.only_text:
-                out += texts[index].event(parts.content) if parts.content else b""
-            else:
-                out += _events(head, index, parts, legacy=readers[index].legacy)
-            if out:
-                yield out
-        if head.include_usage:
-            yield event(head.chunk([], tally.usage()))
 
+    def __init__(self, head: ChunkHead, index: int, opening: str, *, legacy: bool, with_token_ids: bool) -> None:
+        self._head = head
+        self._index = index
+        self._legacy = legacy
+        self._with_token_ids = with_token_ids
+        self._opening = event(head.chunk([ChunkChoice(index=index, delta=Delta(role="assistant", content=opening))]))
+        """Sent before the first delta."""
+        self._texts = TextEvents(lambda text: head.chunk([ChunkChoice(index=index, delta=Delta(content=text))]))
 
-def _text_events(head: ChunkHead, index: int) -> TextEvents:
-    return TextEvents(lambda text: head.chunk([ChunkChoice(index=index, delta=Delta(content=text))]))
+    def encode(self, delta: ChoiceDelta) -> bytes:
+        """The next delta; empty where it has nothing to send."""
+        opening, self._opening = self._opening, b""
+        only_text = delta.finish_reason is None and not delta.logprobs and not self._with_token_ids
+        if only_text and not (delta.parts and delta.tool_calls):
+            return opening + self._texts.event(delta.text) if delta.text else opening
+        return opening + (self._legacy_events(delta) if self._legacy else self._chunk(delta, delta.text))
 
+    def _chunk(self, delta: ChoiceDelta, text: str) -> bytes:
+        calls = delta.tool_calls if not self._legacy else []
+        choice = ChunkChoice(
+            index=self._index,
+            delta=Delta(content=text or UNSET, refusal=delta.refusal or UNSET, tool_calls=calls or UNSET),
+            finish_reason=delta.finish_reason,
+            logprobs=None if delta.logprobs is None else ChoiceLogprobs(content=delta.logprobs),
+            stop_reason=UNSET if delta.finish_reason is None else delta.stop_reason,
+            token_ids=delta.token_ids if self._with_token_ids else UNSET,
+        )
+        return event(self._head.chunk([choice], warnings=delta.warnings))
 
-def _events(head: ChunkHead, index: int, parts: ChatParts, *, legacy: bool) -> bytes:
-    if not legacy:
-        return event(head.chunk([_chunk_choice(index, parts, _delta(parts))], warnings=parts.warnings))
-    # A function call has no list to stand in: a chunk carries one piece of it, or of the text around it.
-    out, text = b"", ""
-    for part in parts.ordered:
-        if isinstance(part, str):
-            text += part
-            continue
-        before = [Delta(content=text)] if text else []
-        for delta in (*before, Delta(function_call=part.function)):
-            out += event(head.chunk([ChunkChoice(index=index, delta=delta)]))
-        text = ""
-    last = Delta(content=text or UNSET, refusal=parts.refusal or UNSET)
-    return out + event(head.chunk([_chunk_choice(index, parts, last)], warnings=parts.warnings))
-
-
-def _delta(parts: ChatParts) -> Delta:
-    return Delta(content=parts.content or UNSET, refusal=parts.refusal or UNSET, tool_calls=parts.tool_calls or UNSET)
-
-
-def _chunk_choice(index: int, parts: ChatParts, delta: Delta) -> ChunkChoice:
-    return ChunkChoice(
-        index=index,
-        delta=delta,
-        finish_reason=parts.finish_reason,
-        logprobs=None if parts.logprobs is None else ChoiceLogprobs(content=parts.logprobs),
-        stop_reason=UNSET if parts.finish_reason is None else parts.stop_reason,
-        token_ids=UNSET if parts.token_ids is None else parts.token_ids,
-    )
+    def _legacy_events(self, delta: ChoiceDelta) -> bytes:
+        """A function call has no list to stand in: a chunk carries one piece of it, or of the text around it."""
+        out, text = b"", ""
+        for part in delta.parts or ():
+            if isinstance(part, str):
+                text += part
+                continue
+            before = [Delta(content=text)] if text else []
+            for each in (*before, Delta(function_call=part.function)):
+                out += event(self._head.chunk([ChunkChoice(index=self._index, delta=each)]))
+            text = ""
+        return out + self._chunk(delta, text)

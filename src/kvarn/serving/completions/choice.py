@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, cast
 
 from msgspec import UNSET, UnsetType
 
-from kvarn.serving.choice import Piece
+from kvarn.serving.choice import ChoiceDelta
 from kvarn.serving.logprobs import LogprobsEncoder, in_parts
 from kvarn.text.detokenizer import IncrementalDetokenizer
 from kvarn.text.tokenizer import Tokenizer
@@ -39,7 +40,7 @@ class CompletionFields:
 
 
 class CompletionReader:
-    """Reads the pieces of one choice into what a stream sends; `joined` makes one of all that was read."""
+    """Reads the deltas of one choice into what a stream sends; `joined` makes one of all that was read."""
 
     def __init__(
         self, prompt: Prompt, fields: CompletionFields, tokenizer: Tokenizer, logprobs: LogprobsEncoder
@@ -50,28 +51,28 @@ class CompletionReader:
         self._started = False
         self._offsets = _Offsets(prompt, fields, tokenizer)
 
-    async def read(self, piece: Piece) -> CompletionChoice:
-        """The piece as a chunk of a stream; the first carries what is said of the prompt."""
+    async def read(self, delta: ChoiceDelta) -> CompletionChoice:
+        """The delta as a chunk of a stream; the first carries what is said of the prompt."""
         first, self._started = not self._started, True
-        if piece.prompt_logprobs is not None:
-            self._prompt.positions = piece.prompt_logprobs
-        text = self._prompt.text + piece.text if first else piece.text
-        if piece.notice:  # this older shape has no field to say it in
-            text += f"\n[{piece.notice}]"
+        if delta.prompt_positions is not None:
+            self._prompt.positions = delta.prompt_positions
+        text = self._prompt.text + delta.text if first else delta.text
+        if delta.refusal:  # this older shape has no field to say it in
+            text += f"\n[{delta.refusal}]"
         wants_ids, top = self._fields.token_ids, self._fields.logprobs
         return CompletionChoice(
-            index=piece.index,
+            index=delta.index,
             text=text,
-            finish_reason=piece.finish_reason,
-            logprobs=None if top is None else await self._logprobs(piece, first, top),
-            stop_reason=UNSET if piece.finish_reason is None else piece.stop_reason,
-            token_ids=piece.token_ids if wants_ids else UNSET,
+            finish_reason=cast(Literal["stop", "length", "content_filter"] | None, delta.finish_reason),
+            logprobs=None if top is None else await self._logprobs(delta, first, top),
+            stop_reason=UNSET if delta.finish_reason is None else delta.stop_reason,
+            token_ids=delta.token_ids if wants_ids else UNSET,
             prompt_token_ids=self._prompt.token_ids if wants_ids and first else UNSET,
         )
 
-    async def _logprobs(self, piece: Piece, first: bool, top: int) -> CompletionLogprobs:
-        token_ids = piece.token_ids[: len(piece.logprobs)]
-        rows = list(zip(piece.logprobs, token_ids, self._offsets.of_answer(token_ids), strict=True))
+    async def _logprobs(self, delta: ChoiceDelta, first: bool, top: int) -> CompletionLogprobs:
+        token_ids = delta.token_ids[: len(delta.positions)]
+        rows = list(zip(delta.positions, token_ids, self._offsets.of_answer(token_ids), strict=True))
         own = self._encoder.completion(rows, top)
         if not (first and self._fields.echo and self._prompt.positions is not None):
             return own

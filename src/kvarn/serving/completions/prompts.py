@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvarn.config.schema import GatewayConfig
 from kvarn.serving.choice import Choice
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.pipeline import Work
 from kvarn.text.detokenizer import IncrementalDetokenizer
+from kvarn.text.sampling import stop_strings
 from kvarn.text.stop_strings import StopMatcher, StopStrings
 from kvarn.wire.messages import Submit
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
@@ -26,11 +28,11 @@ def check_token_ids(token_ids: list[int], model: ReadyModel, param: str) -> None
         raise invalid_request(f"{param!r} holds token ids outside 0 to {model.card.vocab_size - 1}.", param)
 
 
-def choices_of(
-    asked: ChatCompletionRequest | CompletionRequest,
+def make_choices(
+    request: ChatCompletionRequest | CompletionRequest,
     sampling: SamplingParams,
     model: ReadyModel,
-    stops: StopStrings,
+    limits: GatewayConfig,
     first_index: int = 0,
     continued: Sequence[int] = (),
     shown: frozenset[int] = frozenset(),
@@ -40,26 +42,28 @@ def choices_of(
     `continued` are the prompt's tokens where the answer's text goes on from the prompt's; `shown` are special tokens
     that are part of the text all the same.
     """
-    named = frozenset(asked.stop_token_ids or ())
+    strings = stop_strings(request, limits)
+    stops = StopStrings(strings) if strings else None
+    named = frozenset(request.stop_token_ids or ())
     return [
         Choice(
             first_index + index,
             IncrementalDetokenizer(
-                model.tokenizer, skip_special_tokens=asked.skip_special_tokens, after=continued, shown=shown
+                model.tokenizer, skip_special_tokens=request.skip_special_tokens, after=continued, shown=shown
             ),
-            StopMatcher(stops, include_stop=asked.include_stop_str_in_output),
+            None if stops is None else StopMatcher(stops, include_stop=request.include_stop_str_in_output),
             sampling.min_tokens,
             named,
-            muted=isinstance(asked, CompletionRequest) and asked.max_tokens == 0,
+            prompt_only=isinstance(request, CompletionRequest) and request.max_tokens == 0,
         )
         for index in range(sampling.n)
     ]
 
 
-def submit_of(
+def make_submit(
     request_id: str, prompt: list[int], sampling: SamplingParams, work: Work, cache_salt: str | None
 ) -> Submit:
-    """What the engine is asked for. The tenant and its secret salt come from the server, never from the client: a
+    """What is sent to the engine. The tenant and its secret salt come from the server, never from the client: a
     tenant's cached prompts cannot be found, or their presence timed, by another."""
     principal = work.principal
     return Submit(

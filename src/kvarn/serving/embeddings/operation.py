@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import struct
-import uuid
 from collections.abc import Coroutine
 
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
@@ -25,52 +24,52 @@ _BYTES_IN_BASE64 = 16
 
 
 async def start_embedding(
-    serving: ServingContext, record: RequestRecord, asked: EmbeddingRequest
+    serving: ServingContext, record: RequestRecord, request: EmbeddingRequest
 ) -> tuple[Coroutine[None, None, EmbeddingList], HeldBytes]:
     """Check a request, tokenize its inputs, and take it in; what comes back does the work, and counts its memory.
 
     Raises:
-        ApiError: It cannot be answered as asked, or not now.
+        ApiError: It cannot be answered as request, or not now.
     """
-    model = serving.ready_model(record, asked.model, "embed")
-    inputs = as_list(asked.input)
-    _check(asked, inputs, model, serving)
+    model = serving.ready_model(record, request.model, "embed")
+    inputs = as_list(request.input)
+    _check(request, inputs, model, serving)
     batch = await serving.run(record, lambda: [_token_ids(each, model) for each in inputs])
     for position, token_ids in enumerate(batch):
         _check_length(position, token_ids, model)
     numbers = len(batch) * (model.card.embedding_size or 0)
-    held = serving.hold(record, numbers * (_BYTES_IN_BASE64 if asked.encoding_format == "base64" else _BYTES))
+    held = serving.hold(record, numbers * (_BYTES_IN_BASE64 if request.encoding_format == "base64" else _BYTES))
     work = await serving.begin(record, model, prompt_tokens=sum(len(token_ids) for token_ids in batch))
-    return _embed(serving, record, asked, batch, model, work), held
+    return _embed(serving, record, request, batch, model, work), held
 
 
-async def embed_tokens(batch: list[list[int]], model: ReadyModel, work: Work) -> list[bytes]:
+async def embed_tokens(request_id: str, batch: list[list[int]], model: ReadyModel, work: Work) -> list[bytes]:
     """Vectors of token-id inputs, float32 little-endian, counted to `work`. Raises as `Replica.embed` does."""
-    tally = work.tally
-    tally.pending += 1
+    usage = work.usage
+    usage.pending += 1
     try:
-        vectors = await model.replica.embed(f"embd-{uuid.uuid4().hex}", batch)
+        vectors = await model.replica.embed(request_id, batch)
     except (RequestRefusedError, ReplicaLostError):
-        tally.failed = True
+        usage.failed = True
         raise
     except asyncio.CancelledError:  # the engine has been at it: as with an answer, leaving early is not free
-        tally.count(prompt=work.prompt_tokens)
+        usage.count(prompt=work.prompt_tokens)
         raise
-    tally.count(prompt=work.prompt_tokens)
-    tally.pending -= 1
+    usage.count(prompt=work.prompt_tokens)
+    usage.pending -= 1
     return vectors
 
 
 async def _embed(
     serving: ServingContext,
     record: RequestRecord,
-    asked: EmbeddingRequest,
+    request: EmbeddingRequest,
     batch: list[list[int]],
     model: ReadyModel,
     work: Work,
 ) -> EmbeddingList:
-    vectors = await embed_tokens(batch, model, work)
-    as_base64 = asked.encoding_format == "base64"
+    vectors = await embed_tokens(record.id, batch, model, work)
+    as_base64 = request.encoding_format == "base64"
     encoded = await serving.run(record, lambda: [_encode(vector, as_base64) for vector in vectors])
     tokens = work.prompt_tokens
     return EmbeddingList(
@@ -80,12 +79,14 @@ async def _embed(
     )
 
 
-def _check(asked: EmbeddingRequest, inputs: list[str | list[int]], model: ReadyModel, serving: ServingContext) -> None:
-    most = serving.limits.max_embedding_inputs
-    if len(inputs) > most:
-        raise invalid_request(f"'input' has {len(inputs)} items; this server takes at most {most}.", "input")
+def _check(
+    request: EmbeddingRequest, inputs: list[str | list[int]], model: ReadyModel, serving: ServingContext
+) -> None:
+    limit = serving.limits.max_embedding_inputs
+    if len(inputs) > limit:
+        raise invalid_request(f"'input' has {len(inputs)} items; this server takes at most {limit}.", "input")
     size = model.card.embedding_size
-    if asked.dimensions is not None and asked.dimensions != size:
+    if request.dimensions is not None and request.dimensions != size:
         message = (
             f"'dimensions' may only be {size}, the size of {model.name!r}: its vectors are not made to be shortened."
         )

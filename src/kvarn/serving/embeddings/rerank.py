@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import struct
 import time
-import uuid
 from collections.abc import Coroutine, Sequence
 from operator import mul
 
@@ -34,33 +33,33 @@ Vector = tuple[float, ...]
 
 
 async def start_rerank(
-    serving: ServingContext, record: RequestRecord, asked: RerankRequest, *, show_documents: bool
+    serving: ServingContext, record: RequestRecord, request: RerankRequest, *, show_documents: bool
 ) -> Coroutine[None, None, RerankAnswer]:
     """Check a request, tokenize its texts, and take it in; what comes back does the work.
 
     Args:
         serving: The gateway.
         record: The request.
-        asked: Its body.
+        request: Its body.
         show_documents: Whether texts are sent back where the request does not say.
 
     Raises:
-        ApiError: It cannot be answered as asked, or not now.
+        ApiError: It cannot be answered as request, or not now.
     """
-    model = serving.ready_model(record, asked.model, "embed")
-    texts = asked.texts
+    model = serving.ready_model(record, request.model, "embed")
+    texts = request.texts
     _check_count(serving, len(texts), "documents")
-    named = [("query", asked.query), *((f"documents[{i}]", text) for i, text in enumerate(texts))]
-    batch = await serving.run(record, lambda: _tokenize(model, named, asked.max_tokens_per_doc))
+    named = [("query", request.query), *((f"documents[{i}]", text) for i, text in enumerate(texts))]
+    batch = await serving.run(record, lambda: _tokenize(model, named, request.max_tokens_per_doc))
     work = await serving.begin(record, model, prompt_tokens=sum(map(len, batch)))
-    show = show_documents if asked.return_documents is None else asked.return_documents
+    show = show_documents if request.return_documents is None else request.return_documents
 
     async def run() -> RerankAnswer:
-        query, *documents = await _embed(batch, model, work)
+        query, *documents = await _embed(record.id, batch, model, work)
         scores = await serving.run(record, lambda: [cosine(query, each) for each in documents])
-        ranked = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: asked.top_n]
+        ranked = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: request.top_n]
         return RerankAnswer(
-            id=f"rerank-{uuid.uuid4().hex}",
+            id=f"rerank-{record.id}",
             model=model.name,
             results=[
                 RerankResult(index=i, relevance_score=scores[i], document=RerankDocument(texts[i]) if show else UNSET)
@@ -74,11 +73,11 @@ async def start_rerank(
 
 
 async def start_score(
-    serving: ServingContext, record: RequestRecord, asked: ScoreRequest
+    serving: ServingContext, record: RequestRecord, request: ScoreRequest
 ) -> Coroutine[None, None, ScoreAnswer]:
     """As `start_rerank`, for pairs of texts. Raises as it does."""
-    model = serving.ready_model(record, asked.model, "embed")
-    left, right = asked.left, asked.right
+    model = serving.ready_model(record, request.model, "embed")
+    left, right = request.left, request.right
     _check_count(serving, len(left), "text_1")
     _check_count(serving, len(right), "text_2")
     named = [(f"text_1[{i}]", text) for i, text in enumerate(left)]
@@ -87,13 +86,13 @@ async def start_score(
     work = await serving.begin(record, model, prompt_tokens=sum(map(len, batch)))
 
     async def run() -> ScoreAnswer:
-        vectors = await _embed(batch, model, work)
+        vectors = await _embed(record.id, batch, model, work)
         firsts, seconds = vectors[: len(left)], vectors[len(left) :]
         if len(firsts) == 1:
             firsts = firsts * len(seconds)
         scores = await serving.run(record, lambda: [cosine(*pair) for pair in zip(firsts, seconds, strict=True)])
         return ScoreAnswer(
-            id=f"score-{uuid.uuid4().hex}",
+            id=f"score-{record.id}",
             created=int(time.time()),
             model=model.name,
             data=[Score(index=i, score=score) for i, score in enumerate(scores)],
@@ -109,14 +108,16 @@ def cosine(left: Vector, right: Vector) -> float:
     return max(-1.0, min(1.0, sum(map(mul, left, right)) / size)) if size else 0.0
 
 
-async def _embed(batch: list[list[int]], model: ReadyModel, work: Work) -> list[Vector]:
-    return [struct.unpack(f"<{len(vector) // 4}f", vector) for vector in await embed_tokens(batch, model, work)]
+async def _embed(request_id: str, batch: list[list[int]], model: ReadyModel, work: Work) -> list[Vector]:
+    return [
+        struct.unpack(f"<{len(vector) // 4}f", vector) for vector in await embed_tokens(request_id, batch, model, work)
+    ]
 
 
 def _check_count(serving: ServingContext, count: int, param: str) -> None:
-    most = serving.limits.max_embedding_inputs
-    if count > most:
-        raise invalid_request(f"{param!r} has {count} texts; this server takes at most {most}.", param)
+    limit = serving.limits.max_embedding_inputs
+    if count > limit:
+        raise invalid_request(f"{param!r} has {count} texts; this server takes at most {limit}.", param)
 
 
 def _tokenize(

@@ -1,4 +1,4 @@
-"""Answering in Anthropic's words: a chat underneath."""
+"""Answering `/v1/messages`, Anthropic's API, with a chat."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from kvarn.serving.chat.operation import ChatRun, start_chat
 from kvarn.serving.chat.prompt import render_chat
 from kvarn.serving.context import ServingContext
 from kvarn.serving.errors import to_api_error
-from kvarn.serving.messages.request import chat_request, in_their_words
+from kvarn.serving.messages.request import chat_request, in_anthropic_terms
 from kvarn.serving.messages.writer import MessageWriter
 from kvarn.serving.record import RequestRecord
-from kvarn.store.ids import new_id
 from kvarn.wire.anthropic.answer import Event, Message, TokenCount
 from kvarn.wire.anthropic.errors import error_body
 from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesRequest
@@ -34,60 +33,57 @@ class MessageRun:
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The message as server-sent events."""
-        (reader,) = self.chat.readers
         started = False
-        async with aclosing(self.chat.pieces) as pieces:
-            async for piece in pieces:
-                parts = reader.read(piece)
+        async with aclosing(self.chat.deltas) as deltas:
+            async for delta in deltas:
                 events = [] if started else self.writer.begin()
                 started = True
-                events += self.writer.take(parts)
+                events += self.writer.take(delta)
                 if events:
                     yield _encoded(events)
 
     async def collect(self) -> Message:
         """The message as one object."""
-        (reader,) = self.chat.readers
-        async with aclosing(self.chat.pieces) as pieces:
-            async for piece in pieces:
-                self.writer.take(reader.read(piece))
+        async with aclosing(self.chat.deltas) as deltas:
+            async for delta in deltas:
+                self.writer.take(delta)
         return self.writer.message()
 
-    def tell(self, error: Exception) -> bytes:
+    def error_event(self, error: Exception) -> bytes:
         """An error in the middle of the stream, as one event."""
-        told = to_api_error(error)
-        if told.status == 500:
+        api_error = to_api_error(error)
+        if api_error.status == 500:
             _log.error("a stream failed", exc_info=error)
-        return b"event: error\ndata: " + encode_json(error_body(told, self.request_id)) + b"\n\n"
+        return b"event: error\ndata: " + encode_json(error_body(api_error, self.request_id)) + b"\n\n"
 
 
-async def start_message(serving: ServingContext, record: RequestRecord, asked: MessagesRequest) -> MessageRun:
+async def start_message(serving: ServingContext, record: RequestRecord, request: MessagesRequest) -> MessageRun:
     """Check a request and take it in. `max_tokens`, which clients must give without knowing the model, is lowered to
     what the context has left.
 
     Raises:
-        ApiError: It cannot be answered as asked, or not now.
+        ApiError: It cannot be answered as request, or not now.
         ChatTemplateError: The model's template refuses the messages.
     """
-    chat = chat_request(asked)
+    chat = chat_request(request)
     try:
         try:
             run = await start_chat(serving, record, chat)
         except ContextLengthError as error:
             if error.prompt_tokens >= error.limit:
                 raise
-            room = error.limit - error.prompt_tokens
-            record.warnings.append(f"lowered 'max_tokens' to {room}, the context's rest")
-            run = await start_chat(serving, record, chat.model_copy(update={"max_tokens": room}))
+            max_tokens = error.limit - error.prompt_tokens
+            record.warnings.append(f"lowered 'max_tokens' to {max_tokens}, the context's rest")
+            run = await start_chat(serving, record, chat.model_copy(update={"max_tokens": max_tokens}))
     except ApiError as error:
-        raise in_their_words(error) from None
-    return MessageRun(run, record.request_id, MessageWriter(new_id("msg_"), run.head.model, run.tally))
+        raise in_anthropic_terms(error) from None
+    return MessageRun(run, record.request_id, MessageWriter(f"msg_{record.id}", run.head.model, run.usage))
 
 
-async def count_tokens(serving: ServingContext, record: RequestRecord, asked: CountTokensRequest) -> TokenCount:
+async def count_tokens(serving: ServingContext, record: RequestRecord, request: CountTokensRequest) -> TokenCount:
     """How many tokens the prompt of a request would have. Raises as `start_message` does."""
-    model = serving.ready_model(record, asked.model, "generate")
-    chat = chat_request(asked)
+    model = serving.ready_model(record, request.model, "generate")
+    chat = chat_request(request)
     prompt = await render_chat(serving, record, chat, model)
     return TokenCount(input_tokens=len(prompt.token_ids))
 

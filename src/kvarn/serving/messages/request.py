@@ -21,49 +21,49 @@ from kvarn.wire.openai.chat.tools import FunctionDefinition, Tool
 from kvarn.wire.openai.errors import ApiError, ContextLengthError
 from kvarn.wire.openai.parse import validate
 
-_THEIR_NAMES = {"stop": "stop_sequences", "tool_choice.function.name": "tool_choice.name"}
+_ANTHROPIC_NAMES = {"stop": "stop_sequences", "tool_choice.function.name": "tool_choice.name"}
 """What fields of a chat request are called here."""
 
 
-def chat_request(asked: MessagesPrompt) -> ChatCompletionRequest:
+def chat_request(request: MessagesPrompt) -> ChatCompletionRequest:
     """The chat that answers a request.
 
     Raises:
         ApiError: 400, in the words of `/v1/messages`: what chat refuses is refused here.
     """
-    data: dict[str, Any] = {"model": asked.model, "messages": _messages(asked)}
-    if isinstance(asked.messages[-1], AssistantMessage):
+    data: dict[str, Any] = {"model": request.model, "messages": _messages(request)}
+    if isinstance(request.messages[-1], AssistantMessage):
         data |= {"continue_final_message": True, "add_generation_prompt": False}
-    if asked.tools:
-        data["tools"] = [_tool(tool) for tool in asked.tools]
-    if asked.tool_choice is not None:
-        data |= _choice(asked.tool_choice)
-    if isinstance(asked, MessagesRequest):
-        data |= _sampling(asked)
+    if request.tools:
+        data["tools"] = [_tool(tool) for tool in request.tools]
+    if request.tool_choice is not None:
+        data |= _choice(request.tool_choice)
+    if isinstance(request, MessagesRequest):
+        data |= _sampling(request)
     try:
         return validate(ChatCompletionRequest, data)
     except ApiError as error:
-        raise in_their_words(error) from None
+        raise in_anthropic_terms(error) from None
 
 
-def in_their_words(error: ApiError) -> ApiError:
+def in_anthropic_terms(error: ApiError) -> ApiError:
     """What chat says of a request, said of the request for a message."""
     if isinstance(error, ContextLengthError):
         message = f"prompt is too long: {error.prompt_tokens} tokens > {error.limit} maximum"
         return ApiError(error.status, message, code=error.code)
-    theirs = _THEIR_NAMES.get(error.param or "")
+    theirs = _ANTHROPIC_NAMES.get(error.param or "")
     if theirs is None:
         return error
     message = error.message.replace(repr(error.param), repr(theirs))
     return ApiError(error.status, message, type=error.type, code=error.code, param=theirs, headers=error.headers)
 
 
-def _messages(asked: MessagesPrompt) -> list[dict[str, Any]]:
+def _messages(request: MessagesPrompt) -> list[dict[str, Any]]:
     """Messages as a chat has them: tool results in messages of their own, turns of one side in one message."""
     messages: list[dict[str, Any]] = []
-    if asked.system is not None:
-        messages.append({"role": "system", "content": text_of(asked.system)})
-    for message in asked.messages:
+    if request.system is not None:
+        messages.append({"role": "system", "content": text_of(request.system)})
+    for message in request.messages:
         for plain in _split(message):
             last = messages[-1] if messages else {}
             if plain["role"] == last.get("role") in ("user", "assistant") and "tool_calls" not in last:
@@ -115,14 +115,14 @@ def _choice(choice: Choice) -> dict[str, Any]:
     return {"tool_choice": "required" if choice.type == "any" else "auto", **parallel}
 
 
-def _sampling(asked: MessagesRequest) -> dict[str, Any]:
+def _sampling(request: MessagesRequest) -> dict[str, Any]:
     data = {
-        "max_tokens": asked.max_tokens,
-        "stop": asked.stop_sequences or None,
-        "temperature": asked.temperature,
-        "top_k": asked.top_k,
-        "top_p": asked.top_p,
-        "user": asked.metadata and asked.metadata.user_id,
-        "service_tier": {"standard_only": "default"}.get(asked.service_tier or "", asked.service_tier),
+        "max_tokens": request.max_tokens,
+        "stop": request.stop_sequences or None,
+        "temperature": request.temperature,
+        "top_k": request.top_k,
+        "top_p": request.top_p,
+        "user": request.metadata and request.metadata.user_id,
+        "service_tier": {"standard_only": "default"}.get(request.service_tier or "", request.service_tier),
     }
     return {name: value for name, value in data.items() if value is not None}

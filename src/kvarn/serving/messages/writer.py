@@ -1,4 +1,4 @@
-"""From the parts of a chat's answer to the blocks of a message and the events of its stream."""
+"""From the deltas of a chat's answer to the blocks of a message and the events of its stream."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from kvarn.serving.chat.choice import ChatParts
-from kvarn.serving.pipeline import Tally
+from kvarn.serving.choice import ChoiceDelta
+from kvarn.serving.pipeline import TokenUsage
 from kvarn.wire.anthropic.answer import (
     AnswerBlock,
     AnswerText,
@@ -57,13 +57,13 @@ class MessageWriter:
     Args:
         message_id: Its id.
         model: What answers.
-        tally: Where its tokens are counted.
+        usage: Where its tokens are counted.
     """
 
-    def __init__(self, message_id: str, model: str, tally: Tally) -> None:
+    def __init__(self, message_id: str, model: str, usage: TokenUsage) -> None:
         self._id = message_id
         self._model = model
-        self._tally = tally
+        self._tokens = usage
         self._blocks: list[_Block] = []
         self._open = False
         self._stop: Stop | None = None
@@ -73,13 +73,13 @@ class MessageWriter:
         """The first events. The prompt's tokens must have been counted."""
         return [MessageStart(message=self.message()), Ping()]
 
-    def take(self, parts: ChatParts) -> list[Event]:
-        """Write the next parts; the last ones end the message."""
+    def take(self, delta: ChoiceDelta) -> list[Event]:
+        """Write the next delta; the last one ends the message."""
         events: list[Event] = []
-        for each in parts.ordered:
+        for each in [delta.text] if delta.parts is None else delta.parts:
             events += self._take_text(each) if isinstance(each, str) else self._take_call(each)
-        if parts.finish_reason is not None:
-            events += self._end(parts)
+        if delta.finish_reason is not None:
+            events += self._end(delta)
         return events
 
     def message(self) -> Message:
@@ -120,29 +120,29 @@ class MessageWriter:
         was_open, self._open = self._open, False
         return [BlockStop(index=len(self._blocks) - 1)] if was_open else []
 
-    def _end(self, parts: ChatParts) -> list[Event]:
-        matched = parts.stop_reason if isinstance(parts.stop_reason, str) else None
-        self._stop = Stop(stop_reason=self._reason(parts, matched), stop_sequence=matched)
-        self._warnings = parts.warnings
+    def _end(self, delta: ChoiceDelta) -> list[Event]:
+        matched = delta.stop_reason if isinstance(delta.stop_reason, str) else None
+        self._stop = Stop(stop_reason=self._reason(delta, matched), stop_sequence=matched)
+        self._warnings = delta.warnings
         closing = self._end_block()
-        delta = MessageDelta(delta=self._stop, usage=self._usage(), warnings=self._warnings or UNSET)
-        return [*closing, delta, MessageStop()]
+        last = MessageDelta(delta=self._stop, usage=self._usage(), warnings=self._warnings or UNSET)
+        return [*closing, last, MessageStop()]
 
-    def _reason(self, parts: ChatParts, matched: str | None) -> StopReason:
-        if parts.finish_reason == "length":
+    def _reason(self, delta: ChoiceDelta, matched: str | None) -> StopReason:
+        if delta.finish_reason == "length":
             return "max_tokens"
-        if parts.finish_reason == "content_filter":
+        if delta.finish_reason == "content_filter":
             return "refusal"
         if matched is not None:
             return "stop_sequence"
         return "tool_use" if any(block.name for block in self._blocks) else "end_turn"
 
     def _usage(self) -> Usage:
-        tally = self._tally
+        usage = self._tokens
         return Usage(
-            input_tokens=tally.prompt_tokens - tally.cached_tokens,
-            output_tokens=tally.completion_tokens,
-            cache_read_input_tokens=tally.cached_tokens,
+            input_tokens=usage.prompt_tokens - usage.cached_tokens,
+            output_tokens=usage.completion_tokens,
+            cache_read_input_tokens=usage.cached_tokens,
         )
 
 

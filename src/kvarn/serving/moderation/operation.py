@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import platform
-import uuid
 from collections.abc import Coroutine
 from dataclasses import dataclass
 
@@ -34,41 +33,41 @@ class BuiltInModel:
 
 
 async def start_moderation(
-    serving: ServingContext, record: RequestRecord, asked: ModerationRequest
+    serving: ServingContext, record: RequestRecord, request: ModerationRequest
 ) -> Coroutine[None, None, ModerationList]:
     """Check a request and take it in; what comes back does the work.
 
     Raises:
-        ApiError: It cannot be answered as asked, or not now.
+        ApiError: It cannot be answered as request, or not now.
     """
     name = serving.moderation.moderator.name
-    if asked.model is not None and asked.model not in ALIASES and asked.model != name:
-        raise model_not_found(asked.model[:200], [name, *sorted(ALIASES)])
-    most = serving.limits.max_embedding_inputs
-    if len(asked.input) > most:
-        raise invalid_request(f"'input' has {len(asked.input)} items; this server takes at most {most}.", "input")
+    if request.model is not None and request.model not in ALIASES and request.model != name:
+        raise model_not_found(request.model[:200], [name, *sorted(ALIASES)])
+    limit = serving.limits.max_embedding_inputs
+    if len(request.input) > limit:
+        raise invalid_request(f"'input' has {len(request.input)} items; this server takes at most {limit}.", "input")
     record.model = name
-    size = sum(len(text.encode()) for text in asked.input)
-    tokens = max(len(asked.input), -(-size // _BYTES_PER_TOKEN))
+    size = sum(len(text.encode()) for text in request.input)
+    tokens = max(len(request.input), -(-size // _BYTES_PER_TOKEN))
     work = await serving.begin(record, BuiltInModel(name), prompt_tokens=tokens)
-    return _moderate(serving, asked.input, work)
+    return _moderate(serving, record.id, request.input, work)
 
 
-async def _moderate(serving: ServingContext, texts: list[str], work: Work) -> ModerationList:
-    tally = work.tally
-    tally.pending += 1
+async def _moderate(serving: ServingContext, request_id: str, texts: list[str], work: Work) -> ModerationList:
+    usage = work.usage
+    usage.pending += 1
     results = []
     try:
         for text in texts:
             results.append(_result(await serving.moderation.judge(text, work)))
             await asyncio.sleep(0)  # a thousand short texts shall not keep the others waiting
     except ApiError:
-        tally.failed = True
+        usage.failed = True
         raise
-    tally.count(prompt=work.prompt_tokens)
-    tally.pending -= 1
+    usage.count(prompt=work.prompt_tokens)
+    usage.pending -= 1
     return ModerationList(
-        id=f"modr-{uuid.uuid4().hex}",
+        id=f"modr-{request_id}",
         model=work.model,
         results=results,
         usage=ModerationUsage(prompt_tokens=work.prompt_tokens, total_tokens=work.prompt_tokens),

@@ -7,17 +7,17 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from kvarn.safety.verdict import Verdict
-from kvarn.serving.choice import Piece
+from kvarn.serving.choice import ChoiceDelta
 
 _CONTEXT_CHARS = 1000
 """Of what was shown, looked at again with what comes next."""
 
 
 class OutputWatch:
-    """Watches one choice: pieces go in, those that may be shown come out.
+    """Watches one choice: deltas go in, those that may be shown come out.
 
     Shown is what has been looked at together with the `hold_back` characters after it; an unfinished last word is not
-    looked at, and not shown. Whole pieces are held, so that text, token ids and log-probabilities stay together.
+    looked at, and not shown. Whole deltas are held, so that text, token ids and log-probabilities stay together.
 
     Args:
         judge: Gives the verdict on a text.
@@ -29,24 +29,24 @@ class OutputWatch:
         self._judge = judge
         self._look_every = look_every
         self._hold_back = hold_back
-        self._held: deque[Piece] = deque()
+        self._held: deque[ChoiceDelta] = deque()
         self._text = ""
         self._unseen = 0
         """Characters at the end of the text that no verdict was on."""
         self._grown_by = 0
         """Characters since the last look."""
 
-    async def look(self, piece: Piece) -> Piece | None:
-        """Take the choice's next piece; returns what may be shown now, joined. A flagged choice ends with it.
+    async def look(self, delta: ChoiceDelta) -> ChoiceDelta | None:
+        """Take the choice's next delta; returns what may be shown now, joined. A flagged choice ends with it.
 
         Raises:
             ApiError: The answer cannot be looked at now.
         """
-        self._held.append(piece)
-        self._text += piece.text
-        self._unseen += len(piece.text)
-        self._grown_by += len(piece.text)
-        ended = piece.finish_reason is not None
+        self._held.append(delta)
+        self._text += delta.text
+        self._unseen += len(delta.text)
+        self._grown_by += len(delta.text)
+        ended = delta.finish_reason is not None
         if not ended and self._grown_by < self._look_every:
             return None
         if self._unseen and (seen := self._text if ended else _whole_words(self._text)):
@@ -56,25 +56,25 @@ class OutputWatch:
                 return self._end(verdict)
         return _join(self._release(0 if ended else max(self._hold_back, self._unseen)))
 
-    def _release(self, keep: int) -> list[Piece]:
-        """Pieces that have at least `keep` characters after them."""
-        after = sum(len(piece.text) for piece in self._held)
+    def _release(self, keep: int) -> list[ChoiceDelta]:
+        """Deltas that have at least `keep` characters after them."""
+        after = sum(len(delta.text) for delta in self._held)
         shown = []
         while self._held and (after := after - len(self._held[0].text)) >= keep:
             shown.append(self._held.popleft())
-        kept = sum(len(piece.text) for piece in self._held)
+        kept = sum(len(delta.text) for delta in self._held)
         self._text = self._text[-(kept + _CONTEXT_CHARS) :]
         return shown
 
-    def _end(self, verdict: Verdict) -> Piece:
+    def _end(self, verdict: Verdict) -> ChoiceDelta:
         first = self._held[0]
         why = ", ".join(verdict.flagged)
         self._held.clear()
-        return Piece(
+        return ChoiceDelta(
             first.index,
-            prompt_logprobs=first.prompt_logprobs,
+            prompt_positions=first.prompt_positions,
             finish_reason="content_filter",
-            notice=f"The answer was ended here by this server's moderation ({why}).",
+            refusal=f"The answer was ended here by this server's moderation ({why}).",
         )
 
 
@@ -84,16 +84,16 @@ def _whole_words(text: str) -> str:
     return text if last is None else text[: last.start()]
 
 
-def _join(pieces: list[Piece]) -> Piece | None:
-    if len(pieces) < 2:
-        return pieces[0] if pieces else None
-    last = pieces[-1]
-    return Piece(
+def _join(deltas: list[ChoiceDelta]) -> ChoiceDelta | None:
+    if len(deltas) < 2:
+        return deltas[0] if deltas else None
+    last = deltas[-1]
+    return ChoiceDelta(
         last.index,
-        "".join(piece.text for piece in pieces),
-        [token for piece in pieces for token in piece.token_ids],
-        [position for piece in pieces for position in piece.logprobs],
-        next((piece.prompt_logprobs for piece in pieces if piece.prompt_logprobs is not None), None),
+        "".join(delta.text for delta in deltas),
+        [token for delta in deltas for token in delta.token_ids],
+        [position for delta in deltas for position in delta.positions],
+        next((delta.prompt_positions for delta in deltas if delta.prompt_positions is not None), None),
         last.finish_reason,
         last.stop_reason,
     )

@@ -14,11 +14,7 @@ from kvarn.store.repositories.dialect import insert
 
 
 async def take(store: Store, name: str, holder: str, seconds: float) -> bool:
-    """Take or renew the lease; False while somebody else holds it.
-
-    Raises:
-        StoreAwayError: The database does not answer.
-    """
+    """Take or renew the lease; False while somebody else holds it."""
     now = int(store.now() * 1000)
     values = {"holder": holder, "until_ms": now + int(seconds * 1000)}
     async with store.transaction() as session:

@@ -15,7 +15,6 @@ async def probe_writes(store: Store) -> None:
 
     Raises:
         StoreReadOnlyError: The database takes no writes.
-        StoreAwayError: The database does not answer.
     """
     if await leases.take(store, _LEASE, new_id("probe-"), 0):
         store.health.note_written()

@@ -32,15 +32,15 @@ async def queue_response(
     conversation_id: str | None,
     gateway_id: str,
     lease_s: int,
-    most: int | None = None,
+    max_bytes: int | None = None,
 ) -> None:
     """Keep a response that shall run in the background, leased to this gateway.
 
     Raises:
-        StorageFullError: Its organisation would store more than `most` bytes. How it ends is kept without asking.
+        StorageFullError: Its organisation would store more than `max_bytes` bytes. How it ends is kept without asking.
     """
     now, counted = int(store.now()), response_bytes(body, input_items, [], request)
-    async with storing(store, owner.organization_id, counted, most) as session:
+    async with storing(store, owner.organization_id, counted, max_bytes) as session:
         session.add(
             StoredResponse(
                 id=body["id"],
@@ -61,7 +61,7 @@ async def queue_response(
                 counted_bytes=counted,
             )
         )
-        await count_bytes(session, owner.organization_id, counted, most)
+        await count_bytes(session, owner.organization_id, counted, max_bytes)
 
 
 async def any_unclaimed(store: Store, known: Collection[str] = ()) -> bool:
@@ -77,7 +77,6 @@ async def claim_response(
     none. One at a time, since each may be megabytes to decode.
 
     Args:
-        store: Where.
         gateway_id: Whose it shall be.
         lease_s: Seconds for which.
         known: Those that this gateway works on already: its leases may have run out while it stood still.

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, func, literal, select, update
+from sqlalchemy import Select, func, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -24,6 +24,7 @@ from kvarn.store.repositories.conversations.histories import (
     size_of,
     text_of,
 )
+from kvarn.store.repositories.queries import find_one, is_owned_by, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, json_bytes
 
 MAX_CHAIN = 1000
@@ -58,16 +59,9 @@ class Ended:
 
 
 async def find_response(store: Store, owner: Owner, response_id: str) -> StoredResponse:
-    """The response of that id.
-
-    Raises:
-        NotFoundError: The owner has none.
-    """
+    """The response of that id. Raises NotFoundError."""
     async with store.reading() as session:
-        found = await session.scalar(_one(owner, response_id))
-    if found is None:
-        raise no_response(response_id)
-    return found
+        return await find_one(session, _one(owner, response_id), _missing(response_id))
 
 
 async def read_chain(store: Store, owner: Owner, response_id: str) -> list[KeptTurn]:
@@ -95,7 +89,7 @@ async def read_chain(store: Store, owner: Owner, response_id: str) -> list[KeptT
     async with store.reading() as session:
         turns, items, size = (await session.execute(_MEASURE.join(chain, in_it))).one()
         if not turns:
-            raise no_response(response_id)
+            raise NotFoundError(_missing(response_id))
         if turns > MAX_CHAIN:
             raise HistoryTooLongError
         check_measure(items, size)
@@ -109,11 +103,12 @@ async def read_turns(store: Store, owner: Owner, response_ids: Collection[str]) 
     Raises:
         HistoryTooLongError: They are too much to be read.
     """
-    among = StoredResponse.id.in_([each for each in response_ids if is_id(each)])
+    ids = StoredResponse.id.in_([each for each in response_ids if is_id(each)])
+    among = ids & is_owned_by(owner, StoredResponse)
     async with store.reading() as session:
-        _, _, size = (await session.execute(_MEASURE.where(among, *_owned(owner)))).one()
+        _, _, size = (await session.execute(_MEASURE.where(among))).one()
         check_measure(None, size)
-        return [KeptTurn(*row) for row in await session.execute(_KEPT_TURN.where(among, *_owned(owner)))]
+        return [KeptTurn(*row) for row in await session.execute(_KEPT_TURN.where(among))]
 
 
 async def delete_response(store: Store, owner: Owner, response_id: str) -> None:
@@ -128,8 +123,6 @@ async def keep_response(store: Store, owner: Owner, ended: Ended, *, stored: boo
     """Keep a response that ran in the foreground, and its turn in its conversation: both or none.
 
     Args:
-        store: Where.
-        owner: Whose it is.
         ended: The response.
         stored: Whether the client wants it kept; its conversation goes on either way.
 
@@ -201,25 +194,14 @@ def response_bytes(*content: Any) -> int:
 
 async def hold_response(session: AsyncSession, owner: Owner, response_id: str) -> StoredResponse:
     """The response, held for a change until the transaction ends. Raises as `find_response` does."""
-    found = await session.scalar(_one(owner, response_id).with_for_update())
-    if found is None:
-        raise no_response(response_id)
-    return found
+    return await find_one(session, _one(owner, response_id), _missing(response_id), to_change=True)
 
 
-def no_response(response_id: str) -> NotFoundError:
-    """There is none of that id."""
-    return NotFoundError(f"There is no response {response_id[:80]!r}.")
+def _missing(response_id: str) -> str:
+    return f"There is no response {response_id[:80]!r}."
 
 
 def _one(owner: Owner, response_id: str) -> Select[StoredResponse]:
     if not is_id(response_id):
-        raise no_response(response_id)
-    return select(StoredResponse).where(StoredResponse.id == response_id, *_owned(owner))
-
-
-def _owned(owner: Owner) -> tuple[ColumnElement[bool], ...]:
-    return (
-        StoredResponse.organization_id == owner.organization_id,
-        StoredResponse.project_id == owner.project_id,
-    )
+        raise NotFoundError(_missing(response_id))
+    return owned_by(owner, StoredResponse).where(StoredResponse.id == response_id)

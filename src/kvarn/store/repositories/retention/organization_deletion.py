@@ -34,7 +34,6 @@ async def delete_organization(
     """Delete an organisation and everything it owns. Its keys stop working first. Interrupted, it may be called again.
 
     Args:
-        store: The database.
         begin_act: Begins an act of whoever wants it.
         organization_id: What goes.
         erase_usage: Its usage goes too. Else the ledger keeps it, for the last invoice. An organisation that has been

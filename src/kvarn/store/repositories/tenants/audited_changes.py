@@ -102,9 +102,6 @@ async def audited_change(store: Store, actor: Actor) -> AsyncGenerator[AuditedCh
     """One administrative act. All gateways read the principals again that it touched, and no others.
 
     Acts happen one after the other, in all gateways: what an act has looked at is still so when it ends.
-
-    Raises:
-        StoreAwayError: The database does not answer.
     """
     async with store.transaction() as session:
         await lock_revisions(session)

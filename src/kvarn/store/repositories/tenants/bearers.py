@@ -14,9 +14,6 @@ async def find_bearer(store: Store, owner: Owner, key_id: str | None) -> Princip
     """The principal of a key as it is now; None where it is revoked, expired or gone, or its project archived.
 
     Work without a key, which an open server took, acts for its project.
-
-    Raises:
-        StoreAwayError: The database does not answer.
     """
     async with store.reading() as session:
         if key_id is not None:

@@ -8,11 +8,11 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
-from kvarn.store.errors import NotFoundError
 from kvarn.store.ids import new_id
 from kvarn.store.ledger import BudgetRule, period_name
 from kvarn.store.models import Budget, UsagePeriod
 from kvarn.store.repositories.pages import Cursor, Page, read_page
+from kvarn.store.repositories.queries import find_one
 from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange
 from kvarn.store.repositories.tenants.projects import get_active_project
 
@@ -79,16 +79,9 @@ async def list_budgets(session: AsyncSession, organization_id: str, cursor: Curs
 
 
 async def find_budget(session: AsyncSession, organization_id: str, budget_id: str) -> Budget:
-    """One budget of an organisation.
-
-    Raises:
-        NotFoundError: It has none of that id.
-    """
+    """One budget of an organisation. Raises NotFoundError."""
     query = select(Budget).where(Budget.id == budget_id, Budget.organization_id == organization_id)
-    found: Budget | None = await session.scalar(query)
-    if found is None:
-        raise NotFoundError(f"There is no budget {budget_id[:80]!r}.")
-    return found
+    return await find_one(session, query, f"There is no budget {budget_id[:80]!r}.")
 
 
 async def add_budget(
