@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kvarn.config.platform import KafkaConfig
+from kvarn.jobs.named_jobs import NamedJob, NamedLease
+from kvarn.jobs.run_to_completion import run_to_completion
+from kvarn.jobs.worker import Worker
 from kvarn.metering.kafka import callbacks, producer_settings
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
-from kvarn.store.repositories import leases
 from kvarn.store.repositories.usage import outbox
 
 LEASE = "usage-outbox"
 LEASE_S = 6.0
-"""Renewed while a batch is under way. A gateway that dies holds up the others for so long."""
+"""Seconds after which another gateway goes on where one has died."""
 BATCH_MESSAGES = 1000
 _IDLE_S = 0.2
 _RETRY_S = 1.0
@@ -47,71 +47,53 @@ class Publisher:
         self._store = store
         self._config = config
         self._metrics = metrics
-        self._holder = uuid.uuid4().hex
         self._producer: Producer | None = None
         self._stopping = threading.Event()
-        self._observed = float("-inf")
-        self._renew_at = float("-inf")
+        lease = NamedLease(store, LEASE, LEASE_S)
+        self._worker = Worker("publications of usage", lease, self._publish, poll_s=LEASE_S / 3)
+        self._observing: asyncio.Task[None] | None = None
 
-    async def run(self) -> None:
-        """Publish until `stop`; outages of database and broker are waited out."""
-        while not self._stopping.is_set():
-            try:
-                published = await self._publish_some()
-                await self._observe()
-            except StoreAwayError as error:
-                _log.debug("the outbox waits: %s", error)
-                published = None
-            except Exception:
-                _log.exception("the outbox cannot be published; it is tried again")
-                published = None
-            if not published:
-                await asyncio.sleep(_RETRY_S if published is None else _IDLE_S)
+    def start(self) -> None:
+        """Publish until `stop`, whenever no other gateway does; outages of database and broker are waited out."""
+        self._worker.start()
+        self._observing = asyncio.create_task(self._observe())
 
-    def stop(self) -> None:
-        """End `run` soon; what was handed over and not confirmed is published again by whoever comes next."""
-        self._stopping.set()
+    async def stop(self) -> None:
+        """End, and let another gateway go on; what was handed over and not confirmed is published again by it."""
+        if self._observing is not None:
+            self._observing.cancel()
+        await self._worker.stop()
 
-    async def close(self) -> None:
-        """After `run` has ended: let another gateway go on at once."""
-        if self._producer is not None:
-            self._producer.purge()
-            self._producer = None
+    async def _publish(self, _job: NamedJob) -> None:
+        self._stopping.clear()
         try:
-            await leases.give_back(self._store, LEASE, self._holder)
-        except StoreAwayError:
-            _log.debug("the lease of the outbox ends by itself")
+            while True:
+                entries = await outbox.oldest(self._store, BATCH_MESSAGES)
+                delivered = await self._deliver_all(entries) if entries else 0
+                if not delivered:
+                    await asyncio.sleep(_RETRY_S if entries else _IDLE_S)
+        finally:
+            if self._producer is not None:
+                self._producer.purge()
+                self._producer = None
 
-    async def _publish_some(self) -> int | None:
-        """How many were published; None where the broker took none of those there are, or another publishes."""
-        if not await self._hold_lease():
-            return None
-        entries = await outbox.oldest(self._store, BATCH_MESSAGES)
-        if not entries:
-            return 0
-        delivered = await self._deliver_under_lease(entries)
+    async def _deliver_all(self, entries: Sequence[Entry]) -> int:
+        """How many were delivered. Cancelled, it waits for no more confirmations, but deletes what was confirmed."""
+        work = asyncio.ensure_future(self._deliver_and_delete(entries))
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            self._stopping.set()
+            await run_to_completion(work)
+            raise
+
+    async def _deliver_and_delete(self, entries: Sequence[Entry]) -> int:
+        delivered = await asyncio.to_thread(self._deliver, entries)
         if delivered:
             await outbox.forget(self._store, delivered)
         self._metrics.published.inc(len(delivered))
         self._metrics.publish_errors.inc(len(entries) - len(delivered))
-        return len(delivered) or None
-
-    async def _deliver_under_lease(self, entries: Sequence[Entry]) -> list[int]:
-        delivering = asyncio.ensure_future(asyncio.to_thread(self._deliver, entries))
-        while not (await asyncio.wait([delivering], timeout=LEASE_S / 3))[0]:
-            try:
-                await self._hold_lease()
-            except StoreAwayError as error:  # at worst another gateway publishes the same: repeats are dropped
-                _log.debug("the lease of the outbox could not be renewed: %s", error)
-        return delivering.result()
-
-    async def _hold_lease(self) -> bool:
-        """Whether this is the gateway that publishes. Asks the database now and then only."""
-        if time.monotonic() < self._renew_at:
-            return True
-        held = await leases.take(self._store, LEASE, self._holder, LEASE_S)
-        self._renew_at = time.monotonic() + LEASE_S / 3 if held else float("-inf")
-        return held
+        return len(delivered)
 
     def _deliver(self, entries: Sequence[Entry]) -> list[int]:
         """Numbers of the entries that the broker has confirmed. Runs in a thread; blocks until each is confirmed or
@@ -159,9 +141,12 @@ class Publisher:
         return self._producer
 
     async def _observe(self) -> None:
-        if time.monotonic() - self._observed < _OBSERVE_EVERY_S:
-            return
-        self._observed = time.monotonic()
-        count, since = await outbox.waiting(self._store)
-        self._metrics.outbox_rows.set(count)
-        self._metrics.outbox_lag.set(0 if since is None else max(0, self._store.now() - since))
+        while True:
+            try:
+                count, since = await outbox.waiting(self._store)
+            except StoreAwayError as error:
+                _log.debug("the outbox cannot be read: %s", error)
+            else:
+                self._metrics.outbox_rows.set(count)
+                self._metrics.outbox_lag.set(0 if since is None else max(0, self._store.now() - since))
+            await asyncio.sleep(_OBSERVE_EVERY_S)
