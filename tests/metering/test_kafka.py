@@ -45,13 +45,11 @@ def kafka_config(servers: str) -> KafkaConfig:
 async def publishing(store: Store, config: KafkaConfig) -> AsyncGenerator[MeteringMetrics, None]:
     metrics = MeteringMetrics()
     publisher = Publisher(store, config, metrics)
-    running = asyncio.create_task(publisher.run())
+    publisher.start()
     try:
         yield metrics
     finally:
-        publisher.stop()
-        await running
-        await publisher.close()
+        await publisher.stop()
 
 
 @asynccontextmanager
