@@ -34,7 +34,7 @@ import torch
 import zmq
 
 from kvarn.config import EngineConfig
-from kvarn.engine.plan import StepPlan, StepResult
+from kvarn.engine.plan import StepPlan, StepResult, SynchronousExecutor
 from kvarn.kernels.batch import KVCache
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.models import Decoder
@@ -79,7 +79,7 @@ class InstantModel:
         return logits
 
 
-class MarkingExecutor:
+class MarkingExecutor(SynchronousExecutor):
     """The real executor; notes when a step is planned and when its result is there."""
 
     def __init__(self, model: InstantModel, num_blocks: int, max_num_seqs: int) -> None:

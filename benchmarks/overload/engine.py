@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from kvarn.engine.plan import RowResult, StepPlan, StepResult
+from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.engine.step_time import StepShape, StepTimeModel
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.service import ReportProgress
@@ -43,7 +43,7 @@ def step_s(shape: StepShape) -> float:
     )
 
 
-class SleepingExecutor:
+class SleepingExecutor(SynchronousExecutor):
     """Takes the modelled time; each token is followed by its successor, within ids that are ordinary text."""
 
     num_blocks = BLOCKS

@@ -16,7 +16,7 @@ from kvarn.admission.traffic import Traffic
 from kvarn.config.schema import EngineConfig
 from kvarn.engine import EngineCore
 from kvarn.engine.core import EngineOutput
-from kvarn.engine.plan import RowResult, StepPlan, StepResult
+from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.engine.step_time import StepShape, StepTimeModel
 from kvarn.wire.messages import EngineStats, StepTimes, Submit
 from kvarn.wire.sampling import SamplingParams
@@ -38,7 +38,7 @@ def step_s(times: StepTimes, shape: StepShape) -> float:
     )
 
 
-class TimedExecutor:
+class TimedExecutor(SynchronousExecutor):
     """Takes the modelled time and draws the same token for ever."""
 
     max_context_length = 8192

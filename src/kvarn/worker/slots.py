@@ -39,6 +39,8 @@ class SlotTable:
         self.seed = np.zeros(max_num_seqs, dtype=np.uint64)
         self.num_output = np.zeros(max_num_seqs, dtype=np.int64)
         """Tokens of output so far: the position of the next one drawn."""
+        self.last_token = np.zeros(max_num_seqs, dtype=np.int64)
+        """The token drawn last, for a plan that was made before it was known."""
         self.num_logprobs = np.full(max_num_seqs, NO_LOGPROBS, dtype=np.int64)
         """Most likely tokens to report with each drawn one; `NO_LOGPROBS` for no report."""
         self.constraints: dict[int, TokenConstraints] = {}
@@ -89,6 +91,7 @@ class SlotTable:
     def record(self, slots: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
         """One token was drawn for each of these slots."""
         self.num_output[slots] += 1
+        self.last_token[slots] = tokens
         if self.constraints:
             for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
                 constraints = self.constraints.get(slot)

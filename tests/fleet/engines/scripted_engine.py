@@ -10,7 +10,7 @@ import json
 import time
 from typing import Any
 
-from kvarn.engine.plan import RowResult, StepPlan, StepResult
+from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.replica.server.embed import EmbedService
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.service import ReportProgress, Service
@@ -20,7 +20,7 @@ from kvarn.wire.messages import ModelCard
 VOCAB_SIZE = 100_000
 
 
-class CountingExecutor:
+class CountingExecutor(SynchronousExecutor):
     """Each token is followed by its successor."""
 
     def __init__(self, script: dict[str, Any]) -> None:

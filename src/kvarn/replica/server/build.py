@@ -116,14 +116,16 @@ def _build_decoder(model: Decoder, config: ModelConfig, phases: _Phases) -> Serv
 def warm_up(executor: Executor) -> None:
     """Compute one block of prompt and one token on top, then forget them: the first request finds everything warm."""
     tokens = list(range(min(BLOCK_SIZE, executor.max_context_length - 1)))
-    admission = NewSequence(0, SamplingParams(seed=0, temperature=0.0, max_tokens=2), 0, tokens, [])
+    sequence = NewSequence(0, SamplingParams(seed=0, temperature=0.0, max_tokens=2), 0, tokens, [])
     prompt = Row(0, 0, tokens, [BlockUpdate(0, 0)], sample=True)
     second_block = [BlockUpdate(1, 1)] if len(tokens) == BLOCK_SIZE and executor.num_blocks > 1 else []
     decode = Row(0, len(tokens), [0], second_block, sample=True)
-    executor.execute(StepPlan(0, [], [admission], [], [prompt]))
+    plans = [StepPlan(0, [], [sequence], [], [prompt]), StepPlan(0, [0], [], [], [])]
     if second_block:
-        executor.execute(StepPlan(0, [], [], [], [decode]))
-    executor.execute(StepPlan(0, [0], [], [], []))
+        plans.insert(1, StepPlan(0, [], [], [], [decode]))
+    for plan in plans:
+        executor.submit(plan)
+        executor.collect()
 
 
 def _build_encoder(model: Encoder, config: ModelConfig, phases: _Phases) -> Service:
