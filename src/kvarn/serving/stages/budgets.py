@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from kvarn.limits.types import LimitsAwayError
+from kvarn.metering.budget_reservations import BudgetReservation
 from kvarn.metering.budgets import BudgetSpentError
 from kvarn.metering.prices import BILLIONTHS
-from kvarn.metering.reservations import Held
 from kvarn.metering.service import Metering
 from kvarn.serving.pipeline import Work
 from kvarn.store.ledger import BudgetRule
@@ -47,7 +47,7 @@ class BudgetStage:
 class BudgetTicket:
     """What a request in flight has reserved."""
 
-    def __init__(self, metering: Metering, held: Held) -> None:
+    def __init__(self, metering: Metering, held: BudgetReservation) -> None:
         self._metering = metering
         self._held = held
 

@@ -19,7 +19,7 @@ from kvarn.store.repositories.conversations.conversations import Lock, finish_tu
 from kvarn.store.repositories.conversations.histories import (
     HistoryTooLongError,
     Item,
-    KeptTurn,
+    StoredTurn,
     check_measure,
     size_of,
     text_of,
@@ -64,7 +64,7 @@ async def find_response(store: Store, owner: Owner, response_id: str) -> StoredR
         return await find_one(session, _one(owner, response_id), _missing(response_id))
 
 
-async def read_chain(store: Store, owner: Owner, response_id: str) -> list[KeptTurn]:
+async def read_chain(store: Store, owner: Owner, response_id: str) -> list[StoredTurn]:
     """A response and those it goes on from, oldest first. It begins behind the last one that has been deleted or has
     expired: what is gone is seen by nobody, the model included.
 
@@ -94,10 +94,10 @@ async def read_chain(store: Store, owner: Owner, response_id: str) -> list[KeptT
             raise HistoryTooLongError
         check_measure(items, size)
         rows = await session.execute(_KEPT_TURN.join(chain, in_it).order_by(chain.c.depth.desc()))
-        return [KeptTurn(*row) for row in rows]
+        return [StoredTurn(*row) for row in rows]
 
 
-async def read_turns(store: Store, owner: Owner, response_ids: Collection[str]) -> list[KeptTurn]:
+async def read_turns(store: Store, owner: Owner, response_ids: Collection[str]) -> list[StoredTurn]:
     """The owner's responses among these, in no order.
 
     Raises:
@@ -108,13 +108,13 @@ async def read_turns(store: Store, owner: Owner, response_ids: Collection[str]) 
     async with store.reading() as session:
         _, _, size = (await session.execute(_MEASURE.where(among))).one()
         check_measure(None, size)
-        return [KeptTurn(*row) for row in await session.execute(_KEPT_TURN.where(among))]
+        return [StoredTurn(*row) for row in await session.execute(_KEPT_TURN.where(among))]
 
 
 async def delete_response(store: Store, owner: Owner, response_id: str) -> None:
     """Delete it. Raises as `find_response` does."""
     async with store.transaction() as session:
-        held = await hold_response(session, owner, response_id)
+        held = await lock_response(session, owner, response_id)
         await session.delete(held)
         await count_bytes(session, owner.organization_id, -held.counted_bytes)
 
@@ -192,7 +192,7 @@ def response_bytes(*content: Any) -> int:
     return ROW_BYTES + json_bytes(*content)
 
 
-async def hold_response(session: AsyncSession, owner: Owner, response_id: str) -> StoredResponse:
+async def lock_response(session: AsyncSession, owner: Owner, response_id: str) -> StoredResponse:
     """The response, held for a change until the transaction ends. Raises as `find_response` does."""
     return await find_one(session, _one(owner, response_id), _missing(response_id), to_change=True)
 
