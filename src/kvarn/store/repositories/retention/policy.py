@@ -15,6 +15,7 @@ from sqlalchemy import ColumnElement, or_
 from kvarn.config.platform import RetentionConfig
 from kvarn.store import models
 from kvarn.store.repositories.batches.batches import OVER
+from kvarn.store.repositories.conversations.background_responses import RUNNING
 from kvarn.store.repositories.retention.row_deletion import (
     Condition,
     DeleteRows,
@@ -23,12 +24,18 @@ from kvarn.store.repositories.retention.row_deletion import (
     drop_files,
 )
 
-_UNFINISHED = ("queued", "in_progress")
-
 
 def _not_held(now: int) -> Condition:
     """No response is being made in it."""
     return or_(models.Conversation.locked_until.is_(None), models.Conversation.locked_until <= now)
+
+
+def _has_ended(_: int) -> Condition:
+    return models.StoredResponse.status.not_in(RUNNING)
+
+
+def _is_over(_: int) -> Condition:
+    return models.Batch.status.in_(OVER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +65,9 @@ class StoredKind:
 
 STORED: Final = (
     StoredKind(models.Conversation, lambda config: config.conversations_days, age="changed_at", may_go=_not_held),
-    StoredKind(
-        models.StoredResponse,
-        lambda config: config.responses_days,
-        may_go=lambda _: models.StoredResponse.status.not_in(_UNFINISHED),
-    ),
+    StoredKind(models.StoredResponse, lambda config: config.responses_days, may_go=_has_ended),
     StoredKind(models.StoredCompletion, lambda config: config.responses_days),
-    StoredKind(
-        models.Batch,
-        lambda config: config.files_days,
-        may_go=lambda _: models.Batch.status.in_(OVER),
-        drop=drop_batches,
-    ),
+    StoredKind(models.Batch, lambda config: config.files_days, may_go=_is_over, drop=drop_batches),
     StoredKind(models.File, lambda config: config.files_days, expires_at="expires_at", drop=drop_files),
     StoredKind(models.PromptSample, lambda config: config.prompt_samples_days),
 )
