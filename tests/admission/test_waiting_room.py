@@ -21,7 +21,7 @@ IDLE = EngineStats(step_times=TIMES, step_s=0.01)
 FULL = EngineStats(step_times=TIMES, step_s=0.01, running=300, decode_rows=300)
 
 
-class Door:
+class Harness:
     """A room of a served model, and requests before it."""
 
     def __init__(self, server: Any) -> None:
@@ -57,48 +57,48 @@ class Door:
 
 
 @pytest.fixture
-def door(server: Any) -> Door:
+def harness(server: Any) -> Harness:
     server.chat.stats = FULL
-    return Door(server)
+    return Harness(server)
 
 
 @pytest.mark.parametrize("cancelled_first", [False, True])
 async def test_cancelled_at_the_moment_of_its_verdict_a_request_holds_no_place(
-    door: Door, cancelled_first: bool
+    harness: Harness, cancelled_first: bool
 ) -> None:
-    asked = door.ask()
+    asked = harness.ask()
     await asyncio.sleep(0)
     if cancelled_first:
         asked.cancel()
-    door.give_verdicts()
+    harness.give_verdicts()
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
-    assert door.in_service == 0
-    await door.room.close()
+    assert harness.in_service == 0
+    await harness.room.close()
 
 
-async def test_cancelled_while_it_waits_a_request_stands_in_no_line(door: Door) -> None:
-    asked = door.ask()
+async def test_cancelled_while_it_waits_a_request_stands_in_no_line(harness: Harness) -> None:
+    asked = harness.ask()
     await asyncio.sleep(0)
-    assert len(door.queue) == 1
+    assert len(harness.queue) == 1
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
-    assert (len(door.queue), door.in_service) == (0, 0)
-    await door.room.close()
+    assert (len(harness.queue), harness.in_service) == (0, 0)
+    await harness.room.close()
 
 
-async def test_a_client_that_left_before_its_verdict_stands_in_no_line(door: Door) -> None:
+async def test_a_client_that_left_before_its_verdict_stands_in_no_line(harness: Harness) -> None:
     left = asyncio.Event()
 
     async def client_left() -> None:
         await left.wait()
 
-    asked = door.ask(client_left)
+    asked = harness.ask(client_left)
     await asyncio.sleep(0)
     left.set()
     with pytest.raises(ClientDisconnect):
         await asked
-    assert (len(door.queue), door.in_service) == (0, 0)
-    await door.room.close()
+    assert (len(harness.queue), harness.in_service) == (0, 0)
+    await harness.room.close()

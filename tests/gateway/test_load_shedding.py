@@ -1,4 +1,4 @@
-"""Load shedding at the front door: from when a request counts, how early it is refused, and who comes back."""
+"""Load shedding at the gateway: from when a request counts, how early it is refused, and who comes back."""
 
 from __future__ import annotations
 
