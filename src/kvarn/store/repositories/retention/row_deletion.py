@@ -45,7 +45,7 @@ async def delete_plain(store: Store, selection: RowSelection, keys: Sequence[tup
 
 
 async def delete_counted(store: Store, selection: RowSelection, keys: Sequence[tuple[Any, ...]]) -> int:
-    """As `drop_rows`, of what counts in its organisation's stored bytes, with what refers to it."""
+    """As `delete_plain`, of what counts in its organisation's stored bytes, with what refers to it."""
     async with store.transaction() as session:
         return await _delete_counted(session, selection.model, _delete_statement(selection, keys))
 

@@ -1,4 +1,4 @@
-"""The audit log: read here; written by the acts themselves (`audited_changes.py`)."""
+"""The audit log: read here; written by the changes themselves (`audited_changes.py`)."""
 
 from __future__ import annotations
 
