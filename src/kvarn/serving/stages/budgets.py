@@ -44,23 +44,9 @@ class BudgetStage:
             raise unavailable(message, "budgets_unavailable") from None
         return None if held is None else partial(self._release, held)
 
-<<<<<<< HEAD
-
-class BudgetTicket:
-    """What a request in flight has reserved."""
-
-    def __init__(self, metering: Metering, held: BudgetReservation) -> None:
-        self._metering = metering
-        self._held = held
-
-    async def leave(self, work: Work) -> None:
-        """What it came to is in the ledger by now: the ledger's ticket is left first."""
-        self._metering.reservations.release(self._held)
-=======
-    async def _release(self, held: Held, work: Work) -> None:
+    async def _release(self, held: BudgetReservation, work: Work) -> None:
         """What it came to is in the ledger by now: the ledger is settled first."""
         self._metering.reservations.release(held)
->>>>>>> main
 
 
 def _refusal(error: BudgetSpentError) -> ApiError:
