@@ -131,24 +131,10 @@ async def keep_response(store: Store, owner: Owner, ended: Ended, *, stored: boo
     counted = response_bytes(ended.body, ended.input_items, ended.cuts) if stored else 0
     async with store.transaction() as session:
         if stored:
-            session.add(
-                StoredResponse(
-                    id=ended.id,
-                    organization_id=owner.organization_id,
-                    project_id=owner.project_id,
-                    created_at=ended.body["created_at"],
-                    status=ended.body["status"],
-                    background=False,
-                    previous_response_id=ended.previous_response_id,
-                    conversation_id=ended.lock.conversation_id if ended.lock else None,
-                    input_items=ended.input_items,
-                    body=ended.body,
-                    request={},
-                    cuts=ended.cuts,
-                    attempts=1,
-                    counted_bytes=counted,
-                )
-            )
+            conversation_id = ended.lock.conversation_id if ended.lock else None
+            row = new_response(owner, ended.body, ended.input_items, conversation_id, counted)
+            row.previous_response_id, row.cuts = ended.previous_response_id, ended.cuts
+            session.add(row)
         added = counted
         if ended.lock is not None:
             added += await finish_turn(session, owner, ended.lock, ended.new_items, int(store.now()))
@@ -190,6 +176,27 @@ async def finish_background(store: Store, owner: Owner, ended: Ended, gateway_id
 def response_bytes(*content: Any) -> int:
     """What a response of this content counts for in its organisation's stored bytes."""
     return ROW_BYTES + json_bytes(*content)
+
+
+def new_response(
+    owner: Owner, body: dict[str, Any], input_items: list[Item], conversation_id: str | None, counted: int
+) -> StoredResponse:
+    """A response as it is first kept, with what it counts for."""
+    return StoredResponse(
+        id=body["id"],
+        organization_id=owner.organization_id,
+        project_id=owner.project_id,
+        created_at=body["created_at"],
+        status=body["status"],
+        previous_response_id=body.get("previous_response_id"),
+        conversation_id=conversation_id,
+        input_items=input_items,
+        body=body,
+        request={},
+        cuts=[],
+        attempts=1,
+        counted_bytes=counted,
+    )
 
 
 async def lock_response(session: AsyncSession, owner: Owner, response_id: str) -> StoredResponse:
