@@ -131,7 +131,7 @@ def _build_encoder(model: Encoder, config: ModelConfig, phases: _Phases) -> Embe
     runner = EncoderRunner(model, config.engine.token_budget)
     with phases("warm up"):
         runner.embed([[0]])
-    length, size = model.spec.max_context_length, model.spec.embedding_size
+    length, size = model.spec.max_context_length, model.spec.hidden_size
     card = _card(model, phases, kind="embed", max_context_length=length, embedding_size=size)
     return EmbedService(runner, config.engine, card)
 
