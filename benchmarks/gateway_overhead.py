@@ -21,12 +21,11 @@ from pathlib import Path
 
 from benchmarks.engine_process import launch_engine
 from kvarn.config.schema import GatewayConfig, KvarnConfig
-from kvarn.engine.plan import Row, RowResult, StepPlan, StepResult
+from kvarn.engine.plan import Row, RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.gateway.app import create_app
 from kvarn.gateway.server import bind, build_server
 from kvarn.replica.server.generate import GenerateService
-from kvarn.replica.server.service import ReportProgress
-from kvarn.replica.spec import ReplicaSpec
+from kvarn.replica.spec import ReplicaSpec, ReportProgress
 from kvarn.serving.models import ServedModel
 from kvarn.wire.messages import ModelCard, PositionLogprobs, TokenLogprob
 
@@ -36,7 +35,7 @@ SHORT, LONG = 20, 220
 """Tokens of the answers that are compared."""
 
 
-class SleepingExecutor:
+class SleepingExecutor(SynchronousExecutor):
     """Sleeps for a step; each token is followed by its successor, within ids that are ordinary text."""
 
     num_blocks = 8192
@@ -49,7 +48,7 @@ class SleepingExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """Take the time of a step."""
         time.sleep(STEP_S)
-        self._logprobs |= {admission.slot: admission.sampling.logprobs for admission in plan.admissions}
+        self._logprobs |= {admission.slot: admission.sampling.logprobs for admission in plan.new_sequences}
         return StepResult(plan.step, [self._row(row) for row in plan.rows], STEP_S)
 
     def _row(self, row: Row) -> RowResult:

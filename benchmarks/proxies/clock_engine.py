@@ -15,17 +15,16 @@ import json
 import sys
 import time
 
-from kvarn.engine.plan import RowResult, StepPlan, StepResult
+from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.replica.server.generate import GenerateService
-from kvarn.replica.server.service import ReportProgress
-from kvarn.replica.spec import ReplicaSpec
+from kvarn.replica.spec import ReplicaSpec, ReportProgress
 from kvarn.wire.messages import ModelCard
 
 STEP_VARIABLE = "CLOCK_ENGINE_STEP_S"
 _WORDS = (" mills", " grind", " grain", " with", " wind", " and", " running", " water")
 
 
-class ClockExecutor:
+class ClockExecutor(SynchronousExecutor):
     """Sleeps for a step; each token is followed by its successor, within ids that are ordinary text."""
 
     num_blocks = 16384

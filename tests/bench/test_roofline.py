@@ -12,7 +12,7 @@ from kvarn.bench.roofline import Case, measure
 from kvarn.cli.bench import app
 from kvarn.costs.decoder import DecoderCosts
 from kvarn.costs.roofline import Ceilings
-from kvarn.engine.plan import RowResult, StepPlan, StepResult
+from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
 
 COSTS = DecoderCosts(
     dense_weights=1000,
@@ -27,7 +27,7 @@ COSTS = DecoderCosts(
 )
 
 
-class OneTokenExecutor:
+class OneTokenExecutor(SynchronousExecutor):
     """Answers every row with a token at once."""
 
     def __init__(self, max_context_length: int, sequences: int) -> None:

@@ -12,6 +12,7 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine_world import DictConnector, EveryThird
 from profiles import examples
 
 PROPERTY = settings(
@@ -29,8 +30,14 @@ configs = st.fixed_dictionaries(
         "priority_ageing_s": st.sampled_from([0.05, 1.0, 30.0]),
         "tpot_target_ms": st.sampled_from([1.0, 15.0, 200.0]),
         "min_prefill_chunk": st.sampled_from([1, 5, 16]),
+        "max_in_flight": st.sampled_from([1, 2]),
+        "offloads": st.booleans(),
+        "masked": st.booleans(),
+        "proposals": st.one_of(st.just([]), st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=5)),
     }
 )
+"""Besides the configuration: steps in flight, whether preempted blocks are kept elsewhere, whether requests with a salt
+are masked, and how many tokens are proposed, of which the one at a place is wrong."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,15 @@ events = st.lists(
     min_size=1,
     max_size=40,
 )
+
+
+def build(make_world: Callable, *, offloads: bool = False, masked: bool = False, **config):
+    return make_world(
+        max_context_length=90,
+        connector=DictConnector() if offloads else None,
+        masks=lambda message: EveryThird() if masked and message.cache_salt else None,
+        **config,
+    )
 
 
 def play(world, script) -> dict[str, Arrival]:
@@ -138,7 +154,7 @@ def checked_step(world) -> None:
 @PROPERTY
 @given(config=configs, script=events)
 def test_every_request_ends_with_the_tokens_it_would_draw_alone(make_world: Callable, config, script):
-    world = make_world(max_context_length=90, **config)
+    world = build(make_world, **config)
     taken = play(world, script)
     for request_id, event in taken.items():
         world.assert_answered(request_id)
@@ -152,7 +168,7 @@ def test_every_request_ends_with_the_tokens_it_would_draw_alone(make_world: Call
 @settings(PROPERTY, max_examples=examples(120))
 @given(config=configs, script=events)
 def test_the_totals_add_up_once_all_is_quiet(make_world: Callable, config, script):
-    world = make_world(max_context_length=90, **config)
+    world = build(make_world, **config)
     script = [event for event in script if not isinstance(event, tuple)]
     taken = play(world, script)
     stats = world.engine.stats()
@@ -166,10 +182,28 @@ def test_the_totals_add_up_once_all_is_quiet(make_world: Callable, config, scrip
     assert stats.running == stats.waiting == 0
 
 
+@settings(PROPERTY, max_examples=examples(100))
+@given(config=configs, script=events)
+def test_a_loop_that_plans_ahead_ends_every_request_as_the_synchronous_one(make_world: Callable, config, script):
+    script = [event for event in script if not isinstance(event, tuple)]
+    ends = []
+    for max_in_flight in (1, 2):
+        world = build(make_world, **{**config, "max_in_flight": max_in_flight})
+        taken = play(world, script)
+        ends.append(
+            {
+                (request_id, index): (world.output(request_id, index), world.finish_reason(request_id, index))
+                for request_id, event in taken.items()
+                for index in range(event.n)
+            }
+        )
+    assert ends[0] == ends[1]
+
+
 @settings(PROPERTY, max_examples=examples(40))
 @given(config=configs, script=events)
 def test_the_same_messages_at_the_same_times_give_the_same_plans(make_world: Callable, config, script):
-    worlds = [make_world(max_context_length=90, **config) for _ in range(2)]
+    worlds = [build(make_world, **config) for _ in range(2)]
     for world in worlds:
         play(world, script)
     first, second = (msgspec.msgpack.encode(world.executor.plans) for world in worlds)

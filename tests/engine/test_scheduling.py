@@ -29,7 +29,7 @@ def test_a_finished_request_leaves_at_once_and_a_waiting_one_joins_at_once(make_
     world.submit("a", 10, max_tokens=2)
     world.submit("b", 10, max_tokens=2)
     assert world.run() == 4
-    admitted = [plan.step for plan in world.executor.plans if plan.admissions]
+    admitted = [plan.step for plan in world.executor.plans if plan.new_sequences]
     assert admitted == [1, 3]
     assert world.executor.plans[2].releases == [0]
 
@@ -97,7 +97,7 @@ def test_when_memory_runs_out_the_latest_gives_way_and_loses_nothing(make_world)
         world.step()
     world.run()
     assert world.engine.stats().preemptions_total > 0
-    resumed = [a.prompt_token_ids for plan in world.executor.plans for a in plan.admissions if a.output_token_ids]
+    resumed = [a.prompt_token_ids for plan in world.executor.plans for a in plan.new_sequences if a.output_token_ids]
     assert world.messages["a"].prompt_token_ids not in resumed
     for name in "abc":
         world.assert_answered(name)
@@ -112,7 +112,7 @@ def test_a_preempted_request_goes_on_from_the_prefix_cache(make_world):
     resumed = [
         (plan, admission)
         for plan in world.executor.plans
-        for admission in plan.admissions
+        for admission in plan.new_sequences
         if admission.output_token_ids
     ]
     assert resumed
@@ -128,7 +128,7 @@ def test_the_lowest_priority_gives_way_even_if_it_came_first(make_world):
     world.step()
     world.submit("chat", 30, max_tokens=60)
     world.run()
-    resumed = [a for plan in world.executor.plans for a in plan.admissions if a.output_token_ids]
+    resumed = [a for plan in world.executor.plans for a in plan.new_sequences if a.output_token_ids]
     assert {tuple(a.prompt_token_ids) for a in resumed} == {tuple(world.messages["batch"].prompt_token_ids)}
     world.assert_answered("batch")
     world.assert_answered("chat")
@@ -206,7 +206,7 @@ def test_nobody_starts_in_a_step_in_which_memory_ran_out(make_world):
         before = world.engine.stats().preemptions_total
         world.step()
         if world.engine.stats().preemptions_total > before:
-            assert not world.executor.plans[-1].admissions
+            assert not world.executor.plans[-1].new_sequences
     for name in "abc":
         world.assert_answered(name)
 
@@ -236,7 +236,7 @@ def test_slots_are_reused_lowest_first(make_world):
     world.submit("c", 5, max_tokens=2)
     world.step()
     assert world.executor.plans[-1].releases == [0]
-    assert world.executor.plans[-1].admissions[0].slot == 0
+    assert world.executor.plans[-1].new_sequences[0].slot == 0
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])

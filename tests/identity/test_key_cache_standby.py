@@ -11,7 +11,7 @@ from sqlalchemy import make_url
 
 from kvarn.config.platform import AuthConfig
 from kvarn.identity.key_cache import KeyCache
-from kvarn.store import servers
+from kvarn.store import postgres
 from kvarn.store.connecting import with_hosts_apart
 from kvarn.store.engine import Store
 from kvarn.store.migrate import upgrade
@@ -53,7 +53,7 @@ async def stop_following(standby_url: str, keys: int) -> None:
 async def test_what_was_revoked_stays_so_while_a_standby_lags_and_new_keys_wait(
     pair, own_postgres, monkeypatch
 ) -> None:
-    monkeypatch.setattr(servers, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(postgres, "_LOOK_EVERY_S", 0.01)
     store, standby_url = pair
     now = 1000.0
     key_cache = KeyCache(store, AuthConfig(refresh_s=0.25, stale_s=300), lambda: now)
@@ -76,7 +76,7 @@ async def test_what_was_revoked_stays_so_while_a_standby_lags_and_new_keys_wait(
     for _ in range(3):
         now += 2
         assert await key_cache.bearer_of(values[1]) is not None, "from memory"
-        await key_cache._revision.settle()
+        await key_cache._changes.settle()
         for value in (values[0], late):
             with pytest.raises(ApiError) as refusal:
                 await key_cache.bearer_of(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvarn.config.schema import EngineConfig
-from kvarn.engine.plan import RowResult, StepPlan, StepResult
+from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.replica.server.generate import GenerateService
 from kvarn.wire.messages import ModelCard, StepOutput, Submit
 from kvarn.wire.sampling import SamplingParams
@@ -13,7 +13,7 @@ CARD = ModelCard(
 )
 
 
-class OneTokenExecutor:
+class OneTokenExecutor(SynchronousExecutor):
     num_blocks = 64
     max_context_length = 4096
 

@@ -14,13 +14,13 @@ import pytest
 from sqlalchemy import text
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.store import health, servers
+from kvarn.store import health, postgres
 from kvarn.store.engine import Store
 from kvarn.store.errors import DiskFullError, StoreAwayError, StoreReadOnlyError
 from kvarn.store.health import StoreState
 from kvarn.store.migrate import upgrade
 from kvarn.store.repositories import leases
-from kvarn.store.repositories.probes import probe_writes
+from kvarn.store.repositories.leases import probe_writes
 from kvarn.store.repositories.tenants.organizations import create_organization
 from read_only import SqliteSwitch, set_postgres_read_only
 
@@ -214,7 +214,7 @@ async def test_after_a_failover_the_server_that_takes_writes_is_found(own_postgr
 async def test_a_standby_is_read_no_longer_than_until_the_first_server_is_back(
     own_postgres, make_database, standby, monkeypatch
 ) -> None:
-    monkeypatch.setattr(servers, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(postgres, "_LOOK_EVERY_S", 0.05)
     first = make_database(own_postgres.port)
     hosts = f"127.0.0.1:{own_postgres.port},127.0.0.1:{standby.port}"
     async with opened(first.replace(f"127.0.0.1:{own_postgres.port}", hosts)) as store:

@@ -16,7 +16,7 @@ from kvarn.admission.traffic import Traffic
 from kvarn.config.schema import EngineConfig
 from kvarn.engine import EngineCore
 from kvarn.engine.core import EngineOutput
-from kvarn.engine.plan import RowResult, StepPlan, StepResult
+from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.engine.step_time import StepShape, StepTimeModel
 from kvarn.wire.messages import EngineStats, StepTimes, Submit
 from kvarn.wire.sampling import SamplingParams
@@ -38,7 +38,7 @@ def step_s(times: StepTimes, shape: StepShape) -> float:
     )
 
 
-class TimedExecutor:
+class TimedExecutor(SynchronousExecutor):
     """Takes the modelled time and draws the same token for ever."""
 
     max_context_length = 8192
@@ -120,7 +120,7 @@ class AdmissionWorld:
         self.controller = AdmissionController(self.rules, view, self.traffic, self.config.priority_ageing_s)
         self.calls: dict[str, Call] = {}
         self.stats = self.engine.stats()
-        self.controller.hear(self.stats, 0.0)
+        self.controller.update(self.stats, 0.0)
         self._stats_due = 0.0
         self._coming: list[tuple[float, int, Call]] = []
         self._step_end: float | None = None
@@ -163,14 +163,14 @@ class AdmissionWorld:
         if not self.admission:
             self._submit(call)
             return
-        self.controller.hear(self.stats, self.now)
+        self.controller.update(self.stats, self.now)
         call.demand = Demand(
             tenant=call.tenant,
             weight=call.weight,
             priority=call.priority,
             prompt_tokens=self.traffic.expected_prompt(call.prompt),
             output_tokens=self.traffic.expected_output(call.tenant, call.output),
-            received=call.at,
+            arrival_s=call.at,
             key=(call.tenant, id(call)),
         )
         call.refusal = self.controller.offer(call.demand, self.now)
@@ -190,7 +190,7 @@ class AdmissionWorld:
 
     def _poll(self) -> None:
         self._next_poll = self.now + POLL_EVERY_S
-        self.controller.hear(self.stats, self.now)
+        self.controller.update(self.stats, self.now)
         for demand, refusal in self.controller.poll(self.now):
             call = self._waiting.pop(demand)
             if refusal is None:
@@ -233,7 +233,7 @@ class AdmissionWorld:
         output, self._output, self._step_end = self._output, None, None
         if self._told is not None:
             self.stats = self._told
-            self.controller.hear(self.stats, self.now)
+            self.controller.update(self.stats, self.now)
         for delta in output.deltas:
             call = self.calls[delta.request_id]
             call.tokens += len(delta.token_ids)

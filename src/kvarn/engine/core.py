@@ -9,9 +9,9 @@ from kvarn.config.schema import EngineConfig
 from kvarn.engine.admission import AdmissionControl
 from kvarn.engine.errors import AdmissionError, IntegrityError
 from kvarn.engine.kv_memory import KVMemory
-from kvarn.engine.memory_pressure import Preemption
-from kvarn.engine.plan import Executor
-from kvarn.engine.request import Request
+from kvarn.engine.memory_pressure import OffloadPreemption, Preemption, RecomputePreemption
+from kvarn.engine.plan import Executor, KVConnector
+from kvarn.engine.request import Proposer, Request, TokenMask
 from kvarn.engine.scheduler import Scheduler
 from kvarn.engine.stats import StatsRecorder
 from kvarn.engine.step_time import StepTimeModel
@@ -23,7 +23,7 @@ class EngineOutput:
     """What one step has to tell the gateways."""
 
     computed: bool = False
-    """Whether there was anything to compute."""
+    """Whether a step's result was there."""
     deltas: list[TokenDelta] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
 
@@ -36,8 +36,11 @@ class EngineCore:
         config: How to schedule.
         clock: Seconds, monotonic; the engine never reads the time elsewhere.
         namespace: Name of the model, part of every block's hash.
-        preemption: How to make room; recomputation by default.
+        preemption: How to make room; by default blocks are stored where there is a connector, else computed again.
         step_time: What predicts a step's time; by default one that knows nothing yet.
+        proposer: Guesses tokens to verify. It needs all known tokens, so one step at a time is planned then.
+        masks: The mask of a request's tokens, None for one without.
+        connector: Keeps KV blocks beyond the device; the executor must have the same.
     """
 
     def __init__(
@@ -49,11 +52,17 @@ class EngineCore:
         namespace: str = "",
         preemption: Preemption | None = None,
         step_time: StepTimeModel | None = None,
+        proposer: Proposer | None = None,
+        masks: Callable[[Submit], TokenMask | None] | None = None,
+        connector: KVConnector | None = None,
     ) -> None:
         self._executor = executor
         self._clock = clock
-        memory = KVMemory(executor.num_blocks, config.prefix_cache, namespace)
-        self.scheduler = Scheduler(config, memory, preemption, step_time)
+        self._max_in_flight = 1 if proposer is not None else executor.max_in_flight
+        self._masks = masks
+        memory = KVMemory(executor.num_blocks, config.prefix_cache, namespace, connector)
+        preemption = preemption or (RecomputePreemption() if connector is None else OffloadPreemption())
+        self.scheduler = Scheduler(config, memory, preemption, step_time, proposer)
         self._max_context_length = executor.max_context_length
         self._admission = AdmissionControl(config, executor.num_blocks, executor.max_context_length)
         self._requests: dict[str, Request] = {}
@@ -77,7 +86,8 @@ class EngineCore:
             raise
         account = self.scheduler.tenants.open(message.tenant, message.weight)
         self._num_arrived += 1
-        request = Request(message, account, self._clock(), self._num_arrived, self._max_context_length)
+        mask = self._masks(message) if self._masks is not None else None
+        request = Request(message, account, self._clock(), self._num_arrived, self._max_context_length, mask)
         self._requests[request.request_id] = request
         self._admission.enter(request)
         self.scheduler.add(request)
@@ -103,25 +113,39 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._requests)
+        return bool(self._requests) or self.scheduler.num_in_flight > 0
 
     def step(self) -> EngineOutput:
-        """Refuse what has waited too long, then plan and run one step. What the executor raises passes through."""
+        """Refuse what has waited too long, keep the executor busy, take the result of the oldest step.
+
+        What the executor raises passes through.
+        """
         now = self._clock()
         output = EngineOutput(refused=self._refuse_overdue(now))
+        while self.scheduler.num_in_flight < self._max_in_flight and self._submit_step(now):
+            pass
+        if self.scheduler.num_in_flight:
+            self._collect_step(output)
+        return output
+
+    def _submit_step(self, now: float) -> bool:
+        """Plan a step and hand it to the executor; False where there is nothing to compute."""
         plan = self.scheduler.schedule(now)
-        if not plan.rows:
-            return output
+        if plan is None:
+            return False
         for request in self.scheduler.drain_started():
             self._admission.leave(request)
-        result = self._executor.execute(plan)
-        update = self.scheduler.update(plan, result)
+        self._executor.submit(plan)
+        return True
+
+    def _collect_step(self, output: EngineOutput) -> None:
+        result = self._executor.collect()
+        update = self.scheduler.update(result)
         self._recorder.count_step(update.shape, result)
         for request in update.finished:
             self._forget(request)
             self._recorder.finished += 1
         output.computed, output.deltas = True, update.deltas
-        return output
 
     def stats(self) -> EngineStats:
         """Gauges and totals now."""

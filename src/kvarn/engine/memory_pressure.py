@@ -108,7 +108,7 @@ class Preemption(Protocol):
         ...
 
     def suspend(self, sequence: Sequence, memory: KVMemory) -> None:
-        """Free the sequence's blocks. Its tokens stay; it must be able to go on from them later."""
+        """Take the sequence's blocks. Its tokens stay; it must be able to go on from them later."""
         ...
 
 
@@ -126,3 +126,14 @@ class RecomputePreemption:
     def suspend(self, sequence: Sequence, memory: KVMemory) -> None:
         """Release all blocks."""
         memory.release(sequence)
+
+
+class OffloadPreemption(RecomputePreemption):
+    """Have the blocks stored beyond the device and loaded when the sequence goes on. Needs a KV connector.
+
+    What the connector does not hold any more by then is computed again.
+    """
+
+    def suspend(self, sequence: Sequence, memory: KVMemory) -> None:
+        """Release all blocks, to be stored by the next step before anything is written into them."""
+        memory.offload(sequence)

@@ -3,7 +3,11 @@
 Whoever can turn one into the other is an `Executor`: a CPU, eight GPUs, or a simulator on a virtual clock.
 
 A *slot* is a small integer that names a running sequence in the executor for as long as it runs. The executor keeps
-per-slot state (block table, tokens seen for penalties, sampling parameters), so a plan only says what changed.
+per-slot state (block table, tokens seen for penalties, sampling parameters, the token drawn last), so a plan only says
+what changed.
+
+Plans take effect one after the other, in the order in which they are submitted. So while one runs the next can be
+planned as if it had ended: its blocks may be given to others, and of its tokens only the values are unknown.
 
 Rows and their results are made for each sequence in each step and cannot be part of a cycle: the garbage collector is
 told to leave them alone.
@@ -11,12 +15,17 @@ told to leave them alone.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import msgspec
 
+from kvarn.engine.errors import ProtocolError
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.wire.sampling import SamplingParams
+
+LAST_SAMPLED = -1
+"""Stands among a row's tokens for the token that its slot drew last, which the engine does not know yet."""
 
 
 class NewSequence(msgspec.Struct, frozen=True):
@@ -30,6 +39,7 @@ class NewSequence(msgspec.Struct, frozen=True):
     output_token_ids: list[int]
     """Tokens drawn before a preemption; the next token drawn has output position `len(output_token_ids)`."""
     adapter: str = ""
+    """Name of the adapter to compute it with; empty for the model itself."""
 
 
 class BlockUpdate(msgspec.Struct, frozen=True, array_like=True):
@@ -44,31 +54,47 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
     slot: int
     start: int
-    """Position of the first token computed: the sequence's `num_computed_tokens`."""
+    """Position of the first token computed: the sequence's `num_computed`."""
     token_ids: list[int]
-    """Tokens to compute, at positions `start`, `start + 1`, ..."""
+    """Tokens to compute, at positions `start`, `start + 1`, ...; one may be `LAST_SAMPLED`."""
     block_updates: list[BlockUpdate]
     sample: bool
     """Draw a token after the last one (false for a prompt's chunks before its last)."""
     prompt_logprobs: bool = False
     """Report log-probabilities of the prompt tokens that follow each computed position."""
+    num_proposals: int = 0
+    """So many of the last `token_ids` are proposals. The token after each position from the one before them on is
+    drawn, up to the first that is not the one proposed there."""
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
-    """Copy the KV of a whole block, in every layer, before anything else in the step."""
+    """Copy the KV of a whole block, in every layer."""
 
     source: int
     target: int
 
 
+class BlockTransfer(msgspec.Struct, frozen=True, array_like=True):
+    """A block whose KV is stored beyond the device, or loaded from there, under the name of its contents."""
+
+    block: int
+    name: bytes
+    """See `prefix_cache.block_hashes`."""
+
+
 class StepPlan(msgspec.Struct, frozen=True):
-    """One step. Order of effects: releases, admissions, copies, then all rows as one batch."""
+    """One step. Order of effects: releases, new sequences, stores, loads, copies, then all rows as one batch."""
 
     step: int
     releases: list[int]
-    admissions: list[NewSequence]
+    new_sequences: list[NewSequence]
     copies: list[BlockCopy]
     rows: list[Row]
+    kv_stores: list[BlockTransfer] = []
+    kv_loads: list[BlockTransfer] = []
+    masks: dict[int, tuple[bytes, ...]] = {}
+    """By slot, where only some tokens may be drawn: at each of the row's `num_proposals + 1` positions, bit i (of byte
+    i // 8, lowest first) says whether token i may be."""
 
     @property
     def num_tokens(self) -> int:
@@ -81,7 +107,7 @@ class RowResult(msgspec.Struct, frozen=True, gc=False):
 
     slot: int
     token_ids: list[int]
-    """Tokens drawn: none where `sample` was false."""
+    """Tokens drawn: none where `sample` was false, else the proposals that were right and one more."""
     logprobs: list[PositionLogprobs] | None = None
     prompt_logprobs: list[PositionLogprobs] | None = None
     """For prompt positions `start + 1 ... start + len(token_ids)` that exist."""
@@ -97,7 +123,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class Executor(Protocol):
-    """Turns plans into results."""
+    """Turns plans into results, in the order of the plans."""
 
     @property
     def num_blocks(self) -> int:
@@ -109,10 +135,61 @@ class Executor(Protocol):
         """Longest sequence, prompt and output together, in tokens."""
         ...
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step to its end."""
+    @property
+    def max_in_flight(self) -> int:
+        """Plans that may have been submitted and not collected: 1, or 2 where it runs one while another is planned."""
+        ...
+
+    def submit(self, plan: StepPlan) -> None:
+        """Take a plan to be run after those submitted before it."""
+        ...
+
+    def collect(self) -> StepResult:
+        """The result of the oldest plan that was not collected; waits for it."""
         ...
 
     def shutdown(self) -> None:
         """Free what the executor holds. Idempotent."""
+        ...
+
+
+class SynchronousExecutor(ABC):
+    """The part of an `Executor` that runs each plan to its end when it is submitted."""
+
+    _last_result: StepResult | None = None
+
+    @property
+    def max_in_flight(self) -> int:
+        """One plan at a time."""
+        return 1
+
+    @abstractmethod
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step to its end."""
+
+    def submit(self, plan: StepPlan) -> None:
+        """Run the plan. What `execute` raises passes through."""
+        self._last_result = self.execute(plan)
+
+    def collect(self) -> StepResult:
+        """The result of the plan that was submitted."""
+        result, self._last_result = self._last_result, None
+        if result is None:
+            raise ProtocolError("no plan was submitted: there is no result to collect")
+        return result
+
+
+class KVConnector(Protocol):
+    """Keeps the KV of blocks beyond the device. The engine asks what it holds, the executor stores and loads."""
+
+    def contains(self, name: bytes) -> bool:
+        """Whether a block of this name can be loaded by the plan that is made now."""
+        ...
+
+    def store(self, name: bytes, contents: bytes) -> None:
+        """Keep a block's contents, for as long as there is room."""
+        ...
+
+    def load(self, name: bytes) -> bytes:
+        """What was stored under a name."""
         ...

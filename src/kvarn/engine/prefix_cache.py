@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from kvarn.config.schema import BLOCK_SIZE
@@ -44,16 +44,17 @@ def root_hash(scope: PrefixScope, namespace: str = "") -> bytes:
     return digest.digest()
 
 
-def chain_hash(parent: bytes, block_tokens: tuple[int, ...]) -> bytes:
-    """The hash of a full block: 16 bytes of BLAKE2b over the parent's hash and the block's tokens."""
-    return hashlib.blake2b(parent + _pack_tokens(*block_tokens), digest_size=16).digest()
+def chain_hash(parent: bytes, block_tokens: Sequence[int]) -> bytes:
+    """The hash of a block: 16 bytes of BLAKE2b over the parent's hash and the block's tokens."""
+    pack = _pack_tokens if len(block_tokens) == BLOCK_SIZE else struct.Struct(f"<{len(block_tokens)}q").pack
+    return hashlib.blake2b(parent + pack(*block_tokens), digest_size=16).digest()
 
 
 def block_hashes(tokens: list[int], scope: PrefixScope, namespace: str = "") -> list[bytes]:
-    """Names of all full blocks of a sequence, as every process of the platform computes them."""
+    """Names of a sequence's blocks, as every process of the platform computes them; the last may not be full."""
     hashes = [root_hash(scope, namespace)]
-    for start in range(0, len(tokens) - BLOCK_SIZE + 1, BLOCK_SIZE):
-        hashes.append(chain_hash(hashes[-1], tuple(tokens[start : start + BLOCK_SIZE])))
+    for start in range(0, len(tokens), BLOCK_SIZE):
+        hashes.append(chain_hash(hashes[-1], tokens[start : start + BLOCK_SIZE]))
     return hashes[1:]
 
 

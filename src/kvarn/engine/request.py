@@ -2,15 +2,29 @@
 
 A `Request` is what a client sent; a `Sequence` is one of its `n` choices. There is no prefill phase and no decode
 phase: a sequence has `tokens` known and `num_computed` of them in the KV cache, and each step closes some of the gap.
+A step that is submitted counts as computed at once; what it will draw counts as `num_pending`.
 """
 
 from __future__ import annotations
+
+from typing import Protocol
 
 from kvarn.engine.plan import BlockUpdate
 from kvarn.engine.prefix_cache import PrefixNode, PrefixScope
 from kvarn.engine.tenants import TenantAccount
 from kvarn.wire.messages import FinishReason, PositionLogprobs, Submit
 from kvarn.wire.sampling import SamplingParams, choice_seed
+
+
+class TokenMask(Protocol):
+    """What a request allows as next tokens, from a grammar for example."""
+
+    def pack(self, index: int, output_token_ids: list[int], proposals: list[int]) -> tuple[bytes, ...]:
+        """Masks (`StepPlan.masks`) for the token after the output of choice `index`, and for those after each proposal.
+
+        Behind a proposal that is not allowed itself anything may stand. A mask always allows at least one token.
+        """
+        ...
 
 
 class Request:
@@ -21,6 +35,7 @@ class Request:
         "arrival_s",
         "cached_tokens",
         "first_step_s",
+        "mask",
         "max_length",
         "num_unfinished",
         "order",
@@ -36,13 +51,20 @@ class Request:
     )
 
     def __init__(
-        self, message: Submit, account: TenantAccount, arrival_s: float, order: int, max_context_length: int
+        self,
+        message: Submit,
+        account: TenantAccount,
+        arrival_s: float,
+        order: int,
+        max_context_length: int,
+        mask: TokenMask | None = None,
     ) -> None:
         self.request_id = message.request_id
         self.prompt = message.prompt_token_ids
         self.sampling: SamplingParams = message.sampling
         self.stop_token_ids = frozenset(message.sampling.stop_token_ids)
         self.scope = PrefixScope(message.tenant, message.cache_salt, message.adapter)
+        self.mask = mask
         self.priority = message.priority
         self.account = account
         self.arrival_s = arrival_s
@@ -84,11 +106,13 @@ class Sequence:
         "nodes",
         "num_charged",
         "num_computed",
+        "num_pending",
         "num_prompt",
         "pending_updates",
         "request",
         "seed",
         "slot",
+        "stored_names",
         "tier",
         "tokens",
     )
@@ -100,7 +124,10 @@ class Sequence:
         self.tokens = list(request.prompt)
         self.num_prompt = len(request.prompt)
         self.num_computed = 0
-        """Tokens whose keys and values are in the cache: the first ones of `tokens`."""
+        """Tokens whose keys and values are in the cache once the steps in flight have run; of a preempted sequence,
+        those that are in stored blocks."""
+        self.num_pending = 0
+        """Tokens that steps in flight draw, not known yet; where there are proposals, only the first is counted."""
         self.num_charged = 0 if index == 0 else self.num_prompt
         """Prompt tokens the tenant has been charged for; recomputation after preemption is free."""
         self.blocks: list[int] = []
@@ -109,6 +136,8 @@ class Sequence:
         """Prefix-cache nodes of the first full blocks."""
         self.pending_updates: list[BlockUpdate] = []
         """Changes of the block table that the executor has not been told."""
+        self.stored_names: list[bytes] = []
+        """Names of blocks stored beyond the device when it was preempted, from the first one on."""
         self.slot: int | None = None
         """The executor's name for it while it runs."""
         self.tier = request.priority
@@ -124,13 +153,20 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens known: prompt and output."""
-        return len(self.tokens)
+        """Tokens of prompt and output, those that steps in flight draw included."""
+        return len(self.tokens) + self.num_pending
 
     @property
     def num_outputs(self) -> int:
         """Tokens drawn so far."""
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def awaits_result(self) -> bool:
+        """Whether all that can be planned is in flight: a mask, and what follows the last token, need its result."""
+        if self.num_pending and (self.request.mask is not None or self.num_tokens >= self.request.max_length):
+            return True
+        return self.num_computed >= self.num_tokens
 
     @property
     def account(self) -> TenantAccount:
@@ -177,6 +213,16 @@ class Sequence:
     def forget_memory(self) -> None:
         """Back to nothing computed; the tokens stay."""
         self.num_computed = 0
+        self.num_pending = 0
         self.blocks = []
         self.nodes = []
         self.pending_updates = []
+        self.stored_names = []
+
+
+class Proposer(Protocol):
+    """Guesses tokens, which the model then verifies in one step."""
+
+    def propose(self, sequence: Sequence, limit: int) -> list[int]:
+        """At most `limit` tokens that may follow the sequence's known ones; none where it has no guess."""
+        ...

@@ -6,16 +6,17 @@ what waits. `update` takes the result. Both are deterministic: the same requests
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from kvarn.config.schema import EngineConfig
 from kvarn.engine.errors import IntegrityError, OutOfBlocksError, ProtocolError
 from kvarn.engine.kv_memory import KVMemory, Placement
 from kvarn.engine.memory_pressure import Headroom, Preemption, RecomputePreemption
-from kvarn.engine.plan import BlockCopy, RowResult, StepPlan, StepResult
+from kvarn.engine.plan import BlockCopy, Row, RowResult, StepPlan, StepResult
 from kvarn.engine.queue import WaitingQueue
-from kvarn.engine.request import Request, Sequence
-from kvarn.engine.step import SlotAllocator, StepBuilder, apply_result
+from kvarn.engine.request import Proposer, Request, Sequence
+from kvarn.engine.step import SlotAllocator, StepBuilder, SubmittedStep, apply_result
 from kvarn.engine.step_time import StepShape, StepTimeModel
 from kvarn.engine.tenants import TenantLedger
 from kvarn.wire.messages import TokenDelta
@@ -55,6 +56,7 @@ class Scheduler:
         memory: KVMemory,
         preemption: Preemption | None = None,
         step_time: StepTimeModel | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
         self._config = config
         self.memory = memory
@@ -65,7 +67,8 @@ class Scheduler:
         self.running: dict[Sequence, None] = {}
         self.totals = SchedulerTotals()
         self._slots = SlotAllocator(config.max_num_seqs)
-        self._in_flight: StepBuilder | None = None
+        self._proposer = proposer
+        self._in_flight: deque[SubmittedStep] = deque()
         self._started: list[Request] = []
         self._headroom = Headroom(memory, self.running)
 
@@ -90,37 +93,44 @@ class Scheduler:
 
     # A step ----------------------------------------------------------------------------------------------------------
 
-    def schedule(self, now: float) -> StepPlan:
-        """Decide the next step. A plan without rows means that there is nothing to compute."""
+    @property
+    def num_in_flight(self) -> int:
+        """Steps planned whose result was not taken."""
+        return len(self._in_flight)
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """Decide the next step, as if those in flight had run; None where there is nothing to compute."""
         step = StepBuilder(self._config, self.step_time)
         self._preempt_for_priority(now)
         self._continue_running(step)
         if not step.preempted and self._can_start_some():
             self._admit_waiting(step, now)
-        self._in_flight = step
         if not step.rows:
-            return StepPlan(self.totals.steps, [], [], [], [])
+            return None
+        if self._proposer is not None:
+            self._add_proposals(step, self._proposer)
         self.totals.steps += 1
         self._headroom.growth.observe(step.preempted)
-        return step.plan(self.totals.steps, self._slots.drain_released())
+        submitted = step.build(self.totals.steps, self._slots.drain_released(), *self.memory.drain_transfers())
+        self._in_flight.append(submitted)
+        return submitted.plan
 
-    def update(self, plan: StepPlan, result: StepResult) -> StepUpdate:
-        """Take what the executor made of the plan that `schedule` returned last.
+    def update(self, result: StepResult) -> StepUpdate:
+        """Take what the executor made of the oldest step in flight.
 
         Raises:
-            ProtocolError: The result does not answer that plan.
+            ProtocolError: The result does not answer that step's plan.
         """
-        step, self._in_flight = self._in_flight, None
-        if step is None or result.step != plan.step or len(result.rows) != len(step.rows):
-            raise ProtocolError(f"the result of step {result.step} does not answer the plan of step {plan.step}")
+        step = self._in_flight.popleft()
+        if result.step != step.plan.step or len(result.rows) != len(step.sequences):
+            raise ProtocolError(f"the result of step {result.step} does not answer the plan of step {step.plan.step}")
         self.step_time.observe(step.shape, result.elapsed_s)
         update = StepUpdate(step.shape)
-        for (sequence, num_tokens), row_result in zip(step.rows.items(), result.rows, strict=True):
-            if sequence.slot != row_result.slot:
-                if sequence.slot is None:
-                    continue  # aborted while the step ran
-                raise ProtocolError(f"step {plan.step}: a result for slot {row_result.slot} out of turn")
-            self._absorb(sequence, num_tokens, row_result, update)
+        for sequence, row, row_result in zip(step.sequences, step.plan.rows, result.rows, strict=True):
+            if row.slot != row_result.slot:
+                raise ProtocolError(f"step {result.step}: a result for slot {row_result.slot} out of turn")
+            if sequence not in step.discarded:
+                self._take_row(sequence, row, row_result, update)
         return update
 
     # Going on --------------------------------------------------------------------------------------------------------
@@ -129,8 +139,10 @@ class Scheduler:
         """Single tokens first (the answers that people watch grow), then parts of prompts."""
         singles: list[Sequence] = []
         partial: list[Sequence] = []
-        for sequence in self.running:
-            (singles if len(sequence.tokens) - sequence.num_computed == 1 else partial).append(sequence)
+        running = [each for each in self.running if not each.awaits_result] if self._in_flight else self.running
+        for sequence in running:
+            uncomputed = len(sequence.tokens) + sequence.num_pending - sequence.num_computed
+            (singles if uncomputed == 1 else partial).append(sequence)
         kept_for_prompts = self._kept_for_prompts() if partial or self._can_start_some() else 0
         if len(singles) > step.tokens_left - kept_for_prompts:
             singles.sort(key=_least_served_first)
@@ -175,6 +187,7 @@ class Scheduler:
                 self.memory.reserve(sequence, end, copies)
                 break
             except OutOfBlocksError:
+                step.copies[sequence] = copies
                 victim = self._preemption.victim(self.running)
                 self._take_out(step, victim)
                 self._preempt(victim)
@@ -201,22 +214,39 @@ class Scheduler:
         self.totals.prompt_tokens += prompt_tokens
         self.tenants.charge_input(sequence.request.account, prompt_tokens)
 
+    def _add_proposals(self, step: StepBuilder, proposer: Proposer) -> None:
+        """Verify what the proposer expects in the budget and the free memory that nobody else takes in this step."""
+        for sequence, num_tokens in list(step.rows.items()):
+            end = sequence.num_computed + num_tokens
+            limit = min(step.tokens_left, sequence.request.max_length - end - 1)
+            if end != sequence.num_tokens or sequence.num_pending or limit <= 0:
+                continue
+            proposals = proposer.propose(sequence, limit)[:limit]
+            if proposals and self.memory.can_extend(sequence, end + len(proposals)):
+                self.memory.reserve(sequence, end + len(proposals), [])
+                step.propose(sequence, proposals)
+
     # Giving way ------------------------------------------------------------------------------------------------------
 
     def _preempt(self, sequence: Sequence) -> None:
         """Back to the queue, where its early arrival puts it near the front."""
         self._preemption.suspend(sequence, self.memory)
-        self._stop(sequence)
+        self._leave_slot(sequence)
         self.queue.push(sequence)
         self.totals.preemptions += 1
 
     def _stop(self, sequence: Sequence) -> None:
-        """Take a running sequence off its slot and its blocks."""
-        assert sequence.slot is not None, "only a running sequence can be stopped"
+        """End a running sequence: its slot and blocks are free."""
         self.memory.release(sequence)
+        self._leave_slot(sequence)
+
+    def _leave_slot(self, sequence: Sequence) -> None:
+        assert sequence.slot is not None, "only a running sequence has a slot"
         self._slots.release(sequence.slot)
         sequence.slot = None
         del self.running[sequence]
+        for step in self._in_flight:
+            step.discarded.add(sequence)
 
     def _preempt_for_priority(self, now: float) -> None:
         """Where the first in the queue is of a better tier than running ones and does not fit, make room for it.
@@ -288,16 +318,16 @@ class Scheduler:
 
     # Taking results --------------------------------------------------------------------------------------------------
 
-    def _absorb(self, sequence: Sequence, num_tokens: int, row_result: RowResult, update: StepUpdate) -> None:
-        request, start = sequence.request, sequence.num_computed
-        delta = apply_result(sequence, num_tokens, row_result)
+    def _take_row(self, sequence: Sequence, row: Row, result: RowResult, update: StepUpdate) -> None:
+        request = sequence.request
+        delta = apply_result(sequence, row, result)
         self.memory.publish(sequence)
         if delta is not None:
             drawn = len(delta.token_ids)
             self.totals.output_tokens += drawn
             self.tenants.charge_output(request.account, drawn)
             update.deltas.append(delta)
-        if start < sequence.num_prompt <= sequence.num_computed:
+        if row.start < sequence.num_prompt <= row.start + len(row.token_ids):
             self._headroom.prompts_computed += 1
             if len(request.sequences) < request.sampling.n:
                 for sibling in request.fork():

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass, field
 
-from kvarn.config.schema import EngineConfig
+from kvarn.config.schema import BLOCK_SIZE, EngineConfig
 from kvarn.engine.errors import IntegrityError
-from kvarn.engine.plan import BlockCopy, NewSequence, Row, RowResult, StepPlan
+from kvarn.engine.plan import LAST_SAMPLED, BlockCopy, BlockTransfer, BlockUpdate, NewSequence, Row, RowResult, StepPlan
 from kvarn.engine.request import Request, Sequence
 from kvarn.engine.step_time import StepShape, StepTimeModel
 from kvarn.wire.messages import FinishReason, PositionLogprobs, TokenDelta
@@ -63,9 +64,12 @@ class StepBuilder:
         """Prompt tokens charged to the tenant for a row, where there are any."""
         self.copies: dict[Sequence, list[BlockCopy]] = {}
         """Blocks to be copied for a row, where there are any."""
+        self.proposals: dict[Sequence, list[int]] = {}
+        """Tokens to verify at the end of a row, where there are any; they count as the row's."""
         self.admitted: list[Sequence] = []
         self.preempted = False
         """Whether memory ran out: then nobody new starts in this step."""
+        self._masks: dict[int, tuple[bytes, ...]] = {}
         self._target_s = config.tpot_target_ms / 1000
         self._max_stretch = config.max_prefill_stretch
         self._min_prefill_chunk = config.min_prefill_chunk
@@ -103,22 +107,68 @@ class StepBuilder:
         if num_tokens:
             self.tokens_left += num_tokens
             self.shape.add(sequence.num_computed, num_tokens, sign=-1)
-        self.copies.pop(sequence, None)
+        copies = self.copies.pop(sequence, None)
+        if copies:  # what was to be copied is not there
+            sequence.num_computed = min(sequence.num_computed, BLOCK_SIZE * sequence.blocks.index(copies[0].target))
         return self.charged.pop(sequence, 0)
 
-    def plan(self, step: int, releases: list[int]) -> StepPlan:
-        """The finished plan. Block-table changes pass from the sequences to it.
+    def propose(self, sequence: Sequence, proposals: list[int]) -> None:
+        """Append tokens to verify to a sequence's row."""
+        num_tokens = self.rows[sequence]
+        self.shape.add(sequence.num_computed, num_tokens, sign=-1)
+        self.tokens_left += num_tokens
+        self.add(sequence, num_tokens + len(proposals))
+        self.proposals[sequence] = proposals
+
+    def build(
+        self, number: int, releases: list[int], kv_stores: list[BlockTransfer], kv_loads: list[BlockTransfer]
+    ) -> SubmittedStep:
+        """The finished step. Its rows count as computed from now on, and block-table changes pass to the plan.
 
         A shared block is copied by the sibling forked from it, in the step in which that starts. So no copy's source
         is another's target, and an executor may carry the copies out in any order.
         """
-        return StepPlan(
-            step=step,
-            releases=releases,
-            admissions=[_new_sequence(sequence) for sequence in self.admitted],
-            copies=[copy for copies in self.copies.values() for copy in copies],
-            rows=[_row(sequence, num_tokens) for sequence, num_tokens in self.rows.items()],
-        )
+        new_sequences = [_new_sequence(sequence) for sequence in self.admitted]
+        copies = [copy for copies in self.copies.values() for copy in copies]
+        rows = [self._row(sequence, num_tokens) for sequence, num_tokens in self.rows.items()]
+        plan = StepPlan(number, releases, new_sequences, copies, rows, kv_stores, kv_loads, self._masks)
+        return SubmittedStep(plan, list(self.rows), self.shape)
+
+    def _row(self, sequence: Sequence, num_tokens: int) -> Row:
+        slot, start, tokens = sequence.slot, sequence.num_computed, sequence.tokens
+        assert slot is not None, "a row belongs to a running sequence"
+        end = sequence.num_computed = start + num_tokens
+        token_ids = tokens[start:end]
+        proposals = self.proposals.get(sequence) if self.proposals else None
+        if proposals is not None:
+            token_ids += proposals
+            end -= len(proposals)
+        elif len(token_ids) < num_tokens:
+            token_ids.append(LAST_SAMPLED)
+        updates: list[BlockUpdate] = []
+        if sequence.pending_updates:
+            updates, sequence.pending_updates = sequence.pending_updates, updates
+        request = sequence.request
+        sample = end == len(tokens) + sequence.num_pending and request.sampling.max_tokens > 0
+        if sample:
+            sequence.num_pending += 1
+            if request.mask is not None:
+                outputs = tokens[sequence.num_prompt :]
+                self._masks[slot] = request.mask.pack(sequence.index, outputs, proposals or [])
+        prompt_logprobs = request.wants_prompt_logprobs and sequence.index == 0
+        return Row(slot, start, token_ids, updates, sample, prompt_logprobs, len(proposals) if proposals else 0)
+
+
+@dataclass(slots=True)
+class SubmittedStep:
+    """A step whose result is not there yet."""
+
+    plan: StepPlan
+    sequences: list[Sequence]
+    """One for each of the plan's rows."""
+    shape: StepShape
+    discarded: set[Sequence] = field(default_factory=set)
+    """Sequences that stopped since the step was planned: its results for them are dropped."""
 
 
 def _new_sequence(sequence: Sequence) -> NewSequence:
@@ -128,37 +178,24 @@ def _new_sequence(sequence: Sequence) -> NewSequence:
     return NewSequence(slot, request.sampling, sequence.seed, request.prompt, outputs, request.scope.adapter)
 
 
-def _row(sequence: Sequence, num_tokens: int) -> Row:
-    request, slot, start, tokens = sequence.request, sequence.slot, sequence.num_computed, sequence.tokens
-    assert slot is not None, "a row belongs to a running sequence"
-    end = start + num_tokens
-    updates = sequence.pending_updates
-    if updates:
-        sequence.pending_updates = []
-    return Row(
-        slot,
-        start,
-        tokens[start:end],
-        list(updates),
-        end == len(tokens) and request.sampling.max_tokens > 0,
-        request.wants_prompt_logprobs and sequence.index == 0,
-    )
-
-
-def apply_result(sequence: Sequence, num_tokens: int, result: RowResult) -> TokenDelta | None:
-    """Advance a sequence by `num_tokens` computed ones and take the tokens drawn.
+def apply_result(sequence: Sequence, row: Row, result: RowResult) -> TokenDelta | None:
+    """Take the tokens that a row drew, and go back by the proposals that were wrong.
 
     Returns the delta to send: None where there is nothing to tell.
     """
-    request, start = sequence.request, sequence.num_computed
-    sequence.num_computed = start + num_tokens
+    request = sequence.request
     if result.prompt_logprobs is not None:
-        _collect_prompt_logprobs(request, start, result.prompt_logprobs)
+        _collect_prompt_logprobs(request, row.start, result.prompt_logprobs)
     first = sequence.index == 0 and len(sequence.tokens) == sequence.num_prompt
     kept = sequence.accept(result.token_ids)
-    if not kept:
-        if request.sampling.max_tokens > 0 or sequence.num_computed < sequence.num_tokens:
-            return None
+    if row.sample:
+        sequence.num_pending -= 1
+        if row.num_proposals:
+            rejected = row.num_proposals + 1 - len(result.token_ids)
+            sequence.num_computed = min(sequence.num_computed - rejected, len(sequence.tokens))
+    elif request.sampling.max_tokens > 0 or row.start + len(row.token_ids) < len(sequence.tokens):
+        return None
+    else:  # only the prompt was to be computed
         sequence.finish_reason = FinishReason.LENGTH
     logprobs = result.logprobs[: len(kept)] if result.logprobs is not None else None
     if first:

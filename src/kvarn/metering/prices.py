@@ -46,8 +46,8 @@ class PriceBook:
         price = self._price(model, at) or self._price(_EVERY_MODEL, at)
         return 0 if price is None else price.cost(prompt, min(cached, prompt), output)
 
-    def most(self, model: str, at: float, *, prompt: int, output: int) -> int:
-        """The most that a request may cost, however much of its prompt is cached."""
+    def max_cost(self, model: str, at: float, *, prompt: int, output: int) -> int:
+        """What a request costs at most, however much of its prompt is cached."""
         return max(self.cost(model, at, prompt=prompt, cached=cached, output=output) for cached in (0, prompt))
 
     def _price(self, model: str, at: float) -> _Price | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,26 +13,23 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kvarn.config.platform import KafkaConfig
 from kvarn.jobs.named_jobs import NamedJob, NamedLease
-from kvarn.jobs.run_to_completion import run_to_completion
 from kvarn.jobs.worker import Worker
 from kvarn.metering.kafka import callbacks, producer_settings
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.store.engine import Store
-from kvarn.store.errors import StoreAwayError
 from kvarn.store.repositories.usage import outbox
 
 LEASE = "usage-outbox"
 LEASE_S = 6.0
-"""Seconds after which another gateway goes on where one has died."""
+"""A gateway that dies holds up the others for so long."""
 BATCH_MESSAGES = 1000
 _IDLE_S = 0.2
 _RETRY_S = 1.0
 _OBSERVE_EVERY_S = 2.0
 _POLL_S = 0.1
+_STOP_S = 5.0
 
 _log = logging.getLogger("kvarn.metering")
-
-Entry = tuple[int, str, bytes]
 
 
 class Publisher:
@@ -40,7 +38,7 @@ class Publisher:
     Args:
         store: The database.
         config: The broker and its topic.
-        metrics: Where the outbox and its lag are shown.
+        metrics: Where the gateway that publishes shows the outbox and its lag.
     """
 
     def __init__(self, store: Store, config: KafkaConfig, metrics: MeteringMetrics) -> None:
@@ -49,53 +47,52 @@ class Publisher:
         self._metrics = metrics
         self._producer: Producer | None = None
         self._stopping = threading.Event()
+        self._observed = float("-inf")
         lease = NamedLease(store, LEASE, LEASE_S)
-        self._worker = Worker("publications of usage", lease, self._publish, poll_s=LEASE_S / 3)
-        self._observing: asyncio.Task[None] | None = None
+        self._worker = Worker("outboxes of usage", lease, self._publish, poll_s=LEASE_S / 3)
 
     def start(self) -> None:
-        """Publish until `stop`, whenever no other gateway does; outages of database and broker are waited out."""
+        """Publish from now on; outages of database and broker are waited out."""
         self._worker.start()
-        self._observing = asyncio.create_task(self._observe())
 
     async def stop(self) -> None:
-        """End, and let another gateway go on; what was handed over and not confirmed is published again by it."""
-        if self._observing is not None:
-            self._observing.cancel()
+        """What was handed over and not confirmed is published again by another gateway, which may go on at once."""
+        self._stopping.set()
+        if tasks := [job.task for job in self._worker.running.values() if job.task is not None]:
+            await asyncio.wait(tasks, timeout=_STOP_S)
         await self._worker.stop()
+        if self._producer is not None:
+            self._producer.purge()
+            self._producer = None
 
-    async def _publish(self, _job: NamedJob) -> None:
-        self._stopping.clear()
+    async def _publish(self, _: NamedJob) -> None:
         try:
-            while True:
-                entries = await outbox.oldest(self._store, BATCH_MESSAGES)
-                delivered = await self._deliver_all(entries) if entries else 0
-                if not delivered:
-                    await asyncio.sleep(_RETRY_S if entries else _IDLE_S)
-        finally:
-            if self._producer is not None:
-                self._producer.purge()
-                self._producer = None
+            while not self._stopping.is_set():
+                published = await self._publish_some()
+                if time.monotonic() - self._observed >= _OBSERVE_EVERY_S:
+                    self._observed = time.monotonic()
+                    count, since = await outbox.waiting(self._store)
+                    self._metrics.outbox_rows.set(count)
+                    self._metrics.outbox_lag.set(0 if since is None else max(0, self._store.now() - since))
+                if not published:
+                    await asyncio.sleep(_RETRY_S if published is None else _IDLE_S)
+        finally:  # another gateway shows it from now on
+            self._metrics.outbox_rows.set(0)
+            self._metrics.outbox_lag.set(0)
 
-    async def _deliver_all(self, entries: Sequence[Entry]) -> int:
-        """How many were delivered. Cancelled, it waits for no more confirmations, but deletes what was confirmed."""
-        work = asyncio.ensure_future(self._deliver_and_delete(entries))
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            self._stopping.set()
-            await run_to_completion(work)
-            raise
-
-    async def _deliver_and_delete(self, entries: Sequence[Entry]) -> int:
+    async def _publish_some(self) -> int | None:
+        """How many were published; None where the broker took none of those there are."""
+        entries = await outbox.oldest(self._store, BATCH_MESSAGES)
+        if not entries:
+            return 0
         delivered = await asyncio.to_thread(self._deliver, entries)
         if delivered:
             await outbox.forget(self._store, delivered)
         self._metrics.published.inc(len(delivered))
         self._metrics.publish_errors.inc(len(entries) - len(delivered))
-        return len(delivered)
+        return len(delivered) or None
 
-    def _deliver(self, entries: Sequence[Entry]) -> list[int]:
+    def _deliver(self, entries: Sequence[tuple[int, str, bytes]]) -> list[int]:
         """Numbers of the entries that the broker has confirmed. Runs in a thread; blocks until each is confirmed or
         handed back."""
         delivered: list[int] = []
@@ -108,7 +105,9 @@ class Publisher:
                 handed_back.append(error)
 
         try:
-            producer = self._producer_now()
+            if self._producer is None:
+                self._producer = Producer({**producer_settings(self._config), **callbacks("publishing usage")})
+            producer = self._producer
             for number, event_id, payload in entries:
                 self._produce(producer, number, event_id, payload, confirm)
             while len(delivered) + len(handed_back) < len(entries) and not self._stopping.is_set():
@@ -118,7 +117,7 @@ class Publisher:
         if handed_back:
             _log.warning("usage events wait for the broker: %s", handed_back[0], extra={"events": len(entries)})
         if any(error.fatal() for error in handed_back):
-            self._producer = None  # a producer that has met a fatal error is of no more use
+            self._producer = None  # a producer that has met a fatal error cannot be used again
         return delivered
 
     def _produce(self, producer: Producer, number: int, event_id: str, payload: bytes, confirm: Any) -> None:
@@ -133,20 +132,3 @@ class Publisher:
                 return
             except BufferError:  # the producer's queue is full
                 producer.poll(_POLL_S)
-
-    def _producer_now(self) -> Producer:
-        if self._producer is None:
-            settings = producer_settings(self._config)
-            self._producer = Producer({**settings, **callbacks("publishing usage")})
-        return self._producer
-
-    async def _observe(self) -> None:
-        while True:
-            try:
-                count, since = await outbox.waiting(self._store)
-            except StoreAwayError as error:
-                _log.debug("the outbox cannot be read: %s", error)
-            else:
-                self._metrics.outbox_rows.set(count)
-                self._metrics.outbox_lag.set(0 if since is None else max(0, self._store.now() - since))
-            await asyncio.sleep(_OBSERVE_EVERY_S)

@@ -12,13 +12,13 @@ from prometheus_client import CollectorRegistry
 
 from kvarn.config.schema import KvarnConfig
 from kvarn.limits.scripts import ScriptRunner
-from kvarn.metering.budgets import BudgetBook
+from kvarn.metering.budget_reservations import BudgetReservations
+from kvarn.metering.budgets import BudgetTracker
 from kvarn.metering.event import InFlight, Measured, settle
 from kvarn.metering.journal import LiveJournal, Slot
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.metering.old_journals import import_old_journals
 from kvarn.metering.prices import PriceBook
-from kvarn.metering.reservations import Reservations
 from kvarn.metering.writer import LedgerWriter
 from kvarn.store.engine import Store, data_dir
 from kvarn.store.errors import StoreAwayError, StoreError
@@ -57,8 +57,8 @@ class Metering:
         self._store = store
         self.metrics = MeteringMetrics(registry)
         self.prices = PriceBook(config.metering.prices)
-        self.budgets = BudgetBook()
-        self.reservations = Reservations(self.budgets, redis, config.limits.when_away)
+        self.budgets = BudgetTracker()
+        self.reservations = BudgetReservations(self.budgets, redis, config.limits.when_away)
         self._journal: LiveJournal | None = None
         self._writer: LedgerWriter | None = None
         self._budgets_read = float("-inf")

@@ -13,7 +13,7 @@ from kvarn.serving.errors import storage_full
 from kvarn.serving.record import RequestRecord
 from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError, StoreAwayError
-from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_fuller, read_stored_bytes
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_organizations_over, read_stored_bytes
 
 _VALID_S = 1.0
 """Seconds for which an answer is believed that says that there is space."""
@@ -115,7 +115,7 @@ class StorageQuota:
         """Count once a minute the organisations that have stored more than four fifths of their quota."""
         while True:
             try:
-                set_nearly_full(await count_fuller(self._store, self.max_bytes * 4 // 5))
+                set_nearly_full(await count_organizations_over(self._store, self.max_bytes * 4 // 5))
             except StoreAwayError as error:
                 _log.warning("how many organisations are nearly full is not known: %s", error)
             await asyncio.sleep(_WATCH_S)

@@ -9,7 +9,7 @@ import ssl
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import msgspec
@@ -20,7 +20,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from kvarn.store.errors import StoreAwayError, StoreError, StoreRefusedError
 from kvarn.store.outages import cause_of, is_away_state
-from kvarn.store.servers import ServerWatch
+
+if TYPE_CHECKING:
+    from kvarn.store.postgres import ServerWatch
 
 READING = "kvarn_reading"
 """Execution option of a connection that will only read."""
@@ -34,14 +36,14 @@ DSN, and there takes every other for a setting of the session."""
 _FILES = frozenset({"sslcert", "sslkey", "sslrootcert", "sslcrl"})
 
 
-def make_engine(url: URL, pool_size: int, timeout_s: float, servers: ServerWatch) -> AsyncEngine:
+def make_engine(url: URL, pool_size: int, timeout_s: float, servers: ServerWatch | None) -> AsyncEngine:
     """The engine that serves requests. Whoever finds no connection gets a `StoreAwayError`.
 
     Args:
         url: With an asynchronous driver.
         pool_size: Connections at most.
         timeout_s: Seconds that connecting, and a query, may take.
-        servers: Replaces connections to a server of PostgreSQL that takes no writes, in all engines of a store.
+        servers: Of PostgreSQL: replaces connections to a server that takes no writes, in all engines of a store.
 
     Raises:
         StoreError: The URL names a file that is not there.
@@ -74,7 +76,8 @@ def make_engine(url: URL, pool_size: int, timeout_s: float, servers: ServerWatch
             pool_recycle=_REPLACED_AFTER_S,
             connect_args=_postgres_options(url, timeout_s) | {"command_timeout": timeout_s},
         )
-        servers.watch(engine)
+        if servers is not None:
+            servers.watch(engine)
     event.listen(engine.sync_engine, "do_connect", partial(_connect, url))
     return engine
 
@@ -120,7 +123,7 @@ def _plain(url: URL) -> URL:
 
 def _postgres_options(url: URL, timeout_s: float) -> dict[str, Any]:
     # Imported where it is used: a server on SQLite need not wait for PostgreSQL's driver.
-    from kvarn.store.hosts import connect_first
+    from kvarn.store.postgres import connect_first
 
     options = {name: value for name, value in url.query.items() if name not in _DRIVERS_OWN}
     for name in _FILES & options.keys():

@@ -26,7 +26,6 @@ from kvarn.store.connecting import (
 from kvarn.store.errors import StoreAwayError, StoreError
 from kvarn.store.health import StoreHealth
 from kvarn.store.outages import cause_of, outage_of, unprepared
-from kvarn.store.servers import ServerWatch
 from kvarn.store.writers import WriterSlots
 
 DATABASE_FILE = "kvarn.db"
@@ -74,7 +73,11 @@ class Store:
         an outage, and no fault."""
         self._timeout_s = timeout_s
         self._report_timeout_s = report_timeout_s
-        servers = ServerWatch(prefers_writes=prefers_writes(url))
+        servers = None
+        if not self.is_sqlite:
+            from kvarn.store.postgres import ServerWatch  # here: its driver is an extra
+
+            servers = ServerWatch(prefers_writes=prefers_writes(url))
         self.engine = make_engine(url, _SQLITE_CONNECTIONS if self.is_sqlite else pool_size, timeout_s, servers)
         self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)
         self._report_engine = make_engine(url, REPORT_CONNECTIONS + _ACCOUNT_CONNECTIONS, report_timeout_s, servers)

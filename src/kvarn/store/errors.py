@@ -48,18 +48,18 @@ class StorageFullError(StoreError):
 
     Args:
         stored: Bytes that it has stored.
-        most: Bytes that it may store.
+        max_bytes: Bytes that it may store.
         size: Bytes that were to be added, as far as that is known.
     """
 
-    def __init__(self, stored: int, most: int, size: int | None = None) -> None:
+    def __init__(self, stored: int, max_bytes: int, size: int | None = None) -> None:
         self.stored = stored
-        self.most = most
+        self.max_bytes = max_bytes
         more = "" if size is None else f", and this would take {size} more"
         super().__init__(
-            f"Your organisation stores {stored} of the {most} bytes it may (the server's retention.max_stored_bytes)"
-            f"{more}: delete files, responses, completions or conversations that are no longer needed. Your "
-            "administrator can have them go sooner (retention_days), or raise the bound."
+            f"Your organisation stores {stored} of the {max_bytes} bytes it may (the server's "
+            f"retention.max_stored_bytes){more}: delete files, responses, completions or conversations that are no "
+            "longer needed. Your administrator can have them go sooner (retention_days), or raise the bound."
         )
 
 

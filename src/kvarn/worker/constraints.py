@@ -6,7 +6,7 @@ touches the slot's own row, so rows stay independent of each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -144,11 +144,19 @@ class TokenConstraints:
         if self.counts is not None:
             self.counts.add(token)
 
-    def banned(self) -> Ids:
+    def choices(self, masked: Ids | None) -> Ids | None:
+        """The only tokens that may be drawn, None for all; where mask and `allowed_token_ids` have none in common, the
+        mask's."""
+        if masked is None or self.allowed is None:
+            return self.allowed if masked is None else masked
+        both = np.intersect1d(self.allowed, masked)
+        return both if len(both) else masked
+
+    def banned(self, choices: Ids | None) -> Ids:
         """Tokens that may not come next: ends of bad words, and stop tokens before `min_tokens`.
 
-        Where these would leave no token at all they are lifted, since a token must be drawn: `allowed_token_ids` is
-        the stronger demand.
+        Where these would leave none of `choices` they are lifted, since a token must be drawn: masks and
+        `allowed_token_ids` are the stronger demand.
         """
         tokens = set(self._bad_words.banned()) if self._bad_words is not None else set()
         if self.num_output < self.sampling.min_tokens:
@@ -156,7 +164,7 @@ class TokenConstraints:
         if not tokens:
             return _NONE
         banned = _within(tokens, self._vocab_size)
-        nothing_left = len(banned) == self._vocab_size if self.allowed is None else np.isin(self.allowed, banned).all()
+        nothing_left = len(banned) == self._vocab_size if choices is None else np.isin(choices, banned).all()
         return _NONE if nothing_left else banned
 
 
@@ -175,6 +183,20 @@ class ConstrainedRow:
 
     row: int
     constraints: TokenConstraints
+    choices: Ids | None
+    """The only tokens that may be drawn, None for all."""
+
+
+def mask_ids(mask: bytes, vocab_size: int) -> Ids:
+    """Tokens that a packed mask (see `StepPlan.masks`) allows."""
+    bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), count=vocab_size, bitorder="little")
+    return np.flatnonzero(bits)
+
+
+def apply_masks(logits: torch.Tensor, masked: Mapping[int, Ids]) -> None:
+    """Leave rows of the logits [R, vocab] only the given tokens, in place."""
+    for row, ids in masked.items():
+        _keep_only(logits[row], torch.from_numpy(ids))
 
 
 def apply_constraints(logits: torch.Tensor, rows: Sequence[ConstrainedRow]) -> None:
@@ -183,9 +205,9 @@ def apply_constraints(logits: torch.Tensor, rows: Sequence[ConstrainedRow]) -> N
         return
     flat, vocab_size = logits.view(-1), logits.shape[1]
     for item in rows:
-        if item.constraints.allowed is not None:
-            _keep_only(logits[item.row], torch.from_numpy(item.constraints.allowed))
-    banned = [(item.row, ids) for item in rows if len(ids := item.constraints.banned())]
+        if item.choices is not None:
+            _keep_only(logits[item.row], torch.from_numpy(item.choices))
+    banned = [(item.row, ids) for item in rows if len(ids := item.constraints.banned(item.choices))]
     if banned:
         flat[_flat_places(banned, vocab_size)] = -torch.inf
     biased = [item for item in rows if len(item.constraints.bias_ids)]

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import time
 
-from kvarn.engine.plan import StepPlan, StepResult
+from kvarn.engine.plan import KVConnector, StepPlan, StepResult, SynchronousExecutor
 from kvarn.models import Decoder
 from kvarn.worker.errors import ContextTooLongError, ExecutorClosedError
 from kvarn.worker.runner import ModelRunner
 
 
-class InProcessExecutor:
+class InProcessExecutor(SynchronousExecutor):
     """One model on one device, driven by plans (`kvarn.engine.plan.Executor`)."""
 
     def __init__(
-        self, model: Decoder, *, num_blocks: int, max_num_seqs: int, max_context_length: int | None = None
+        self,
+        model: Decoder,
+        *,
+        num_blocks: int,
+        max_num_seqs: int,
+        max_context_length: int | None = None,
+        connector: KVConnector | None = None,
     ) -> None:
         """Allocate the KV cache and the slots.
 
@@ -23,6 +29,7 @@ class InProcessExecutor:
             num_blocks: Blocks of the KV cache; see `plan_kv_blocks`.
             max_num_seqs: Slots: plans name them 0 to `max_num_seqs - 1`.
             max_context_length: Tokens of the longest sequence; default: the model's own limit.
+            connector: Where plans store KV blocks beyond the cache; the engine must have the same.
 
         Raises:
             ContextTooLongError: `max_context_length` is more than the model was trained for.
@@ -35,7 +42,11 @@ class InProcessExecutor:
         self._max_context_length = limit if max_context_length is None else max_context_length
         self._num_blocks = num_blocks
         self._runner: ModelRunner | None = ModelRunner(
-            model, num_blocks=num_blocks, max_num_seqs=max_num_seqs, max_context_length=self._max_context_length
+            model,
+            num_blocks=num_blocks,
+            max_num_seqs=max_num_seqs,
+            max_context_length=self._max_context_length,
+            connector=connector,
         )
 
     @property

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 
 from kvarn.config.schema import BLOCK_SIZE
-from kvarn.engine.plan import Row
+from kvarn.engine.plan import LAST_SAMPLED, Row
 from kvarn.kernels.batch import PagedBatch
-from kvarn.worker.slots import SlotTable
+from kvarn.worker.slots import BASE_MODEL, SlotTable
 
 Ints = npt.NDArray[np.int64]
 
@@ -33,6 +33,18 @@ class PromptSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class ProposalSpan:
+    """Positions of one row whose next token is drawn only if the proposals up to there were right."""
+
+    place: int
+    """Of the row among the sampled ones."""
+    first: int
+    """Row, among the logits, of the position of the first proposal."""
+    token_ids: list[int]
+    """The proposals."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """What one forward pass needs, and which of its logits are for what."""
 
@@ -40,11 +52,13 @@ class StepInputs:
     """[T] int64."""
     batch: PagedBatch
     logits_rows: torch.Tensor
-    """[R] int64: tokens whose logits are computed: first those of `sampled_rows`, then the prompt spans."""
+    """[R] int64: tokens whose logits are computed: first one for each of `sampled_rows` (before the proposals), then
+    the proposal spans and the prompt spans."""
     sampled_rows: list[int]
     """Indices, in the plan, of the rows for which a token is drawn."""
     sampled_slots: Ints
     """[len(sampled_rows)] their slots."""
+    proposal_spans: list[ProposalSpan]
     prompt_spans: list[PromptSpan]
 
 
@@ -70,15 +84,27 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
     else:
         row_of_token = np.repeat(np.arange(len(rows)), lengths)
         positions = np.arange(num_tokens) + (row_starts - query_starts[:-1])[row_of_token]
+    unknown = np.flatnonzero(token_ids == LAST_SAMPLED)
+    if len(unknown):
+        token_ids[unknown] = slots.last_token[row_slots[row_of_token[unknown]]]
 
     width = -(-int(context_lens.max()) // BLOCK_SIZE)
     block_tables = slots.block_tables[row_slots, :width]
     blocks = block_tables[row_of_token, positions // BLOCK_SIZE].astype(np.int64)
     slot_mapping = blocks * BLOCK_SIZE + positions % BLOCK_SIZE
 
+    adapters = slots.adapter[row_slots]
     sampled_rows = [index for index, row in enumerate(rows) if row.sample]
-    last_tokens = query_starts[1:][sampled_rows] - 1
-    spans, span_tokens = _prompt_spans(rows, slots, query_starts, len(sampled_rows))
+    first_drawn = query_starts[1:][sampled_rows] - 1
+    proposal_spans: list[ProposalSpan] = []
+    prompt_spans: list[PromptSpan] = []
+    drawn_tokens: list[Ints] = [first_drawn]
+    prompt_tokens: list[Ints] = []
+    if num_tokens > len(rows):
+        proposal_spans, proposal_tokens = _proposal_spans(rows, sampled_rows, first_drawn)
+        drawn_tokens += proposal_tokens
+    if slots.prompts:
+        prompt_spans, prompt_tokens = _prompt_spans(rows, slots, query_starts, sum(map(len, drawn_tokens)))
     return StepInputs(
         token_ids=torch.from_numpy(token_ids).to(device),
         batch=PagedBatch(
@@ -87,12 +113,34 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
             context_lens=torch.from_numpy(context_lens.astype(np.int32)).to(device),
             block_tables=torch.from_numpy(block_tables).to(device),
             slot_mapping=torch.from_numpy(slot_mapping).to(device),
+            adapters=torch.from_numpy(adapters[row_of_token]).to(device) if adapters.max() != BASE_MODEL else None,
         ),
-        logits_rows=torch.from_numpy(np.concatenate((last_tokens, *span_tokens))).to(device),
+        logits_rows=torch.from_numpy(np.concatenate((*drawn_tokens, *prompt_tokens))).to(device),
         sampled_rows=sampled_rows,
         sampled_slots=row_slots[sampled_rows],
-        prompt_spans=spans,
+        proposal_spans=proposal_spans,
+        prompt_spans=prompt_spans,
     )
+
+
+def _proposal_spans(
+    rows: Sequence[Row], sampled_rows: list[int], first_drawn: Ints
+) -> tuple[list[ProposalSpan], list[Ints]]:
+    """The spans of sampled rows with proposals, and the tokens of the batch at which these stand.
+
+    `first_drawn`, [len(sampled_rows)]: last token of each row; becomes the one before its proposals.
+    """
+    spans: list[ProposalSpan] = []
+    tokens: list[Ints] = []
+    first = len(sampled_rows)
+    for place, index in enumerate(sampled_rows):
+        count = rows[index].num_proposals
+        if count:
+            first_drawn[place] -= count
+            spans.append(ProposalSpan(place, first, rows[index].token_ids[-count:]))
+            tokens.append(first_drawn[place] + 1 + np.arange(count))
+            first += count
+    return spans, tokens
 
 
 def _prompt_spans(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from kvarn.engine.plan import BlockCopy, RowResult, StepPlan
-from kvarn.kernels.batch import KVCache
+from kvarn.engine.plan import KVConnector, RowResult, StepPlan
 from kvarn.models import Decoder
 from kvarn.wire.messages import PositionLogprobs
+from kvarn.worker.errors import PlanError
 from kvarn.worker.inputs import PromptSpan, StepInputs, build_inputs
+from kvarn.worker.kv_blocks import copy_blocks, load_blocks, store_blocks
 from kvarn.worker.logprobs import position_logprobs
 from kvarn.worker.sampler import Sampled, check_finite, sample
 from kvarn.worker.slots import SlotTable
@@ -20,11 +20,20 @@ from kvarn.worker.slots import SlotTable
 class ModelRunner:
     """A decoder with its KV cache and its slots. Not thread-safe: one step at a time."""
 
-    def __init__(self, model: Decoder, *, num_blocks: int, max_num_seqs: int, max_context_length: int) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        *,
+        num_blocks: int,
+        max_num_seqs: int,
+        max_context_length: int,
+        connector: KVConnector | None = None,
+    ) -> None:
         self._model = model
         self._cache = model.new_kv_cache(num_blocks)
+        self._connector = connector
         self._device = model.kernels.device
-        self._slots = SlotTable(max_num_seqs, max_context_length, model.spec.vocab_size)
+        self._slots = SlotTable(max_num_seqs, max_context_length, model.spec.vocab_size, model.adapters)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> list[RowResult]:
@@ -37,8 +46,10 @@ class ModelRunner:
         """
         for slot in plan.releases:
             self._slots.release(slot)
-        for admission in plan.admissions:
-            self._slots.admit(admission)
+        for sequence in plan.new_sequences:
+            self._slots.admit(sequence)
+        if plan.kv_stores or plan.kv_loads:
+            self._transfer_blocks(plan)
         copy_blocks(self._cache, plan.copies)
         if not plan.rows:
             return []
@@ -46,9 +57,48 @@ class ModelRunner:
         inputs = build_inputs(plan.rows, self._slots, self._device)
         logits = self._model.forward(inputs.token_ids, inputs.batch, self._cache, inputs.logits_rows)
         prompt_logprobs = self._prompt_logprobs(logits, inputs)
-        sampled = sample(logits[: len(inputs.sampled_rows)], inputs.sampled_slots, self._slots, self._model.kernels)
-        self._slots.record(inputs.sampled_slots, sampled.token_ids)
-        return _results(plan, inputs, sampled, prompt_logprobs)
+        drawn, logprobs = self._draw(logits, inputs, plan.masks)
+        return _results(plan, inputs, drawn, logprobs, prompt_logprobs)
+
+    def _transfer_blocks(self, plan: StepPlan) -> None:
+        if self._connector is None:
+            raise PlanError("the plan stores or loads KV blocks, but this executor has no KV connector: give it one")
+        store_blocks(self._cache, plan.kv_stores, self._connector)
+        load_blocks(self._cache, plan.kv_loads, self._connector)
+
+    def _draw(
+        self, logits: torch.Tensor, inputs: StepInputs, masks: dict[int, tuple[bytes, ...]]
+    ) -> tuple[list[list[int]], dict[int, list[PositionLogprobs]]]:
+        """Draw one token for each sampled row, and one more as long as what was drawn is what was proposed.
+
+        Each position is drawn as if there were no proposals, so they change no token. Returns, by place among the
+        sampled rows, the tokens and (where asked for) their log-probabilities.
+        """
+        slots = inputs.sampled_slots
+        sampled = self._sample(logits[: len(slots)], slots, masks, 0)
+        tokens = sampled.token_ids[:, None].tolist()
+        logprobs = {place: [entry] for place, entry in sampled.logprobs.items()}
+        spans, position = inputs.proposal_spans, 0
+        while spans := [span for span in spans if span.token_ids[position : position + 1] == tokens[span.place][-1:]]:
+            rows = torch.tensor([span.first + position for span in spans], device=logits.device)
+            position += 1
+            sampled = self._sample(logits[rows], slots[[span.place for span in spans]], masks, position)
+            for row, (span, token) in enumerate(zip(spans, sampled.token_ids.tolist(), strict=True)):
+                tokens[span.place].append(token)
+                if row in sampled.logprobs:
+                    logprobs[span.place].append(sampled.logprobs[row])
+        return tokens, logprobs
+
+    def _sample(
+        self, logits: torch.Tensor, slots: npt.NDArray[np.int64], masks: dict[int, tuple[bytes, ...]], position: int
+    ) -> Sampled:
+        """Draw the token that follows `position` proposals for each of these slots, and remember it."""
+        masked: dict[int, bytes] = {}
+        if masks:
+            masked = {row: masks[slot][position] for row, slot in enumerate(slots.tolist()) if slot in masks}
+        sampled = sample(logits, slots, self._slots, self._model.kernels, masked)
+        self._slots.record(slots, sampled.token_ids)
+        return sampled
 
     def _prompt_logprobs(self, logits: torch.Tensor, inputs: StepInputs) -> dict[int, list[PositionLogprobs]]:
         return {span.row: self._span_logprobs(logits, span) for span in inputs.prompt_spans}
@@ -63,24 +113,18 @@ class ModelRunner:
         return position_logprobs(own, following, [span.num_top] * count)
 
 
-def copy_blocks(cache: KVCache, copies: Sequence[BlockCopy]) -> None:
-    """Copy whole blocks in every layer: all sources are read before any target is written."""
-    if not copies:
-        return
-    sources, targets = torch.tensor([[copy.source, copy.target] for copy in copies], device=cache.keys[0].device).T
-    for tensor in (*cache.keys, *cache.values):
-        tensor.index_copy_(0, targets, tensor.index_select(0, sources))
-
-
 def _results(
-    plan: StepPlan, inputs: StepInputs, sampled: Sampled, prompt_logprobs: dict[int, list[PositionLogprobs]]
+    plan: StepPlan,
+    inputs: StepInputs,
+    drawn: list[list[int]],
+    logprobs: dict[int, list[PositionLogprobs]],
+    prompt_logprobs: dict[int, list[PositionLogprobs]],
 ) -> list[RowResult]:
-    tokens = sampled.token_ids[:, None].tolist()
-    if len(tokens) == len(plan.rows) and not sampled.logprobs and not prompt_logprobs:
-        return [RowResult(row.slot, drawn) for row, drawn in zip(plan.rows, tokens, strict=True)]
-    drawn_by_row = dict(zip(inputs.sampled_rows, tokens, strict=True))
-    logprobs = {inputs.sampled_rows[place]: [entry] for place, entry in sampled.logprobs.items()}
+    if len(drawn) == len(plan.rows) and not logprobs and not prompt_logprobs:
+        return [RowResult(row.slot, tokens) for row, tokens in zip(plan.rows, drawn, strict=True)]
+    drawn_by_row = dict(zip(inputs.sampled_rows, drawn, strict=True))
+    logprobs_by_row = {inputs.sampled_rows[place]: entries for place, entries in logprobs.items()}
     return [
-        RowResult(row.slot, drawn_by_row.get(index, []), logprobs.get(index), prompt_logprobs.get(index))
+        RowResult(row.slot, drawn_by_row.get(index, []), logprobs_by_row.get(index), prompt_logprobs.get(index))
         for index, row in enumerate(plan.rows)
     ]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.kernels.interface import Kernels
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.sampling import SamplingTensors
-from kvarn.kernels.torch.backend import TorchKernels
 from kvarn.wire.messages import PositionLogprobs
-from kvarn.worker.constraints import ConstrainedRow, apply_constraints
-from kvarn.worker.errors import InvalidLogitsError
+from kvarn.worker.constraints import ConstrainedRow, Ids, apply_constraints, apply_masks, mask_ids
+from kvarn.worker.errors import InvalidLogitsError, PlanError
 from kvarn.worker.logprobs import position_logprobs
 from kvarn.worker.philox import uniforms
 from kvarn.worker.slots import NO_LOGPROBS, SlotTable
@@ -30,11 +30,15 @@ class Sampled:
 
 
 def sample(
-    logits: torch.Tensor, row_slots: npt.NDArray[np.int64], slots: SlotTable, kernels: Kernels | None = None
+    logits: torch.Tensor,
+    row_slots: npt.NDArray[np.int64],
+    slots: SlotTable,
+    kernels: Kernels | None = None,
+    masks: Mapping[int, bytes] | None = None,
 ) -> Sampled:
     """Draw the next token of each row.
 
-    Order: (log-probabilities are the model's own) -> allowed_token_ids, bad words, stop tokens before min_tokens,
+    Order: (log-probabilities are the model's own) -> mask, allowed_token_ids, bad words, stop tokens before min_tokens,
     logit bias -> repetition, frequency and presence penalties -> temperature -> min-p -> top-k -> top-p -> draw.
     A row's token depends on its logits, its parameters, its history and (seed, position) alone.
 
@@ -43,17 +47,21 @@ def sample(
         row_slots: [R] distinct slots, one for each row.
         slots: Their parameters and history; not changed.
         kernels: What finds and draws tokens; the reference where none is given.
+        masks: By row, where only some tokens may be drawn (see `StepPlan.masks`).
 
     Raises:
         InvalidLogitsError: A row holds NaN or infinity, or nothing finite.
+        PlanError: A mask allows no token.
     """
-    kernels = kernels or TorchKernels()
+    kernels = kernels or Kernels()
     reports = slots.num_logprobs[row_slots]
     reported = np.flatnonzero(reports != NO_LOGPROBS)
     own_logits = logits[torch.from_numpy(reported)] if len(reported) else logits[:0]
-    constrained = _constrained_rows(row_slots, slots)
-    if constrained:
+    masked = _masked_rows(masks or {}, row_slots, logits.shape[1])
+    constrained = _constrained_rows(row_slots, slots, masked)
+    if constrained or masked:
         check_finite(kernels.most_likely(logits)[1], row_slots)
+        apply_masks(logits, masked)
         apply_constraints(logits, constrained)
     tokens, row_max = kernels.most_likely(logits)
     check_finite(row_max, row_slots)
@@ -66,11 +74,25 @@ def sample(
     return Sampled(tokens.numpy(force=True), dict(zip(reported.tolist(), entries, strict=True)))
 
 
-def _constrained_rows(row_slots: npt.NDArray[np.int64], slots: SlotTable) -> list[ConstrainedRow]:
+def _masked_rows(masks: Mapping[int, bytes], row_slots: npt.NDArray[np.int64], vocab_size: int) -> dict[int, Ids]:
+    masked = {row: mask_ids(mask, vocab_size) for row, mask in masks.items()}
+    for row, ids in masked.items():
+        if not len(ids):
+            raise PlanError(f"the mask of slot {row_slots[row]} allows no token: a mask must leave one at least")
+    return masked
+
+
+def _constrained_rows(
+    row_slots: npt.NDArray[np.int64], slots: SlotTable, masked: Mapping[int, Ids]
+) -> list[ConstrainedRow]:
     if not slots.constraints:
         return []
     found = ((row, slots.constraints.get(slot)) for row, slot in enumerate(row_slots.tolist()))
-    return [ConstrainedRow(row, constraints) for row, constraints in found if constraints is not None]
+    return [
+        ConstrainedRow(row, constraints, constraints.choices(masked.get(row)))
+        for row, constraints in found
+        if constraints is not None
+    ]
 
 
 def check_finite(row_max: torch.Tensor, row_slots: npt.NDArray[np.int64]) -> None:

@@ -47,7 +47,6 @@ async def read_page(
     """A page of what `query` selects.
 
     Args:
-        session: Where to read.
         query: Selects one entity with an `id`, bound to its owner; without an order.
         cursor: Which part. Its ids are looked for in `query` alone: somebody else's are as unknown as none.
         keys: Columns that order the list and never change, unique together, such as `(File.created_at, File.id)`.

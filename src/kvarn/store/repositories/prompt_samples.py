@@ -26,7 +26,7 @@ class NewSample:
 
 
 @dataclass(slots=True)
-class NotKept:
+class RejectedSamples:
     """Samples that were not kept, and why."""
 
     full: int = 0
@@ -37,28 +37,30 @@ class NotKept:
     """Why the last of those could not."""
 
 
-async def add_samples(store: Store, samples: Sequence[NewSample], most: int | None = None) -> NotKept:
-    """Keep sealed prompts, of each organisation as many as fit in `most` bytes; how many were not. What goes wrong for
+async def add_samples(store: Store, samples: Sequence[NewSample], max_bytes: int | None = None) -> RejectedSamples:
+    """Keep sealed prompts, of each organisation as many as fit in `max_bytes`; how many were not. What goes wrong for
     one organisation (it may have been deleted) is not the others' loss."""
-    missed = NotKept()
+    missed = RejectedSamples()
     for organization_id in {sample.owner.organization_id: None for sample in samples}:
         theirs = [sample for sample in samples if sample.owner.organization_id == organization_id]
         try:
-            missed.full += await _add_those_that_fit(store, organization_id, theirs, most)
+            missed.full += await _add_those_that_fit(store, organization_id, theirs, max_bytes)
         except Exception as error:
             missed.failed, missed.error = missed.failed + len(theirs), error
     return missed
 
 
-async def _add_those_that_fit(store: Store, organization_id: str, theirs: list[NewSample], most: int | None) -> int:
+async def _add_those_that_fit(
+    store: Store, organization_id: str, theirs: list[NewSample], max_bytes: int | None
+) -> int:
     """How many did not."""
     fitting = theirs
     while fitting:
         try:
-            await _add(store, organization_id, fitting, most)
+            await _add(store, organization_id, fitting, max_bytes)
             break
         except StorageFullError as error:
-            fitting = _fitting(fitting, error.most - error.stored)
+            fitting = _fitting(fitting, error.max_bytes - error.stored)
     return len(theirs) - len(fitting)
 
 
@@ -72,7 +74,7 @@ def _fitting(samples: list[NewSample], room: int) -> list[NewSample]:
     return found
 
 
-async def _add(store: Store, organization_id: str, samples: Sequence[NewSample], most: int | None) -> None:
+async def _add(store: Store, organization_id: str, samples: Sequence[NewSample], max_bytes: int | None) -> None:
     rows = [
         {
             "organization_id": sample.owner.organization_id,
@@ -86,9 +88,9 @@ async def _add(store: Store, organization_id: str, samples: Sequence[NewSample],
         for sample in samples
     ]
     size = sum(_counted(sample) for sample in samples)
-    async with storing(store, organization_id, size, most) as session:
+    async with storing(store, organization_id, size, max_bytes) as session:
         await session.execute(insert(PromptSample), rows)
-        await count_bytes(session, organization_id, size, most)
+        await count_bytes(session, organization_id, size, max_bytes)
 
 
 def _counted(sample: NewSample) -> int:

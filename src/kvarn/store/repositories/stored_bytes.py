@@ -61,7 +61,7 @@ def json_bytes(*values: Any) -> int:
 
 @asynccontextmanager
 async def storing(
-    store: Store, organization_id: str, size: int, most: int | None
+    store: Store, organization_id: str, size: int, max_bytes: int | None
 ) -> AsyncGenerator[AsyncSession, None]:
     """A transaction that writes bytes within a bound, and ends with `count_bytes`. Where there is no room for them it
     is refused before it writes any: what is written and undone stays on PostgreSQL's disk until it is vacuumed.
@@ -69,34 +69,32 @@ async def storing(
     Few of an organisation are at it at once in each gateway: the others wait without a connection.
 
     Args:
-        store: The database.
         organization_id: Whose they are.
         size: How many, as far as that is known.
-        most: Bytes that the organisation may store; None: a transaction like any other.
+        max_bytes: Bytes that the organisation may store; None: a transaction like any other.
 
     Raises:
-        StorageFullError: It would store more than `most`.
+        StorageFullError: It would store more than `max_bytes`.
         StoreBusyError: Others of the organisation write for too long.
-        StoreAwayError: The database does not answer.
     """
-    if most is None:
+    if max_bytes is None:
         async with store.transaction() as session:
             yield session
         return
     async with store.writers.of(organization_id), store.transaction() as session:
-        await expect_room(session, organization_id, size, most)
+        await check_quota(session, organization_id, size, max_bytes)
         yield session
 
 
-async def expect_room(session: AsyncSession, organization_id: str, size: int, most: int) -> None:
+async def check_quota(session: AsyncSession, organization_id: str, size: int, max_bytes: int) -> None:
     """Begin a transaction that writes within a bound: as `storing` does, where that cannot be used."""
     look = _LOOK[is_postgresql(session)]
     row = (await session.execute(look, {"organization_id": organization_id})).one()
-    if size > 0 and row[0] + size > most:
-        raise StorageFullError(int(row[0]), most, size)
+    if size > 0 and row[0] + size > max_bytes:
+        raise StorageFullError(int(row[0]), max_bytes, size)
 
 
-async def count_bytes(session: AsyncSession, organization_id: str, size: int, most: int | None = None) -> None:
+async def count_bytes(session: AsyncSession, organization_id: str, size: int, max_bytes: int | None = None) -> None:
     """Count bytes for an organisation, as the last thing in a transaction, and once: so nobody deadlocks, and the
     account is held for the shortest time.
 
@@ -104,22 +102,22 @@ async def count_bytes(session: AsyncSession, organization_id: str, size: int, mo
         session: The transaction that writes them, or deletes them.
         organization_id: Whose they are.
         size: How many; below zero for what is deleted.
-        most: Bytes that the organisation may store. Those who count within a bound do so one after another, and none of
-            them passes it. None: whatever it has stored already, as for an answer that has been made.
+        max_bytes: Bytes that the organisation may store. Those who count within a bound do so one after another, and
+            none of them passes it. None: no bound, as for an answer that has been made.
 
     Raises:
-        StorageFullError: It would store more than `most`. Nobody is refused who stores less than before.
+        StorageFullError: It would store more than `max_bytes`. Nobody is refused who stores less than before.
     """
     await session.flush()
     if not size:
         return
-    if most is not None and size > 0:
+    if max_bytes is not None and size > 0:
         # The lock comes first: a sum of the same statement would not see what was committed while that waited.
         locked = select(Organization.id).where(Organization.id == organization_id)
         await session.execute(locked.with_for_update(key_share=True))
         stored = await sum_of(session, organization_id)
-        if stored + size > most:
-            raise StorageFullError(stored, most, size)
+        if stored + size > max_bytes:
+            raise StorageFullError(stored, max_bytes, size)
     part = random.randrange(_PARTS) if is_postgresql(session) else 0
     values = {"organization_id": organization_id, "part": part, "size": size}
     await (await session.connection()).execute(_ADDED, values)
@@ -131,7 +129,7 @@ async def sum_of(session: AsyncSession, organization_id: str) -> int:
     return int(await session.scalar(parts) or 0)
 
 
-async def count_fuller(store: Store, size: int) -> int:
+async def count_organizations_over(store: Store, size: int) -> int:
     """How many organisations have stored more than so many bytes. Raises as `read_stored_bytes` does."""
     fuller = select(StoredBytes.organization_id).group_by(StoredBytes.organization_id)
     fuller = fuller.having(func.sum(StoredBytes.size) > size)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from sqlalchemy import Select, select
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
-from kvarn.store.errors import ConflictError, NotFoundError
+from kvarn.store.errors import ConflictError
 from kvarn.store.ids import new_id
 from kvarn.store.models import Batch, UsageEvent
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories.pages import Cursor, Page, read_page
+from kvarn.store.repositories.queries import find_one, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, json_bytes, storing
 
 
@@ -43,13 +45,13 @@ async def create_batch(
     window_s: int,
     metadata: dict[str, str] | None,
     output_expires_after_s: int | None,
-    most: int | None = None,
+    max_bytes: int | None = None,
     input_bytes: int = 0,
 ) -> Batch:
     """Take a batch; whoever runs batches finds it.
 
     Raises:
-        StorageFullError: Its organisation would store more than `most` bytes with the `input_bytes` of its lines, which
+        StorageFullError: Its organisation would store more than `max_bytes` with the `input_bytes` of its lines, which
             will be kept beside the file and count from now on.
     """
     now, counted = int(store.now()), ROW_BYTES + json_bytes(metadata or {}) + input_bytes
@@ -68,32 +70,19 @@ async def create_batch(
         errors=[],
         extra=metadata or {},
         output_expires_after_s=output_expires_after_s,
-        total=0,
-        completed=0,
-        failed=0,
-        input_tokens=0,
-        cached_tokens=0,
-        output_tokens=0,
         counted_bytes=counted,
         reserved_bytes=input_bytes,
     )
-    async with storing(store, batch.organization_id, counted, most) as session:
+    async with storing(store, batch.organization_id, counted, max_bytes) as session:
         session.add(batch)
-        await count_bytes(session, batch.organization_id, counted, most)
+        await count_bytes(session, batch.organization_id, counted, max_bytes)
     return batch
 
 
 async def find_batch(store: Store, owner: Owner, batch_id: str) -> Batch:
-    """An owner's batch.
-
-    Raises:
-        NotFoundError: There is none of this id, or it is not theirs.
-    """
+    """An owner's batch. Raises NotFoundError."""
     async with store.reading() as session:
-        batch = await session.scalar(_owned(owner).where(Batch.id == batch_id))
-    if batch is None:
-        raise _unknown(batch_id)
-    return batch
+        return await _find(session, owner, batch_id)
 
 
 async def check_batch(store: Store, batch_id: str) -> None:
@@ -103,16 +92,15 @@ async def check_batch(store: Store, batch_id: str) -> None:
         NotFoundError: Neither is known.
     """
     async with store.reading() as session:
-        for query in (select(Batch.id).where(Batch.id == batch_id), _used_by(batch_id)):
-            if await session.scalar(query.limit(1)) is not None:
-                return
-    raise _unknown(batch_id)
+        if await session.get(Batch, batch_id) is None:
+            used = select(UsageEvent.id).where(UsageEvent.batch_id == batch_id).limit(1)
+            await find_one(session, used, f"There is no batch {batch_id[:80]!r}.")
 
 
 async def list_batches(store: Store, owner: Owner, cursor: Cursor) -> Page[Batch]:
     """A page of an owner's batches, newest first. Raises `NotFoundError` where the cursor's batch is not theirs."""
     async with store.reading() as session:
-        return await read_page(session, _owned(owner), cursor, (Batch.created_at, Batch.id))
+        return await read_page(session, owned_by(owner, Batch), cursor, (Batch.created_at, Batch.id))
 
 
 async def cancel_batch(store: Store, owner: Owner, batch_id: str) -> Batch:
@@ -123,9 +111,7 @@ async def cancel_batch(store: Store, owner: Owner, batch_id: str) -> Batch:
         ConflictError: It is over, or as good as.
     """
     async with store.transaction() as session:
-        batch = await session.scalar(_owned(owner).where(Batch.id == batch_id).with_for_update())
-        if batch is None:
-            raise _unknown(batch_id)
+        batch = await _find(session, owner, batch_id, to_change=True)
         if batch.status in _CANCELLABLE:
             batch.status = BatchStatus.CANCELLING
             batch.times = {**batch.times, "cancelling_at": int(store.now())}
@@ -134,13 +120,6 @@ async def cancel_batch(store: Store, owner: Owner, batch_id: str) -> Batch:
     return batch
 
 
-def _owned(owner: Owner) -> Select[Batch]:
-    return select(Batch).where(Batch.organization_id == owner.organization_id, Batch.project_id == owner.project_id)
-
-
-def _used_by(batch_id: str) -> Select[str]:
-    return select(UsageEvent.id).where(UsageEvent.batch_id == batch_id)
-
-
-def _unknown(batch_id: str) -> NotFoundError:
-    return NotFoundError(f"There is no batch {batch_id[:80]!r}.")
+async def _find(session: AsyncSession, owner: Owner, batch_id: str, *, to_change: bool = False) -> Batch:
+    query = owned_by(owner, Batch).where(Batch.id == batch_id)
+    return await find_one(session, query, f"There is no batch {batch_id[:80]!r}.", to_change=to_change)

@@ -17,7 +17,7 @@ from kvarn.store.models import Batch, BatchLine
 from kvarn.store.repositories.batches.batches import OVER, BatchStatus
 from kvarn.store.repositories.batches.line_bytes import LINE_BYTES
 from kvarn.store.repositories.batches.runs import LeaseLostError, change_batch
-from kvarn.store.repositories.stored_bytes import PART_BYTES, count_bytes, expect_room
+from kvarn.store.repositories.stored_bytes import PART_BYTES, check_quota, count_bytes
 
 _DELETED_AT_ONCE = 500
 _LAST = (1 << 63) - 1
@@ -75,13 +75,12 @@ class Result:
     content: bytes | None
 
 
-async def add_lines(store: Store, batch_id: str, lines: Sequence[Line], most: int | None = None) -> None:
+async def add_lines(store: Store, batch_id: str, lines: Sequence[Line], max_bytes: int | None = None) -> None:
     """Write requests. They take what their batch has reserved for them, as far as it goes.
 
     Raises:
         LeaseLostError: The batch is gone.
-        StorageFullError: The batch's organisation would store more than `most` bytes.
-        StoreAwayError: The database does not answer.
+        StorageFullError: The batch's organisation would store more than `max_bytes` bytes.
     """
     rows = [{"batch_id": batch_id, **{name: getattr(each, name) for name in Line.__slots__}} for each in lines]
     size = sum(line.counted_bytes for line in lines)
@@ -90,12 +89,12 @@ async def add_lines(store: Store, batch_id: str, lines: Sequence[Line], most: in
         if batch is None:
             raise LeaseLostError(f"the batch {batch_id} was deleted")
         reserved = min(batch.reserved_bytes, size)
-        if most is not None:
-            await expect_room(session, batch.organization_id, size - reserved, most)
+        if max_bytes is not None:
+            await check_quota(session, batch.organization_id, size - reserved, max_bytes)
         await session.execute(insert(BatchLine), rows)
         batch.reserved_bytes -= reserved
         batch.counted_bytes -= reserved
-        await count_bytes(session, batch.organization_id, size - reserved, most)
+        await count_bytes(session, batch.organization_id, size - reserved, max_bytes)
 
 
 async def open_lines(
@@ -111,15 +110,11 @@ async def open_lines(
     open lines only, and of it little more than what it gives.
 
     Args:
-        store: The database.
         batch_id: Their batch.
         after: The one behind which they stand; at first `FIRST`.
         count: So many at most; fewer come only where there are no more.
         model: Only those that ask for it; None: for whatever.
         besides: None of those that ask for one of these.
-
-    Raises:
-        StoreAwayError: The database does not answer.
     """
     query = (
         select(BatchLine.model, BatchLine.line)
@@ -148,7 +143,6 @@ async def read_line(store: Store, batch_id: str, line: int) -> Line:
 
     Raises:
         LeaseLostError: It has one, or is gone: whoever did that has the batch.
-        StoreAwayError: The database does not answer.
     """
     query = select(BatchLine.line, BatchLine.custom_id, BatchLine.body, BatchLine.model).where(
         BatchLine.batch_id == batch_id, BatchLine.line == line, BatchLine.failed.is_(None)
@@ -166,7 +160,6 @@ async def answer_lines(store: Store, holder: str, batch_id: str, answers: Sequen
 
     Raises:
         LeaseLostError: Another gateway runs the batch now.
-        StoreAwayError: The database does not answer.
     """
     async with store.transaction() as session:
         lines = [answer.line for answer in answers]

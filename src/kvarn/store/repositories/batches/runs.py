@@ -28,9 +28,6 @@ class LeaseLostError(StoreError):
 async def claim_batches(store: Store, holder: str, lease_s: float, count: int) -> list[Batch]:
     """Take up to `count` batches that nobody works on: of each organisation its oldest first, so that one with many
     does not keep the others waiting.
-
-    Raises:
-        StoreAwayError: The database does not answer.
     """
     now = int(store.now())
     turn = func.row_number().over(partition_by=Batch.organization_id, order_by=(Batch.created_at, Batch.id))
@@ -53,11 +50,7 @@ async def claim_batches(store: Store, holder: str, lease_s: float, count: int) -
 
 
 async def waiting_organizations(store: Store) -> set[str]:
-    """Organisations with a batch that nobody works on, and that could be worked on now.
-
-    Raises:
-        StoreAwayError: The database does not answer.
-    """
+    """Organisations with a batch that nobody works on, and that could be worked on now."""
     free = and_(Batch.status.not_in(OVER), _free(int(store.now())))
     async with store.reading() as session:
         return set(await session.scalars(select(Batch.organization_id).where(free).distinct()))
@@ -68,7 +61,6 @@ async def renew_lease(store: Store, holder: str, batch_id: str, lease_s: float) 
 
     Raises:
         LeaseLostError: Another has it.
-        StoreAwayError: The database does not answer.
     """
     async with store.transaction() as session:
         return await change_batch(session, holder, batch_id, leased_until=int(store.now()) + int(lease_s))
@@ -102,7 +94,6 @@ async def move_batch(
 
     Raises:
         LeaseLostError: Another has it.
-        StoreAwayError: The database does not answer.
     """
     async with store.transaction() as session:
         batch = await _locked(session, holder, batch_id)
@@ -126,7 +117,6 @@ async def finish_batch(
     states `origin` (its client cancelled it meanwhile) stays as it is. The batch as it is then.
 
     Args:
-        store: The database.
         holder: Who runs it.
         batch_id: The batch.
         origin: States that it may leave in this way.
@@ -137,7 +127,6 @@ async def finish_batch(
 
     Raises:
         LeaseLostError: Another has it.
-        StoreAwayError: The database does not answer.
     """
     now = int(store.now())
     async with store.transaction() as session:

@@ -15,6 +15,7 @@ from kvarn.store.models import Conversation, ConversationItem
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.conversations.histories import Item, check_measure, size_of, text_of
 from kvarn.store.repositories.pages import Cursor, Page, read_page
+from kvarn.store.repositories.queries import find_one, is_owned_by, owned_by
 from kvarn.store.repositories.stored_bytes import PART_BYTES, ROW_BYTES, count_bytes, json_bytes, storing
 
 
@@ -31,13 +32,13 @@ class ConversationLockedError(ConflictError):
 
 
 async def create_conversation(
-    store: Store, owner: Owner, metadata: dict[str, str], items: list[Item], most: int | None = None
+    store: Store, owner: Owner, metadata: dict[str, str], items: list[Item], max_bytes: int | None = None
 ) -> Conversation:
     """A new conversation that begins with `items`.
 
     Raises:
         ConflictError: Two of the items have one id.
-        StorageFullError: Its organisation would store more than `most` bytes.
+        StorageFullError: Its organisation would store more than `max_bytes` bytes.
     """
     now = int(store.now())
     conversation = Conversation(
@@ -51,40 +52,36 @@ async def create_conversation(
         counted_bytes=ROW_BYTES + json_bytes(metadata),
     )
     size = conversation.counted_bytes + _bytes_of(items)
-    async with storing(store, owner.organization_id, size, most) as session:
+    async with storing(store, owner.organization_id, size, max_bytes) as session:
         session.add(conversation)
         await session.flush()
         await append_items(session, conversation, items, now)
-        await count_bytes(session, owner.organization_id, conversation.counted_bytes, most)
+        await count_bytes(session, owner.organization_id, conversation.counted_bytes, max_bytes)
     return conversation
 
 
 async def find_conversation(store: Store, owner: Owner, conversation_id: str) -> Conversation:
-    """The conversation of that id.
-
-    Raises:
-        NotFoundError: The owner has none.
-    """
+    """The conversation of that id. Raises NotFoundError."""
     async with store.reading() as session:
         return await _find(session, owner, conversation_id)
 
 
 async def update_conversation(
-    store: Store, owner: Owner, conversation_id: str, metadata: dict[str, str], most: int | None = None
+    store: Store, owner: Owner, conversation_id: str, metadata: dict[str, str], max_bytes: int | None = None
 ) -> Conversation:
     """Give it other metadata.
 
     Raises:
         NotFoundError: The owner has no such conversation.
-        StorageFullError: They are longer, and its organisation would store more than `most` bytes.
+        StorageFullError: They are longer, and its organisation would store more than `max_bytes` bytes.
     """
-    async with storing(store, owner.organization_id, 0, most) as session:
+    async with storing(store, owner.organization_id, 0, max_bytes) as session:
         conversation = await _find(session, owner, conversation_id, to_change=True)
         growth = json_bytes(metadata) - json_bytes(conversation.extra)
         conversation.extra = metadata
         conversation.changed_at = int(store.now())
         conversation.counted_bytes += growth
-        await count_bytes(session, owner.organization_id, growth, most)
+        await count_bytes(session, owner.organization_id, growth, max_bytes)
     return conversation
 
 
@@ -122,7 +119,7 @@ async def read_history(store: Store, owner: Owner, conversation_id: str) -> list
 
 
 async def add_items(
-    store: Store, owner: Owner, conversation_id: str, items: list[Item], most: int | None = None
+    store: Store, owner: Owner, conversation_id: str, items: list[Item], max_bytes: int | None = None
 ) -> None:
     """Add items at its end.
 
@@ -131,10 +128,10 @@ async def add_items(
         ConversationLockedError: A response is being made in it.
         ConflictError: It has an item of one of the ids already.
         HistoryTooLongError: It would have more items than a response may go on from.
-        StorageFullError: Its organisation would store more than `most` bytes.
+        StorageFullError: Its organisation would store more than `max_bytes` bytes.
     """
     now = int(store.now())
-    async with storing(store, owner.organization_id, _bytes_of(items), most) as session:
+    async with storing(store, owner.organization_id, _bytes_of(items), max_bytes) as session:
         conversation = await _find(session, owner, conversation_id, to_change=True)
         if conversation.locked_by is not None and (conversation.locked_until or 0) > now:
             raise _locked(conversation_id)
@@ -142,7 +139,7 @@ async def add_items(
         check_measure((await session.scalar(count) or 0) + len(items), None)
         conversation.locked_by = conversation.locked_until = None  # a hold that has run out: its answer knows them not
         added = await append_items(session, conversation, items, now)
-        await count_bytes(session, owner.organization_id, added, most)
+        await count_bytes(session, owner.organization_id, added, max_bytes)
 
 
 async def find_item(store: Store, owner: Owner, conversation_id: str, item_id: str) -> Item:
@@ -169,11 +166,7 @@ async def find_items_anywhere(store: Store, owner: Owner, item_ids: Collection[s
     aged = (
         select(ConversationItem.id, text_of(ConversationItem.item).label("text"), age.label("age"))
         .join(Conversation, Conversation.id == ConversationItem.conversation_id)
-        .where(
-            ConversationItem.id.in_(item_ids),
-            Conversation.organization_id == owner.organization_id,
-            Conversation.project_id == owner.project_id,
-        )
+        .where(ConversationItem.id.in_(item_ids), is_owned_by(owner, Conversation))
         .subquery()
     )
     newest = aged.c.age == 1
@@ -290,17 +283,11 @@ async def _unlock(session: AsyncSession, lock: Lock) -> None:
 
 
 async def _find(session: AsyncSession, owner: Owner, conversation_id: str, *, to_change: bool = False) -> Conversation:
-    query = select(Conversation).where(
-        Conversation.id == conversation_id,
-        Conversation.organization_id == owner.organization_id,
-        Conversation.project_id == owner.project_id,
-    )
-    if to_change:
-        query = query.with_for_update()
-    found = await session.scalar(query) if is_id(conversation_id) else None
-    if found is None:
-        raise NotFoundError(f"There is no conversation {conversation_id[:80]!r}.")
-    return found
+    query = owned_by(owner, Conversation).where(Conversation.id == conversation_id)
+    missing = f"There is no conversation {conversation_id[:80]!r}."
+    if not is_id(conversation_id):
+        raise NotFoundError(missing)
+    return await find_one(session, query, missing, to_change=to_change)
 
 
 async def _item(session: AsyncSession, conversation_id: str, item_id: str) -> ConversationItem:

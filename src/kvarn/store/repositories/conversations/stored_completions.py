@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
-from kvarn.store.errors import NotFoundError
 from kvarn.store.models import StoredCompletion
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.dialect import has_entry
 from kvarn.store.repositories.pages import Cursor, Page, read_page
+from kvarn.store.repositories.queries import find_one, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, json_bytes, storing
 
 
@@ -23,14 +22,9 @@ async def add_completion(
     """Keep a completion. It has been made: it is kept however much its organisation has stored.
 
     Args:
-        store: The database.
-        owner: Whose it is.
         body: The whole object, with its `id`, `created` and `model`.
         metadata: What the client says of it.
         messages: What it answers.
-
-    Raises:
-        StoreAwayError: The database does not answer.
     """
     extra, kept = _without_nul(metadata), {name: value for name, value in body.items() if name != "metadata"}
     counted = ROW_BYTES + json_bytes(extra, messages, kept)
@@ -52,11 +46,7 @@ async def add_completion(
 
 
 async def find_completion(store: Store, owner: Owner, completion_id: str) -> StoredCompletion:
-    """An owner's completion.
-
-    Raises:
-        NotFoundError: There is none of this id, or it is not theirs.
-    """
+    """An owner's completion. Raises NotFoundError."""
     async with store.reading() as session:
         return await _find(session, owner, completion_id)
 
@@ -69,7 +59,7 @@ async def list_completions(
     Raises:
         NotFoundError: The cursor's completion is not in the list.
     """
-    query = _of(owner)
+    query = owned_by(owner, StoredCompletion)
     if model is not None:
         query = query.where(StoredCompletion.model == model)
     async with store.reading() as session:
@@ -79,21 +69,21 @@ async def list_completions(
 
 
 async def change_metadata(
-    store: Store, owner: Owner, completion_id: str, metadata: Mapping[str, str], most: int | None = None
+    store: Store, owner: Owner, completion_id: str, metadata: Mapping[str, str], max_bytes: int | None = None
 ) -> StoredCompletion:
     """Replace a completion's metadata.
 
     Raises:
         NotFoundError: There is none of this id, or it is not theirs.
-        StorageFullError: They are longer, and its organisation would store more than `most` bytes.
+        StorageFullError: They are longer, and its organisation would store more than `max_bytes` bytes.
     """
-    async with storing(store, owner.organization_id, 0, most) as session:
+    async with storing(store, owner.organization_id, 0, max_bytes) as session:
         stored = await _find(session, owner, completion_id, to_change=True)
         extra = _without_nul(metadata)
         growth = json_bytes(extra) - json_bytes(stored.extra)
         stored.extra = extra
         stored.counted_bytes += growth
-        await count_bytes(session, owner.organization_id, growth, most)
+        await count_bytes(session, owner.organization_id, growth, max_bytes)
         return stored
 
 
@@ -108,19 +98,11 @@ async def delete_completion(store: Store, owner: Owner, completion_id: str) -> N
 async def _find(
     session: AsyncSession, owner: Owner, completion_id: str, *, to_change: bool = False
 ) -> StoredCompletion:
-    query = _of(owner).where(StoredCompletion.id == completion_id)
-    stored = await session.scalar(query.with_for_update() if to_change else query)
-    if stored is None:
-        raise NotFoundError(f"There is no stored chat completion {completion_id[:80]!r}.")
-    return stored
+    query = owned_by(owner, StoredCompletion).where(StoredCompletion.id == completion_id)
+    missing = f"There is no stored chat completion {completion_id[:80]!r}."
+    return await find_one(session, query, missing, to_change=to_change)
 
 
 def _without_nul(metadata: Mapping[str, str]) -> dict[str, str]:
     """What PostgreSQL can search in: its JSONB has no NUL character, so U+FFFD stands for it."""
     return {key.replace("\0", "\ufffd"): value.replace("\0", "\ufffd") for key, value in metadata.items()}
-
-
-def _of(owner: Owner) -> Select[StoredCompletion]:
-    return select(StoredCompletion).where(
-        StoredCompletion.organization_id == owner.organization_id, StoredCompletion.project_id == owner.project_id
-    )

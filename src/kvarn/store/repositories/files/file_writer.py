@@ -18,18 +18,17 @@ class FileWriter:
     """A file that nobody sees yet. Write it, `finish` it and publish it (`publish_file`), or `discard` it.
 
     Args:
-        store: The database.
         owner: Whose file it will be.
-        most: Bytes that its organisation may store, this file included; None: as many as it needs.
+        max_bytes: Bytes that its organisation may store, this file included; None: as many as it needs.
         counted: Whether it counts before it is published.
     """
 
-    def __init__(self, store: Store, owner: Owner, most: int | None = None, *, counted: bool = True) -> None:
+    def __init__(self, store: Store, owner: Owner, max_bytes: int | None = None, *, counted: bool = True) -> None:
         self.size = 0
         """Bytes taken so far."""
         self._store = store
         self._owner = owner
-        self._most = most
+        self._most = max_bytes
         self._counted = counted
         self._id: str | None = None
         self._buffer = bytearray()
@@ -40,7 +39,6 @@ class FileWriter:
 
         Raises:
             StorageFullError: Its organisation would store more than it may.
-            StoreAwayError: The database does not answer.
         """
         self.size += len(data)
         self._buffer += data

@@ -18,6 +18,7 @@ from kvarn.store.ids import new_id
 from kvarn.store.models import File, FileChunk
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.pages import Cursor, Page, read_page
+from kvarn.store.repositories.queries import find_one, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, storing
 
 CHUNK_BYTES = 256 * 1024
@@ -29,22 +30,20 @@ _CHUNKS_AT_ONCE = 16
 
 
 async def begin_file(
-    store: Store, owner: Owner, expires_at: int, most: int | None = None, *, counted: bool = True
+    store: Store, owner: Owner, expires_at: int, max_bytes: int | None = None, *, counted: bool = True
 ) -> str:
     """Make a file that nobody sees until it is published; its id.
 
     Args:
-        store: The database.
-        owner: Whose it will be.
         expires_at: When the sweep deletes it, should whoever writes it never come back.
-        most: Bytes that its organisation may store; None: as many as it needs.
+        max_bytes: Bytes that its organisation may store; None: as many as it needs.
         counted: Whether it counts before it is published.
 
     Raises:
         StorageFullError: It would store more.
     """
     file_id = new_id("file-")
-    async with storing(store, owner.organization_id, ROW_BYTES, most) as session:
+    async with storing(store, owner.organization_id, ROW_BYTES, max_bytes) as session:
         session.add(
             File(
                 id=file_id,
@@ -60,29 +59,29 @@ async def begin_file(
             )
         )
         if counted:
-            await count_bytes(session, owner.organization_id, ROW_BYTES, most)
+            await count_bytes(session, owner.organization_id, ROW_BYTES, max_bytes)
     return file_id
 
 
 async def add_chunks(
-    store: Store, owner: Owner, file_id: str, position: int, chunks: Sequence[bytes], most: int | None = None
+    store: Store, owner: Owner, file_id: str, position: int, chunks: Sequence[bytes], max_bytes: int | None = None
 ) -> None:
     """Append to a file that is being written; the first chunk gets number `position`.
 
     Raises:
         NotFoundError: The file was given up meanwhile.
-        StorageFullError: The organisation would store more than `most` bytes.
+        StorageFullError: The organisation would store more than `max_bytes` bytes.
     """
     rows = [FileChunk(file_id=file_id, position=position + i, content=chunk) for i, chunk in enumerate(chunks)]
     size = sum(map(len, chunks))
-    async with storing(store, owner.organization_id, size, most) as session:
+    async with storing(store, owner.organization_id, size, max_bytes) as session:
         theirs = update(File).where(File.id == file_id, File.organization_id == owner.organization_id)
         counted = await session.scalar(theirs.values(size=File.size + size).returning(File.counted))
         if counted is None:
             raise _given_up(file_id)
         session.add_all(rows)
         if counted:
-            await count_bytes(session, owner.organization_id, size, most)
+            await count_bytes(session, owner.organization_id, size, max_bytes)
 
 
 async def publish_file(
@@ -102,16 +101,10 @@ async def publish_file(
 
 
 async def find_file(store: Store, owner: Owner, file_id: str) -> File:
-    """An owner's file.
-
-    Raises:
-        NotFoundError: There is none of this id, or it is not theirs, or it has expired.
-    """
+    """An owner's file that has not expired. Raises NotFoundError."""
+    query = _visible(owner, store.now()).where(File.id == file_id)
     async with store.reading() as session:
-        file = await session.scalar(_visible(owner, store.now()).where(File.id == file_id))
-    if file is None:
-        raise NotFoundError(f"There is no file {file_id[:80]!r}.")
-    return file
+        return await find_one(session, query, f"There is no file {file_id[:80]!r}.")
 
 
 async def list_files(store: Store, owner: Owner, cursor: Cursor, purpose: str | None = None) -> Page[File]:
@@ -183,9 +176,5 @@ async def _drop_content(store: Store, file_id: str) -> None:
 
 
 def _visible(owner: Owner, now: float) -> Select[File]:
-    return select(File).where(
-        File.organization_id == owner.organization_id,
-        File.project_id == owner.project_id,
-        File.status == PROCESSED,
-        or_(File.expires_at.is_(None), File.expires_at > int(now)),
-    )
+    not_expired = or_(File.expires_at.is_(None), File.expires_at > int(now))
+    return owned_by(owner, File).where(File.status == PROCESSED, not_expired)

@@ -9,12 +9,13 @@ from typing import Any
 from sqlalchemy import Select, bindparam, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from kvarn.store.errors import ConflictError, NotFoundError
+from kvarn.store.errors import ConflictError
 from kvarn.store.ids import new_id
 from kvarn.store.keys import lookup_of, new_key
 from kvarn.store.models import ApiKey, User
 from kvarn.store.owner import UNRESTRICTED, Role, Scopes
 from kvarn.store.repositories.pages import Cursor, Page, read_page
+from kvarn.store.repositories.queries import find_one
 from kvarn.store.repositories.tenants.administrators import keeping_an_administrator
 from kvarn.store.repositories.tenants.audited_changes import AuditedChange
 from kvarn.store.repositories.tenants.projects import get_active_project
@@ -99,10 +100,8 @@ async def get_key(
     Raises:
         NotFoundError: There is no such key, or it is revoked.
     """
-    found = await session.scalar(_query(organization_id, project_id, admin).where(ApiKey.id == key_id))
-    if found is None:
-        raise NotFoundError(f"No such API key: {key_id!r}.")
-    return found
+    query = _query(organization_id, project_id, admin).where(ApiKey.id == key_id)
+    return await find_one(session, query, f"No such API key: {key_id!r}.")
 
 
 async def find_key(session: AsyncSession, key_id: str | None = None, *, value: str | None = None) -> ApiKey:
@@ -112,10 +111,8 @@ async def find_key(session: AsyncSession, key_id: str | None = None, *, value: s
         NotFoundError: There is no such key.
     """
     where = ApiKey.id == key_id if value is None else ApiKey.lookup == lookup_of(value)
-    found = await session.scalar(select(ApiKey).where(where))
-    if found is None:
-        raise NotFoundError("No such API key." if key_id is None else f"No such API key: {key_id!r}.")
-    return found
+    missing = "No such API key." if key_id is None else f"No such API key: {key_id!r}."
+    return await find_one(session, select(ApiKey).where(where), missing)
 
 
 async def revoke_key(
@@ -144,7 +141,7 @@ async def revoke_keys_of(change: AuditedChange, project_id: str, user_id: str) -
 
 async def mark_used(session: AsyncSession, used_at: Mapping[str, int]) -> None:
     """Write when keys were last used (seconds since 1970), by id; never an earlier time than there is. No
-    administrative act."""
+    audited change."""
     keys = ApiKey.__table__
     later = or_(keys.c.last_used_at.is_(None), keys.c.last_used_at < bindparam("at"))
     change = update(ApiKey.__table__).where(keys.c.id == bindparam("key_id"), later)  # type: ignore[arg-type]

@@ -9,11 +9,12 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
-from kvarn.store.errors import ConflictError, NotFoundError
+from kvarn.store.errors import ConflictError
 from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT, new_id
 from kvarn.store.models import Organization, Project
 from kvarn.store.owner import Owner, Principal, Role
 from kvarn.store.repositories.pages import Cursor, Page, read_page
+from kvarn.store.repositories.queries import find_one
 from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange, audited_change
 
 _THE_SERVER = Actor("server")
@@ -79,15 +80,9 @@ async def list_organizations(session: AsyncSession, cursor: Cursor) -> Page[Orga
 
 
 async def get_organization(session: AsyncSession, organization_id: str) -> Organization:
-    """One organisation.
-
-    Raises:
-        NotFoundError: There is none of that id.
-    """
-    found = await session.get(Organization, organization_id)
-    if found is None:
-        raise NotFoundError(f"No such organization: {organization_id!r}.")
-    return found
+    """One organisation. Raises NotFoundError."""
+    query = select(Organization).where(Organization.id == organization_id)
+    return await find_one(session, query, f"No such organization: {organization_id!r}.")
 
 
 async def get_active_organization(session: AsyncSession, organization_id: str) -> Organization:
@@ -106,10 +101,7 @@ async def get_active_organization(session: AsyncSession, organization_id: str) -
 async def default_project_id(session: AsyncSession, organization_id: str) -> str:
     """The project that an organisation was made with. Raises as `get_organization` does."""
     query = select(Project.id).where(Project.organization_id == organization_id, Project.is_default)
-    found = await session.scalar(query)
-    if found is None:
-        raise NotFoundError(f"No such organization: {organization_id!r}.")
-    return found
+    return await find_one(session, query, f"No such organization: {organization_id!r}.")
 
 
 async def change_organization(change: AuditedChange, organization_id: str, changes: dict[str, Any]) -> Organization:

@@ -7,10 +7,11 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from kvarn.store.errors import ConflictError, NotFoundError
+from kvarn.store.errors import ConflictError
 from kvarn.store.ids import new_id
 from kvarn.store.models import Project
 from kvarn.store.repositories.pages import Cursor, Page, read_page
+from kvarn.store.repositories.queries import find_one
 from kvarn.store.repositories.tenants.administrators import keeping_an_administrator
 from kvarn.store.repositories.tenants.audited_changes import AuditedChange
 
@@ -26,16 +27,9 @@ async def list_projects(
 
 
 async def get_project(session: AsyncSession, organization_id: str, project_id: str) -> Project:
-    """One project.
-
-    Raises:
-        NotFoundError: The organisation has none of that id.
-    """
+    """One project. Raises NotFoundError."""
     query = select(Project).where(Project.organization_id == organization_id, Project.id == project_id)
-    found = await session.scalar(query)
-    if found is None:
-        raise NotFoundError(f"No such project: {project_id!r}.")
-    return found
+    return await find_one(session, query, f"No such project: {project_id!r}.")
 
 
 async def get_active_project(change: AuditedChange, organization_id: str, project_id: str) -> Project:

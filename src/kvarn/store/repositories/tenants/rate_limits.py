@@ -7,10 +7,10 @@ from collections.abc import Collection
 from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from kvarn.store.errors import NotFoundError
 from kvarn.store.ids import new_id
 from kvarn.store.models import RateLimit
 from kvarn.store.owner import LimitRule
+from kvarn.store.repositories.queries import find_one
 from kvarn.store.repositories.tenants.audited_changes import AuditedChange
 
 LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrency")
@@ -38,7 +38,7 @@ async def set_limit(
     """Set limits of one holder for one model, or for each (`*`).
 
     Args:
-        act: The act; the caller has made sure that the holder is the organisation's.
+        change: The change; the caller has made sure that the holder is the organisation's.
         organization_id: Whose holder it is.
         holder_id: The organisation, project or key.
         model: Name of the model, or `*`.
@@ -64,9 +64,7 @@ async def drop_limit(
     Raises:
         NotFoundError: It has none.
     """
-    row = await change.session.scalar(_query(holder_id, model))
-    if row is None:
-        raise NotFoundError(f"No such rate limit: {model!r}.")
+    row = await find_one(change.session, _query(holder_id, model), f"No such rate limit: {model!r}.")
     await change.session.delete(row)
     change.record("rate_limit.deleted", organization_id, row.id, project_id=project_id, holder=holder_id, model=model)
 

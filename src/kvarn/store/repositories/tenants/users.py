@@ -1,4 +1,8 @@
-"""People and service accounts of an organisation, and their places in projects."""
+"""People and service accounts of an organisation, and their places in projects.
+
+Functions that take a project raise NotFoundError where the organisation has none of that id, and those that change a
+member also where the project has no such member.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from sqlalchemy import select
+from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.errors import ConflictError, NotFoundError
@@ -14,6 +18,7 @@ from kvarn.store.ids import new_id
 from kvarn.store.models import ProjectMember, User
 from kvarn.store.owner import Role
 from kvarn.store.repositories.pages import Cursor, Page, read_page
+from kvarn.store.repositories.queries import find_one
 from kvarn.store.repositories.tenants.administrators import keeping_an_administrator
 from kvarn.store.repositories.tenants.audited_changes import AuditedChange
 from kvarn.store.repositories.tenants.keys import revoke_keys_of
@@ -37,20 +42,27 @@ async def list_users(
     session: AsyncSession, organization_id: str, cursor: Cursor, emails: Collection[str] = ()
 ) -> Page[User]:
     """People of an organisation, or those with these addresses."""
-    query = select(User).where(User.organization_id == organization_id, User.kind == "person")
+    query = _people(organization_id)
     if emails:
         query = query.where(User.email.in_([email.lower() for email in emails]))
     return await read_page(session, query, cursor, _ORDER)
 
 
 async def get_user(session: AsyncSession, organization_id: str, user_id: str) -> User:
-    """One person.
+    """One person. Raises NotFoundError."""
+    return await find_one(session, _people(organization_id).where(User.id == user_id), f"No such user: {user_id!r}.")
 
-    Raises:
-        NotFoundError: The organisation has none of that id.
-    """
-    query = select(User).where(User.organization_id == organization_id, User.id == user_id, User.kind == "person")
-    return _found(await session.scalar(query), user_id)
+
+async def find_user(session: AsyncSession, organization_id: str, email: str) -> User:
+    """The person with an address. Raises NotFoundError."""
+    query = _people(organization_id).where(User.email == email.lower())
+    return await find_one(session, query, f"No such user: {email!r}.")
+
+
+async def users_by_id(session: AsyncSession, ids: Collection[str | None]) -> dict[str | None, User]:
+    """People and service accounts, for whoever has found their ids in rows of the same organisation."""
+    found = await session.scalars(select(User).where(User.id.in_([user_id for user_id in ids if user_id])))
+    return {user.id: user for user in found}
 
 
 async def add_user(change: AuditedChange, organization_id: str, email: str, name: str, role: Role) -> User:
@@ -62,15 +74,7 @@ async def add_user(change: AuditedChange, organization_id: str, email: str, name
     taken = select(User.id).where(User.organization_id == organization_id, User.email == email.lower())
     if await change.session.scalar(taken) is not None:
         raise ConflictError(f"There is a user with the address {email!r} already.")
-    user = User(
-        id=new_id("user-"),
-        organization_id=organization_id,
-        name=name,
-        email=email.lower(),
-        role=str(role),
-        created_at=change.now,
-    )
-    change.session.add(user)
+    user = _new_user(change, organization_id, name, role, email=email.lower())
     change.record("user.added", organization_id, user.id, data={"role": str(role), "email": user.email})
     return user
 
@@ -92,25 +96,76 @@ async def change_user(change: AuditedChange, organization_id: str, user_id: str,
 async def delete_user(change: AuditedChange, organization_id: str, user_id: str) -> None:
     """Delete a person with all their keys. Raises as `change_user` does."""
     async with keeping_an_administrator(change, organization_id):
-        user = await get_user(change.session, organization_id, user_id)
-        await change.session.delete(user)
+        await change.session.delete(await get_user(change.session, organization_id, user_id))
         change.record("user.deleted", organization_id, user_id)
+
+
+async def list_members(
+    session: AsyncSession, organization_id: str, project_id: str, cursor: Cursor, kind: Kind
+) -> Page[Member]:
+    """People or service accounts of a project."""
+    await get_project(session, organization_id, project_id)
+    in_project = ProjectMember.project_id == project_id
+    query = select(User).join(ProjectMember, ProjectMember.user_id == User.id).where(in_project, User.kind == kind)
+    page = await read_page(session, query, cursor, _ORDER)
+    ids = [user.id for user in page.items]
+    places = await session.scalars(select(ProjectMember).where(in_project, ProjectMember.user_id.in_(ids)))
+    place_of = {place.user_id: place for place in places}
+    members = [Member(user, place_of[user.id].role, place_of[user.id].created_at) for user in page.items]
+    return Page(members, page.has_more)
+
+
+async def get_member(
+    session: AsyncSession, organization_id: str, project_id: str, user_id: str, kind: Kind | None = None
+) -> Member:
+    """A person or a service account of a project; of either kind where none is named."""
+    place, user = await _find_member(session, organization_id, project_id, user_id, kind)
+    return Member(user, place.role, place.created_at)
+
+
+async def add_member(change: AuditedChange, organization_id: str, project_id: str, user: User, role: str) -> Member:
+    """Give a person of the organisation a place in a project.
+
+    Raises:
+        ConflictError: The project is archived, or they are in it.
+    """
+    await get_active_project(change, organization_id, project_id)
+    if await change.session.get(ProjectMember, (project_id, user.id)) is not None:
+        raise ConflictError(f"The user {user.id!r} is in the project already.")
+    change.session.add(ProjectMember(project_id=project_id, user_id=user.id, role=role, created_at=change.now))
+    change.record("user.added", organization_id, user.id, project_id=project_id, data={"role": role})
+    return Member(user, role, change.now)
+
+
+async def change_member(
+    change: AuditedChange, organization_id: str, project_id: str, user_id: str, role: str
+) -> Member:
+    """Set a person's role in a project."""
+    place, user = await _find_member(change.session, organization_id, project_id, user_id, "person")
+    place.role = role
+    change.record("user.updated", organization_id, user_id, project_id=project_id, changes_requested={"role": role})
+    return Member(user, role, place.created_at)
+
+
+async def remove_member(change: AuditedChange, organization_id: str, project_id: str, user_id: str) -> None:
+    """Take a person out of a project; the keys they have in it are revoked.
+
+    Raises:
+        ConflictError: Nobody could administer the organisation any more.
+    """
+    async with keeping_an_administrator(change, organization_id):
+        place, _ = await _find_member(change.session, organization_id, project_id, user_id, "person")
+        await change.session.delete(place)
+        await revoke_keys_of(change, project_id, user_id)
+        change.record("user.deleted", organization_id, user_id, project_id=project_id)
 
 
 async def add_service_account(
     change: AuditedChange, organization_id: str, project_id: str, name: str, role: str
 ) -> Member:
-    """A new service account in a project. Raises as `get_active_project` does."""
+    """A new service account in a project. Raises ConflictError where that is archived."""
     await get_active_project(change, organization_id, project_id)
-    user = User(
-        id=new_id("user-"),
-        organization_id=organization_id,
-        kind="service_account",
-        name=name,
-        role=str(Role.MEMBER),
-        created_at=change.now,
-    )
-    change.session.add(user)
+    user = _new_user(change, organization_id, name, Role.MEMBER, kind="service_account")
     await change.session.flush()
     change.session.add(ProjectMember(project_id=project_id, user_id=user.id, role=role, created_at=change.now))
     change.record("service_account.created", organization_id, user.id, project_id=project_id, data={"role": role})
@@ -126,111 +181,48 @@ async def change_service_account(
     name: str | None = None,
     role: str | None = None,
 ) -> Member:
-    """Set a service account's name or its role in the project. Raises as `get_member` does."""
-    membership, user = await _find_member(change.session, organization_id, project_id, user_id, "service_account")
-    user.name, membership.role = name or user.name, role or membership.role
-    changes = {key: value for key, value in (("name", name), ("role", role)) if value is not None}
-    change.record("service_account.updated", organization_id, user_id, project_id=project_id, changes_requested=changes)
-    return Member(user, membership.role, membership.created_at)
+    """Set a service account's name or its role in the project."""
+    place, user = await _find_member(change.session, organization_id, project_id, user_id, "service_account")
+    user.name, place.role = name or user.name, role or place.role
+    wanted = {key: value for key, value in (("name", name), ("role", role)) if value is not None}
+    change.record("service_account.updated", organization_id, user_id, project_id=project_id, changes_requested=wanted)
+    return Member(user, place.role, place.created_at)
 
 
 async def delete_service_account(change: AuditedChange, organization_id: str, project_id: str, user_id: str) -> None:
-    """Delete a service account with all its keys. Raises as `get_member` does."""
+    """Delete a service account with all its keys."""
     _, user = await _find_member(change.session, organization_id, project_id, user_id, "service_account")
     await change.session.delete(user)
     change.record("service_account.deleted", organization_id, user_id, project_id=project_id)
 
 
-async def list_members(
-    session: AsyncSession, organization_id: str, project_id: str, cursor: Cursor, kind: Kind
-) -> Page[Member]:
-    """People or service accounts of a project. Raises NotFoundError where the organisation has no such project."""
-    await get_project(session, organization_id, project_id)
-    in_project = ProjectMember.project_id == project_id
-    query = select(User).join(ProjectMember, ProjectMember.user_id == User.id).where(in_project, User.kind == kind)
-    page = await read_page(session, query, cursor, _ORDER)
-    ids = [user.id for user in page.items]
-    places = await session.scalars(select(ProjectMember).where(in_project, ProjectMember.user_id.in_(ids)))
-    place_of = {place.user_id: place for place in places}
-    members = [Member(user, place_of[user.id].role, place_of[user.id].created_at) for user in page.items]
-    return Page(members, page.has_more)
+def _people(organization_id: str) -> Select[User]:
+    return select(User).where(User.organization_id == organization_id, User.kind == "person")
 
 
-async def get_member(
-    session: AsyncSession, organization_id: str, project_id: str, user_id: str, kind: Kind | None = None
-) -> Member:
-    """A person or a service account of a project; of either kind where none is named.
-
-    Raises:
-        NotFoundError: The organisation has no such project, or the project no such member.
-    """
-    membership, user = await _find_member(session, organization_id, project_id, user_id, kind)
-    return Member(user, membership.role, membership.created_at)
-
-
-async def add_member(change: AuditedChange, organization_id: str, project_id: str, user: User, role: str) -> Member:
-    """Give a person of the organisation a place in a project.
-
-    Raises:
-        NotFoundError: The organisation has no such project.
-        ConflictError: The project is archived, or they are in it.
-    """
-    await get_active_project(change, organization_id, project_id)
-    if await change.session.get(ProjectMember, (project_id, user.id)) is not None:
-        raise ConflictError(f"The user {user.id!r} is in the project already.")
-    change.session.add(ProjectMember(project_id=project_id, user_id=user.id, role=role, created_at=change.now))
-    change.record("user.added", organization_id, user.id, project_id=project_id, data={"role": role})
-    return Member(user, role, change.now)
-
-
-async def change_member(
-    change: AuditedChange, organization_id: str, project_id: str, user_id: str, role: str
-) -> Member:
-    """Set a person's role in a project. Raises as `get_member` does."""
-    membership, user = await _find_member(change.session, organization_id, project_id, user_id, "person")
-    membership.role = role
-    change.record("user.updated", organization_id, user_id, project_id=project_id, changes_requested={"role": role})
-    return Member(user, role, membership.created_at)
-
-
-async def remove_member(change: AuditedChange, organization_id: str, project_id: str, user_id: str) -> None:
-    """Take a person out of a project; the keys they have in it are revoked. Raises as `get_member` does, and
-    ConflictError where nobody could administer the organisation any more."""
-    async with keeping_an_administrator(change, organization_id):
-        membership, _ = await _find_member(change.session, organization_id, project_id, user_id, "person")
-        await change.session.delete(membership)
-        await revoke_keys_of(change, project_id, user_id)
-        change.record("user.deleted", organization_id, user_id, project_id=project_id)
-
-
-async def find_user(session: AsyncSession, organization_id: str, email: str) -> User:
-    """The person with an address. Raises as `get_user` does."""
-    query = select(User).where(User.organization_id == organization_id, User.email == email.lower())
-    return _found(await session.scalar(query), email)
-
-
-async def users_by_id(session: AsyncSession, ids: Collection[str | None]) -> dict[str | None, User]:
-    """People and service accounts, for whoever has found their ids in rows of the same organisation."""
-    found = await session.scalars(select(User).where(User.id.in_([user_id for user_id in ids if user_id])))
-    return {user.id: user for user in found}
+def _new_user(
+    change: AuditedChange,
+    organization_id: str,
+    name: str,
+    role: Role,
+    *,
+    kind: Kind = "person",
+    email: str | None = None,
+) -> User:
+    user_id = new_id("user-")
+    user = User(id=user_id, organization_id=organization_id, kind=kind, name=name, email=email, role=str(role))
+    user.created_at = change.now
+    change.session.add(user)
+    return user
 
 
 async def _find_member(
     session: AsyncSession, organization_id: str, project_id: str, user_id: str, kind: Kind | None
 ) -> tuple[ProjectMember, User]:
     await get_project(session, organization_id, project_id)
-    query = (
-        select(ProjectMember, User)
-        .join(User, User.id == ProjectMember.user_id)
-        .where(ProjectMember.project_id == project_id, User.id == user_id)
-    )
+    query = select(ProjectMember, User).join(User, User.id == ProjectMember.user_id)
+    query = query.where(ProjectMember.project_id == project_id, User.id == user_id)
     row = (await session.execute(query if kind is None else query.where(User.kind == kind))).first()
     if row is None:
         raise NotFoundError(f"No such {(kind or 'member').replace('_', ' ')} in the project: {user_id!r}.")
     return row[0], row[1]
-
-
-def _found(user: User | None, sought: str) -> User:
-    if user is None:
-        raise NotFoundError(f"No such user: {sought!r}.")
-    return user

@@ -41,9 +41,6 @@ async def bill(store: Store, events: Sequence[LedgerEvent]) -> int:
 async def unbilled(store: Store, step: int = 5000) -> AsyncGenerator[list[LedgerEvent], None]:
     """Events of the ledger that no hour counts yet, some at a time. All of the ledger is looked through once, in steps
     of so many events, so that no query takes long; what comes meanwhile may be among them or not.
-
-    Raises:
-        StoreAwayError: The database does not answer.
     """
     last: str | None = ""
     while True:

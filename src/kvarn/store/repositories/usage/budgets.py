@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
-from kvarn.store.errors import NotFoundError
 from kvarn.store.ids import new_id
 from kvarn.store.ledger import BudgetRule, period_name
 from kvarn.store.models import Budget, UsagePeriod
 from kvarn.store.repositories.pages import Cursor, Page, read_page
+from kvarn.store.repositories.queries import find_one
 from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange
 from kvarn.store.repositories.tenants.projects import get_active_project
 
@@ -79,16 +80,9 @@ async def list_budgets(session: AsyncSession, organization_id: str, cursor: Curs
 
 
 async def find_budget(session: AsyncSession, organization_id: str, budget_id: str) -> Budget:
-    """One budget of an organisation.
-
-    Raises:
-        NotFoundError: It has none of that id.
-    """
+    """One budget of an organisation. Raises NotFoundError."""
     query = select(Budget).where(Budget.id == budget_id, Budget.organization_id == organization_id)
-    found: Budget | None = await session.scalar(query)
-    if found is None:
-        raise NotFoundError(f"There is no budget {budget_id[:80]!r}.")
-    return found
+    return await find_one(session, query, f"There is no budget {budget_id[:80]!r}.")
 
 
 async def add_budget(
@@ -149,14 +143,4 @@ def _project_of(budget: Budget) -> str | None:
 
 def rule_of(budget: Budget) -> BudgetRule:
     """A budget as plain data."""
-    return BudgetRule(
-        budget.id,
-        budget.organization_id,
-        budget.holder_id,
-        budget.unit,
-        budget.period,
-        budget.hard_limit,
-        budget.soft_limit,
-        budget.alerted_period,
-        budget.currency,
-    )
+    return BudgetRule(**{each.name: getattr(budget, each.name) for each in fields(BudgetRule)})

@@ -17,11 +17,7 @@ _log = logging.getLogger("kvarn.store")
 
 
 async def note_erased(store: Store, organization_id: str) -> None:
-    """From here on no event of this organisation is written: what stands in the tables now may be deleted for good.
-
-    Raises:
-        StoreAwayError: The database does not answer.
-    """
+    """From here on no event of this organisation is written: what stands in the tables now may be deleted for good."""
     async with store.transaction() as session:
         if is_postgresql(session):
             # Waits for all who looked and have not yet written; whoever is to look waits for us. Who only reads, as a

@@ -26,7 +26,6 @@ async def record(store: Store, events: Sequence[LedgerEvent], payloads: Sequence
     is in the ledger already changes nothing, and one of an organisation whose usage has been erased is dropped.
 
     Args:
-        store: The database.
         events: At most some hundreds.
         payloads: What is to be published, one for each event; None: nothing is.
 

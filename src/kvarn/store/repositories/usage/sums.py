@@ -39,7 +39,6 @@ async def sums(
     """Sums of the events that ended from `start` on and before `end` (seconds since 1970).
 
     Args:
-        store: The database.
         where: Which events.
         start: First second.
         end: First second no longer counted.

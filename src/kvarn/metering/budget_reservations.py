@@ -1,0 +1,243 @@
+"""What requests in flight may come to, known to all gateways that share a Redis: together they never pass a hard limit.
+
+Redis holds of each budget what is spent, as the latest reading of the database had it, and by its holder what may come
+on top: of each request in flight the most that it can come to, and of each gateway what its requests came to and it has
+not read back yet. Whatever is spent is thus counted at every moment: by its request, then by its gateway, then by the
+reading that lets the gateway forget it; for a moment by two of them. A request is let in while all of it together
+stays within the limit. What is held has a lease: that of a dead gateway ends by itself.
+
+A Redis that starts may have forgotten what is held, or know what was held once. So it keeps since when it has known,
+only for as long as gateways check it, which each does every second; one that finds another time there tells all that it
+holds. Before each has had the time to do so, Redis lets nobody in and counts as being away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from kvarn.limits.local import Timing
+from kvarn.limits.scripts import Call, Script, ScriptRunner
+from kvarn.limits.types import LimitsAwayError
+from kvarn.metering.budgets import BudgetSpentError, BudgetStatus, BudgetTracker, ReservedAmount
+from kvarn.store.ids import new_id
+
+SCRIPT = Path(__file__).with_name("budgets.lua").read_text(encoding="utf-8")
+
+_RENEWALS = 3
+"""Renewals in the life of a lease: two may be lost."""
+_KEEP_MS = 86_400_000
+"""How long Redis remembers a budget that nobody asks for: longer than any reading of the database is old."""
+_CHECK_S = 1.0
+_CHECK_MS = 5_000
+"""How long Redis remembers since when it has known what is held, unless a gateway checks."""
+_TELL_S = 0.5
+"""For a gateway to tell what it holds, once it has noticed that Redis may have forgotten."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BudgetReservation:
+    """What a request in flight has reserved."""
+
+    work_id: str
+    reservation: ReservedAmount
+    statuses: tuple[BudgetStatus, ...] = ()
+    """Of the budgets in Redis under which it is."""
+
+    def amount(self, status: BudgetStatus) -> int:
+        """What it may come to under a budget."""
+        return status.rule.amount(self.reservation.tokens, self.reservation.cost)
+
+
+class BudgetReservations:
+    """Reserves for one gateway.
+
+    Args:
+        book: What the gateway knows itself.
+        redis: Where gateways, or the processes of one, share what they reserve; None: they do not.
+        when_away: While Redis is away, `open` decides by the book alone, `closed` refuses.
+        lease_ms: How long what is held lasts unless it is renewed.
+        grace_ms: How long a Redis that has started lets nobody in. Default: until every gateway will have noticed.
+    """
+
+    def __init__(
+        self,
+        book: BudgetTracker,
+        redis: ScriptRunner | None = None,
+        when_away: Literal["open", "closed"] = "open",
+        lease_ms: int = Timing().lease_ms,
+        grace_ms: int | None = None,
+    ) -> None:
+        self._book = book
+        self._redis = redis
+        self._when_away = when_away
+        self._lease_ms = lease_ms
+        self._script = Script(SCRIPT)
+        self._me = new_id("gw_")
+        self._holds: set[BudgetReservation] = set()
+        self._reported: dict[str, int] = {}
+        """By budget what Redis was last told that this gateway has not read back."""
+        self._known_since: float | None = None
+        """Since when Redis has known what is held, as it last said."""
+        self._renewing: asyncio.Task[None] | None = None
+        self._grace_ms = 0
+        if redis is not None:
+            noticed_s = _CHECK_S + redis.longest_unnoticed_s
+            self._grace_ms = round(1000 * (noticed_s + _TELL_S)) if grace_ms is None else grace_ms
+            redis.probes.append(self._call("check", []))
+
+    def start(self) -> None:
+        """Renew what is held from now on."""
+        if self._redis is not None:
+            self._redis.when_back.append(self.renew)
+            self._renewing = asyncio.create_task(self._keep_renewing())
+
+    async def stop(self) -> None:
+        """End what `start` began."""
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.wait({self._renewing})
+            self._renewing = None
+
+    async def reserve(
+        self, work_id: str, holders: Sequence[str], tokens: int, cost: int, now: float
+    ) -> BudgetReservation | None:
+        """Let a request in that can come to so much at most; None where no budget holds for it.
+
+        Raises:
+            BudgetSpentError: A hard limit is reached, or would be passed.
+            LimitsAwayError: Redis is away and the configuration says `closed`.
+        """
+        statuses = () if self._redis is None else tuple(self._book.statuses(holders, now))
+        if not statuses:
+            reservation = self._book.reserve(holders, tokens, cost, now)
+            return None if reservation is None else BudgetReservation(work_id, reservation)
+        reservation = self._book.add(holders, tokens, cost)
+        assert reservation is not None  # there is a budget
+        held = BudgetReservation(work_id, reservation, statuses)
+        try:
+            await self._take(held)
+        except BaseException as error:
+            self._book.release(reservation)
+            if not isinstance(error, LimitsAwayError) or self._when_away == "closed":
+                raise
+            return self._reserve_alone(work_id, holders, tokens, cost, now)
+        self._holds.add(held)
+        return held
+
+    def _reserve_alone(
+        self, work_id: str, holders: Sequence[str], tokens: int, cost: int, now: float
+    ) -> BudgetReservation | None:
+        """As `reserve`, by what this gateway knows itself. Raises BudgetSpentError."""
+        assert self._redis is not None
+        reservation = self._book.reserve(holders, tokens, cost, now)
+        if reservation is None:  # the budgets have been read anew while Redis was asked
+            return None
+        held = BudgetReservation(work_id, reservation, tuple(self._book.statuses(holders, now)))
+        self._holds.add(held)
+        if held.statuses and not self._redis.away:  # else it is told when Redis is back
+            self._put([(status, [work_id, held.amount(status)]) for status in held.statuses])
+        return held
+
+    def release(self, held: BudgetReservation) -> None:
+        """The request is over; what it came to is in the book by now."""
+        self._book.release(held.reservation)
+        self._holds.discard(held)
+        if held.statuses:
+            self._put([(status, [held.work_id, 0]) for status in self._as_of_now(held)])
+
+    def read(self) -> None:
+        """The book has been read anew: what it holds now need not be held in Redis beside it."""
+        if self._redis is None:
+            return
+        statuses = {each.rule.id: each for each in self._book.all_statuses(time.time())}
+        self._reported = {budget_id: unread for budget_id, unread in self._reported.items() if budget_id in statuses}
+        for budget_id, status in statuses.items():
+            if status.unread != self._reported.get(budget_id, 0):
+                self._put([(status, [])])
+
+    def renew(self) -> None:
+        """Tell Redis all that is held: it still is."""
+        statuses = {each.rule.id: each for each in self._book.all_statuses(time.time())}
+        by_budget: defaultdict[str, list[str | int]] = defaultdict(list)
+        for held in self._holds:
+            for status in held.statuses:
+                by_budget[status.rule.id] += [held.work_id, held.amount(status)]
+        for budget_id, status in statuses.items():
+            if status.unread or budget_id in by_budget:
+                self._put([(status, by_budget[budget_id])])
+
+    def _as_of_now(self, held: BudgetReservation) -> Iterable[BudgetStatus]:
+        known = {each.rule.id: each for each in self._book.statuses(held.reservation.holders, time.time())}
+        return [known.get(status.rule.id, status) for status in held.statuses]
+
+    async def _take(self, held: BudgetReservation) -> None:
+        """Raises BudgetSpentError, LimitsAwayError."""
+        assert self._redis is not None
+        call = self._call("take", [(each, [held.work_id, held.amount(each)]) for each in held.statuses])
+        try:
+            reply = await self._redis.ask(call)
+        except (LimitsAwayError, asyncio.CancelledError):
+            if call.reply is not None:  # it was sent, and may have been taken
+                self._redis.send(self._call("put", [(each, [held.work_id, 0]) for each in held.statuses]))
+            raise
+        taken, *why = msgspec.msgpack.decode(reply)
+        if not taken and why == [0]:
+            raise LimitsAwayError("Redis has started, and may not know yet what is held")
+        if not taken:
+            raise _refusal(held, *map(int, why))
+
+    def _put(self, changes: Sequence[tuple[BudgetStatus, list[str | int]]]) -> None:
+        """Set what holders hold, and beside it what this gateway has not read back."""
+        assert self._redis is not None
+        for status, _ in changes:
+            self._reported[status.rule.id] = status.unread
+            if not status.unread:
+                del self._reported[status.rule.id]
+        self._redis.send(self._call("put", [(status, [*held, self._me, status.unread]) for status, held in changes]))
+
+    def _call(self, operation: str, asked: Sequence[tuple[BudgetStatus, Sequence[str | int]]]) -> Call:
+        keys = ["kvarn:budgets:since"]
+        argument: list[object] = [operation, self._lease_ms, _KEEP_MS, self._grace_ms, _CHECK_MS]
+        for status, held in asked:
+            rule = status.rule
+            key = f"kvarn:budgets:{{{rule.organization_id}}}:{rule.id}"
+            keys += [f"{key}:{status.period}", key, f"{key}:leases"]
+            argument.append([rule.hard_limit, status.read, *held])
+        return Call(self._script, keys, msgspec.msgpack.encode(argument))
+
+    async def _keep_renewing(self) -> None:
+        every_s = self._lease_ms / 1000 / _RENEWALS
+        renewed = time.monotonic()
+        while True:
+            await asyncio.sleep(min(_CHECK_S, every_s))
+            if await self._has_forgotten() or time.monotonic() - renewed >= every_s:
+                self.renew()
+                renewed = time.monotonic()
+
+    async def _has_forgotten(self) -> bool:
+        """Whether Redis may have forgotten what this gateway holds since it was last asked."""
+        assert self._redis is not None
+        try:
+            reply = await self._redis.ask(self._call("check", []))
+        except LimitsAwayError:
+            return False  # when it is back, it is told
+        (since,) = msgspec.msgpack.decode(reply, type=tuple[float])
+        before, self._known_since = self._known_since, since
+        return before != since
+
+
+def _refusal(held: BudgetReservation, number: int, spent: int, ended: int) -> BudgetSpentError:
+    """By the budget of that number, of which so much is spent and held by requests that have ended."""
+    status = held.statuses[number - 1]
+    limit, asked = status.rule.hard_limit, held.amount(status)
+    assert limit is not None
+    left = limit - max(spent, status.read + status.unread)
+    return BudgetSpentError(status.rule, left, asked, unentered=spent + ended + max(1, asked) > limit)

@@ -1,0 +1,200 @@
+"""What may still be spent: exact for one gateway, the same for all of them after a look at the database."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import select
+
+from kvarn.config.schema import KvarnConfig
+from kvarn.metering.budgets import BudgetSpentError, BudgetTracker
+from kvarn.metering.event import InFlight, Measured
+from kvarn.metering.service import Metering
+from kvarn.store.engine import Store
+from kvarn.store.errors import StoreError
+from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT
+from kvarn.store.ledger import BudgetRule
+from kvarn.store.models import AuditEntry, Budget
+from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
+from kvarn.store.repositories.tenants.organizations import ensure_default_organization
+from kvarn.store.repositories.usage import budgets
+from kvarn.store.repositories.usage import events as usage_events
+from sample_usage import make_event
+
+NOW = 1_790_000_001.0
+RULE = BudgetRule("budget-1", "org-a", "org-a", "tokens", "day", hard_limit=100, soft_limit=None)
+
+
+def book(*rules: BudgetRule, **spent: int) -> BudgetTracker:
+    made = BudgetTracker()
+    made.replace(rules, spent, NOW)
+    return made
+
+
+def reserve(made: BudgetTracker, tokens: int, cost: int = 0, now: float = NOW) -> Any:
+    return made.reserve(("org-a", "proj_a"), tokens, cost, now)
+
+
+def test_requests_in_flight_reserve_the_most_they_can_come_to() -> None:
+    made = book(RULE)
+    first = reserve(made, 99)
+    second = reserve(made, 5000)  # one token is left: the last request may pass the limit
+    with pytest.raises(BudgetSpentError):
+        reserve(made, 1)
+    made.release(second)
+    third = reserve(made, 1)
+    with pytest.raises(BudgetSpentError):
+        reserve(made, 1)
+    made.release(first)
+    made.release(third)
+    assert reserve(made, 1) is not None
+
+
+def test_who_has_no_budget_reserves_nothing() -> None:
+    assert book(replace(RULE, holder_id="org-b")).reserve(("org-a", "proj_a"), 10**9, 0, NOW) is None
+
+
+def test_a_project_and_its_organisation_both_have_a_say() -> None:
+    project = replace(RULE, id="budget-2", holder_id="proj_a", unit="cost", hard_limit=2_000)
+    made = book(RULE, project)
+    for number in range(2):
+        made.finished(make_event(number, cost=1_000, input_tokens=1, output_tokens=0))
+    with pytest.raises(BudgetSpentError) as refusal:
+        reserve(made, 1)
+    assert refusal.value.rule is project
+    assert made.reserve(("org-a", "proj_other"), 1, 0, NOW) is not None
+
+
+def test_a_new_period_begins_with_nothing_spent() -> None:
+    made = book(RULE, **{"budget-1": 100})
+    with pytest.raises(BudgetSpentError):
+        reserve(made, 1)
+    assert reserve(made, 1, now=NOW + 86_400) is not None
+    total = book(replace(RULE, period="total"), **{"budget-1": 100})
+    with pytest.raises(BudgetSpentError):
+        reserve(total, 1, now=NOW + 86_400)
+
+
+def test_an_alert_is_due_once_in_a_period() -> None:
+    rule = replace(RULE, soft_limit=10)
+    made = book(rule)
+    assert made.alerts(NOW) == []
+    made.finished(make_event(1, input_tokens=10, output_tokens=0))
+    assert made.alerts(NOW) == [(rule, "2026-09-21")]
+    noted = replace(rule, alerted_period="2026-09-21")
+    made.replace([noted], {"budget-1": 50}, NOW)
+    assert made.alerts(NOW) == []
+    made.replace([noted], {"budget-1": 50}, NOW + 86_400)
+    assert made.alerts(NOW + 86_400) == [(noted, "2026-09-22")]
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.sampled_from(["write", "refresh", "none"])), max_size=60))
+def test_one_gateway_overspends_by_less_than_its_last_request(steps: Any) -> None:
+    made, in_database, waiting = book(RULE), 0, []
+    for number, (tokens, then) in enumerate(steps):
+        try:
+            held = reserve(made, tokens)
+        except BudgetSpentError:
+            assert in_database + sum(event.tokens for event in waiting) >= 100
+        else:
+            made.release(held)
+            waiting.append(make_event(number, input_tokens=tokens, output_tokens=0))
+            made.finished(waiting[-1])
+        if then != "none":
+            made.written(waiting)
+            in_database += sum(event.tokens for event in waiting)
+            waiting = []
+        if then == "refresh":
+            made.replace([RULE], {"budget-1": in_database}, NOW)
+        assert in_database + sum(event.tokens for event in waiting) < 100 + 50
+
+
+async def gateway(store: Store, directory: Any) -> Metering:
+    config = KvarnConfig.model_validate(
+        {
+            "data_dir": str(directory),
+            "metering": {"budget_refresh_s": 0.01, "flush_interval_s": 0.01},
+        }
+    )
+    made = Metering(config, store)
+    made.open()
+    await made.start()
+    return made
+
+
+def work(metering: Metering, number: int, tokens: int) -> None:
+    """A request through a gateway's ledger."""
+    request = InFlight(
+        id=f"use_{number}",
+        request_id="r",
+        organization_id=DEFAULT_ORGANIZATION,
+        project_id=DEFAULT_PROJECT,
+        endpoint="/v1/chat/completions",
+        model="tiny",
+        started=NOW,
+    )
+    slot = metering.begin(request, 0.0)
+    metering.finish(slot, request, Measured("finished", tokens, 0, 0, NOW, None))
+
+
+async def test_gateways_agree_on_what_is_spent_and_one_of_them_gives_the_alert(
+    store: Store, tmp_path: Any, wait_until: Any
+) -> None:
+    store.now = lambda: NOW
+    await ensure_default_organization(store)
+    async with store.transaction() as session:
+        values = {"unit": "tokens", "period": "month", "hard_limit": 100, "soft_limit": 50, "created_at": 1}
+        session.add(
+            Budget(id="budget-1", organization_id=DEFAULT_ORGANIZATION, holder_id=DEFAULT_ORGANIZATION, **values)
+        )
+    first, second = await gateway(store, tmp_path / "1"), await gateway(store, tmp_path / "2")
+    holders = (DEFAULT_ORGANIZATION, DEFAULT_PROJECT)
+    try:
+        for number in range(5):
+            work(first if number % 2 else second, number, 20)
+
+        def refused(metering: Metering) -> bool:
+            try:
+                held = metering.budgets.reserve(holders, 1, 0, NOW)
+            except BudgetSpentError:
+                return True
+            metering.budgets.release(held)
+            return False
+
+        def alerts() -> list[float]:
+            return [each.metrics.budget_alerts.labels("tokens")._value.get() for each in (first, second)]
+
+        await wait_until(lambda: refused(first) and refused(second) and any(alerts()))
+        await asyncio.sleep(0.1)
+        assert sorted(alerts()) == [0, 1]
+        async with store.reading() as session:
+            entries = await session.scalars(select(AuditEntry).where(AuditEntry.type == "budget.alerted"))
+            (entry,) = entries.all()
+        assert (entry.object_id, entry.detail["period"]) == ("budget-1", "2026-09")
+    finally:
+        await first.stop()
+        await second.stop()
+
+
+async def test_money_of_one_currency_is_not_counted_as_that_of_another(store: Store, tmp_path: Any) -> None:
+    store.now = lambda: NOW
+    await ensure_default_organization(store)
+    at = {"organization_id": DEFAULT_ORGANIZATION, "project_id": DEFAULT_PROJECT, "finished_at": int(NOW)}
+    await usage_events.record(store, [make_event(number, cost=10, currency="usd", **at) for number in range(3)])
+    await usage_events.record(store, [make_event(9, cost=500, currency="jpy", **at)])
+    async with audited_change(store, Actor("test")) as change:
+        for unit, currency in (("cost", "usd"), ("tokens", None)):
+            await budgets.add_budget(change, DEFAULT_ORGANIZATION, None, unit, currency, "month", 10**9, None)
+    rules, spent = await budgets.read_budgets(store)
+    assert {rule.unit: spent[rule.id] for rule in rules} == {"cost": 30, "tokens": 60}
+    changed = KvarnConfig.model_validate({"data_dir": str(tmp_path), "metering": {"currency": "jpy"}})
+    made = Metering(changed, store)
+    with pytest.raises(StoreError, match=r"metering\.currency is 'jpy', but there are budgets in 'usd'"):
+        await made.start()
+    same = await gateway(store, tmp_path)
+    await same.stop()

@@ -1,0 +1,293 @@
+"""All that an organisation stores is in one account: written, deleted, swept, erased, by many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from kvarn.config.platform import RetentionConfig
+from kvarn.store.engine import Store
+from kvarn.store.errors import NotFoundError, StorageFullError
+from kvarn.store.owner import Owner, Principal
+from kvarn.store.repositories import stored_bytes
+from kvarn.store.repositories.batches.batches import BatchStatus, create_batch
+from kvarn.store.repositories.batches.lines import Answer, Line, add_lines, answer_lines
+from kvarn.store.repositories.batches.runs import claim_batches, finish_batch
+from kvarn.store.repositories.conversations import background_responses as background
+from kvarn.store.repositories.conversations import conversations, responses
+from kvarn.store.repositories.conversations import stored_completions as completions
+from kvarn.store.repositories.conversations.conversations import Lock
+from kvarn.store.repositories.conversations.responses import Ended
+from kvarn.store.repositories.prompt_samples import NewSample, RejectedSamples, add_samples
+from kvarn.store.repositories.retention.organization_deletion import delete_organization_data
+from kvarn.store.repositories.retention.sweep import delete_expired
+from kvarn.store.repositories.tenants.organizations import create_organization
+from stored_account import account
+
+TEXT = "Mjöl 🌾 " * 100
+DAY = 24 * 3600
+NOW = 2_000_000_000
+
+
+def body(response_id: str, **changes: Any) -> dict[str, Any]:
+    fields = {"created_at": NOW, "status": "completed", "output": [TEXT], "previous_response_id": None}
+    return {"id": response_id, **fields, **changes}
+
+
+def item(name: str) -> dict[str, Any]:
+    return {"id": f"msg_{name}", "type": "message", "role": "user", "content": [{"type": "input_text", "text": TEXT}]}
+
+
+@pytest.fixture
+async def red(store: Store) -> Principal:
+    store.now = lambda: NOW
+    return await create_organization(store, "red")
+
+
+@pytest.fixture
+async def gateways(store: Store) -> AsyncIterator[list[Store]]:
+    """Two gateways' connections to one database."""
+    other = Store(store.url, timeout_s=20)
+    other.now = store.now
+    yield [store, other]
+    await other.close()
+
+
+async def keep_response(store: Store, owner: Owner, name: str, lock: Lock | None = None) -> None:
+    added = [item(name), item(f"{name}-said")] if lock else []
+    ended = Ended(f"resp_{name}", body(f"resp_{name}"), [item(name)], [[4, 0]], None, lock, added)
+    await responses.keep_response(store, owner, ended, stored=True)
+
+
+async def keep_completion(store: Store, owner: Owner, name: str) -> None:
+    kept = {"id": f"chatcmpl-{name}", "created": NOW, "model": "m", "choices": [TEXT]}
+    await completions.add_completion(store, owner, kept, metadata={"é": "\0"}, messages=[{"content": TEXT}])
+
+
+async def run_in_background(store: Store, owner: Owner, name: str, most: int | None = None) -> None:
+    waiting, asked = body(f"resp_{name}", status="queued", output=[]), {"asked": {"tools": [TEXT]}}
+    await background.queue_response(store, owner, waiting, [item(name)], asked, None, "gw", 60, most)
+    await account(store, owner.organization_id)
+    ended = Ended(f"resp_{name}", body(f"resp_{name}"), [item(name)], [[4, 0]])
+    assert await responses.finish_background(store, owner, ended, "gw")
+
+
+async def run_batch(store: Store, who: Principal, lines: int = 3, holder: str = "gw") -> str:
+    asked: dict[str, Any] = {"endpoint": "/v1/chat/completions", "input_file_id": "file-x", "window_s": 100}
+    batch = await create_batch(store, who, metadata={"a": TEXT}, output_expires_after_s=None, **asked)
+    await add_lines(store, batch.id, [Line(n, f"ö{n}", TEXT.encode(), "m") for n in range(1, lines + 1)])
+    await claim_batches(store, holder, 60, 100)
+    await answer_lines(store, holder, batch.id, [Answer(n, False, TEXT.encode()) for n in (1, 2)])
+    await answer_lines(store, holder, batch.id, [Answer(n, False, b"another") for n in (1, 2)])
+    return batch.id
+
+
+async def keep_one_of_each(store: Store, who: Principal, name: str) -> None:
+    owner = who.owner
+    await keep_response(store, owner, name)
+    await keep_completion(store, owner, name)
+    await run_in_background(store, owner, f"bg{name}")
+    made = await conversations.create_conversation(store, owner, {"a": "b"}, [item(name), item(f"{name}2")])
+    lock = Lock(made.id, f"resp_turn{name}")
+    await conversations.lock_conversation(store, owner, lock, 60)
+    await keep_response(store, owner, f"turn{name}", lock)
+    batch_id = await run_batch(store, who)
+    errors = [{"code": "x", "message": TEXT}]
+    origin, status = {BatchStatus.VALIDATING}, BatchStatus.FAILED
+    await finish_batch(store, "gw", batch_id, origin, status, {}, None, errors=errors)
+    await add_samples(store, [NewSample(owner, "r", "m", NOW, b"sealed")])
+
+
+async def test_every_kind_counts_for_what_it_takes_and_gives_it_back_when_it_is_deleted(
+    store: Store, red: Principal
+) -> None:
+    owner, me = red.owner, red.organization_id
+    await keep_response(store, owner, "a")
+    assert await account(store, me) > 2 * len(TEXT.encode())
+    await keep_completion(store, owner, "a")
+    assert await account(store, me) > 4 * len(TEXT.encode())
+    before = await account(store, me)
+    await completions.change_metadata(store, owner, "chatcmpl-a", {"longer": TEXT})
+    assert await account(store, me) > before + len(TEXT.encode()) - 10
+    await completions.change_metadata(store, owner, "chatcmpl-a", {})
+    assert await account(store, me) < before
+    made = await conversations.create_conversation(store, owner, {}, [item("1")])
+    await conversations.update_conversation(store, owner, made.id, {"a": TEXT})
+    await conversations.add_items(store, owner, made.id, [item("2"), item("3")])
+    await account(store, me)
+    await conversations.delete_item(store, owner, made.id, "msg_2")
+    with pytest.raises(NotFoundError):
+        await conversations.delete_item(store, owner, made.id, "msg_2")
+    await account(store, me)
+    await conversations.delete_conversation(store, owner, made.id)
+    await run_in_background(store, owner, "b")
+    await account(store, me)
+    await responses.delete_response(store, owner, "resp_b")
+    await responses.delete_response(store, owner, "resp_a")
+    await completions.delete_completion(store, owner, "chatcmpl-a")
+    assert await account(store, me) == 0
+
+
+async def test_a_sweep_and_an_erasure_give_back_what_they_delete(store: Store, red: Principal) -> None:
+    blue = await create_organization(store, "blue")
+    for who, name in ((red, "r"), (blue, "b")):
+        await keep_one_of_each(store, who, name)
+    theirs = await account(store, blue.organization_id)
+    assert await account(store, red.organization_id) == theirs
+    await delete_organization_data(store, red.organization_id)
+    assert await account(store, red.organization_id) == 0
+    assert await account(store, blue.organization_id) == theirs
+    store.now = lambda: NOW + 100 * DAY
+    swept = await delete_expired(store, RetentionConfig(conversations_days=1, files_days=1))
+    assert not swept.failures and len(+swept.deleted) == 5, "all but files"
+    assert await account(store, blue.organization_id) == 0
+
+
+async def test_of_twenty_writers_near_the_bound_exactly_as_many_as_fit_are_let_in(
+    gateways: list[Store], red: Principal
+) -> None:
+    store, owner, me = gateways[0], red.owner, red.organization_id
+    one = (await conversations.create_conversation(store, owner, {}, [item("x")])).counted_bytes
+    most = 8 * one + one // 2
+
+    async def make(n: int) -> str:
+        return (await conversations.create_conversation(gateways[n % 2], owner, {}, [item("x")], most)).id
+
+    done = await asyncio.gather(*[make(n) for n in range(20)], return_exceptions=True)
+    kept = [result for result in done if isinstance(result, str)]
+    assert len(kept) == 7
+    assert sum(isinstance(result, StorageFullError) for result in done) == 13, done
+    assert await account(store, me) == 8 * one
+    await conversations.delete_conversation(gateways[1], owner, kept[0])
+    done = await asyncio.gather(*[make(n) for n in range(4)], return_exceptions=True)
+    assert sum(isinstance(result, str) for result in done) == 1, "what is deleted makes room"
+    blue = await create_organization(store, "blue")
+    await conversations.create_conversation(store, blue.owner, {}, [item("x")], most)
+
+
+REFUSED: dict[str, Callable[[Store, Principal, int], Awaitable[object]]] = {
+    "conversation": lambda s, who, most: conversations.create_conversation(s, who.owner, {}, [], most),
+    "background": lambda s, who, most: run_in_background(s, who.owner, "late", most),
+    "batch": lambda s, who, most: create_batch(
+        s, who, endpoint="e", input_file_id="f", window_s=1, metadata=None, output_expires_after_s=None, max_bytes=most
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+async def test_what_begins_at_the_bound_is_refused_and_leaves_nothing(store: Store, red: Principal, kind: str) -> None:
+    await keep_response(store, red.owner, "a")
+    most = await account(store, red.organization_id)
+    with pytest.raises(StorageFullError, match=rf"stores {most} of the {most} bytes"):
+        await REFUSED[kind](store, red, most)
+    assert await account(store, red.organization_id) == most
+
+
+async def test_what_would_grow_past_the_bound_stays_as_it_is_and_may_become_smaller(
+    store: Store, red: Principal
+) -> None:
+    owner = red.owner
+    made = await conversations.create_conversation(store, owner, {"a": TEXT}, [])
+    batch_id = await run_batch(store, red)
+    most = await account(store, red.organization_id)
+    longer = {"a": TEXT + "!"}
+    for grow in (
+        lambda: conversations.add_items(store, owner, made.id, [item("x")], most),
+        lambda: conversations.update_conversation(store, owner, made.id, longer, most),
+        lambda: add_lines(store, batch_id, [Line(9, "c", b"{}")], most),
+    ):
+        with pytest.raises(StorageFullError):
+            await grow()
+    assert await add_samples(store, [NewSample(owner, "r", "m", NOW, b"s")] * 2, most) == RejectedSamples(full=2)
+    assert await account(store, red.organization_id) == most
+    await conversations.update_conversation(store, owner, made.id, {}, most)
+    assert await account(store, red.organization_id) < most
+
+
+async def test_an_answer_that_has_been_made_is_kept_past_the_bound_and_counts(store: Store, red: Principal) -> None:
+    before = await account(store, red.organization_id)
+    await keep_one_of_each(store, red, "a")  # no bound is asked: whoever began them had room
+    assert await account(store, red.organization_id) > before
+
+
+async def test_what_is_not_committed_does_not_count(store: Store, red: Principal) -> None:
+    await keep_response(store, red.owner, "a")
+    before = await account(store, red.organization_id)
+    with pytest.raises(RuntimeError, match="killed"):
+        async with store.transaction() as session:
+            await stored_bytes.count_bytes(session, red.organization_id, 1000)
+            raise RuntimeError("killed")
+    with pytest.raises(Exception, match=r"(?i)unique"):
+        await keep_response(store, red.owner, "a")  # of the same id: nothing of it is written
+    assert await account(store, red.organization_id) == before
+
+
+async def test_a_writer_that_stands_still_before_its_commit_holds_up_no_answer_of_its_organisation(
+    store: Store, red: Principal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if store.is_sqlite:
+        pytest.skip("SQLite has one writer at a time")
+    drawn = iter(range(3))
+    monkeypatch.setattr(stored_bytes.random, "randrange", lambda _: next(drawn))
+    async with store.transaction() as session:
+        await stored_bytes.count_bytes(session, red.organization_id, 1000, max_bytes=10_000)
+        async with asyncio.timeout(5):
+            await keep_response(store, red.owner, "a")
+    assert await stored_bytes.read_stored_bytes(store, red.organization_id) > 1000
+
+
+async def test_the_account_is_right_after_anything_at_once_in_two_gateways(
+    gateways: list[Store], red: Principal
+) -> None:
+    owner, draw = red.owner, random.Random(7)
+    shared = (await conversations.create_conversation(gateways[0], owner, {}, [])).id
+    for n in range(6):
+        await keep_response(gateways[0], owner, f"old{n}")
+
+    async def deleted(store: Store, n: int) -> None:
+        with suppress(NotFoundError):  # another was faster
+            await responses.delete_response(store, owner, f"resp_old{n % 6}")
+
+    async def run_and_sweep(store: Store, n: int) -> None:
+        await run_batch(store, red, holder=f"gw{n}")
+        await delete_expired(store, RetentionConfig(responses_days=1))
+
+    acts: list[Callable[[Store, int], Awaitable[object]]] = [
+        lambda store, n: keep_response(store, owner, f"n{n}"),
+        lambda store, n: keep_completion(store, owner, f"n{n}"),
+        lambda store, n: conversations.add_items(store, owner, shared, [item(f"n{n}")], 10**9),
+        lambda store, n: conversations.create_conversation(store, owner, {}, [item("x")], 10**9),
+        lambda store, n: conversations.update_conversation(store, owner, shared, {"a": "b" * n}),
+        deleted,
+    ]
+    chosen = [draw.choice(acts) for _ in range(60)]
+    work = [change(gateways[n % 2], n) for n, change in enumerate(chosen)]
+    await asyncio.gather(*work, *[deleted(gateways[n % 2], n) for n in range(12)], run_and_sweep(gateways[1], 1))
+    assert await account(gateways[0], red.organization_id) > 0
+    await delete_organization_data(gateways[1], red.organization_id)
+    assert await account(gateways[0], red.organization_id) == 0
+
+
+async def test_of_samples_as_many_are_kept_as_fit_and_one_organisation_s_trouble_is_its_own(
+    store: Store, red: Principal
+) -> None:
+    gone = NewSample(Owner("org-gone", "proj-gone"), "r", "m", NOW, b"s")
+    small = [NewSample(red.owner, "r", "m", NOW, b"s" * 100)] * 5
+    large = NewSample(red.owner, "r", "m", NOW, b"s" * 100_000)
+    missed = await add_samples(store, [gone, large, *small], 4 * (1024 + 100))
+    assert (missed.full, missed.failed) == (2, 1) and missed.error is not None
+    assert await account(store, red.organization_id) == 4 * (1024 + 100)
+
+
+async def test_a_response_that_begins_or_is_cancelled_counts_for_what_it_is_then(store: Store, red: Principal) -> None:
+    waiting = body("resp_a", status="queued", output=[])
+    await background.queue_response(store, red.owner, waiting, [], {}, None, "gw", 60)
+    await background.note_begun(store, "gw", {**waiting, "status": "in_progress", "model": "a-longer-name"})
+    before = await account(store, red.organization_id)
+    await background.cancel_response(store, red.owner, "resp_a")
+    assert await account(store, red.organization_id) == before - len("in_progress") + len("cancelled")
