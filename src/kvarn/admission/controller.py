@@ -170,7 +170,7 @@ class AdmissionController:
             prompt: Tokens of its prompt.
             cached: Those found in the prefix cache.
             output: Tokens of its answer.
-            finished: It had all it asked for, and says what is usual.
+            finished: Its answer is whole, and says what is usual.
         """
         self._batch_rows -= demand.sequences * demand.is_batch
         self.queue.settle(demand, self._traffic.cost(prompt - cached, output))
