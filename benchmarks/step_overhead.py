@@ -33,7 +33,7 @@ from typing import Any, cast
 import torch
 import zmq
 
-from kvarn.config import EngineConfig
+from kvarn.config.schema import EngineConfig
 from kvarn.engine.plan import StepPlan, StepResult, SynchronousExecutor
 from kvarn.kernels.batch import KVCache
 from kvarn.kernels.dispatch import kernels_for

@@ -25,7 +25,7 @@ from kvarn.store.repositories.batches.runs import (
     renew_lease,
     waiting_organizations,
 )
-from kvarn.store.repositories.tenants.bearers import find_bearer
+from kvarn.store.repositories.tenants.principals import find_bearer
 
 STALLED_S = 5.0
 """A batch none of whose lines has been in an engine for so long gives its place to one that waits."""
