@@ -1,4 +1,4 @@
-"""Refuses work of those who have spent their budget, before the engine is asked."""
+"""Refuses work of those who have spent their budget, before the engine gets it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _reserved(message: str, retry_after_s: int) -> ApiError:
 
 
 def _insufficient(message: str) -> ApiError:
-    # OpenAI's clients try a 429 again unless they are told.
+    # OpenAI's clients try a 429 again unless the answer says not to.
     headers = {"x-should-retry": "false"}
     return ApiError(429, message, type="insufficient_quota", code="insufficient_quota", headers=headers)
 
