@@ -10,7 +10,7 @@ from kvarn.config.platform import SafetyConfig
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.safety.guard_model import MAX_TOKENS, PROMPT, read_verdict
 from kvarn.safety.moderator import Claim, ModerationAwayError
-from kvarn.safety.verdict import Verdict, clean
+from kvarn.safety.verdict import Verdict, unflagged
 from kvarn.serving.models import ModelTable, ReadyModel
 from kvarn.serving.rendering import render_token_ids
 from kvarn.serving.text_pool import TextPool
@@ -41,7 +41,7 @@ class GuardModel:
 
     async def judge(self, text: str, claim: Claim) -> Verdict:
         """The worst verdict on any part of the text."""
-        worst = clean(self._config.threshold)
+        worst = unflagged(self._config.threshold)
         try:
             async with asyncio.timeout(self._config.model_timeout_s):
                 model = self._models.find(self.name).when_ready()
