@@ -9,7 +9,6 @@ from admission_world import TIMES
 from kvarn.admission.controller import AdmissionController, Reason, Rules
 from kvarn.admission.demand import Demand
 from kvarn.admission.engine_view import EngineView
-from kvarn.admission.predictor import EngineBounds
 from kvarn.admission.traffic import Traffic
 from kvarn.config.schema import EngineConfig
 from kvarn.wire.messages import EngineStats
@@ -24,7 +23,7 @@ class Harness:
 
     def __init__(self, stats: EngineStats = IDLE, **rules: float) -> None:
         config = EngineConfig(tpot_target_ms=50.0)
-        view = EngineView(EngineBounds.of(config, 160_000))
+        view = EngineView(config, 160_000)
         settings = {
             "ttft_target_s": 1.0,
             "tpot_target_s": 0.05,
@@ -39,11 +38,11 @@ class Harness:
         self.stats = stats
         self.went: list[Demand] = []
         self.turned_away: dict[Demand, Reason] = {}
-        self.controller.hear(stats, 0.0)
+        self.controller.update(stats, 0.0)
 
     def hear(self, stats: EngineStats) -> None:
         self.stats = stats
-        self.controller.hear(stats, self.now)
+        self.controller.update(stats, self.now)
         self.poll()
 
     def poll(self) -> None:
@@ -54,7 +53,7 @@ class Harness:
                 self.turned_away[demand] = refusal.reason
 
     def send(self, tenant: str = "t", prompt: float = 100, output: float = 40, **fields) -> Demand:
-        demand = Demand(tenant=tenant, prompt_tokens=prompt, output_tokens=output, received=self.now, **fields)
+        demand = Demand(tenant=tenant, prompt_tokens=prompt, output_tokens=output, arrival_s=self.now, **fields)
         refusal = self.controller.offer(demand, self.now)
         if refusal is not None:
             assert 0 < refusal.retry_after_s < 1000
@@ -96,7 +95,7 @@ def test_requests_wait_while_the_running_would_miss_their_tpot_and_go_when_there
 
 def test_a_request_that_would_be_late_is_turned_away_at_once_with_the_time_it_would_take():
     harness = Harness(msgspec.structs.replace(IDLE, running=1, prefill_tokens=40_000))
-    demand = Demand(tenant="t", prompt_tokens=100, output_tokens=10, received=0.0)
+    demand = Demand(tenant="t", prompt_tokens=100, output_tokens=10, arrival_s=0.0)
     refusal = harness.controller.offer(demand, 0.0)
     assert refusal is not None and refusal.reason is Reason.OVERLOADED
     # 40,000 tokens add 2 s to 20 steps of 2,048, which take 0.2 s; what is over 0.9 s must have gone first.

@@ -43,7 +43,7 @@ def max_queue() -> int:
 
 @pytest.fixture
 def busy(serve: Serve, max_queue: int, wait_for: Callable[..., None]) -> Any:
-    """A server of one's own: what its waiting rooms learn stays there."""
+    """A server of one's own: what its admission learns stays there."""
 
     def prepare(server: Any) -> None:
         small = server.config.models[0].model_copy(update={"name": "small"})

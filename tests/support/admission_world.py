@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from kvarn.admission.controller import AdmissionController, Refusal, Rules
 from kvarn.admission.demand import Demand
 from kvarn.admission.engine_view import EngineView
-from kvarn.admission.predictor import EngineBounds
 from kvarn.admission.traffic import Traffic
 from kvarn.config.schema import EngineConfig
 from kvarn.engine import EngineCore
@@ -115,12 +114,12 @@ class AdmissionWorld:
         expected = [(shape, step_s(self.times, shape)) for shape in _SHAPES]
         model = StepTimeModel(expected=expected)
         self.engine = EngineCore(executor, self.config, lambda: self.now, step_time=model)
-        view = EngineView(EngineBounds.of(self.config, self.num_blocks * 16))
+        view = EngineView(self.config, self.num_blocks * 16)
         self.traffic = Traffic(self.config.input_token_weight, self.config.output_token_weight)
         self.controller = AdmissionController(self.rules, view, self.traffic, self.config.priority_ageing_s)
         self.calls: dict[str, Call] = {}
         self.stats = self.engine.stats()
-        self.controller.hear(self.stats, 0.0)
+        self.controller.update(self.stats, 0.0)
         self._stats_due = 0.0
         self._coming: list[tuple[float, int, Call]] = []
         self._step_end: float | None = None
@@ -163,14 +162,14 @@ class AdmissionWorld:
         if not self.admission:
             self._submit(call)
             return
-        self.controller.hear(self.stats, self.now)
+        self.controller.update(self.stats, self.now)
         call.demand = Demand(
             tenant=call.tenant,
             weight=call.weight,
             priority=call.priority,
             prompt_tokens=self.traffic.expected_prompt(call.prompt),
             output_tokens=self.traffic.expected_output(call.tenant, call.output),
-            received=call.at,
+            arrival_s=call.at,
             key=(call.tenant, id(call)),
         )
         call.refusal = self.controller.offer(call.demand, self.now)
@@ -190,7 +189,7 @@ class AdmissionWorld:
 
     def _poll(self) -> None:
         self._next_poll = self.now + POLL_EVERY_S
-        self.controller.hear(self.stats, self.now)
+        self.controller.update(self.stats, self.now)
         for demand, refusal in self.controller.poll(self.now):
             call = self._waiting.pop(demand)
             if refusal is None:
@@ -233,7 +232,7 @@ class AdmissionWorld:
         output, self._output, self._step_end = self._output, None, None
         if self._told is not None:
             self.stats = self._told
-            self.controller.hear(self.stats, self.now)
+            self.controller.update(self.stats, self.now)
         for delta in output.deltas:
             call = self.calls[delta.request_id]
             call.tokens += len(delta.token_ids)

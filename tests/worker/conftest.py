@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import kvarn
-from kvarn.config import EngineConfig
+from kvarn.config.schema import EngineConfig
 from kvarn.engine import EngineCore
 from kvarn.engine.plan import NewSequence
 from kvarn.models import Decoder, load_model

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 
@@ -49,6 +51,11 @@ class Decoder:
         ]
 
     @property
+    def adapters(self) -> Mapping[str, int]:
+        """Index of each adapter that the linear layers hold, by name: none yet. See `PagedBatch.adapters`."""
+        return {}
+
+    @property
     def layer_bytes(self) -> int:
         """Bytes that the products of all layers take as they are held: what a step reads of them."""
         return sum(layer.nbytes for layer in self._layers)
@@ -62,10 +69,10 @@ class Decoder:
     def costs(self) -> DecoderCosts:
         """What its steps must move and compute, weights as they are held."""
         return loaded_costs(
-            self.spec.dimensions,
+            self.spec,
             layer_bytes=self.layer_bytes,
             head_bytes=self.head_bytes,
-            kv_bytes_per_token=kv_bytes_per_token(self.spec.dimensions, self.kv_dtype),
+            kv_bytes_per_token=kv_bytes_per_token(self.spec, self.kv_dtype),
         )
 
     @property

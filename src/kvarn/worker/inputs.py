@@ -13,7 +13,7 @@ import torch
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import LAST_SAMPLED, Row
 from kvarn.kernels.batch import PagedBatch
-from kvarn.worker.slots import SlotTable
+from kvarn.worker.slots import BASE_MODEL, SlotTable
 
 Ints = npt.NDArray[np.int64]
 
@@ -93,6 +93,7 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
     blocks = block_tables[row_of_token, positions // BLOCK_SIZE].astype(np.int64)
     slot_mapping = blocks * BLOCK_SIZE + positions % BLOCK_SIZE
 
+    adapters = slots.adapter[row_slots]
     sampled_rows = [index for index, row in enumerate(rows) if row.sample]
     first_drawn = query_starts[1:][sampled_rows] - 1
     proposal_spans: list[ProposalSpan] = []
@@ -112,6 +113,7 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
             context_lens=torch.from_numpy(context_lens.astype(np.int32)).to(device),
             block_tables=torch.from_numpy(block_tables).to(device),
             slot_mapping=torch.from_numpy(slot_mapping).to(device),
+            adapters=torch.from_numpy(adapters[row_of_token]).to(device) if adapters.max() != BASE_MODEL else None,
         ),
         logits_rows=torch.from_numpy(np.concatenate((*drawn_tokens, *prompt_tokens))).to(device),
         sampled_rows=sampled_rows,

@@ -33,7 +33,7 @@ class ModelRunner:
         self._cache = model.new_kv_cache(num_blocks)
         self._connector = connector
         self._device = model.kernels.device
-        self._slots = SlotTable(max_num_seqs, max_context_length, model.spec.vocab_size)
+        self._slots = SlotTable(max_num_seqs, max_context_length, model.spec.vocab_size, model.adapters)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> list[RowResult]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +11,10 @@ import numpy.typing as npt
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import NewSequence, Row
 from kvarn.worker.constraints import TokenConstraints, needs_constraints
-from kvarn.worker.errors import PlanError
+from kvarn.worker.errors import InvalidSamplingError, PlanError
 
 NO_LOGPROBS = -1
+BASE_MODEL = -1
 _SMALLEST_TOP_P = 1e-9
 """Stands for `top_p` = 0, which the OpenAI wire allows: the most likely token alone."""
 _LARGEST_TEMPERATURE = 1e15
@@ -26,7 +28,14 @@ class SlotTable:
     (constraints, the prompt for its log-probabilities) stands in dictionaries by slot.
     """
 
-    def __init__(self, max_num_seqs: int, max_context_length: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_context_length: int,
+        vocab_size: int,
+        adapters: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        self._adapters = adapters
         self._max_context_length = max_context_length
         self._vocab_size = vocab_size
         max_blocks = -(-max_context_length // BLOCK_SIZE)
@@ -41,6 +50,8 @@ class SlotTable:
         """Tokens of output so far: the position of the next one drawn."""
         self.last_token = np.zeros(max_num_seqs, dtype=np.int64)
         """The token drawn last, for a plan that was made before it was known."""
+        self.adapter = np.full(max_num_seqs, BASE_MODEL, dtype=np.int64)
+        """See `PagedBatch.adapters`."""
         self.num_logprobs = np.full(max_num_seqs, NO_LOGPROBS, dtype=np.int64)
         """Most likely tokens to report with each drawn one; `NO_LOGPROBS` for no report."""
         self.constraints: dict[int, TokenConstraints] = {}
@@ -58,6 +69,8 @@ class SlotTable:
         """Take a sequence into a free slot; its block table is empty."""
         slot, sampling = admission.slot, admission.sampling
         self._check(slot, occupied=False)
+        if admission.adapter and admission.adapter not in self._adapters:
+            raise InvalidSamplingError(slot, f"the model has no adapter {admission.adapter!r}: load it, or name none")
         if needs_constraints(sampling):
             self.constraints[slot] = TokenConstraints(admission, self._vocab_size)
         if sampling.prompt_logprobs is not None:
@@ -69,6 +82,7 @@ class SlotTable:
         self.top_p[slot] = max(sampling.top_p, _SMALLEST_TOP_P)
         self.min_p[slot] = sampling.min_p
         self.seed[slot] = admission.seed
+        self.adapter[slot] = self._adapters[admission.adapter] if admission.adapter else BASE_MODEL
         self.num_output[slot] = len(admission.output_token_ids)
         self.num_logprobs[slot] = NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs
 

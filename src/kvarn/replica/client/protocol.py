@@ -15,7 +15,7 @@ ReportPending = Callable[[int], None]
 
 
 class ReplicaState(StrEnum):
-    """Where a replica is in its life."""
+    """Whether a replica takes requests."""
 
     STARTING = "starting"
     READY = "ready"
@@ -37,7 +37,7 @@ class ReplicaLostError(Exception):
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the supervisor of a replica tells those that use it, at each change."""
+    """What the supervisor of a replica sends to its clients, at each change."""
 
     model: str
     state: ReplicaState = ReplicaState.STARTING
@@ -52,27 +52,16 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaClient(Protocol):
-    """A replica that runs or starts. Used from one event loop."""
+    """A replica that runs or starts. Used from one event loop; its attributes are read only."""
 
-    @property
-    def state(self) -> ReplicaState:
-        """The present state; `READY` takes requests."""
-        ...
-
-    @property
-    def progress(self) -> tuple[str, float]:
-        """Stage and fraction of the start; while down, why."""
-        ...
-
-    @property
-    def card(self) -> ModelCard | None:
-        """What is served; None until first ready. Another object after each start of the engine."""
-        ...
-
-    @property
-    def stats(self) -> EngineStats:
-        """The latest gauges and totals the engine sent."""
-        ...
+    state: ReplicaState
+    """`READY` takes requests."""
+    progress: tuple[str, float]
+    """Stage and fraction of the start; while down, why."""
+    card: ModelCard | None
+    """What is served; None until first ready. Another object after each start of the engine."""
+    stats: EngineStats
+    """The latest gauges and totals the engine sent."""
 
     def generate(
         self, request: Submit, report_pending: ReportPending | None = None
