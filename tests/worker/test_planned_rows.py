@@ -12,7 +12,9 @@ import torch
 from engine_world import DictConnector, EveryThird, packed
 from kvarn.engine.plan import BlockTransfer, BlockUpdate, NewSequence, Row, StepPlan
 from kvarn.kernels.batch import KVCache
-from kvarn.models import Decoder
+from kvarn.kernels.linear import Linear, Norm
+from kvarn.kernels.torch.backend import TorchKernels
+from kvarn.models import Decoder, load_model
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import InProcessExecutor, PlanError
@@ -147,6 +149,61 @@ def test_a_block_comes_back_as_it_was_stored(dtype: torch.dtype) -> None:
     connector.blocks[b"name"] = connector.blocks[b"name"][:-1]
     with pytest.raises(PlanError, match="bytes were stored"):
         load_blocks(cache, [BlockTransfer(5, b"name")], connector)
+
+
+class ScaledLinear:
+    """A layer whose adapters 0 and 1 multiply its results."""
+
+    def __init__(self, base: Linear) -> None:
+        self.base = base
+        self.out_features, self.in_features, self.nbytes = base.out_features, base.in_features, base.nbytes
+        self.rows = base.rows
+        self.scales = torch.tensor([1.3, 0.6, 1.0])  # of -1, the last one
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        *,
+        norm: Norm | None = None,
+        add_to: torch.Tensor | None = None,
+        adapters: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        out = self.base(x, norm=norm)
+        if adapters is not None:
+            out = out * self.scales[adapters, None]
+        return out if add_to is None else add_to.add_(out)
+
+
+class ScaledKernels(TorchKernels):
+    def pack_linear(self, *args: Any, **named: Any) -> Linear:
+        return ScaledLinear(super().pack_linear(*args, **named))
+
+
+@pytest.mark.parametrize("plans_ahead", [False, True])
+def test_the_adapter_that_a_request_names_reaches_every_row_of_it(
+    stack: Any, tiny_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, plans_ahead: bool
+) -> None:
+    monkeypatch.setattr("kvarn.models.load.kernels_for", lambda *_: ScaledKernels())
+    model = load_model(tiny_checkpoint("llama"), dtype="float32")
+
+    def ask(*names: str) -> dict[str, list[int]]:
+        """Each adapter's answer to the same prompt."""
+        sampling = SamplingParams(seed=1, temperature=0.0, max_tokens=12)
+        messages = [
+            Submit(request_id=name, prompt_token_ids=list(range(5, 45)), sampling=sampling, adapter=name)
+            for name in names
+        ]
+        served = stack(model, plans_ahead=plans_ahead, adapters=("loud", "quiet"))
+        return {key[0]: answer.token_ids for key, answer in served.generate(messages).items()}
+
+    together = ask("", "quiet", "loud")
+    assert together == ask("") | ask("loud") | ask("quiet")
+    assert len({tuple(tokens) for tokens in together.values()}) == 3
+
+
+def test_an_adapter_that_the_model_lacks_is_refused(slot_table: Any) -> None:
+    with pytest.raises(PlanError, match="adapter 'loud' is not one of"):
+        slot_table(10, []).admit(NewSequence(0, SamplingParams(seed=0), 0, [5], [], "loud"))
 
 
 def test_a_plan_that_stores_blocks_needs_a_connector(tiny_model: Callable[[str], Decoder]) -> None:

@@ -104,6 +104,9 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
         drawn_tokens += proposal_tokens
     if slots.prompts:
         prompt_spans, prompt_tokens = _prompt_spans(rows, slots, query_starts, sum(map(len, drawn_tokens)))
+    adapters = None
+    if slots.adapter_indices:
+        adapters = torch.from_numpy(slots.adapter[row_slots[row_of_token]]).to(device)
     return StepInputs(
         token_ids=torch.from_numpy(token_ids).to(device),
         batch=PagedBatch(
@@ -112,6 +115,7 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
             context_lens=torch.from_numpy(context_lens.astype(np.int32)).to(device),
             block_tables=torch.from_numpy(block_tables).to(device),
             slot_mapping=torch.from_numpy(slot_mapping).to(device),
+            adapters=adapters,
         ),
         logits_rows=torch.from_numpy(np.concatenate((*drawn_tokens, *prompt_tokens))).to(device),
         sampled_rows=sampled_rows,

@@ -13,6 +13,7 @@ from kvarn.worker.constraints import TokenConstraints, needs_constraints
 from kvarn.worker.errors import PlanError
 
 NO_LOGPROBS = -1
+NO_ADAPTER = -1
 _SMALLEST_TOP_P = 1e-9
 """Stands for `top_p` = 0, which the OpenAI wire allows: the most likely token alone."""
 _LARGEST_TEMPERATURE = 1e15
@@ -26,7 +27,9 @@ class SlotTable:
     (constraints, the prompt for its log-probabilities) stands in dictionaries by slot.
     """
 
-    def __init__(self, max_num_seqs: int, max_context_length: int, vocab_size: int) -> None:
+    def __init__(
+        self, max_num_seqs: int, max_context_length: int, vocab_size: int, adapters: Sequence[str] = ()
+    ) -> None:
         self._max_context_length = max_context_length
         self._vocab_size = vocab_size
         max_blocks = -(-max_context_length // BLOCK_SIZE)
@@ -39,6 +42,9 @@ class SlotTable:
         self.seed = np.zeros(max_num_seqs, dtype=np.uint64)
         self.num_output = np.zeros(max_num_seqs, dtype=np.int64)
         """Tokens of output so far: the position of the next one drawn."""
+        self.adapter = np.full(max_num_seqs, NO_ADAPTER, dtype=np.int64)
+        """Index of the adapter among those of the model; `NO_ADAPTER` for the model itself."""
+        self.adapter_indices = {name: index for index, name in enumerate(adapters)}
         self.last_token = np.zeros(max_num_seqs, dtype=np.int64)
         """The token drawn last, for a plan that was made before it was known."""
         self.num_logprobs = np.full(max_num_seqs, NO_LOGPROBS, dtype=np.int64)
@@ -54,22 +60,25 @@ class SlotTable:
         self.constraints.pop(slot, None)
         self.prompts.pop(slot, None)
 
-    def admit(self, admission: NewSequence) -> None:
+    def admit(self, new: NewSequence) -> None:
         """Take a sequence into a free slot; its block table is empty."""
-        slot, sampling = admission.slot, admission.sampling
+        slot, sampling = new.slot, new.sampling
         self._check(slot, occupied=False)
+        if new.adapter and new.adapter not in self.adapter_indices:
+            raise PlanError(f"slot {slot}: adapter {new.adapter!r} is not one of {sorted(self.adapter_indices)}")
         if needs_constraints(sampling):
-            self.constraints[slot] = TokenConstraints(admission, self._vocab_size)
+            self.constraints[slot] = TokenConstraints(new, self._vocab_size)
         if sampling.prompt_logprobs is not None:
-            self.prompts[slot] = (admission.prompt_token_ids, sampling.prompt_logprobs)
+            self.prompts[slot] = (new.prompt_token_ids, sampling.prompt_logprobs)
         self.occupied[slot] = True
         self.block_tables[slot] = 0
         self.temperature[slot] = min(sampling.temperature, _LARGEST_TEMPERATURE)
         self.top_k[slot] = sampling.top_k if sampling.top_k < self._vocab_size else 0
         self.top_p[slot] = max(sampling.top_p, _SMALLEST_TOP_P)
         self.min_p[slot] = sampling.min_p
-        self.seed[slot] = admission.seed
-        self.num_output[slot] = len(admission.output_token_ids)
+        self.adapter[slot] = self.adapter_indices.get(new.adapter, NO_ADAPTER)
+        self.seed[slot] = new.seed
+        self.num_output[slot] = len(new.output_token_ids)
         self.num_logprobs[slot] = NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs
 
     def update_blocks(self, rows: Sequence[Row]) -> None:
