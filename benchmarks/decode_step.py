@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from kvarn.config import EngineConfig
+from kvarn.config.schema import EngineConfig
 from kvarn.engine import EngineCore
 from kvarn.models import Decoder, load_model
 from kvarn.wire.messages import Submit

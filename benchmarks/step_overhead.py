@@ -33,7 +33,7 @@ from typing import Any, cast
 import torch
 import zmq
 
-from kvarn.config import EngineConfig
+from kvarn.config.schema import EngineConfig
 from kvarn.engine.plan import StepPlan, StepResult, SynchronousExecutor
 from kvarn.kernels.batch import KVCache
 from kvarn.kernels.dispatch import kernels_for
@@ -63,6 +63,7 @@ class InstantModel:
     def __init__(self) -> None:
         self.spec = _Spec()
         self.kernels = kernels_for()
+        self.adapters: dict[str, int] = {}
         self.entered = self.left = 0.0
         self._logits = torch.linspace(0, 1, VOCABULARY).repeat(4096, 1)
 

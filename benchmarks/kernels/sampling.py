@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import torch
 
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.cpu.backend import CpuKernels
 from kvarn.kernels.sampling import SamplingTensors
-from kvarn.kernels.torch.backend import TorchKernels
 
 KINDS: dict[str, dict[str, float]] = {
     "temperature": {},
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    compiled, reference = CpuKernels(), TorchKernels()
+    compiled, reference = CpuKernels(), Kernels()
     for vocab in arguments.vocab:
         for count in arguments.rows:
             logits, rows = torch.randn(count, vocab) * 3, torch.arange(count)

@@ -59,7 +59,7 @@ def test_prefill_takes_as_long_as_a_plain_loop_says(times, bounds, tokens, rows,
 @given(times=times, bounds=bounds, tokens=st.integers(1, 3000), more=st.integers(0, 3000), rows=st.integers(0, 200))
 def test_more_before_it_never_makes_a_request_sooner(times, bounds, tokens, more, rows):
     predictor, mix = Predictor(times, bounds), Mix(200, 20_000, 50, 300)
-    demand = Demand(tenant="t", prompt_tokens=tokens, output_tokens=10, received=0)
+    demand = Demand(tenant="t", prompt_tokens=tokens, output_tokens=10, arrival_s=0)
     less = predictor.first_token_s(demand, Load(rows, rows, rows * 100, 0), mix)
     assert predictor.first_token_s(demand, Load(rows, rows, rows * 100, more), mix) >= less - 1e-9
     assert predictor.tpot_s(rows + 1, 100 * (rows + 1), mix) >= predictor.tpot_s(rows, 100 * rows, mix) - 1e-9
@@ -76,7 +76,7 @@ def test_first_tokens_come_from_the_real_scheduler_when_foretold(rows, prompt):
     predictor = Predictor(TIMES, EngineBounds.of(world.config, 0))
     decoded = 100 + sum(2.5 / predictor.decode_s(rows, 0) for _ in range(rows)) / max(1, rows)
     load = Load(rows, rows, rows * decoded, 0)
-    demand = Demand(tenant="asker", prompt_tokens=prompt, output_tokens=5, received=2.5)
+    demand = Demand(tenant="asker", prompt_tokens=prompt, output_tokens=5, arrival_s=2.5)
     predicted = predictor.first_token_s(demand, load, Mix(100, 5050, 100, 300))
     assert asked.ttft is not None
     assert predicted == pytest.approx(asked.ttft, rel=0.2, abs=predictor.decode_s(rows, rows * decoded))
@@ -92,6 +92,6 @@ def test_service_times_of_all_that_is_served_add_up_to_the_time_that_passes():
     prompt = sum(call.prompt for call in calls) / len(calls)
     output = sum(call.output for call in calls) / len(calls)
     mix = Mix(prompt, prompt * prompt / 2, output, prompt + 2 * output)
-    demands = [Demand(tenant="t", prompt_tokens=c.prompt, output_tokens=c.output, received=0) for c in calls]
+    demands = [Demand(tenant="t", prompt_tokens=c.prompt, output_tokens=c.output, arrival_s=0) for c in calls]
     row_s = predictor.row_s(24, mix)
     assert sum(predictor.service_s(each, row_s) for each in demands) == pytest.approx(ended, rel=0.1)

@@ -6,23 +6,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvarn.admission.demand import Demand
-from kvarn.admission.fair_queue import CREDIT_REQUESTS, FairQueue
+from kvarn.admission.queue import CREDIT_REQUESTS, AdmissionQueue
 from profiles import examples
 
 
 def demand(tenant: str, cost: float = 100.0, *, at: float = 0.0, priority: int = 0, weight: float = 1.0) -> Demand:
     return Demand(
-        tenant=tenant, weight=weight, priority=priority, prompt_tokens=cost, output_tokens=0, received=at, cost=cost
+        tenant=tenant, weight=weight, priority=priority, prompt_tokens=cost, output_tokens=0, arrival_s=at, cost=cost
     )
 
 
-def put(queue: FairQueue, *demands: Demand) -> None:
+def put(queue: AdmissionQueue, *demands: Demand) -> None:
     for each in demands:
-        queue.arrive(each, each.received)
+        queue.arrive(each, each.arrival_s)
         queue.push(each)
 
 
-def drain(queue: FairQueue, now: float, count: int = 1000) -> list[Demand]:
+def drain(queue: AdmissionQueue, now: float, count: int = 1000) -> list[Demand]:
     served = []
     while len(served) < count and (first := queue.first(now)) is not None:
         queue.remove(first)
@@ -32,7 +32,7 @@ def drain(queue: FairQueue, now: float, count: int = 1000) -> list[Demand]:
 
 
 def test_tenants_take_turns_by_weight_whatever_their_requests_cost():
-    queue = FairQueue(30.0)
+    queue = AdmissionQueue(30.0)
     put(queue, *[demand("gold", 50, weight=3) for _ in range(400)])
     put(queue, *[demand("silver", 200) for _ in range(40)])
     served = drain(queue, 1.0, count=160)
@@ -42,14 +42,14 @@ def test_tenants_take_turns_by_weight_whatever_their_requests_cost():
 
 
 def test_within_a_tenant_first_come_is_first_served():
-    queue = FairQueue(30.0)
+    queue = AdmissionQueue(30.0)
     requests = [demand("a", at=float(index)) for index in range(5)]
     put(queue, *requests)
     assert drain(queue, 5.0) == requests
 
 
 def test_better_tiers_go_first_until_waiting_has_lifted_the_others():
-    queue = FairQueue(10.0)
+    queue = AdmissionQueue(10.0)
     batch, chat = demand("b", priority=2), demand("a", at=5.0)
     put(queue, batch, chat)
     assert queue.first(5.0) is chat
@@ -62,7 +62,7 @@ def test_better_tiers_go_first_until_waiting_has_lifted_the_others():
 
 
 def test_an_idle_tenant_saves_nothing_and_one_that_had_all_owes_nothing():
-    queue = FairQueue(30.0)
+    queue = AdmissionQueue(30.0)
     put(queue, *[demand("early") for _ in range(50)])
     drain(queue, 1.0)
     put(queue, *[demand("early", at=100.0) for _ in range(20)], *[demand("late", at=100.0) for _ in range(20)])
@@ -71,7 +71,7 @@ def test_an_idle_tenant_saves_nothing_and_one_that_had_all_owes_nothing():
 
 
 def test_a_tenant_that_was_refused_may_catch_up_but_only_so_far():
-    queue = FairQueue(30.0)
+    queue = AdmissionQueue(30.0)
     put(queue, *[demand("busy") for _ in range(200)])
     refused = demand("keen")
     queue.arrive(refused, 0.0)
@@ -85,7 +85,7 @@ def test_a_tenant_that_was_refused_may_catch_up_but_only_so_far():
 
 
 def test_the_last_of_the_worst_tier_is_the_one_to_give_way():
-    queue = FairQueue(30.0)
+    queue = AdmissionQueue(30.0)
     assert queue.last() is None
     worst = demand("b", priority=10, at=2.0)
     put(queue, demand("a", at=3.0), demand("b", priority=10, at=1.0), worst, demand("c", priority=5, at=9.0))
@@ -101,7 +101,7 @@ demands = st.lists(
 @given(demands=demands, newcomer=st.tuples(st.sampled_from("abcd"), st.sampled_from([0, 1, 10])))
 def test_what_is_foretold_to_be_served_before_a_newcomer_is_what_is(demands, newcomer):
     """Costs are charged as they are served, so the order of the future is known as long as nobody else comes."""
-    queue = FairQueue(1e9)
+    queue = AdmissionQueue(1e9)
     for index, (tenant, cost, priority) in enumerate(demands):
         put(queue, demand(tenant, cost, at=index * 1e-3, priority=priority))
     new = demand(newcomer[0], 50, at=1.0, priority=newcomer[1])

@@ -181,8 +181,8 @@ async def test_a_batch_of_one_model_looks_for_no_other(
         asked.append(fields["model"])
         return await found(*args, **fields)  # type: ignore[arg-type]
 
-    found = items.LineSource.take.__globals__["open_lines"]
-    monkeypatch.setattr("kvarn.batches.line_source.open_lines", open_lines)
+    found = items.open_lines
+    monkeypatch.setattr(items, "open_lines", open_lines)
     bench.answer = log.answer
     await asyncio.wait_for(bench.run(), 10)
     assert log.models == {model: 3} and set(asked) == {model if served else None}

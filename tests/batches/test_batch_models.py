@@ -37,7 +37,9 @@ def safety() -> SafetyConfig:
 
 
 @pytest.fixture
-def mill(serve: Any, database_url: str, second: FakeReplica, safety: SafetyConfig, wait_for: WaitFor) -> Iterator[Any]:
+def runner(
+    serve: Any, database_url: str, second: FakeReplica, safety: SafetyConfig, wait_for: WaitFor
+) -> Iterator[Any]:
     """A gateway of its own on each database, with two chat models; one may answer for the other."""
 
     def prepare(server: Any) -> None:
@@ -67,29 +69,31 @@ def completed(client: httpx.Client, batch: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize("how", ["busy", "sheds", "starts"])
 def test_a_model_that_is_not_to_be_had_delays_only_its_own_lines(
-    mill: Any, second: FakeReplica, wait_for: WaitFor, how: str
+    runner: Any, second: FakeReplica, wait_for: WaitFor, how: str
 ) -> None:
     if how == "busy":
-        mill.chat.stats = CROWDED
+        runner.chat.stats = CROWDED
     elif how == "sheds":
-        mill.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "full", retry_after_s=1.0)
+        runner.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "full", retry_after_s=1.0)
     else:
-        mill.chat.state = ReplicaState.STARTING
-    with mill.client() as client:
+        runner.chat.state = ReplicaState.STARTING
+    with runner.client() as client:
         lines = [chat_line(i) for i in range(60)] + [chat_line(60 + i, model="second") for i in range(20)]
         batch = send(client, lines)
         wait_for(lambda: completed(client, batch) == 20, "the other model's lines to be answered", seconds=20)
-        assert len(second.submitted) == 20 and mill.chat.yields == 0
-        mill.chat.stats, mill.chat.refusal, mill.chat.state = EngineStats(), None, ReplicaState.READY
+        assert len(second.submitted) == 20 and runner.chat.yields == 0
+        runner.chat.stats, runner.chat.refusal, runner.chat.state = EngineStats(), None, ReplicaState.READY
         await_end(client, batch, wait_for)
         assert batch["request_counts"] == {"total": 80, "completed": 80, "failed": 0} and "model" not in batch
         assert set(outputs(client, batch)) == {f"r{i}" for i in range(80)}
         assert len(second.submitted) == 20, "no line was run twice"
 
 
-def test_a_cancelled_batch_of_several_models_is_over_at_once(mill: Any, second: FakeReplica, wait_for: WaitFor) -> None:
-    mill.chat.stats = CROWDED
-    with mill.client() as client:
+def test_a_cancelled_batch_of_several_models_is_over_at_once(
+    runner: Any, second: FakeReplica, wait_for: WaitFor
+) -> None:
+    runner.chat.stats = CROWDED
+    with runner.client() as client:
         batch = send(client, [chat_line(0), chat_line(1, model="second"), chat_line(2)])
         wait_for(lambda: completed(client, batch) == 1, "the other model's line to be answered")
         client.post(f"/v1/batches/{batch['id']}/cancel")
@@ -103,22 +107,22 @@ def test_a_cancelled_batch_of_several_models_is_over_at_once(mill: Any, second: 
 
 
 @pytest.mark.parametrize("name", ["", "a\0b", "x" * 300])
-def test_a_name_that_no_model_can_have_is_an_error_of_its_line(mill: Any, wait_for: WaitFor, name: str) -> None:
-    with mill.client() as client:
+def test_a_name_that_no_model_can_have_is_an_error_of_its_line(runner: Any, wait_for: WaitFor, name: str) -> None:
+    with runner.client() as client:
         batch = await_end(client, send(client, [chat_line(0, model=name)]), wait_for)
         assert outputs(client, batch)["r0"]["response"]["status_code"] == 404
         assert batch["request_counts"]["failed"] == 1 and "model" not in batch
 
 
-def test_no_other_model_answers_a_line(mill: Any, second: FakeReplica, wait_for: WaitFor) -> None:
+def test_no_other_model_answers_a_line(runner: Any, second: FakeReplica, wait_for: WaitFor) -> None:
     """A batch asks for one model by its name; `fallback` is for what is late, which no line ever is."""
-    mill.chat.stats, second.stats = SWAMPED, CROWDED
-    with mill.client() as client:
+    runner.chat.stats, second.stats = SWAMPED, CROWDED
+    with runner.client() as client:
         batch = send(client, [chat_line(i) for i in range(4)])
         retried = 'kvarn_batch_lines_total{outcome="retried"}'
         wait_for(lambda: retried in client.get("/metrics").text, "a line to be turned away", seconds=20)
         assert not second.submitted and completed(client, batch) == 0
-        mill.chat.stats = EngineStats()
+        runner.chat.stats = EngineStats()
         await_end(client, batch, wait_for)
         assert {line["response"]["body"]["model"] for line in outputs(client, batch).values()} == {"tiny"}
 
@@ -126,12 +130,12 @@ def test_no_other_model_answers_a_line(mill: Any, second: FakeReplica, wait_for:
 @pytest.mark.parametrize("safety", [SafetyConfig(model="second")])
 @pytest.mark.parametrize("named", [{}, {"model": None}, {"model": "omni-moderation-latest"}])
 def test_moderations_wait_for_the_model_that_makes_them(
-    mill: Any, second: FakeReplica, wait_for: WaitFor, named: dict[str, Any]
+    runner: Any, second: FakeReplica, wait_for: WaitFor, named: dict[str, Any]
 ) -> None:
     second.answer, second.stats = (lambda request, index: answer_text("safe")), CROWDED
     url = "/v1/moderations"
     lines = [{"custom_id": f"m{i}", "method": "POST", "url": url, "body": {"input": "x", **named}} for i in range(4)]
-    with mill.client() as client:
+    with runner.client() as client:
         batch = send(client, lines, url)
         in_progress = lambda: client.get(f"/v1/batches/{batch['id']}").json()["status"] == "in_progress"  # noqa: E731
         wait_for(in_progress, "the batch to run")

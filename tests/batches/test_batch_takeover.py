@@ -30,7 +30,7 @@ PATIENCE_S = 60.0
 
 
 @dataclass
-class Mill:
+class BatchGateways:
     """Gateways on one database, one after another or together."""
 
     folder: Path
@@ -89,8 +89,8 @@ class Mill:
 
 
 @pytest.fixture
-def mill(tmp_path: Path, checkpoint: Path, database_url: str) -> Mill:
-    return Mill(tmp_path, checkpoint, database_url)
+def runner(tmp_path: Path, checkpoint: Path, database_url: str) -> BatchGateways:
+    return BatchGateways(tmp_path, checkpoint, database_url)
 
 
 def begin(client: httpx.Client) -> str:
@@ -129,43 +129,45 @@ def check_outputs(client: httpx.Client, batch: dict[str, Any]) -> None:
     assert len(client.get("/v1/files", params={"purpose": "batch_output"}).json()["data"]) == 1
 
 
-def test_a_batch_survives_gateways_that_are_killed(mill: Mill) -> None:
+def test_a_batch_survives_gateways_that_are_killed(runner: BatchGateways) -> None:
     kept: set[str] = set()
     batch_id = ""
     for _ in range(2):
-        with mill.gateway() as (process, client):
+        with runner.gateway() as (process, client):
             batch_id = batch_id or begin(client)
             wait_until(client, batch_id, answers=len(kept) + 8)
             process.kill()
             process.wait(10)
-        kept = mill.answered()
-        ran_before = Counter(mill.ran())
-    with mill.gateway() as (_, client):
+        kept = runner.answered()
+        ran_before = Counter(runner.ran())
+    with runner.gateway() as (_, client):
         check_outputs(client, wait_until(client, batch_id))
-    ran = Counter(mill.ran())
+    ran = Counter(runner.ran())
     assert set(ran) == {f"q{number}" for number in range(LINES)}
     assert {name: ran[name] for name in kept} == {name: ran_before[name] for name in kept}  # none was run again
     names = {line_id(batch_id, number + 1): f"q{number}" for number in range(LINES)}
-    events = mill.read(select(UsageEvent.request_id, UsageEvent.outcome, UsageEvent.service_tier, UsageEvent.batch_id))
+    events = runner.read(
+        select(UsageEvent.request_id, UsageEvent.outcome, UsageEvent.service_tier, UsageEvent.batch_id)
+    )
     finished = Counter(names[event[0]] for event in events if event[1] == "finished")
     assert set(finished) == set(ran) and {event[2:] for event in events} == {("batch", batch_id)}
     assert sum(Counter(names[event[0]] for event in events).values()) <= sum(ran.values())
 
 
-def test_a_gateway_that_leaves_hands_its_batch_over_at_once(mill: Mill) -> None:
-    with mill.gateway("b") as (_, other):
-        with mill.gateway("a") as (_, client):
+def test_a_gateway_that_leaves_hands_its_batch_over_at_once(runner: BatchGateways) -> None:
+    with runner.gateway("b") as (_, other):
+        with runner.gateway("a") as (_, client):
             batch_id = begin(client)
             wait_until(client, batch_id, answers=4)
         check_outputs(other, wait_until(other, batch_id))
-    assert not mill.read(select(BatchLine.line))
+    assert not runner.read(select(BatchLine.line))
 
 
 def test_a_batch_survives_a_database_that_is_killed(
     tmp_path: Path, checkpoint: Path, own_postgres: Any, make_database: Any
 ) -> None:
-    mill = Mill(tmp_path, checkpoint, make_database(own_postgres.port))
-    with mill.gateway() as (_, client):
+    runner = BatchGateways(tmp_path, checkpoint, make_database(own_postgres.port))
+    with runner.gateway() as (_, client):
         batch_id = begin(client)
         wait_until(client, batch_id, answers=8)
         own_postgres.kill()

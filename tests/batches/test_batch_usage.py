@@ -16,19 +16,19 @@ EMBED = "/v1/embeddings"
 NAMES = ("input_tokens", "cached_tokens", "output_tokens")
 
 
-def on_ledger(mill: Any, batch: dict[str, Any], requests: int, wait_for: WaitFor) -> UsageSum:
+def on_ledger(runner: Any, batch: dict[str, Any], requests: int, wait_for: WaitFor) -> UsageSum:
     """The sum of a batch's events, once there are so many."""
 
-    wait_for(lambda: sum(each.requests for each in sums_of(mill, batch)) >= requests, f"{requests} events")
-    (found,) = sums_of(mill, batch)
+    wait_for(lambda: sum(each.requests for each in sums_of(runner, batch)) >= requests, f"{requests} events")
+    (found,) = sums_of(runner, batch)
     assert found.requests == requests
     return found
 
 
-def sums_of(mill: Any, batch: dict[str, Any], *group_by: str) -> list[UsageSum]:
+def sums_of(runner: Any, batch: dict[str, Any], *group_by: str) -> list[UsageSum]:
     where = UsageFilter(batch_ids=(batch["id"],))
-    end = int(mill.gateway.store.now()) + 10
-    found: list[UsageSum] = mill.do(sums(mill.gateway.store, where, start=0, end=end, group_by=group_by))
+    end = int(runner.gateway.store.now()) + 10
+    found: list[UsageSum] = runner.do(sums(runner.gateway.store, where, start=0, end=end, group_by=group_by))
     return found
 
 
@@ -47,44 +47,44 @@ def of_answers(client: httpx.Client, batch: dict[str, Any]) -> tuple[int, int, i
     )
 
 
-def test_a_batch_its_answers_and_the_ledger_say_the_same(mill: Any, wait_for: WaitFor) -> None:
-    mill.chat.cached_tokens = 3
-    with mill.client() as client:
+def test_a_batch_its_answers_and_the_ledger_say_the_same(runner: Any, wait_for: WaitFor) -> None:
+    runner.chat.cached_tokens = 3
+    with runner.client() as client:
         first = await_end(client, send(client, [chat_line(i, n=1 + i % 2) for i in range(20)]), wait_for)
         other = await_end(client, send(client, [chat_line(0)]), wait_for)
         assert client.post(CHAT, json=chat_line(0)["body"]).status_code == 200
         for batch, count in ((first, 20), (other, 1)):
-            found = on_ledger(mill, batch, count, wait_for)
+            found = on_ledger(runner, batch, count, wait_for)
             counted = tuple(getattr(found, name) for name in NAMES)
             assert counted == of_batch(batch) == of_answers(client, batch) and min(counted) > 0
 
 
-def test_embeddings_count_what_goes_in(mill: Any, wait_for: WaitFor) -> None:
+def test_embeddings_count_what_goes_in(runner: Any, wait_for: WaitFor) -> None:
     line = {"custom_id": "e", "method": "POST", "url": EMBED, "body": {"model": "vec", "input": ["abc", "de"]}}
-    with mill.client() as client:
+    with runner.client() as client:
         batch = await_end(client, send(client, [line], EMBED), wait_for)
         assert of_batch(batch) == (5, 0, 0)
-        assert on_ledger(mill, batch, 1, wait_for).input_tokens == 5
+        assert on_ledger(runner, batch, 1, wait_for).input_tokens == 5
 
 
-def test_a_line_that_the_engine_refuses_has_used_nothing(mill: Any, wait_for: WaitFor) -> None:
-    mill.chat.refusal = RequestRefusedError(RefusalReason.PROMPT_TOO_LONG, "too long")
-    with mill.client() as client:
+def test_a_line_that_the_engine_refuses_has_used_nothing(runner: Any, wait_for: WaitFor) -> None:
+    runner.chat.refusal = RequestRefusedError(RefusalReason.PROMPT_TOO_LONG, "too long")
+    with runner.client() as client:
         batch = await_end(client, send(client, [chat_line(0)]), wait_for)
         assert outputs(client, batch)["r0"]["response"]["status_code"] == 400
         assert of_batch(batch) == (0, 0, 0)
 
 
-def test_what_a_cancel_broke_off_is_on_the_ledger_only(mill: Any, wait_for: WaitFor) -> None:
-    mill.chat.step_s = 0.05
-    with mill.client() as client:
+def test_what_a_cancel_broke_off_is_on_the_ledger_only(runner: Any, wait_for: WaitFor) -> None:
+    runner.chat.step_s = 0.05
+    with runner.client() as client:
         batch = send(client, [chat_line(i) for i in range(4)])
-        wait_for(lambda: mill.chat.yields > 8, "lines to be under way")
+        wait_for(lambda: runner.chat.yields > 8, "lines to be under way")
         client.post(f"/v1/batches/{batch['id']}/cancel")
         await_end(client, batch, wait_for, "cancelled")
         answered = len(read_file(client, batch, "output_file_id"))
         assert answered < 4 and of_batch(batch) == of_answers(client, batch)
-        total = on_ledger(mill, batch, 4, wait_for)
+        total = on_ledger(runner, batch, 4, wait_for)
         assert total.output_tokens > of_batch(batch)[2]
-        aborted = [each for each in sums_of(mill, batch, "outcome") if each.group["outcome"] == "aborted"]
+        aborted = [each for each in sums_of(runner, batch, "outcome") if each.group["outcome"] == "aborted"]
         assert [each.requests for each in aborted] == [4 - answered]

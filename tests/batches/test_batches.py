@@ -27,9 +27,9 @@ from kvarn.wire.messages import EngineStats, RefusalReason
 MISSING = "missing_required_parameter"
 
 
-def test_the_official_client_runs_a_batch(mill: Any, wait_for: WaitFor) -> None:
-    mill.chat.answer = lambda request, index: answer_text(f"to {len(request.prompt_token_ids)} tokens")
-    with openai.OpenAI(base_url=f"{mill.url}/v1", api_key="none", max_retries=0, timeout=20) as sdk:
+def test_the_official_client_runs_a_batch(runner: Any, wait_for: WaitFor) -> None:
+    runner.chat.answer = lambda request, index: answer_text(f"to {len(request.prompt_token_ids)} tokens")
+    with openai.OpenAI(base_url=f"{runner.url}/v1", api_key="none", max_retries=0, timeout=20) as sdk:
         file = sdk.files.create(file=jsonl([chat_line(i) for i in range(50)]), purpose="batch")
         made = sdk.batches.create(
             input_file_id=file.id,
@@ -54,18 +54,18 @@ def test_the_official_client_runs_a_batch(mill: Any, wait_for: WaitFor) -> None:
         assert [batch.id for batch in sdk.batches.list(limit=1)] == [made.id]
 
 
-def test_lines_run_at_the_lowest_tier_for_the_tenant_that_made_them(mill: Any, wait_for: WaitFor) -> None:
-    with mill.add_tenant("red") as red:
+def test_lines_run_at_the_lowest_tier_for_the_tenant_that_made_them(runner: Any, wait_for: WaitFor) -> None:
+    with runner.add_tenant("red") as red:
         await_end(red, send(red, [chat_line(i, priority=-5) for i in range(3)]), wait_for)
-        owner = mill.authenticator.principals["red"]
-        assert {submit.tenant for submit in mill.chat.submitted} == {owner.organization_id}
-        assert {submit.priority for submit in mill.chat.submitted} == {10}
-        assert all(submit.cache_salt.startswith(f"{owner.cache_salt}/") for submit in mill.chat.submitted)
+        owner = runner.authenticator.principals["red"]
+        assert {submit.tenant for submit in runner.chat.submitted} == {owner.organization_id}
+        assert {submit.priority for submit in runner.chat.submitted} == {10}
+        assert all(submit.cache_salt.startswith(f"{owner.cache_salt}/") for submit in runner.chat.submitted)
 
 
-def test_what_cannot_be_answered_goes_to_the_error_file(mill: Any, wait_for: WaitFor) -> None:
+def test_what_cannot_be_answered_goes_to_the_error_file(runner: Any, wait_for: WaitFor) -> None:
     lines = [chat_line(0), chat_line(1, temperature=9), chat_line(2, model="nobody"), chat_line(3, stream=True)]
-    with mill.client() as client:
+    with runner.client() as client:
         batch = await_end(client, send(client, lines), wait_for)
         assert batch["request_counts"] == {"total": 4, "completed": 1, "failed": 3}
         errors = {line["custom_id"]: line["response"] for line in read_file(client, batch, "error_file_id")}
@@ -85,17 +85,17 @@ def test_what_cannot_be_answered_goes_to_the_error_file(mill: Any, wait_for: Wai
     ],
 )
 def test_other_operations_run_too(
-    mill: Any, wait_for: WaitFor, endpoint: str, body: dict[str, Any], object_name: str | None
+    runner: Any, wait_for: WaitFor, endpoint: str, body: dict[str, Any], object_name: str | None
 ) -> None:
     line = {"custom_id": "a", "method": "POST", "url": endpoint, "body": body}
-    with mill.client() as client:
+    with runner.client() as client:
         batch = await_end(client, send(client, [line], endpoint), wait_for)
         answer = outputs(client, batch)["a"]["response"]
         assert answer["status_code"] == 200 and answer["body"].get("object") == object_name
         assert batch["model"] == body.get("model", "kvarn-moderation-1")
 
 
-def test_an_input_that_is_no_list_of_requests_fails_with_line_numbers(mill: Any, wait_for: WaitFor) -> None:
+def test_an_input_that_is_no_list_of_requests_fails_with_line_numbers(runner: Any, wait_for: WaitFor) -> None:
     wrong = [
         chat_line(0),
         b"{not json",
@@ -106,7 +106,7 @@ def test_an_input_that_is_no_list_of_requests_fails_with_line_numbers(mill: Any,
         {"custom_id": "x", "method": "POST", "url": CHAT},
         {**chat_line(7), "body": []},
     ]
-    with mill.client() as client:
+    with runner.client() as client:
         batch = await_end(client, send(client, wrong), wait_for, "failed")
         faults = {fault["line"]: fault["code"] for fault in batch["errors"]["data"]}
         assert faults == {
@@ -120,12 +120,12 @@ def test_an_input_that_is_no_list_of_requests_fails_with_line_numbers(mill: Any,
         assert "output_file_id" not in batch and batch["failed_at"]
         empty = await_end(client, send(client, [b"", b""]), wait_for, "failed")
         assert empty["errors"]["data"][0]["code"] == "empty_file"
-    assert mill.chat.submitted == []
+    assert runner.chat.submitted == []
 
 
-def test_a_cancelled_batch_keeps_what_was_answered(mill: Any, wait_for: WaitFor) -> None:
-    mill.chat.step_s = 0.02
-    with mill.client() as client:
+def test_a_cancelled_batch_keeps_what_was_answered(runner: Any, wait_for: WaitFor) -> None:
+    runner.chat.step_s = 0.02
+    with runner.client() as client:
         batch = send(client, [chat_line(i) for i in range(200)])
 
         def answered_some() -> bool:
@@ -134,7 +134,7 @@ def test_a_cancelled_batch_keeps_what_was_answered(mill: Any, wait_for: WaitFor)
         wait_for(answered_some, "some lines to be answered")
         assert client.post(f"/v1/batches/{batch['id']}/cancel").json()["status"] == "cancelling"
         await_end(client, batch, wait_for, "cancelled")
-        assert not mill.chat.running and len(mill.chat.submitted) < 200
+        assert not runner.chat.running and len(runner.chat.submitted) < 200
         assert len(outputs(client, batch)) == 200
         answered = read_file(client, batch, "output_file_id")
         assert len(answered) == batch["request_counts"]["completed"] >= 10
@@ -146,7 +146,7 @@ def test_a_cancelled_batch_keeps_what_was_answered(mill: Any, wait_for: WaitFor)
 
 @pytest.mark.parametrize("lines", [[chat_line(0)], [b"{not json"]])
 def test_a_batch_that_is_cancelled_while_it_is_checked_has_not_failed(
-    mill: Any, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch, lines: list[Any]
+    runner: Any, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch, lines: list[Any]
 ) -> None:
     reading, go_on = threading.Event(), threading.Event()
 
@@ -158,7 +158,7 @@ def test_a_batch_that_is_cancelled_while_it_is_checked_has_not_failed(
                 yield chunk
 
     monkeypatch.setattr("kvarn.batches.run.read_content", read_slowly)
-    with mill.client() as client:
+    with runner.client() as client:
         batch = send(client, lines)
         assert reading.wait(10)
         assert client.post(f"/v1/batches/{batch['id']}/cancel").json()["status"] == "cancelling"
@@ -166,77 +166,77 @@ def test_a_batch_that_is_cancelled_while_it_is_checked_has_not_failed(
         go_on.set()
         await_end(client, batch, wait_for, "cancelled")
         assert "errors" not in batch and "failed_at" not in batch and batch["request_counts"]["total"] == 0
-    assert mill.chat.submitted == []
+    assert runner.chat.submitted == []
 
 
-def test_a_batch_past_its_window_expires(mill: Any, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch) -> None:
-    mill.chat.hold = asyncio.Event()  # never set
-    mill.chat.answer = lambda request, index: answer_text("late")
-    with mill.client() as client:
+def test_a_batch_past_its_window_expires(runner: Any, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner.chat.hold = asyncio.Event()  # never set
+    runner.chat.answer = lambda request, index: answer_text("late")
+    with runner.client() as client:
         batch = send(client, [chat_line(i) for i in range(20)])
-        wait_for(lambda: len(mill.chat.running) > 1, "lines to run")
-        monkeypatch.setattr(mill.gateway.store, "now", lambda: batch["expires_at"])
+        wait_for(lambda: len(runner.chat.running) > 1, "lines to run")
+        monkeypatch.setattr(runner.gateway.store, "now", lambda: batch["expires_at"])
         await_end(client, batch, wait_for, "expired")
         assert {line["error"]["code"] for line in outputs(client, batch).values()} == {"batch_expired"}
         assert len(outputs(client, batch)) == 20 and batch["expired_at"] == batch["expires_at"]
-        assert not mill.chat.running
+        assert not runner.chat.running
 
 
-def test_a_refused_line_is_tried_again(mill: Any, wait_for: WaitFor) -> None:
-    mill.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "full", retry_after_s=0.2)
-    with mill.client() as client:
+def test_a_refused_line_is_tried_again(runner: Any, wait_for: WaitFor) -> None:
+    runner.chat.refusal = RequestRefusedError(RefusalReason.QUEUE_FULL, "full", retry_after_s=0.2)
+    with runner.client() as client:
         batch = send(client, [chat_line(i) for i in range(5)])
-        wait_for(lambda: bool(mill.chat.submitted), "a line to be refused")
-        mill.chat.refusal = None
+        wait_for(lambda: bool(runner.chat.submitted), "a line to be refused")
+        runner.chat.refusal = None
         await_end(client, batch, wait_for)
         assert batch["request_counts"] == {"total": 5, "completed": 5, "failed": 0}
         assert 'kvarn_batch_lines_total{outcome="retried"}' in client.get("/metrics").text
 
 
-def test_a_model_that_starts_late_is_waited_for(mill: Any, wait_for: WaitFor) -> None:
-    mill.chat.state = ReplicaState.STARTING
-    with mill.client() as client:
+def test_a_model_that_starts_late_is_waited_for(runner: Any, wait_for: WaitFor) -> None:
+    runner.chat.state = ReplicaState.STARTING
+    with runner.client() as client:
         batch = send(client, [chat_line(0)])
         wait_for(lambda: client.get(f"/v1/batches/{batch['id']}").json()["status"] == "in_progress", "it to begin")
-        assert not mill.chat.submitted
-        mill.chat.state = ReplicaState.READY
+        assert not runner.chat.submitted
+        runner.chat.state = ReplicaState.READY
         batch = await_end(client, batch, wait_for)
         assert batch["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
 
 
 def test_a_line_that_kills_the_engine_again_and_again_is_given_up(
-    mill: Any, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch
+    runner: Any, wait_for: WaitFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvarn.batches.items.FIRST_PAUSE_S", 0.01)
-    generate = mill.chat.generate
+    generate = runner.chat.generate
 
     def deadly(request: Any, hold: Any = None) -> Any:
         if b"question 1" in bytes(token for token in request.prompt_token_ids if token < 256):
-            mill.chat.submitted.append(request)
+            runner.chat.submitted.append(request)
             raise ReplicaLostError("the engine died")
         return generate(request, hold)
 
-    mill.chat.generate = deadly
-    with mill.client() as client:
+    runner.chat.generate = deadly
+    with runner.client() as client:
         batch = await_end(client, send(client, [chat_line(i) for i in range(4)]), wait_for)
         assert batch["request_counts"] == {"total": 4, "completed": 3, "failed": 1}
         assert outputs(client, batch)["r1"]["response"]["body"]["error"]["code"] == "replica_lost"
 
 
-def test_lines_wait_while_anything_better_does(mill: Any, wait_for: WaitFor) -> None:
-    mill.chat.stats = EngineStats(running=4, waiting=2, waiting_by_priority={0: 2})
-    with mill.client() as client:
+def test_lines_wait_while_anything_better_does(runner: Any, wait_for: WaitFor) -> None:
+    runner.chat.stats = EngineStats(running=4, waiting=2, waiting_by_priority={0: 2})
+    with runner.client() as client:
         batch = send(client, [chat_line(i) for i in range(5)])
         wait_for(lambda: client.get(f"/v1/batches/{batch['id']}").json()["status"] == "in_progress", "it to begin")
         asked = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
         assert client.post(CHAT, json=asked).status_code == 200
-        assert len(mill.chat.submitted) == 1  # the interactive one: no line has gone before it
-        mill.chat.stats = EngineStats()
+        assert len(runner.chat.submitted) == 1  # the interactive one: no line has gone before it
+        runner.chat.stats = EngineStats()
         await_end(client, batch, wait_for)
 
 
-def test_a_tenant_finds_nothing_of_another(mill: Any, wait_for: WaitFor) -> None:
-    with mill.add_tenant("red") as red, mill.add_tenant("blue") as blue:
+def test_a_tenant_finds_nothing_of_another(runner: Any, wait_for: WaitFor) -> None:
+    with runner.add_tenant("red") as red, runner.add_tenant("blue") as blue:
         batch = await_end(red, send(red, [chat_line(0)]), wait_for)
         for method, path in (("GET", batch["id"]), ("POST", f"{batch['id']}/cancel")):
             assert blue.request(method, f"/v1/batches/{path}").status_code == 404
@@ -248,17 +248,17 @@ def test_a_tenant_finds_nothing_of_another(mill: Any, wait_for: WaitFor) -> None
         assert answer.status_code == 404 and answer.json()["error"]["param"] == "input_file_id"
 
 
-def make_key(mill: Any, tenant: str, **asked: Any) -> str:
+def make_key(runner: Any, tenant: str, **asked: Any) -> str:
     """A key of a tenant, which its requests bear from then on; its id."""
-    principal = mill.authenticator.principals[tenant]
+    principal = runner.authenticator.principals[tenant]
 
     async def make() -> str:
-        async with audited_change(mill.gateway.store, Actor("a test")) as change:
+        async with audited_change(runner.gateway.store, Actor("a test")) as change:
             key, _ = await add_key(change, *_ids(principal), KeyRequest(name="k", **asked))
         return key.id
 
-    key_id: str = mill.do(make())
-    mill.authenticator.principals[tenant] = replace(principal, key_id=key_id, scopes=asked.get("scopes", Scopes()))
+    key_id: str = runner.do(make())
+    runner.authenticator.principals[tenant] = replace(principal, key_id=key_id, scopes=asked.get("scopes", Scopes()))
     return key_id
 
 
@@ -266,32 +266,32 @@ def _ids(principal: Principal) -> tuple[str, str]:
     return principal.organization_id, principal.project_id
 
 
-def test_a_revoked_key_stops_its_batch(mill: Any, wait_for: WaitFor) -> None:
-    mill.chat.step_s = 0.02
-    with mill.add_tenant("red") as red:
-        key_id = make_key(mill, "red")
+def test_a_revoked_key_stops_its_batch(runner: Any, wait_for: WaitFor) -> None:
+    runner.chat.step_s = 0.02
+    with runner.add_tenant("red") as red:
+        key_id = make_key(runner, "red")
         batch = send(red, [chat_line(i) for i in range(200)])
-        wait_for(lambda: len(mill.chat.submitted) > 10, "some lines to run")
+        wait_for(lambda: len(runner.chat.submitted) > 10, "some lines to run")
 
         async def revoke() -> None:
-            async with audited_change(mill.gateway.store, Actor("a test")) as change:
-                await revoke_key(change, mill.authenticator.principals["red"].organization_id, key_id)
+            async with audited_change(runner.gateway.store, Actor("a test")) as change:
+                await revoke_key(change, runner.authenticator.principals["red"].organization_id, key_id)
 
-        mill.do(revoke())
+        runner.do(revoke())
         await_end(red, batch, wait_for, "cancelled")
-        assert not mill.chat.running and len(mill.chat.submitted) < 200
+        assert not runner.chat.running and len(runner.chat.submitted) < 200
         assert batch["errors"]["data"][0]["code"] == "invalid_api_key" and len(outputs(red, batch)) == 200
 
 
-def test_lines_may_do_no_more_than_the_key_that_made_the_batch(mill: Any, wait_for: WaitFor) -> None:
-    with mill.add_tenant("red") as red:
-        make_key(mill, "red", scopes=Scopes(models=("vec",), endpoints=("/v1/batches", "/v1/files", "/v1/chat")))
+def test_lines_may_do_no_more_than_the_key_that_made_the_batch(runner: Any, wait_for: WaitFor) -> None:
+    with runner.add_tenant("red") as red:
+        make_key(runner, "red", scopes=Scopes(models=("vec",), endpoints=("/v1/batches", "/v1/files", "/v1/chat")))
         batch = await_end(red, send(red, [chat_line(0)]), wait_for)
         (refused,) = read_file(red, batch, "error_file_id")
         assert refused["response"]["status_code"] == 403
         body = {"input_file_id": batch["input_file_id"], "endpoint": "/v1/embeddings", "completion_window": "24h"}
         assert red.post("/v1/batches", json=body).status_code == 403
-    assert mill.chat.submitted == []
+    assert runner.chat.submitted == []
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,9 @@ def run(database_url, tmp_path, monkeypatch) -> Run:
 
 
 @pytest.fixture(scope="module")
-def furnished(tmp_path_factory) -> str:
+def prepared_database(tmp_path_factory) -> str:
     """URL of a database that is up to date, for tests that change nothing."""
-    url = f"sqlite:///{tmp_path_factory.mktemp('furnished')}/kvarn.db"
+    url = f"sqlite:///{tmp_path_factory.mktemp('prepared_database')}/kvarn.db"
     done = CliRunner().invoke(app, ["store", "upgrade"], env={"KVARN_STORE__URL": url})
     assert done.exit_code == 0
     return url
@@ -123,8 +123,8 @@ def test_a_leaked_key_is_revoked_by_itself(run: Run) -> None:
         (["tenants", "delete", "org-default", "--yes"], 1, "cannot be deleted"),
     ],
 )
-def test_what_cannot_be_done_is_one_clear_line(furnished, monkeypatch, arguments, status, says) -> None:
-    monkeypatch.setenv("KVARN_STORE__URL", furnished)
+def test_what_cannot_be_done_is_one_clear_line(prepared_database, monkeypatch, arguments, status, says) -> None:
+    monkeypatch.setenv("KVARN_STORE__URL", prepared_database)
     found, _, error = call(*arguments)
     assert found == status
     assert says in error and len(error.strip().splitlines()) == 1

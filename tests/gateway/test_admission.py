@@ -1,4 +1,4 @@
-"""Admission at the front door: what clients are told when an engine is full."""
+"""Admission at the gateway: what clients are told when an engine is full."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def max_queue() -> int:
 
 
 @pytest.fixture
-def door(serve: Serve, max_queue: int, wait_for: Callable[..., None]) -> Any:
-    """A server of one's own: what its waiting rooms learn stays there."""
+def busy(serve: Serve, max_queue: int, wait_for: Callable[..., None]) -> Any:
+    """A server of one's own: what its admission learns stays there."""
 
     def prepare(server: Any) -> None:
         small = server.config.models[0].model_copy(update={"name": "small"})
@@ -82,94 +82,94 @@ def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:
     return result
 
 
-def metric(door: Any, name: str, **labels: str) -> float:
+def metric(busy: Any, name: str, **labels: str) -> float:
     wanted = name + "{" + ",".join(f'{key}="{value}"' for key, value in sorted(labels.items())) + "}"
-    found = [line for line in door.http.get("/metrics").text.splitlines() if line.startswith(wanted + " ")]
+    found = [line for line in busy.http.get("/metrics").text.splitlines() if line.startswith(wanted + " ")]
     return float(found[0].split()[-1]) if found else 0.0
 
 
-def test_a_request_that_would_be_late_gets_503_and_the_time_to_come_back(door: Any) -> None:
-    door.chat.stats = SWAMPED
-    answer = door.http.post(CHAT, json=body())
+def test_a_request_that_would_be_late_gets_503_and_the_time_to_come_back(busy: Any) -> None:
+    busy.chat.stats = SWAMPED
+    answer = busy.http.post(CHAT, json=body())
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "overloaded"
     assert 13 <= int(answer.headers["retry-after"]) <= 15, "21 s of prompts and their steps, less nine tenths of 8 s"
-    assert not door.chat.submitted
+    assert not busy.chat.submitted
     shed = {"model": "tiny", "tier": "interactive", "decision": "shed"}
-    assert metric(door, "kvarn_admission_requests_total", **shed) == 1
-    assert metric(door, "kvarn_admission_shed_total", model="tiny", reason="overloaded") == 1
+    assert metric(busy, "kvarn_admission_requests_total", **shed) == 1
+    assert metric(busy, "kvarn_admission_shed_total", model="tiny", reason="overloaded") == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_waits_for_its_place_and_is_answered(door: Any, wait_for: Any, stream: bool) -> None:
-    door.chat.stats = FULL
-    answer = in_thread(lambda: httpx.post(door.url + CHAT, json=body(stream=stream), timeout=20))
+def test_a_request_waits_for_its_place_and_is_answered(busy: Any, wait_for: Any, stream: bool) -> None:
+    busy.chat.stats = FULL
+    answer = in_thread(lambda: httpx.post(busy.url + CHAT, json=body(stream=stream), timeout=20))
     length = {"model": "tiny", "tier": "interactive"}
-    wait_for(lambda: metric(door, "kvarn_admission_queue_length", **length) == 1, "the request to wait")
-    assert not door.chat.submitted
-    door.chat.stats = IDLE
+    wait_for(lambda: metric(busy, "kvarn_admission_queue_length", **length) == 1, "the request to wait")
+    assert not busy.chat.submitted
+    busy.chat.stats = IDLE
     assert answer().status_code == 200
-    assert metric(door, "kvarn_admission_queue_length", **length) == 0
+    assert metric(busy, "kvarn_admission_queue_length", **length) == 0
     for decision in ("queued", "admitted"):
-        assert metric(door, "kvarn_admission_requests_total", **length, decision=decision) == 1
-    assert metric(door, "kvarn_admission_ttft_error_seconds_count", model="tiny") == 1
+        assert metric(busy, "kvarn_admission_requests_total", **length, decision=decision) == 1
+    assert metric(busy, "kvarn_admission_ttft_error_seconds_count", model="tiny") == 1
 
 
-def test_a_client_that_leaves_while_it_waits_frees_its_place(door: Any, wait_for: Any) -> None:
-    door.chat.stats = FULL
-    raw = door.connect()
+def test_a_client_that_leaves_while_it_waits_frees_its_place(busy: Any, wait_for: Any) -> None:
+    busy.chat.stats = FULL
+    raw = busy.connect()
     content = json.dumps(body()).encode()
     head = (
         f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
     )
     raw.sendall(head.encode() + content)
     length = {"model": "tiny", "tier": "interactive"}
-    wait_for(lambda: metric(door, "kvarn_admission_queue_length", **length) == 1, "the request to wait")
+    wait_for(lambda: metric(busy, "kvarn_admission_queue_length", **length) == 1, "the request to wait")
     raw.close()
-    wait_for(lambda: metric(door, "kvarn_admission_queue_length", **length) == 0, "its place to be free", seconds=1)
-    assert metric(door, "kvarn_requests_total", endpoint=CHAT, model="tiny", status="499") == 1
-    door.chat.stats = IDLE
-    assert door.http.post(CHAT, json=body()).status_code == 200
-    assert len(door.chat.submitted) == 1
+    wait_for(lambda: metric(busy, "kvarn_admission_queue_length", **length) == 0, "its place to be free", seconds=1)
+    assert metric(busy, "kvarn_requests_total", endpoint=CHAT, model="tiny", status="499") == 1
+    busy.chat.stats = IDLE
+    assert busy.http.post(CHAT, json=body()).status_code == 200
+    assert len(busy.chat.submitted) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_smaller_model_answers_where_it_would_be_in_time(door: Any, stream: bool) -> None:
-    door.chat.stats, door.small.stats = SWAMPED, IDLE
-    answer = door.http.post(CHAT, json=body(stream=stream))
+def test_a_smaller_model_answers_where_it_would_be_in_time(busy: Any, stream: bool) -> None:
+    busy.chat.stats, busy.small.stats = SWAMPED, IDLE
+    answer = busy.http.post(CHAT, json=body(stream=stream))
     assert answer.status_code == 200
     told = answer.json() if not stream else json.loads(answer.text.split("\n")[0].removeprefix("data: "))
     assert told["model"] == "small"
-    assert len(door.small.submitted) == 1 and not door.chat.submitted
+    assert len(busy.small.submitted) == 1 and not busy.chat.submitted
     degraded = {"model": "tiny", "tier": "interactive", "decision": "degraded"}
-    assert metric(door, "kvarn_admission_requests_total", **degraded) == 1
-    assert not metric(door, "kvarn_slo_requests_total", model="tiny", outcome="missed")
+    assert metric(busy, "kvarn_admission_requests_total", **degraded) == 1
+    assert not metric(busy, "kvarn_slo_requests_total", model="tiny", outcome="missed")
 
 
-def test_completions_fall_back_too(door: Any) -> None:
-    door.chat.stats, door.small.stats = SWAMPED, IDLE
-    answer = door.http.post("/v1/completions", json={"model": "tiny", "prompt": "ab", "max_tokens": 4})
+def test_completions_fall_back_too(busy: Any) -> None:
+    busy.chat.stats, busy.small.stats = SWAMPED, IDLE
+    answer = busy.http.post("/v1/completions", json={"model": "tiny", "prompt": "ab", "max_tokens": 4})
     assert answer.status_code == 200 and answer.json()["model"] == "small"
 
 
-def test_nobody_is_sent_to_a_model_that_is_not_ready_or_closed_to_its_key(door: Any) -> None:
+def test_nobody_is_sent_to_a_model_that_is_not_ready_or_closed_to_its_key(busy: Any) -> None:
     from kvarn.store.owner import Scopes
 
-    door.chat.stats, door.small.stats = SWAMPED, IDLE
-    with door.add_tenant("narrow", scopes=Scopes(models=("tiny",))) as narrow:
+    busy.chat.stats, busy.small.stats = SWAMPED, IDLE
+    with busy.add_tenant("narrow", scopes=Scopes(models=("tiny",))) as narrow:
         assert narrow.post(CHAT, json=body()).json()["error"]["code"] == "overloaded"
     from kvarn.replica.client.protocol import ReplicaState
 
-    door.small.state = ReplicaState.DOWN
-    assert door.http.post(CHAT, json=body()).status_code == 503
+    busy.small.state = ReplicaState.DOWN
+    assert busy.http.post(CHAT, json=body()).status_code == 503
 
 
-def test_a_tenant_beyond_its_share_gets_429_and_others_go_on_waiting(door: Any, wait_for: Any) -> None:
-    door.chat.stats, door.small.stats = FULL, IDLE
-    quiet = door.add_tenant("quiet")
-    flood = door.add_tenant("flood")
+def test_a_tenant_beyond_its_share_gets_429_and_others_go_on_waiting(busy: Any, wait_for: Any) -> None:
+    busy.chat.stats, busy.small.stats = FULL, IDLE
+    quiet = busy.add_tenant("quiet")
+    flood = busy.add_tenant("flood")
     waiting = [in_thread(lambda: quiet.post(CHAT, json=body()))]
     length = {"model": "tiny", "tier": "interactive"}
-    wait_for(lambda: metric(door, "kvarn_admission_queue_length", **length) == 1, "the quiet one to wait")
+    wait_for(lambda: metric(busy, "kvarn_admission_queue_length", **length) == 1, "the quiet one to wait")
     codes: list[int] = []
     while 429 not in codes:
         codes.clear()
@@ -180,26 +180,26 @@ def test_a_tenant_beyond_its_share_gets_429_and_others_go_on_waiting(door: Any, 
         sent = len(waiting)
 
         def decided(sent: int = sent) -> bool:
-            return bool(codes) or metric(door, "kvarn_admission_queue_length", **length) == sent
+            return bool(codes) or metric(busy, "kvarn_admission_queue_length", **length) == sent
 
         wait_for(decided, "all to be decided")
-    assert set(codes) == {429} and not door.small.submitted, "only what is late for all goes to the other model"
-    door.chat.stats = IDLE
+    assert set(codes) == {429} and not busy.small.submitted, "only what is late for all goes to the other model"
+    busy.chat.stats = IDLE
     assert waiting[0]().status_code == 200
     for each in waiting[1:]:
         each()
 
 
 @pytest.mark.parametrize("max_queue", [1])
-def test_no_other_model_answers_where_as_many_wait_as_may(door: Any, wait_for: Any) -> None:
-    door.chat.stats, door.small.stats = FULL, IDLE
-    waiting = in_thread(lambda: door.http.post(CHAT, json=body()))
+def test_no_other_model_answers_where_as_many_wait_as_may(busy: Any, wait_for: Any) -> None:
+    busy.chat.stats, busy.small.stats = FULL, IDLE
+    waiting = in_thread(lambda: busy.http.post(CHAT, json=body()))
     length = {"model": "tiny", "tier": "interactive"}
-    wait_for(lambda: metric(door, "kvarn_admission_queue_length", **length) == 1, "the first to wait")
-    answer = door.http.post(CHAT, json=body())
-    assert answer.json()["error"]["code"] == "queue_full" and not door.small.submitted
-    assert metric(door, "kvarn_slo_requests_total", model="tiny", outcome="missed") == 1
-    door.chat.stats = IDLE
+    wait_for(lambda: metric(busy, "kvarn_admission_queue_length", **length) == 1, "the first to wait")
+    answer = busy.http.post(CHAT, json=body())
+    assert answer.json()["error"]["code"] == "queue_full" and not busy.small.submitted
+    assert metric(busy, "kvarn_slo_requests_total", model="tiny", outcome="missed") == 1
+    busy.chat.stats = IDLE
     assert waiting().status_code == 200
 
 
@@ -232,59 +232,59 @@ def test_the_server_stops_while_requests_wait(serve: Serve, wait_for: Any) -> No
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_service_tier_is_a_priority(
-    door: Any, asked: str | None, had: str | None, priority: int, stream: bool
+    busy: Any, asked: str | None, had: str | None, priority: int, stream: bool
 ) -> None:
     fields = {} if asked is None else {"service_tier": asked}
-    answer = door.http.post(CHAT, json=body(stream=stream, **fields))
+    answer = busy.http.post(CHAT, json=body(stream=stream, **fields))
     assert answer.status_code == 200, answer.text
     told = answer.json() if not stream else json.loads(answer.text.split("\n")[0].removeprefix("data: "))
     assert told.get("service_tier") == had
-    assert door.chat.submitted[0].priority == priority
+    assert busy.chat.submitted[0].priority == priority
 
 
-def test_nobody_is_served_in_a_better_tier_than_its_organisation_may_have(door: Any) -> None:
-    with door.add_tenant("plain") as plain:
+def test_nobody_is_served_in_a_better_tier_than_its_organisation_may_have(busy: Any) -> None:
+    with busy.add_tenant("plain") as plain:
         assert plain.post(CHAT, json=body(service_tier="priority")).json()["service_tier"] == "default"
         assert plain.post(CHAT, json=body(priority=-5)).status_code == 200
-    with door.add_tenant("paying", priority=-10) as paying:
+    with busy.add_tenant("paying", priority=-10) as paying:
         assert paying.post(CHAT, json=body(service_tier="priority")).json()["service_tier"] == "priority"
-    with door.add_tenant("low", priority=5) as low:
+    with busy.add_tenant("low", priority=5) as low:
         assert low.post(CHAT, json=body(service_tier="default")).json()["service_tier"] == "flex"
-    assert [submit.priority for submit in door.chat.submitted] == [0, 0, -10, 5]
+    assert [submit.priority for submit in busy.chat.submitted] == [0, 0, -10, 5]
 
 
 @pytest.mark.parametrize("tier", ["scale", "express", 1])
-def test_an_unknown_tier_is_refused_by_name(door: Any, tier: object) -> None:
-    answer = door.http.post(CHAT, json=body(service_tier=tier))
+def test_an_unknown_tier_is_refused_by_name(busy: Any, tier: object) -> None:
+    answer = busy.http.post(CHAT, json=body(service_tier=tier))
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "service_tier"
 
 
-def test_weight_and_tenant_reach_the_engine(door: Any) -> None:
-    with door.add_tenant("gold", weight=3.0) as gold:
+def test_weight_and_tenant_reach_the_engine(busy: Any) -> None:
+    with busy.add_tenant("gold", weight=3.0) as gold:
         assert gold.post(CHAT, json=body()).status_code == 200
-    (submit,) = door.chat.submitted
-    assert submit.weight == 3.0 and submit.tenant == door.authenticator.principals["gold"].organization_id
+    (submit,) = busy.chat.submitted
+    assert submit.weight == 3.0 and submit.tenant == busy.authenticator.principals["gold"].organization_id
 
 
-def test_a_line_of_a_batch_waits_without_a_client(door: Any) -> None:
-    door.chat.stats = FULL
+def test_a_line_of_a_batch_waits_without_a_client(busy: Any) -> None:
+    busy.chat.stats = FULL
     record = RequestRecord("line", endpoint=CHAT, least_priority=10)
 
     async def begin() -> Any:
-        model = door.gateway.ready_model(record, "tiny", "generate")
-        started = asyncio.create_task(door.gateway.begin(record, model, prompt_tokens=5, max_output_tokens=5))
+        model = busy.gateway.ready_model(record, "tiny", "generate")
+        started = asyncio.create_task(busy.gateway.begin(record, model, prompt_tokens=5, max_output_tokens=5))
         await asyncio.sleep(0.05)
         assert not started.done()
-        door.chat.stats = IDLE
+        busy.chat.stats = IDLE
         work = await started
         assert work.priority == 10
         await record.close()
 
-    door.do(begin())
+    busy.do(begin())
 
 
-def test_no_other_models_vectors_answer_for_a_swamped_one(door: Any) -> None:
-    door.served["vec"].config = door.served["vec"].config.model_copy(update={"fallback": "small"})
-    door.embed.stats, door.small.stats = SWAMPED, IDLE
-    answer = door.http.post("/v1/embeddings", json={"model": "vec", "input": "ab"})
+def test_no_other_models_vectors_answer_for_a_swamped_one(busy: Any) -> None:
+    busy.served["vec"].config = busy.served["vec"].config.model_copy(update={"fallback": "small"})
+    busy.embed.stats, busy.small.stats = SWAMPED, IDLE
+    answer = busy.http.post("/v1/embeddings", json={"model": "vec", "input": "ab"})
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "overloaded"

@@ -40,7 +40,7 @@ def gateways(
     serve: Any, tmp_path: Path, wait_for: Any, database_url: str, own_redis: Any
 ) -> Iterator[Callable[..., list[Any]]]:
     """Two gateways; one tenant, with a budget, known to both by the token `shared`."""
-    with ExitStack() as open_houses:
+    with ExitStack() as opened:
 
         def make(**limits: Any) -> list[Any]:
             redis_url = f"redis://127.0.0.1:{own_redis.port}/0"
@@ -55,19 +55,19 @@ def gateways(
                 server.config = server.config.model_copy(update=changes)
                 server.chat.answer = _answer
 
-            houses = [open_houses.enter_context(serve(prepare)) for _ in range(2)]
-            for server in houses:
+            servers = [opened.enter_context(serve(prepare)) for _ in range(2)]
+            for server in servers:
                 with server.client() as client:
                     wait_for(lambda client=client: client.get("/ready").status_code == 200, "the gateway to be ready")
-            with houses[0].add_tenant("shared", key_id="key_1") as admin:
+            with servers[0].add_tenant("shared", key_id="key_1") as admin:
                 budget = {"unit": "tokens", "period": "total", "hard_limit": LIMIT}
                 admin.post("/v1/organization/budgets", json=budget).raise_for_status()
-            houses[1].authenticator.principals["shared"] = houses[0].authenticator.principals["shared"]
-            for server in houses:
+            servers[1].authenticator.principals["shared"] = servers[0].authenticator.principals["shared"]
+            for server in servers:
                 wait_for(lambda server=server: knows_budgets(server), "the budget to be known")
-            return houses
+            return servers
 
-        make.stop = open_houses.close  # type: ignore[attr-defined]
+        make.stop = opened.close  # type: ignore[attr-defined]
         yield make
 
 
@@ -92,15 +92,15 @@ def _answer(request: Any, index: int) -> list[int]:
 
 
 def test_two_hundred_clients_of_two_gateways_never_spend_more_than_the_budget(gateways: Any, wait_for: Any) -> None:
-    houses = gateways()
-    before = _spent(houses[0])
+    servers = gateways()
+    before = _spent(servers[0])
     counted, codes = [0], set[str]()
 
     async def one(client: httpx.AsyncClient, number: int) -> None:
         dice = random.Random(number)
         for _ in range(3):
             body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": dice.choice(LENGTHS)}
-            answer = await client.post(houses[number % 2].url + CHAT, json=body)
+            answer = await client.post(servers[number % 2].url + CHAT, json=body)
             if answer.status_code == 200:
                 counted.append(answer.json()["usage"]["total_tokens"])
             else:
@@ -118,13 +118,13 @@ def test_two_hundred_clients_of_two_gateways_never_spend_more_than_the_budget(ga
     asyncio.run(main())
     assert before + sum(counted) <= LIMIT and codes <= {"insufficient_quota", "budget_reserved"} and codes
     deadline = time.monotonic() + 30
-    while (last := _ask_once(houses[0], 1)).json().get("error", {}).get("code") != "insufficient_quota":
+    while (last := _ask_once(servers[0], 1)).json().get("error", {}).get("code") != "insufficient_quota":
         assert time.monotonic() < deadline, last.text
         if last.status_code == 200:
             counted.append(last.json()["usage"]["total_tokens"])
     total = before + sum(counted)
     assert LIMIT - PROMPT - 1 < total <= LIMIT  # what is left is too little for the smallest request
-    wait_for(lambda: _spent(houses[1]) == total, "the ledger to have it all")
+    wait_for(lambda: _spent(servers[1]) == total, "the ledger to have it all")
 
 
 def _spent(server: Any) -> int:
@@ -134,27 +134,27 @@ def _spent(server: Any) -> int:
 
 
 def test_a_request_that_may_come_to_more_than_is_left_is_told_how_much_that_is(gateways: Any) -> None:
-    houses = gateways()
-    refused = _ask_once(houses[0], 500 - PROMPT, choices=3)
+    servers = gateways()
+    refused = _ask_once(servers[0], 500 - PROMPT, choices=3)
     error = refused.json()["error"]
     assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
     assert refused.headers["x-should-retry"] == "false" and f"{LIMIT} tokens left" in error["message"]
-    assert _ask_once(houses[0], 6).status_code == 200
+    assert _ask_once(servers[0], 6).status_code == 200
 
 
 def test_a_redis_that_is_away_closes_budgets_where_the_configuration_says_so(gateways: Any, own_redis: Any) -> None:
-    houses = gateways(when_away="closed", timeout_s=2.0)
+    servers = gateways(when_away="closed", timeout_s=2.0)
     own_redis.kill()
-    for server in houses:
+    for server in servers:
         refused = _ask_once(server, 6)
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "budgets_unavailable"
 
 
 def test_a_gateway_that_is_stopped_leaves_nothing_held(gateways: Any, own_redis: Any) -> None:
-    houses = gateways()
-    for server in houses:
+    servers = gateways()
+    for server in servers:
         metering_of(server)._budgets_read = float("inf")  # not read again while it runs
-    assert _ask_once(houses[0], 6).status_code == 200
+    assert _ask_once(servers[0], 6).status_code == 200
     with redis.Redis(port=own_redis.port) as client:
         (held,) = client.keys("kvarn:budgets:{*}:*:leases")
         assert client.zcard(held) == 1

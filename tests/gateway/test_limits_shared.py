@@ -29,7 +29,7 @@ LENGTHS = (1, 6, 11, 16)
 @pytest.fixture
 def gateways(serve: Any, tmp_path: Path, wait_for: Any) -> Iterator[Callable[..., list[Any]]]:
     """Gateways with these limits, one tenant known to all by the token `shared`."""
-    with ExitStack() as open_houses:
+    with ExitStack() as opened:
 
         def make(number: int, rule: dict[str, int], **limits: Any) -> list[Any]:
             def prepare(server: Any) -> None:
@@ -40,16 +40,16 @@ def gateways(serve: Any, tmp_path: Path, wait_for: Any) -> Iterator[Callable[...
                 server.config = server.config.model_copy(update=changes)
                 server.chat.answer = _answer
 
-            houses = [open_houses.enter_context(serve(prepare)) for _ in range(number)]
-            for server in houses:
+            servers = [opened.enter_context(serve(prepare)) for _ in range(number)]
+            for server in servers:
                 with server.client() as client:
                     wait_for(lambda client=client: client.get("/ready").status_code == 200, "the gateway to be ready")
-            houses[0].add_tenant("shared").close()
-            principal = houses[0].authenticator.principals["shared"]
+            servers[0].add_tenant("shared").close()
+            principal = servers[0].authenticator.principals["shared"]
             rules = (LimitRule(principal.organization_id, **rule),)
-            for server in houses:
+            for server in servers:
                 server.authenticator.principals["shared"] = replace(principal, limits=rules)
-            return houses
+            return servers
 
         yield make
 
@@ -79,12 +79,12 @@ async def _until_refused(client: httpx.AsyncClient, url: str, dice: random.Rando
 @pytest.mark.parametrize("number", [1, 2], ids=["one in process", "two over Redis"])
 def test_two_hundred_clients_get_the_limit_and_not_a_token_more(gateways: Any, own_redis: Any, number: int) -> None:
     redis_url = f"redis://127.0.0.1:{own_redis.port}/0" if number > 1 else None
-    houses = gateways(number, {"tokens_per_minute": LIMIT}, redis_url=redis_url, timeout_s=20)
+    servers = gateways(number, {"tokens_per_minute": LIMIT}, redis_url=redis_url, timeout_s=20)
     counted: list[int] = []
 
     async def main() -> httpx.Response:
         async with _client() as client:
-            urls = [houses[i % number].url for i in range(CLIENTS)]
+            urls = [servers[i % number].url for i in range(CLIENTS)]
             clients = [_until_refused(client, url, random.Random(i), counted) for i, url in enumerate(urls)]
             await asyncio.gather(*clients)
             assert sum(counted) <= LIMIT
@@ -104,12 +104,12 @@ def test_no_request_hangs_when_redis_is_killed_and_sharing_goes_on_when_it_is_ba
     gateways: Any, own_redis: Any, wait_for: Any, when_away: str, expected: set[int]
 ) -> None:
     url = f"redis://127.0.0.1:{own_redis.port}/0"
-    houses = gateways(2, {"tokens_per_minute": 10**6}, redis_url=url, timeout_s=2, when_away=when_away)
+    servers = gateways(2, {"tokens_per_minute": 10**6}, redis_url=url, timeout_s=2, when_away=when_away)
     answers: list[httpx.Response] = []
 
     async def one(client: httpx.AsyncClient, number: int) -> None:
         for _ in range(12):
-            answers.append(await _ask(client, houses[number % 2].url, 6))
+            answers.append(await _ask(client, servers[number % 2].url, 6))
 
     async def main() -> None:
         async with _client() as client, asyncio.timeout(120):
@@ -125,13 +125,13 @@ def test_no_request_hangs_when_redis_is_killed_and_sharing_goes_on_when_it_is_ba
         if answer.status_code == 503:
             assert answer.json()["error"]["code"] == "limits_unavailable" and answer.headers["retry-after"]
     own_redis.start()
-    for server in houses:
+    for server in servers:
         with server.client() as client:
             wait_for(lambda client=client: "kvarn_limits_redis_away 0.0" in client.get("/metrics").text, "Redis")
 
     async def both() -> list[int]:
         async with _client() as client:
-            both = [await _ask(client, server.url, 6) for server in houses]
+            both = [await _ask(client, server.url, 6) for server in servers]
             return [int(answer.headers["x-ratelimit-remaining-tokens"]) for answer in both]
 
     assert asyncio.run(both()) == [10**6 - 10, 10**6 - 20]

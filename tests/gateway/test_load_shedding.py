@@ -1,4 +1,4 @@
-"""Load shedding at the front door: from when a request counts, how early it is refused, and who comes back."""
+"""Load shedding at the gateway: from when a request counts, how early it is refused, and who comes back."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def shedding(serve: Callable[..., AbstractContextManager[Any]], wait_for: Any) -
         yield server
 
 
-def _waiting_room(server: Any) -> Any:
+def _replica_admission(server: Any) -> Any:
     (replica,) = server.served["tiny"].replicas
-    return server.gateway.bodies._check.__self__._rooms[replica]
+    return server.gateway.bodies._check.__self__._replicas[replica]
 
 
 def test_time_counts_from_the_last_byte_of_the_body(shedding: Any) -> None:
@@ -135,7 +135,7 @@ def test_a_prompt_that_is_stored_elsewhere_says_nothing_of_what_a_body_holds(she
     sent = {"model": "tiny", "input": "x" * 200, "max_output_tokens": 16}
     first = shedding.http.post("/v1/responses", json=sent)
     assert first.status_code == 200
-    traffic = _waiting_room(shedding)._traffic
+    traffic = _replica_admission(shedding).traffic
     learned = traffic.tokens_in(1000)
     assert learned != 1000 * FIRST_TOKENS_PER_BYTE
     follow_up = sent | {"input": "y", "previous_response_id": first.json()["id"]}
@@ -164,14 +164,14 @@ def test_a_body_that_is_not_as_it_should_be_is_a_400_and_changes_no_account(
 ) -> None:
     shedding.chat.stats = IDLE
     assert shedding.http.post(CHAT, json=body()).status_code == 200
-    lines = _waiting_room(shedding)._controller.queue._lines
-    wait_for(lambda: not any(line.in_service for line in lines.values()), "the first request to be settled")
-    before = {tenant: line.counter for tenant, line in lines.items()}
+    accounts = _replica_admission(shedding).controller.queue._accounts
+    wait_for(lambda: not any(account.in_service for account in accounts.values()), "the first request to be settled")
+    before = {tenant: account.counter for tenant, account in accounts.items()}
     assert before
     content = json.dumps(body("other") | {"max_tokens": None}).removesuffix("}") + f",{field}}}"
     answer = shedding.http.post(CHAT, content=content, headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
-    assert {tenant: line.counter for tenant, line in lines.items()} == before
+    assert {tenant: account.counter for tenant, account in accounts.items()} == before
 
 
 def test_a_saturated_process_refuses_before_it_reads(shedding: Any) -> None:

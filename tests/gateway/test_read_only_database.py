@@ -25,7 +25,7 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 STORES = os.environ.get("TEST_STORES", "sqlite,postgresql").split(",")
 
 
-class Scene:
+class Setup:
     """A gateway that asks for keys, its administrator, and a switch for its database."""
 
     def __init__(self, server: Any, admin: httpx.Client, url: str) -> None:
@@ -57,9 +57,9 @@ class Scene:
 
 
 @pytest.fixture(params=STORES)
-def scene(
+def setup(
     request: Any, tmp_path: Path, serve: Any, make_database: Callable[[int], str], wait_for: Any
-) -> Iterator[Scene]:
+) -> Iterator[Setup]:
     if request.param == "sqlite":
         url = f"sqlite:///{tmp_path}/kvarn.db"
     else:
@@ -75,54 +75,54 @@ def scene(
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
         key = (tmp_path / "data" / FILE).read_text().strip()
         with httpx.Client(base_url=server.url, timeout=20, headers={"authorization": f"Bearer {key}"}) as admin:
-            yield Scene(server, admin, url)
+            yield Setup(server, admin, url)
 
 
 def test_answers_go_on_usage_waits_and_what_must_be_written_is_refused_until_writes_go_again(
-    scene: Scene, wait_for: Any, caplog: Any
+    setup: Setup, wait_for: Any, caplog: Any
 ) -> None:
     caplog.set_level(logging.INFO, "kvarn")
-    asked = [scene.chat()]
-    wait_for(lambda: scene.written() == asked, "the first event")
-    assert scene.admin.get("/ready").json()["database"] == "up" and scene.metric("kvarn_store_read_only") == 0
+    asked = [setup.chat()]
+    wait_for(lambda: setup.written() == asked, "the first event")
+    assert setup.admin.get("/ready").json()["database"] == "up" and setup.metric("kvarn_store_read_only") == 0
 
-    scene.set_read_only(True)
-    asked += [scene.chat() for _ in range(5)]
-    wait_for(lambda: scene.admin.get("/ready").json()["database"] == "read_only", "the gateway to know")
-    assert scene.admin.get("/ready").status_code == 200, "it answers without"
-    assert scene.metric("kvarn_store_read_only") == 1 and scene.metric("kvarn_store_away") == 0
+    setup.set_read_only(True)
+    asked += [setup.chat() for _ in range(5)]
+    wait_for(lambda: setup.admin.get("/ready").json()["database"] == "read_only", "the gateway to know")
+    assert setup.admin.get("/ready").status_code == 200, "it answers without"
+    assert setup.metric("kvarn_store_read_only") == 1 and setup.metric("kvarn_store_away") == 0
     for method, path, body in (
         ("POST", "/v1/conversations", {"json": {}}),
         ("POST", "/v1/files", {"data": {"purpose": "user_data"}, "files": {"file": ("a", b"a")}}),
         ("POST", "/v1/organization/projects", {"json": {"name": "p"}}),
         ("POST", "/v1/responses", {"json": {"model": "tiny", "input": "hello", "background": True}}),
     ):
-        refusal = scene.admin.request(method, path, **body)
+        refusal = setup.admin.request(method, path, **body)
         assert (refusal.status_code, refusal.json()["error"]["code"]) == (503, "database_read_only"), refusal.text
         assert int(refusal.headers["retry-after"]) >= 1
-    kept = scene.admin.post("/v1/responses", json={"model": "tiny", "input": "hello"})
+    kept = setup.admin.post("/v1/responses", json={"model": "tiny", "input": "hello"})
     assert kept.status_code == 200 and kept.json()["store"] is False, "an answer is an answer, and says what it is not"
     asked.append(kept.headers["x-request-id"])
-    assert scene.admin.get("/v1/files").json()["data"] == [], "what is stored is read"
-    wait_for(lambda: scene.metric("kvarn_usage_spool_bytes") > 0, "usage to wait on disk")
-    assert scene.written() == asked[:1]
+    assert setup.admin.get("/v1/files").json()["data"] == [], "what is stored is read"
+    wait_for(lambda: setup.metric("kvarn_usage_spool_bytes") > 0, "usage to wait on disk")
+    assert setup.written() == asked[:1]
 
-    scene.set_read_only(False)
-    wait_for(lambda: scene.admin.get("/ready").json()["database"] == "up", "the gateway to know")
-    asked.append(scene.chat())
-    wait_for(lambda: len(scene.written()) >= len(asked), "usage to be written")
-    assert scene.written() == asked, "each once, and nothing of what was refused"
-    assert scene.admin.post("/v1/conversations", json={}).status_code == 200
-    assert scene.metric("kvarn_store_read_only") == scene.metric("kvarn_usage_spool_bytes") == 0
+    setup.set_read_only(False)
+    wait_for(lambda: setup.admin.get("/ready").json()["database"] == "up", "the gateway to know")
+    asked.append(setup.chat())
+    wait_for(lambda: len(setup.written()) >= len(asked), "usage to be written")
+    assert setup.written() == asked, "each once, and nothing of what was refused"
+    assert setup.admin.post("/v1/conversations", json={}).status_code == 200
+    assert setup.metric("kvarn_store_read_only") == setup.metric("kvarn_usage_spool_bytes") == 0
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_a_gateway_nobody_uses_learns_by_itself_that_writes_go_again(scene: Scene, wait_for: Any) -> None:
-    scene.set_read_only(True)
-    assert scene.admin.post("/v1/conversations", json={}).status_code == 503
-    assert scene.admin.get("/ready").json()["database"] == "read_only"
-    scene.set_read_only(False)
-    wait_for(lambda: scene.metric("kvarn_store_read_only") == 0, "the gateway to ask")
+def test_a_gateway_nobody_uses_learns_by_itself_that_writes_go_again(setup: Setup, wait_for: Any) -> None:
+    setup.set_read_only(True)
+    assert setup.admin.post("/v1/conversations", json={}).status_code == 503
+    assert setup.admin.get("/ready").json()["database"] == "read_only"
+    setup.set_read_only(False)
+    wait_for(lambda: setup.metric("kvarn_store_read_only") == 0, "the gateway to ask")
 
 
 async def test_a_gateway_starts_on_a_database_that_takes_no_writes(

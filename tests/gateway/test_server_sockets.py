@@ -13,7 +13,7 @@ import uvloop
 from certificates import write_certificate
 from kvarn.config.schema import GatewayConfig
 from kvarn.gateway import server
-from kvarn.gateway.arrival import _TCP_INFO, received_at
+from kvarn.gateway.record import _TCP_INFO, received_at
 from kvarn.gateway.server import bind, build_server
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -135,7 +135,7 @@ def test_a_tls_handshake_ends_with_the_time_for_headers(loop: Any, tls: dict[str
 
 @pytest.mark.parametrize("loop", [uvloop.run, asyncio.run])
 def test_tls_handshakes_count_as_connections(loop: Any, tls: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MOST_REFUSED", 3)
+    monkeypatch.setattr(server, "MAX_REFUSED", 3)
 
     async def work(address: Any, running: Any) -> None:
         clients = [socket.create_connection(address) for _ in range(12)]

@@ -65,9 +65,9 @@ def test_administration_refuses_what_it_does_not_know(client: httpx.Client) -> N
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "colour"
 
 
-def test_the_output_of_a_batch_names_what_was_ignored(mill: Any, wait_for: WaitFor) -> None:
+def test_the_output_of_a_batch_names_what_was_ignored(runner: Any, wait_for: WaitFor) -> None:
     lines = [chat_line(0, tools=[STRICT], colour="red"), chat_line(1)]
-    with mill.client() as client:
+    with runner.client() as client:
         found = outputs(client, await_end(client, send(client, lines), wait_for))
     warnings = found["r0"]["response"]["warnings"]
     assert [warning.split(",")[0] for warning in warnings] == ["ignored unknown field 'colour'", "ignored 'strict'"]

@@ -13,7 +13,7 @@ from kvarn.config.platform import AuthConfig, StoreConfig
 from kvarn.identity.bootstrap import FILE
 
 
-class Door:
+class KeyServer:
     """A gateway that asks for keys, and its first administrator."""
 
     def __init__(self, server: Any, admin_key: str) -> None:
@@ -34,11 +34,11 @@ class Door:
 
 
 @pytest.fixture
-def open_door(serve: Callable[..., Any], tmp_path) -> Callable[..., AbstractContextManager[Door]]:
-    """`with open_door(url, mode="keys", refresh_s=0.1) as door`: a gateway on the database of that URL."""
+def open_api(serve: Callable[..., Any], tmp_path) -> Callable[..., AbstractContextManager[KeyServer]]:
+    """`with open_api(url, mode="keys", refresh_s=0.1) as api`: a gateway on the database of that URL."""
 
     @contextmanager
-    def make(url: str, name: str = "gateway", **auth: Any) -> Iterator[Door]:
+    def make(url: str, name: str = "gateway", **auth: Any) -> Iterator[KeyServer]:
         data = tmp_path / name
         changes = {
             "auth": AuthConfig(**{"mode": "keys", **auth}),
@@ -54,15 +54,15 @@ def open_door(serve: Callable[..., Any], tmp_path) -> Callable[..., AbstractCont
             while probe.get("/ready").status_code != 200:
                 pass
             file = data / FILE
-            door = Door(server, file.read_text().strip() if file.exists() else "")
-            yield door
-            door.close()
+            api = KeyServer(server, file.read_text().strip() if file.exists() else "")
+            yield api
+            api.close()
 
     return make
 
 
 @pytest.fixture
-def door(open_door: Callable[..., AbstractContextManager[Door]], database_url: str) -> Iterator[Door]:
+def api(open_api: Callable[..., AbstractContextManager[KeyServer]], database_url: str) -> Iterator[KeyServer]:
     """A gateway that asks for keys, once on SQLite, once on PostgreSQL."""
-    with open_door(database_url) as made:
+    with open_api(database_url) as made:
         yield made

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvarn.config.platform import AuthConfig
-from kvarn.gateway.admin_context import AdminContext
+from kvarn.gateway.dependencies import AdminContext
 from kvarn.identity.key_cache import KeyCache
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError, StoreAwayError
@@ -19,7 +19,7 @@ from kvarn.wire.openai.errors import ApiError
 from watched_store import WatchedStore
 
 
-class Scene:
+class Setup:
     """A tenant's administrator at a gateway that has just seen a key of the tenant's."""
 
     def __init__(self, store: Store) -> None:
@@ -28,7 +28,7 @@ class Scene:
         self.key_id = self.value = ""
         self.owner = Owner("", "")
 
-    async def furnish(self) -> Scene:
+    async def furnish(self) -> Setup:
         self.owner = (await create_organization(self.store, "a")).owner
         async with audited_change(self.store, Actor("test")) as change:
             key, self.value = await add_key(
@@ -49,27 +49,27 @@ class Scene:
 
 
 async def test_an_act_that_could_not_begin_leaves_the_keys_of_all_believed(store: Store) -> None:
-    scene = await Scene(store).furnish()
-    scene.watched.away = True
+    setup = await Setup(store).furnish()
+    setup.watched.away = True
     with pytest.raises(StoreAwayError):
-        await scene.revoke(scene.key_id)
-    assert await scene.holds()
+        await setup.revoke(setup.key_id)
+    assert await setup.holds()
 
 
 async def test_an_act_that_was_refused_leaves_the_keys_of_all_believed(store: Store) -> None:
-    scene = await Scene(store).furnish()
+    setup = await Setup(store).furnish()
     with pytest.raises(NotFoundError):
-        await scene.revoke("key_none")
-    scene.watched.away = True
-    assert await scene.holds()
+        await setup.revoke("key_none")
+    setup.watched.away = True
+    assert await setup.holds()
 
 
 async def test_after_an_act_of_which_nobody_knows_whether_it_holds_no_key_is_believed(store: Store) -> None:
-    scene = await Scene(store).furnish()
-    scene.watched.fails_to_commit = True
+    setup = await Setup(store).furnish()
+    setup.watched.fails_to_commit = True
     with pytest.raises(StoreAwayError):
-        await scene.revoke(scene.key_id)
+        await setup.revoke(setup.key_id)
     with pytest.raises(ApiError) as refusal:
-        await scene.holds()
+        await setup.holds()
     assert refusal.value.status == 503
-    scene.watched.away = False
+    setup.watched.away = False

@@ -10,20 +10,20 @@ import pytest
 ASK: dict[str, Any] = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "Hej"}]}
 
 
-def test_anthropics_client_brings_its_key_in_its_own_header(door: Any) -> None:
-    with anthropic.Anthropic(base_url=door.server.url, api_key=door.admin_key, max_retries=0) as claude:
+def test_anthropics_client_brings_its_key_in_its_own_header(api: Any) -> None:
+    with anthropic.Anthropic(base_url=api.server.url, api_key=api.admin_key, max_retries=0) as claude:
         assert claude.messages.create(**ASK).content
-    with anthropic.Anthropic(base_url=door.server.url, auth_token=door.admin_key, max_retries=0) as claude:
+    with anthropic.Anthropic(base_url=api.server.url, auth_token=api.admin_key, max_retries=0) as claude:
         assert claude.messages.create(**ASK).content
 
 
-def test_a_wrong_key_is_told_in_its_words(door: Any) -> None:
+def test_a_wrong_key_is_told_in_its_words(api: Any) -> None:
     with (
-        anthropic.Anthropic(base_url=door.server.url, api_key="kv-wrong", max_retries=0) as claude,
+        anthropic.Anthropic(base_url=api.server.url, api_key="kv-wrong", max_retries=0) as claude,
         pytest.raises(anthropic.AuthenticationError) as refused,
     ):
         claude.messages.create(**ASK)
     body: Any = refused.value.body
     assert body["type"] == "error" and body["error"]["type"] == "authentication_error" and body["request_id"]
-    openai_shape = door.client("kv-wrong").post("/v1/chat/completions", json=ASK).json()
+    openai_shape = api.client("kv-wrong").post("/v1/chat/completions", json=ASK).json()
     assert openai_shape["error"]["type"] == "invalid_request_error"

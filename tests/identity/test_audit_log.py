@@ -19,28 +19,28 @@ def log(client: httpx.Client, **wanted: str) -> list[dict[str, Any]]:
     return client.get(LOG, params={"limit": 100, **wanted}).json()["data"]
 
 
-def administrator(door, root: httpx.Client, organization_id: str, email: str) -> tuple[str, str, httpx.Client]:
+def administrator(api, root: httpx.Client, organization_id: str, email: str) -> tuple[str, str, httpx.Client]:
     """A person who administers an organisation: user id, key id, and their client."""
     project = root.get("/v1/organization/projects").json()["data"][0]["id"]
     user = root.post("/v1/organization/users", json={"email": email, "role": "owner"}).json()["id"]
 
     async def make():
         asked = KeyRequest(name="theirs", role=Role.ADMIN, user_id=user)
-        async with audited_change(door.server.gateway.store, Actor("test")) as change:
+        async with audited_change(api.server.gateway.store, Actor("test")) as change:
             return await add_key(change, organization_id, project, asked)
 
-    key, value = door.server.do(make())
-    return user, key.id, door.client(value)
+    key, value = api.server.do(make())
+    return user, key.id, api.client(value)
 
 
-def tenant(door) -> tuple[str, httpx.Client]:
-    made = door.client(door.admin_key).post("/v1/organization/tenants", json={"name": "a"}).json()
-    return made["id"], door.client(made["admin_api_key"]["value"])
+def tenant(api) -> tuple[str, httpx.Client]:
+    made = api.client(api.admin_key).post("/v1/organization/tenants", json={"name": "a"}).json()
+    return made["id"], api.client(made["admin_api_key"]["value"])
 
 
-def test_what_a_user_did_is_known_after_they_are_deleted(door) -> None:
-    organization_id, first = tenant(door)
-    user, key, theirs = administrator(door, first, organization_id, "Mallory@example.org")
+def test_what_a_user_did_is_known_after_they_are_deleted(api) -> None:
+    organization_id, first = tenant(api)
+    user, key, theirs = administrator(api, first, organization_id, "Mallory@example.org")
     made = theirs.post("/v1/organization/projects", json={"name": "bad"}).json()["id"]
     before = log(first, **{"resource_ids[]": made})
     assert before[0]["actor"]["api_key"] == {
@@ -55,10 +55,10 @@ def test_what_a_user_did_is_known_after_they_are_deleted(door) -> None:
     assert log(first, **{"actor_ids[]": key}) == before
 
 
-def test_a_tenant_cannot_tell_one_platform_administrator_from_another(door) -> None:
-    organization_id, first = tenant(door)
-    root = door.client(door.admin_key)
-    user, key, platform = administrator(door, root, "org-default", "root@platform.example")
+def test_a_tenant_cannot_tell_one_platform_administrator_from_another(api) -> None:
+    organization_id, first = tenant(api)
+    root = api.client(api.admin_key)
+    user, key, platform = administrator(api, root, "org-default", "root@platform.example")
     assert platform.post(f"/v1/organization/tenants/{organization_id}", json={"weight": 2}).status_code == 200
     limit = f"/v1/organization/tenants/{organization_id}/rate_limits/rl-*"
     assert platform.post(limit, json={"max_requests_per_1_minute": 9}).status_code == 200
@@ -77,14 +77,14 @@ def test_a_tenant_cannot_tell_one_platform_administrator_from_another(door) -> N
         ]
 
 
-def test_the_command_line_is_the_platforms_too(door) -> None:
-    organization_id, first = tenant(door)
+def test_the_command_line_is_the_platforms_too(api) -> None:
+    organization_id, first = tenant(api)
 
     async def change() -> None:
-        async with audited_change(door.server.gateway.store, actor()) as change:
+        async with audited_change(api.server.gateway.store, actor()) as change:
             await change_organization(change, organization_id, {"weight": 2.0})
 
-    door.server.do(change())
+    api.server.do(change())
     wanted = {"event_types[]": "organization.updated"}
     assert log(first, **wanted)[0]["actor"]["name"] == "platform administrator"
-    assert log(door.client(door.admin_key), **wanted)[0]["actor"]["name"].startswith("command line (")
+    assert log(api.client(api.admin_key), **wanted)[0]["actor"]["name"].startswith("command line (")

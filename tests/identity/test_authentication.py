@@ -1,4 +1,4 @@
-"""Who gets in, through the real front door."""
+"""Who gets in, through a real gateway."""
 
 from __future__ import annotations
 
@@ -18,51 +18,51 @@ ACTOR = Actor("test")
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 
 
-def make_key(door, **asked):
+def make_key(api, **asked):
     """A tenant with one key; organisation, key id, value."""
 
     async def make():
-        store = door.server.gateway.store
+        store = api.server.gateway.store
         tenant = await create_organization(store, "tenant")
         async with audited_change(store, ACTOR) as change:
             key, value = await add_key(change, tenant.organization_id, tenant.project_id, KeyRequest(name="k", **asked))
         return tenant, key.id, value
 
-    return door.server.do(make())
+    return api.server.do(make())
 
 
-def test_without_a_valid_key_nobody_gets_in_and_all_hear_the_same(door) -> None:
-    _, _, value = make_key(door)
-    _, _, expired = make_key(door, lifetime_s=-1)
+def test_without_a_valid_key_nobody_gets_in_and_all_hear_the_same(api) -> None:
+    _, _, value = make_key(api)
+    _, _, expired = make_key(api, lifetime_s=-1)
     wrong = [new_key().value, expired, value[:-1] + "!", "sk-something", value[:15] + new_key().value[15:]]
-    answers = [door.client(key).post("/v1/chat/completions", json=ASK) for key in wrong]
+    answers = [api.client(key).post("/v1/chat/completions", json=ASK) for key in wrong]
     assert {answer.status_code for answer in answers} == {401}
     assert len({answer.text for answer in answers}) == 1
     error = answers[0].json()["error"]
     assert (error["code"], error["type"]) == ("invalid_api_key", "invalid_request_error")
     assert answers[0].headers["www-authenticate"].startswith("Bearer")
     assert "x-request-id" in answers[0].headers
-    missing = door.client(None).get("/v1/models")
+    missing = api.client(None).get("/v1/models")
     assert missing.status_code == 401 and "did not provide" in missing.json()["error"]["message"]
 
 
-def test_paths_of_probes_need_no_key(door) -> None:
-    with door.client(None) as nobody:
+def test_paths_of_probes_need_no_key(api) -> None:
+    with api.client(None) as nobody:
         assert {nobody.get(path).status_code for path in ("/health", "/ready", "/metrics", "/docs", "/")} == {200}
 
 
-def test_the_official_clients_work_with_a_key(door) -> None:
-    _, _, value = make_key(door)
-    with openai.OpenAI(base_url=f"{door.server.url}/v1", api_key=value, max_retries=0) as client:
+def test_the_official_clients_work_with_a_key(api) -> None:
+    _, _, value = make_key(api)
+    with openai.OpenAI(base_url=f"{api.server.url}/v1", api_key=value, max_retries=0) as client:
         assert client.chat.completions.create(**ASK).choices[0].message.content
-    stranger = openai.OpenAI(base_url=f"{door.server.url}/v1", api_key="wrong", max_retries=0)
+    stranger = openai.OpenAI(base_url=f"{api.server.url}/v1", api_key="wrong", max_retries=0)
     with stranger, pytest.raises(openai.AuthenticationError, match="Incorrect API key"):
         stranger.models.list()
 
 
-def test_a_key_is_read_from_anthropics_header_too(door) -> None:
-    _, _, value = make_key(door)
-    with httpx.Client(base_url=door.server.url) as client:
+def test_a_key_is_read_from_anthropics_header_too(api) -> None:
+    _, _, value = make_key(api)
+    with httpx.Client(base_url=api.server.url) as client:
         assert client.get("/v1/models", headers={"x-api-key": value}).status_code == 200
         assert client.get("/v1/models", headers={"x-api-key": "wrong"}).status_code == 401
         both = {"x-api-key": value, "authorization": "Bearer none"}
@@ -71,20 +71,20 @@ def test_a_key_is_read_from_anthropics_header_too(door) -> None:
         assert client.get("/v1/models", headers={"authorization": f"Basic {value}"}).status_code == 401
 
 
-def test_what_a_request_does_is_done_under_its_tenants_salt(door) -> None:
-    tenant, _, value = make_key(door)
-    other, _, other_value = make_key(door)
+def test_what_a_request_does_is_done_under_its_tenants_salt(api) -> None:
+    tenant, _, value = make_key(api)
+    other, _, other_value = make_key(api)
     for key in (value, other_value):
-        assert door.client(key).post("/v1/chat/completions", json=ASK).status_code == 200
-    submitted = door.server.chat.submitted[-2:]
+        assert api.client(key).post("/v1/chat/completions", json=ASK).status_code == 200
+    submitted = api.server.chat.submitted[-2:]
     assert [each.tenant for each in submitted] == [tenant.organization_id, other.organization_id]
     assert [each.cache_salt.partition("/")[0] for each in submitted] == [tenant.cache_salt, other.cache_salt]
 
 
-def test_a_key_revoked_at_one_gateway_is_refused_by_another_within_refresh_s(open_door, database_url) -> None:
+def test_a_key_revoked_at_one_gateway_is_refused_by_another_within_refresh_s(open_api, database_url) -> None:
     with (
-        open_door(database_url, "first") as first,
-        open_door(database_url, "second", refresh_s=0.2) as second,
+        open_api(database_url, "first") as first,
+        open_api(database_url, "second", refresh_s=0.2) as second,
     ):
         tenant, key_id, value = make_key(first)
         with second.client(value) as client:
@@ -99,10 +99,10 @@ def test_a_key_revoked_at_one_gateway_is_refused_by_another_within_refresh_s(ope
             assert client.get("/v1/models").status_code == 401
 
 
-def test_scopes_are_refused_by_name(door) -> None:
-    _, _, no_tiny = make_key(door, scopes=Scopes(models=("vec",)))
-    _, _, only_chat = make_key(door, scopes=Scopes(endpoints=("/v1/chat", "/v1/models/")))
-    with door.client(no_tiny) as client:
+def test_scopes_are_refused_by_name(api) -> None:
+    _, _, no_tiny = make_key(api, scopes=Scopes(models=("vec",)))
+    _, _, only_chat = make_key(api, scopes=Scopes(endpoints=("/v1/chat", "/v1/models/")))
+    with api.client(no_tiny) as client:
         for path, body in (("/v1/chat/completions", ASK), ("/tokenize", {"model": "tiny", "prompt": "a"})):
             refused = client.post(path, json=body)
             assert refused.status_code == 403
@@ -114,7 +114,7 @@ def test_scopes_are_refused_by_name(door) -> None:
         unknown = client.post("/v1/chat/completions", json=ASK | {"model": "none"})
         assert unknown.status_code == 404 and "tiny" not in unknown.text
         assert client.post("/v1/embeddings", json={"model": "vec", "input": "a"}).status_code == 200
-    with door.client(only_chat) as client:
+    with api.client(only_chat) as client:
         assert client.post("/v1/chat/completions", json=ASK).status_code == 200
         assert client.get("/v1/models/tiny").status_code == 200
         for path in ("/v1/models", "/v1/chatter", "/v1/embeddings"):
@@ -122,41 +122,41 @@ def test_scopes_are_refused_by_name(door) -> None:
             assert refused.status_code == 403 and f"endpoints:{path}" in refused.text
 
 
-def test_an_open_server_honours_a_key_that_exists_and_takes_all_others_as_anybody(open_door, database_url) -> None:
-    with open_door(database_url, mode="open") as door:
-        tenant, _, value = make_key(door)
+def test_an_open_server_honours_a_key_that_exists_and_takes_all_others_as_anybody(open_api, database_url) -> None:
+    with open_api(database_url, mode="open") as api:
+        tenant, _, value = make_key(api)
         for key in (value, new_key().value, "none", None):
-            assert door.client(key).post("/v1/chat/completions", json=ASK).status_code == 200
-        tenants = [each.tenant for each in door.server.chat.submitted]
+            assert api.client(key).post("/v1/chat/completions", json=ASK).status_code == 200
+        tenants = [each.tenant for each in api.server.chat.submitted]
         assert tenants == [tenant.organization_id, "org-default", "org-default", "org-default"]
-        assert all(len(each.cache_salt) > 30 for each in door.server.chat.submitted)
-        assert door.admin_key, "a new database has its first key even there"
+        assert all(len(each.cache_salt) > 30 for each in api.server.chat.submitted)
+        assert api.admin_key, "a new database has its first key even there"
 
 
-def test_when_a_key_was_last_used_is_written_at_the_end(open_door, database_url) -> None:
-    with open_door(database_url) as door:
-        tenant, key_id, value = make_key(door)
-        assert door.client(value).get("/v1/models").status_code == 200
-    with open_door(database_url) as door:
+def test_when_a_key_was_last_used_is_written_at_the_end(open_api, database_url) -> None:
+    with open_api(database_url) as api:
+        tenant, key_id, value = make_key(api)
+        assert api.client(value).get("/v1/models").status_code == 200
+    with open_api(database_url) as api:
 
         async def read():
-            async with door.server.gateway.store.reading() as session:
+            async with api.server.gateway.store.reading() as session:
                 return await get_key(session, tenant.organization_id, key_id)
 
-        assert abs(door.server.do(read()).last_used_at - time.time()) < 60
+        assert abs(api.server.do(read()).last_used_at - time.time()) < 60
 
 
-def test_the_first_key_is_an_administrators(door) -> None:
+def test_the_first_key_is_an_administrators(api) -> None:
     from kvarn.store.keys import lookup_of
     from kvarn.store.repositories.tenants.principals import find_grant
 
     async def read():
-        async with door.server.gateway.store.reading() as session:
-            return await find_grant(session, lookup_of(door.admin_key), time.time())
+        async with api.server.gateway.store.reading() as session:
+            return await find_grant(session, lookup_of(api.admin_key), time.time())
 
-    assert door.server.do(read()).principal.role is Role.ADMIN
-    assert door.client(door.admin_key).get("/v1/models").status_code == 200
+    assert api.server.do(read()).principal.role is Role.ADMIN
+    assert api.client(api.admin_key).get("/v1/models").status_code == 200
 
 
-def test_a_path_with_a_nul_byte_is_a_bad_request(door) -> None:
-    assert door.client(door.admin_key).get("/v1/models/a%00b").status_code == 400
+def test_a_path_with_a_nul_byte_is_a_bad_request(api) -> None:
+    assert api.client(api.admin_key).get("/v1/models/a%00b").status_code == 400

@@ -64,9 +64,9 @@ def test_requests_from_elsewhere_are_refused_by_name(host: str | None, origin: s
     assert named in error.message and at_fault in error.message
 
 
-def test_an_open_server_tells_nothing_to_a_name_that_points_at_it(open_door, tmp_path) -> None:
-    with open_door(f"sqlite:///{tmp_path}/open.db", mode="open", allowed_hosts=("models.example.org",)) as door:
-        nobody, keyed = door.client(None), door.client(door.admin_key)
+def test_an_open_server_tells_nothing_to_a_name_that_points_at_it(open_api, tmp_path) -> None:
+    with open_api(f"sqlite:///{tmp_path}/open.db", mode="open", allowed_hosts=("models.example.org",)) as api:
+        nobody, keyed = api.client(None), api.client(api.admin_key)
         kept = nobody.post("/v1/conversations", json={}).json()["id"]
         rebound = {"host": "evil.example", "origin": "http://evil.example"}
         usage = {"start_time": 1790000000}
@@ -81,12 +81,12 @@ def test_an_open_server_tells_nothing_to_a_name_that_points_at_it(open_door, tmp
         assert keyed.get("/v1/models", headers=rebound).status_code == 200, "a page does not know a key"
         assert nobody.get("/health", headers=rebound).status_code == 200
         for host in ("[", "[::1", "127.0.0.1\r\nOrigin: http://["):
-            assert first_line(door.server.url, host) == "HTTP/1.1 403 Forbidden", host
+            assert first_line(api.server.url, host) == "HTTP/1.1 403 Forbidden", host
 
 
-def test_a_server_that_asks_for_keys_may_have_any_name(open_door, tmp_path) -> None:
-    with open_door(f"sqlite:///{tmp_path}/keys.db") as door:
-        keyed = door.client(door.admin_key)
+def test_a_server_that_asks_for_keys_may_have_any_name(open_api, tmp_path) -> None:
+    with open_api(f"sqlite:///{tmp_path}/keys.db") as api:
+        keyed = api.client(api.admin_key)
         for headers in ({"host": "models.example.org"}, {"origin": "https://app.example.org"}):
             assert keyed.get("/v1/organization/projects", headers=headers).status_code == 200
 

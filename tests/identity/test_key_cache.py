@@ -38,7 +38,7 @@ class Clock:
         return self.now
 
 
-class Scene:
+class Setup:
     """A tenant with a key, and a key_cache over a store that is watched."""
 
     def __init__(self, store: Store, **config: float) -> None:
@@ -46,7 +46,7 @@ class Scene:
         self.key_cache = KeyCache(self.watched, AuthConfig(**config), self.clock)  # type: ignore[arg-type]
         self.key_id = self.value = self.organization_id = ""
 
-    async def furnish(self) -> Scene:
+    async def furnish(self) -> Setup:
         tenant = await create_organization(self.store, "a")
         self.organization_id = tenant.organization_id
         async with audited_change(self.store, ACTOR) as change:
@@ -63,63 +63,63 @@ class Scene:
 
     async def settle(self) -> None:
         """Let what runs beside the requests end."""
-        await self.key_cache._revision.settle()
+        await self.key_cache._changes.settle()
 
 
 async def test_a_known_key_costs_no_query_until_its_answer_is_half_as_old_as_it_may_be(store: Store) -> None:
-    scene = await Scene(store, refresh_s=1.0).furnish()
-    assert [await scene.holds() for _ in range(5)] == [True] * 5
-    assert scene.watched.reads == 1
-    scene.clock.now += 0.6
-    assert await scene.holds()
-    await scene.settle()
-    assert scene.watched.reads == 2, "asked again beside the request"
-    assert await scene.holds() and scene.watched.reads == 2
+    setup = await Setup(store, refresh_s=1.0).furnish()
+    assert [await setup.holds() for _ in range(5)] == [True] * 5
+    assert setup.watched.reads == 1
+    setup.clock.now += 0.6
+    assert await setup.holds()
+    await setup.settle()
+    assert setup.watched.reads == 2, "asked again beside the request"
+    assert await setup.holds() and setup.watched.reads == 2
 
 
 async def test_those_who_ask_for_a_key_at_once_read_it_once(store: Store) -> None:
-    scene = await Scene(store).furnish()
-    assert all(await asyncio.gather(*[scene.holds() for _ in range(50)]))
-    assert scene.watched.reads == 1
+    setup = await Setup(store).furnish()
+    assert all(await asyncio.gather(*[setup.holds() for _ in range(50)]))
+    assert setup.watched.reads == 1
 
 
 async def test_a_change_made_elsewhere_is_seen_once_the_answer_may_not_be_older(store: Store) -> None:
-    scene = await Scene(store, refresh_s=0.25).furnish()
-    assert await scene.holds()
-    await scene.revoke()
-    scene.clock.now += 0.12
-    assert await scene.holds(), "younger than half of refresh_s: nothing is asked"
-    scene.clock.now += 0.14
-    assert not await scene.holds()
+    setup = await Setup(store, refresh_s=0.25).furnish()
+    assert await setup.holds()
+    await setup.revoke()
+    setup.clock.now += 0.12
+    assert await setup.holds(), "younger than half of refresh_s: nothing is asked"
+    setup.clock.now += 0.14
+    assert not await setup.holds()
 
 
 async def test_a_change_made_here_holds_at_once(store: Store) -> None:
-    scene = await Scene(store, refresh_s=60).furnish()
-    assert await scene.holds()
-    await scene.revoke()
-    assert await scene.holds()
-    scene.key_cache.renew([scene.organization_id])
-    assert not await scene.holds()
+    setup = await Setup(store, refresh_s=60).furnish()
+    assert await setup.holds()
+    await setup.revoke()
+    assert await setup.holds()
+    setup.key_cache.renew([setup.organization_id])
+    assert not await setup.holds()
 
 
 async def test_a_key_made_after_it_was_asked_for_in_vain_is_found(store: Store) -> None:
-    scene = await Scene(store, refresh_s=60).furnish()
+    setup = await Setup(store, refresh_s=60).furnish()
     tenant = await create_organization(store, "b")
-    assert await scene.key_cache.bearer_of(new_key().value) is None
+    assert await setup.key_cache.bearer_of(new_key().value) is None
     async with audited_change(store, ACTOR) as change:
         _, value = await add_key(change, tenant.organization_id, tenant.project_id, KeyRequest(name="k"))
-    assert await scene.key_cache.bearer_of(value) is not None
+    assert await setup.key_cache.bearer_of(value) is not None
 
 
 async def test_a_key_that_a_standby_did_not_have_yet_is_asked_for_again(store: Store) -> None:
-    scene = await Scene(store, refresh_s=60).furnish()
-    made = await _lookup_of(store, scene.key_id)
-    await _set_lookup(store, scene.key_id, "not-here-yet")
-    assert not await scene.holds() and not await scene.holds()
-    assert scene.watched.reads == 1, "whoever tries keys costs a query now and then"
-    await _set_lookup(store, scene.key_id, made)
-    scene.clock.now += 5
-    assert await scene.holds()
+    setup = await Setup(store, refresh_s=60).furnish()
+    made = await _lookup_of(store, setup.key_id)
+    await _set_lookup(store, setup.key_id, "not-here-yet")
+    assert not await setup.holds() and not await setup.holds()
+    assert setup.watched.reads == 1, "whoever tries keys costs a query now and then"
+    await _set_lookup(store, setup.key_id, made)
+    setup.clock.now += 5
+    assert await setup.holds()
 
 
 async def _lookup_of(store: Store, key_id: str) -> str:
@@ -133,162 +133,162 @@ async def _set_lookup(store: Store, key_id: str, lookup: str) -> None:
 
 
 async def test_an_act_after_which_all_keys_grant_what_they_did_makes_none_be_read_again(store: Store) -> None:
-    scene = await Scene(store, refresh_s=1.0).furnish()
-    assert await scene.holds()
+    setup = await Setup(store, refresh_s=1.0).furnish()
+    assert await setup.holds()
     tenant = await create_organization(store, "b")
     async with audited_change(store, ACTOR) as change:
         project = await add_project(change, tenant.organization_id, "p")
         await add_user(change, tenant.organization_id, "ada@example.org", "Ada", Role.ADMIN)
         await add_service_account(change, tenant.organization_id, tenant.project_id, "s", "member")
         await add_key(change, tenant.organization_id, tenant.project_id, KeyRequest(name="k"))
-    reads = scene.watched.reads
-    scene.clock.now += 2
-    assert await scene.holds()
-    assert scene.watched.reads == reads + 1, "the number alone is asked for"
+    reads = setup.watched.reads
+    setup.clock.now += 2
+    assert await setup.holds()
+    assert setup.watched.reads == reads + 1, "the number alone is asked for"
     async with audited_change(store, ACTOR) as change:
         await archive_project(change, tenant.organization_id, project.id)
-    scene.clock.now += 2
-    assert await scene.holds()
-    assert scene.watched.reads == reads + 2, "the change was another organisation's"
+    setup.clock.now += 2
+    assert await setup.holds()
+    assert setup.watched.reads == reads + 2, "the change was another organisation's"
 
 
 async def test_an_unknown_key_and_a_revoked_one_are_read_alike(store: Store) -> None:
-    scene = await Scene(store, refresh_s=60).furnish()
-    await scene.revoke()
-    for value in (new_key().value, scene.value, scene.value[:-1] + ("a" if scene.value[-1] != "a" else "b")):
-        before = scene.watched.reads
-        fresh = KeyCache(scene.watched, AuthConfig(refresh_s=60), scene.clock)  # type: ignore[arg-type]
+    setup = await Setup(store, refresh_s=60).furnish()
+    await setup.revoke()
+    for value in (new_key().value, setup.value, setup.value[:-1] + ("a" if setup.value[-1] != "a" else "b")):
+        before = setup.watched.reads
+        fresh = KeyCache(setup.watched, AuthConfig(refresh_s=60), setup.clock)  # type: ignore[arg-type]
         assert [await fresh.bearer_of(value) for _ in range(3)] == [None] * 3
-        assert scene.watched.reads == before + 1
+        assert setup.watched.reads == before + 1
 
 
 async def test_the_beginning_of_a_key_is_not_enough(store: Store) -> None:
-    scene = await Scene(store).furnish()
-    forged = scene.value[:15] + new_key().value[15:]
-    assert await scene.key_cache.bearer_of(forged) is None
-    assert await scene.holds()
+    setup = await Setup(store).furnish()
+    forged = setup.value[:15] + new_key().value[15:]
+    assert await setup.key_cache.bearer_of(forged) is None
+    assert await setup.holds()
 
 
 async def test_trying_many_keys_pushes_no_known_one_out(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvarn.identity.key_cache._MAX_UNKNOWN", 3)
-    scene = await Scene(store, refresh_s=60).furnish()
-    assert await scene.holds()
+    setup = await Setup(store, refresh_s=60).furnish()
+    assert await setup.holds()
     for _ in range(10):
-        await scene.key_cache.bearer_of(new_key().value)
-    reads = scene.watched.reads
-    assert await scene.holds() and scene.watched.reads == reads
+        await setup.key_cache.bearer_of(new_key().value)
+    reads = setup.watched.reads
+    assert await setup.holds() and setup.watched.reads == reads
 
 
 async def test_known_keys_go_on_while_the_database_is_away_and_unknown_ones_hear_so(store: Store) -> None:
-    scene = await Scene(store, refresh_s=0.25, stale_s=100).furnish()
-    assert await scene.holds()
-    scene.watched.away = True
-    scene.clock.now += 50
-    assert await scene.holds()
+    setup = await Setup(store, refresh_s=0.25, stale_s=100).furnish()
+    assert await setup.holds()
+    setup.watched.away = True
+    setup.clock.now += 50
+    assert await setup.holds()
     with pytest.raises(ApiError) as refusal:
-        await scene.key_cache.bearer_of(new_key().value)
+        await setup.key_cache.bearer_of(new_key().value)
     assert refusal.value.status == 503 and "retry-after" in refusal.value.headers
-    scene.clock.now += 99
-    assert await scene.holds(), "counted from when the database was missed"
-    scene.clock.now += 2
+    setup.clock.now += 99
+    assert await setup.holds(), "counted from when the database was missed"
+    setup.clock.now += 2
     with pytest.raises(ApiError):
-        await scene.holds()
+        await setup.holds()
 
 
 async def test_a_key_withdrawn_here_is_not_believed_again_while_the_database_is_away(store: Store) -> None:
-    scene = await Scene(store, stale_s=100).furnish()
-    assert await scene.holds()
-    await scene.revoke()
-    scene.key_cache.renew([scene.organization_id])
-    scene.watched.away = True
+    setup = await Setup(store, stale_s=100).furnish()
+    assert await setup.holds()
+    await setup.revoke()
+    setup.key_cache.renew([setup.organization_id])
+    setup.watched.away = True
     for _ in range(3):
         with pytest.raises(ApiError) as refusal:
-            await scene.holds()
+            await setup.holds()
         assert refusal.value.status == 503
-        scene.clock.now += 2
+        setup.clock.now += 2
 
 
 async def test_a_key_not_read_since_a_change_elsewhere_is_not_believed_while_the_database_is_away(store: Store) -> None:
-    scene = await Scene(store, refresh_s=0.25, stale_s=100).furnish()
-    assert await scene.holds()
+    setup = await Setup(store, refresh_s=0.25, stale_s=100).furnish()
+    assert await setup.holds()
     tenant = await create_organization(store, "b")
     async with audited_change(store, ACTOR) as change:
         _, other = await add_key(change, tenant.organization_id, tenant.project_id, KeyRequest(name="k"))
-    await scene.revoke()
-    scene.clock.now += 1
-    assert await scene.key_cache.bearer_of(other) is not None, "tells the key cache of the change"
-    scene.watched.away = True
-    scene.clock.now += 10
-    assert await scene.key_cache.bearer_of(other) is not None
+    await setup.revoke()
+    setup.clock.now += 1
+    assert await setup.key_cache.bearer_of(other) is not None, "tells the key cache of the change"
+    setup.watched.away = True
+    setup.clock.now += 10
+    assert await setup.key_cache.bearer_of(other) is not None
     with pytest.raises(ApiError):
-        await scene.holds()
+        await setup.holds()
 
 
 async def test_a_database_that_is_away_is_asked_once_a_second(store: Store) -> None:
-    scene = await Scene(store).furnish()
-    assert await scene.holds()
-    scene.watched.away = True
-    scene.clock.now += 10
-    assert await scene.holds()
-    reads = scene.watched.reads
+    setup = await Setup(store).furnish()
+    assert await setup.holds()
+    setup.watched.away = True
+    setup.clock.now += 10
+    assert await setup.holds()
+    reads = setup.watched.reads
     for _ in range(20):
-        assert await scene.holds()
-    assert scene.watched.reads == reads
+        assert await setup.holds()
+    assert setup.watched.reads == reads
 
 
 async def test_a_database_that_hangs_holds_a_known_key_up_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvarn.identity.revision.AWAY_S", 0.05)
-    scene = await Scene(store, stale_s=100).furnish()
+    monkeypatch.setattr("kvarn.identity.key_changes.AWAY_S", 0.05)
+    setup = await Setup(store, stale_s=100).furnish()
     await ensure_default_organization(store)
-    assert await scene.holds()
-    salt = (await scene.key_cache.anybody()).cache_salt
-    scene.watched.hangs = True
+    assert await setup.holds()
+    salt = (await setup.key_cache.anybody()).cache_salt
+    setup.watched.hangs = True
     for _ in range(5):
-        scene.clock.now += 10
+        setup.clock.now += 10
         async with asyncio.timeout(1):
-            assert await scene.holds()
-            assert (await scene.key_cache.anybody()).cache_salt == salt != ""
-    await scene.key_cache.close()
+            assert await setup.holds()
+            assert (await setup.key_cache.anybody()).cache_salt == salt != ""
+    await setup.key_cache.close()
 
 
 async def test_when_the_database_is_back_what_was_changed_meanwhile_holds(store: Store) -> None:
-    scene = await Scene(store).furnish()
-    assert await scene.holds()
-    scene.watched.away = True
-    scene.clock.now += 10
-    assert await scene.holds()
-    await scene.revoke()
-    scene.watched.away = False
-    scene.clock.now += 2
-    await scene.holds()  # asks beside itself: a database that was away is not waited for
-    await scene.settle()
-    assert not await scene.holds()
+    setup = await Setup(store).furnish()
+    assert await setup.holds()
+    setup.watched.away = True
+    setup.clock.now += 10
+    assert await setup.holds()
+    await setup.revoke()
+    setup.watched.away = False
+    setup.clock.now += 2
+    await setup.holds()  # asks beside itself: a database that was away is not waited for
+    await setup.settle()
+    assert not await setup.holds()
 
 
 async def test_an_expired_key_ends_without_a_query(store: Store) -> None:
-    scene = await Scene(store, refresh_s=60).furnish()
+    setup = await Setup(store, refresh_s=60).furnish()
     tenant = await create_organization(store, "b")
     asked = KeyRequest(name="k", lifetime_s=100)
     async with audited_change(store, ACTOR) as change:
         _, value = await add_key(change, tenant.organization_id, tenant.project_id, asked)
-    assert await scene.key_cache.bearer_of(value) is not None
-    reads = scene.watched.reads
-    scene.watched.now = lambda: store.now() + 101
-    assert await scene.key_cache.bearer_of(value) is None
-    assert scene.watched.reads == reads
+    assert await setup.key_cache.bearer_of(value) is not None
+    reads = setup.watched.reads
+    setup.watched.now = lambda: store.now() + 101
+    assert await setup.key_cache.bearer_of(value) is None
+    assert setup.watched.reads == reads
 
 
 async def test_anybody_has_the_default_organisations_salt_and_limits(store: Store) -> None:
-    scene = Scene(store, refresh_s=60)
-    assert (await scene.key_cache.anybody()).cache_salt == ""
+    setup = Setup(store, refresh_s=60)
+    assert (await setup.key_cache.anybody()).cache_salt == ""
     assert await ensure_default_organization(store)
     assert not await ensure_default_organization(store)
-    anybody = await scene.key_cache.anybody()
+    anybody = await setup.key_cache.anybody()
     assert anybody.organization_id == DEFAULT_ORGANIZATION and anybody.cache_salt and anybody.limits == ()
     async with audited_change(store, ACTOR) as change:
         await set_limit(change, DEFAULT_ORGANIZATION, DEFAULT_ORGANIZATION, "*", {"tokens_per_minute": 9})
-    scene.clock.now += 61
-    assert [rule.tokens_per_minute for rule in (await scene.key_cache.anybody()).limits] == [9]
+    setup.clock.now += 61
+    assert [rule.tokens_per_minute for rule in (await setup.key_cache.anybody()).limits] == [9]
 
 
 async def test_keys_are_taken_from_memory_while_the_database_refuses_the_server(
@@ -299,15 +299,15 @@ async def test_keys_are_taken_from_memory_while_the_database_refuses_the_server(
     await upgrade(owner)
     login = f"gateway_{uuid.uuid4().hex[:12]}"
     await _execute(owner, f"CREATE ROLE {login} LOGIN SUPERUSER")
-    scene = await Scene(owner).furnish()
+    setup = await Setup(owner).furnish()
     served = Store(url.set(username=login), timeout_s=20)
     key_cache = KeyCache(served, AuthConfig(refresh_s=0.05))
-    assert await key_cache.bearer_of(scene.value) is not None
+    assert await key_cache.bearer_of(setup.value) is not None
     await _execute(owner, f"ALTER ROLE {login} NOLOGIN")
     await _execute(owner, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{login}'")
     for _ in range(3):
         await asyncio.sleep(0.06)
-        assert await key_cache.bearer_of(scene.value) is not None
+        assert await key_cache.bearer_of(setup.value) is not None
     with pytest.raises(ApiError) as raised:
         await key_cache.bearer_of(new_key().value)
     assert raised.value.status == 503

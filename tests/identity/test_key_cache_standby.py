@@ -76,7 +76,7 @@ async def test_what_was_revoked_stays_so_while_a_standby_lags_and_new_keys_wait(
     for _ in range(3):
         now += 2
         assert await key_cache.bearer_of(values[1]) is not None, "from memory"
-        await key_cache._revision.settle()
+        await key_cache._changes.settle()
         for value in (values[0], late):
             with pytest.raises(ApiError) as refusal:
                 await key_cache.bearer_of(value)

@@ -48,7 +48,7 @@ async def last_used(store: Store) -> dict[str, int | None]:
         return dict((await session.execute(select(ApiKey.id, ApiKey.last_used_at))).all())
 
 
-@pytest.mark.parametrize("error", [StoreAwayError("the cable is cut"), ValueError("a fault nobody foresaw")])
+@pytest.mark.parametrize("error", [StoreAwayError("the connection is lost"), ValueError("a fault nobody foresaw")])
 async def test_what_could_not_be_written_is_written_later(store: Store, error: Exception) -> None:
     (key_id,) = await add_keys(store)
     failing = Failing(store)

@@ -9,12 +9,12 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_t
 
 
 @pytest.fixture
-def admin(door):
+def admin(api):
     """The first administrator, with OpenAI's client."""
     with openai.OpenAI(
-        base_url=f"{door.server.url}/v1",
+        base_url=f"{api.server.url}/v1",
         api_key="none",
-        admin_api_key=door.admin_key,
+        admin_api_key=api.admin_key,
         max_retries=0,
         timeout=20,
         _strict_response_validation=True,
@@ -22,13 +22,13 @@ def admin(door):
         yield client.admin.organization
 
 
-def events(door, **wanted) -> list[str]:
+def events(api, **wanted) -> list[str]:
     """Types of the audit log's entries, oldest first."""
-    found = door.client(door.admin_key).get("/v1/organization/audit_logs", params={"limit": 100, **wanted}).json()
+    found = api.client(api.admin_key).get("/v1/organization/audit_logs", params={"limit": 100, **wanted}).json()
     return [entry["type"] for entry in found["data"]][::-1]
 
 
-def test_a_project_lives_and_is_archived(admin, door) -> None:
+def test_a_project_lives_and_is_archived(admin, api) -> None:
     made = admin.projects.create(name="search")
     assert (made.name, made.status, made.archived_at) == ("search", "active", None)
     assert admin.projects.retrieve(made.id) == made
@@ -41,11 +41,11 @@ def test_a_project_lives_and_is_archived(admin, door) -> None:
         admin.projects.update(made.id, name="again")
     with pytest.raises(openai.ConflictError, match="default project"):
         admin.projects.archive("proj_default")
-    assert events(door, **{"resource_ids[]": made.id}) == ["project.created", "project.updated", "project.archived"]
+    assert events(api, **{"resource_ids[]": made.id}) == ["project.created", "project.updated", "project.archived"]
 
 
-def test_a_projects_key_works_until_it_is_deleted_or_its_project_archived(admin, door) -> None:
-    root = door.client(door.admin_key)
+def test_a_projects_key_works_until_it_is_deleted_or_its_project_archived(admin, api) -> None:
+    root = api.client(api.admin_key)
     project = admin.projects.create(name="p").id
     path = f"/v1/organization/projects/{project}/api_keys"
     made = [root.post(path, json={"name": name, "scopes": ["models:tiny"]}).json() for name in ("one", "two")]
@@ -55,7 +55,7 @@ def test_a_projects_key_works_until_it_is_deleted_or_its_project_archived(admin,
     shown = admin.projects.api_keys.retrieve(made[0]["id"], project_id=project)
     assert shown.redacted_value == made[0]["redacted_value"] and made[0]["value"] not in shown.to_json()
     assert list(admin.projects.api_keys.list(project, owner_project_access="inactive")) == []
-    users = [door.client(key["value"]) for key in made]
+    users = [api.client(key["value"]) for key in made]
     assert [user.post("/v1/chat/completions", json=CHAT).status_code for user in users] == [200, 200]
     assert admin.projects.api_keys.delete(made[0]["id"], project_id=project).deleted
     assert [user.post("/v1/chat/completions", json=CHAT).status_code for user in users] == [401, 200]
@@ -65,11 +65,11 @@ def test_a_projects_key_works_until_it_is_deleted_or_its_project_archived(admin,
     assert users[1].post("/v1/chat/completions", json=CHAT).status_code == 401
 
 
-def test_a_key_of_a_project_administers_nothing(admin, door) -> None:
-    made = door.client(door.admin_key).post(
+def test_a_key_of_a_project_administers_nothing(admin, api) -> None:
+    made = api.client(api.admin_key).post(
         "/v1/organization/projects/proj_default/api_keys", json={"name": "k", "role": "member"}
     )
-    member = door.client(made.json()["value"])
+    member = api.client(made.json()["value"])
     for path in ("projects", "users", "admin_api_keys", "audit_logs", "tenants"):
         refused = member.get(f"/v1/organization/{path}")
         assert refused.status_code == 403, path
@@ -77,7 +77,7 @@ def test_a_key_of_a_project_administers_nothing(admin, door) -> None:
     assert next(iter(admin.admin_api_keys.list())).name == "Bootstrap admin key"
 
 
-def test_administrators_keys_are_made_and_deleted_but_not_the_last(admin, door) -> None:
+def test_administrators_keys_are_made_and_deleted_but_not_the_last(admin, api) -> None:
     first = next(iter(admin.admin_api_keys.list()))
     with pytest.raises(openai.ConflictError, match="last administrator"):
         admin.admin_api_keys.delete(first.id)
@@ -85,13 +85,13 @@ def test_administrators_keys_are_made_and_deleted_but_not_the_last(admin, door) 
     assert second.expires_at == second.created_at + 3600
     assert admin.admin_api_keys.retrieve(second.id).name == "second"
     assert [key.name for key in admin.admin_api_keys.list(order="desc")] == ["second", "Bootstrap admin key"]
-    assert door.client(second.value).get("/v1/organization/projects").status_code == 200
+    assert api.client(second.value).get("/v1/organization/projects").status_code == 200
     assert admin.admin_api_keys.delete(second.id).deleted
-    assert door.client(second.value).get("/v1/organization/projects").status_code == 401
+    assert api.client(second.value).get("/v1/organization/projects").status_code == 401
 
 
-def test_people_join_projects_and_lose_their_keys_when_they_leave(admin, door) -> None:
-    root = door.client(door.admin_key)
+def test_people_join_projects_and_lose_their_keys_when_they_leave(admin, api) -> None:
+    root = api.client(api.admin_key)
     made = root.post("/v1/organization/users", json={"email": "Ada@example.org", "role": "reader"}).json()
     assert root.post("/v1/organization/users", json={"email": "ada@example.org"}).status_code == 409
     assert [user.id for user in admin.users.list(emails=["ADA@example.org", "bob@example.org"])] == [made["id"]]
@@ -106,9 +106,9 @@ def test_people_join_projects_and_lose_their_keys_when_they_leave(admin, door) -
     assert [user.id for user in admin.projects.users.list(project)] == [made["id"]]
     with pytest.raises(openai.ConflictError):
         admin.projects.users.create(project, user_id=made["id"], role="member")
-    hers = door.client(root.post(keys_path, json=ask).json()["value"])
+    hers = api.client(root.post(keys_path, json=ask).json()["value"])
     admin.projects.users.create("proj_default", user_id=made["id"], role="member")
-    elsewhere = door.client(root.post("/v1/organization/projects/proj_default/api_keys", json=ask).json()["value"])
+    elsewhere = api.client(root.post("/v1/organization/projects/proj_default/api_keys", json=ask).json()["value"])
     assert next(iter(admin.projects.api_keys.list(project))).owner.user.email == "ada@example.org"
     assert hers.get("/v1/models").status_code == 200
     assert admin.projects.users.delete(made["id"], project_id=project).deleted
@@ -121,8 +121,8 @@ def test_people_join_projects_and_lose_their_keys_when_they_leave(admin, door) -
         admin.users.retrieve(made["id"])
 
 
-def test_an_administrator_who_is_none_any_more_administers_nothing(admin, door) -> None:
-    root = door.client(door.admin_key)
+def test_an_administrator_who_is_none_any_more_administers_nothing(admin, api) -> None:
+    root = api.client(api.admin_key)
     made = root.post("/v1/organization/users", json={"email": "ada@example.org", "role": "owner"}).json()
     root.post("/v1/organization/projects/proj_default/users", json={"user_id": made["id"], "role": "owner"})
 
@@ -132,38 +132,38 @@ def test_an_administrator_who_is_none_any_more_administers_nothing(admin, door) 
         from kvarn.store.repositories.tenants.keys import KeyRequest, add_key
 
         asked = KeyRequest(name="hers", role=Role.ADMIN, user_id=made["id"])
-        async with audited_change(door.server.gateway.store, Actor("test")) as change:
+        async with audited_change(api.server.gateway.store, Actor("test")) as change:
             return (await add_key(change, "org-default", "proj_default", asked))[1]
 
-    hers = door.client(door.server.do(key_of_hers()))
+    hers = api.client(api.server.do(key_of_hers()))
     mine = hers.post("/v1/organization/admin_api_keys", json={"name": "more"}).json()
     assert mine["owner"]["id"] == made["id"], "the keys she makes are hers"
     admin.users.update(made["id"], role="reader")
-    for value in (hers, door.client(mine["value"])):
+    for value in (hers, api.client(mine["value"])):
         assert value.get("/v1/organization/users").status_code == 403
         assert value.get("/v1/models").status_code == 200
 
 
-def test_service_accounts_have_keys_and_take_them_along(admin, door) -> None:
+def test_service_accounts_have_keys_and_take_them_along(admin, api) -> None:
     project = admin.projects.create(name="p").id
     made = admin.projects.service_accounts.create(project, name="crawler")
-    assert door.client(made.api_key.value).get("/v1/models").status_code == 200
+    assert api.client(made.api_key.value).get("/v1/models").status_code == 200
     bare = admin.projects.service_accounts.create(project, name="bare", create_service_account_only=True)
     assert bare.api_key is None
-    more = door.client(door.admin_key).post(
+    more = api.client(api.admin_key).post(
         f"/v1/organization/projects/{project}/service_accounts/{bare.id}/api_keys", json={"scopes": ["models:vec"]}
     )
     assert more.json()["object"] == "organization.project.service_account.api_key"
-    assert door.client(more.json()["value"]).post("/v1/chat/completions", json=CHAT).status_code == 403
+    assert api.client(more.json()["value"]).post("/v1/chat/completions", json=CHAT).status_code == 403
     renamed = admin.projects.service_accounts.update(bare.id, project_id=project, name="worker", role="owner")
     assert (renamed.name, renamed.role) == ("worker", "owner")
     assert [each.name for each in admin.projects.service_accounts.list(project)] == ["crawler", "worker"]
     assert list(admin.users.list()) == [], "a service account is nobody of the organisation"
     assert admin.projects.service_accounts.delete(made.id, project_id=project).deleted
-    assert door.client(made.api_key.value).get("/v1/models").status_code == 401
+    assert api.client(made.api_key.value).get("/v1/models").status_code == 401
 
 
-def test_rate_limits_are_listed_for_every_model_set_and_taken_away(admin, door) -> None:
+def test_rate_limits_are_listed_for_every_model_set_and_taken_away(admin, api) -> None:
     project = admin.projects.create(name="p").id
     listed = {limit.id: limit for limit in admin.projects.rate_limits.list_rate_limits(project)}
     assert list(listed) == ["rl-*", "rl-tiny", "rl-vec"]
@@ -172,7 +172,7 @@ def test_rate_limits_are_listed_for_every_model_set_and_taken_away(admin, door) 
         "rl-tiny", project_id=project, max_requests_per_1_minute=60, max_tokens_per_1_minute=1000
     )
     assert (changed.max_requests_per_1_minute, changed.max_tokens_per_1_minute) == (60, 1000)
-    root = door.client(door.admin_key)
+    root = api.client(api.admin_key)
     path = f"/v1/organization/projects/{project}/rate_limits"
     partly = root.post(f"{path}/rl-tiny", json={"max_tokens_per_1_minute": None, "max_concurrent_requests": 3}).json()
     assert (partly["max_requests_per_1_minute"], partly["max_tokens_per_1_minute"]) == (60, 2**53 - 1)
@@ -182,16 +182,16 @@ def test_rate_limits_are_listed_for_every_model_set_and_taken_away(admin, door) 
     assert root.post(f"{key_path}/rl-*", json={"max_requests_per_1_minute": 5}).status_code == 200
 
     async def rules():
-        return (await door.server.gateway.key_cache.bearer_of(made["value"])).limits
+        return (await api.server.gateway.key_cache.bearer_of(made["value"])).limits
 
-    found = {(rule.holder, rule.model, rule.requests_per_minute) for rule in door.server.do(rules())}
+    found = {(rule.holder, rule.model, rule.requests_per_minute) for rule in api.server.do(rules())}
     assert found == {(project, "tiny", 60), (made["id"], "*", 5)}
     assert root.delete(f"{path}/rl-tiny").status_code == 200
     for wrong in ("rl-none", "tiny"):
         assert root.post(f"{path}/{wrong}", json={"max_requests_per_1_minute": 1}).status_code == 404
     refused = root.post(f"{path}/rl-tiny", json={"max_images_per_1_minute": 1})
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "max_images_per_1_minute"
-    kinds = events(door, **{"event_types[]": ["rate_limit.updated", "rate_limit.deleted"]})
+    kinds = events(api, **{"event_types[]": ["rate_limit.updated", "rate_limit.deleted"]})
     assert kinds == ["rate_limit.updated"] * 3 + ["rate_limit.deleted"]
 
 
@@ -206,7 +206,7 @@ def test_lists_come_in_pages(admin) -> None:
         admin.projects.list(limit=0)
 
 
-def test_the_audit_log_says_who_did_what_where_and_no_secret(admin, door) -> None:
+def test_the_audit_log_says_who_did_what_where_and_no_secret(admin, api) -> None:
     project = admin.projects.create(name="p").id
     account = admin.projects.service_accounts.create(project, name="crawler")
     admin.projects.api_keys.delete(account.api_key.id, project_id=project)

@@ -22,11 +22,11 @@ PROJECT = "/v1/organization/projects/{project}"
 
 
 @pytest.fixture
-def pair(door):
+def pair(api):
     """Two tenants: what the first one owns, and clients of both administrators."""
-    root = door.client(door.admin_key)
+    root = api.client(api.admin_key)
     tenants = [root.post("/v1/organization/tenants", json={"name": name}).json() for name in "ab"]
-    first, second = (door.client(tenant["admin_api_key"]["value"]) for tenant in tenants)
+    first, second = (api.client(tenant["admin_api_key"]["value"]) for tenant in tenants)
     owned = {"tenant": tenants[0]["id"], "admin_key": tenants[0]["admin_api_key"]["id"]}
     owned["project"] = first.post("/v1/organization/projects", json={"name": "p"}).json()["id"]
     path = PROJECT.format(**owned)
@@ -96,8 +96,8 @@ def test_what_another_owns_is_as_unknown_as_what_nobody_has(pair) -> None:
         assert told[0] == told[1], (method, path)
 
 
-def test_every_operation_on_an_object_of_an_organisation_is_in_this_list(pair, door) -> None:
-    document = door.client(None).get("/openapi.json").json()
+def test_every_operation_on_an_object_of_an_organisation_is_in_this_list(pair, api) -> None:
+    document = api.client(None).get("/openapi.json").json()
     paths = {
         (method.upper(), path)
         for path, operations in document["paths"].items()
@@ -135,7 +135,7 @@ def test_lists_show_ones_own_and_cursors_of_another_are_unknown(pair) -> None:
     assert not any(value in entries for value in owned.values())
 
 
-def test_tenants_are_the_platform_administrators_alone(pair, door) -> None:
+def test_tenants_are_the_platform_administrators_alone(pair, api) -> None:
     owned, first, _ = pair
     tenant = f"/v1/organization/tenants/{owned['tenant']}"
     for method, path, body in (
@@ -152,9 +152,9 @@ def test_tenants_are_the_platform_administrators_alone(pair, door) -> None:
         assert ask(first, method, path, body, owned).status_code == 403, (method, path)
 
 
-def test_a_platform_administrator_sets_what_a_tenant_may(pair, door) -> None:
+def test_a_platform_administrator_sets_what_a_tenant_may(pair, api) -> None:
     owned, first, _ = pair
-    root = door.client(door.admin_key)
+    root = api.client(api.admin_key)
     tenant = f"/v1/organization/tenants/{owned['tenant']}"
     changed = root.post(tenant, json={"weight": 3, "priority": 5, "retention_days": 30, "name": "A"}).json()
     assert [changed[name] for name in ("weight", "priority", "retention_days", "name")] == [3.0, 5, 30, "A"]
@@ -179,37 +179,37 @@ def test_a_platform_administrator_sets_what_a_tenant_may(pair, door) -> None:
 
 @pytest.mark.parametrize("erase_usage", [False, True])
 def test_a_deleted_tenant_leaves_nothing_but_the_news_of_it_and_what_it_owes(
-    pair, door, erase_usage, monkeypatch, wait_for
+    pair, api, erase_usage, monkeypatch, wait_for
 ) -> None:
     owned, first, second = pair
-    root, gateway = door.client(door.admin_key), door.server.gateway
+    root, gateway = api.client(api.admin_key), api.server.gateway
     listed = root.get("/v1/organization/tenants").json()["data"]
     other = next(each["id"] for each in listed if each["name"] == "b")
     tenant = f"/v1/organization/tenants/{owned['tenant']}"
     chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
     assert first.post("/v1/chat/completions", json={**chat, "store": True}).status_code == 200
-    door.server.do(keep_more_than_one_step(gateway.store, owned))
-    wait_for(lambda: "usage_events" in door.server.do(rows_of(gateway.store, owned["tenant"])), "the ledger")
-    door.server.do(bill_all(gateway.store))
-    before = door.server.do(rows_of(gateway.store, owned["tenant"]))
+    api.server.do(keep_more_than_one_step(gateway.store, owned))
+    wait_for(lambda: "usage_events" in api.server.do(rows_of(gateway.store, owned["tenant"])), "the ledger")
+    api.server.do(bill_all(gateway.store))
+    before = api.server.do(rows_of(gateway.store, owned["tenant"]))
     assert before["stored_completions"] == 61
-    others = door.server.do(rows_of(gateway.store, other))
+    others = api.server.do(rows_of(gateway.store, other))
 
     under_way, go_on = pause_deletion(monkeypatch, before="files")
     with ThreadPoolExecutor(1) as pool:
         deletion = pool.submit(root.delete, tenant, params={"erase_usage": str(erase_usage).lower()})
         assert under_way.wait(20)
-        part = door.server.do(rows_of(gateway.store, owned["tenant"]))
+        part = api.server.do(rows_of(gateway.store, owned["tenant"]))
         unknown = first.get("/v1/models").status_code
         go_on.set()
         assert deletion.result().json()["deleted"]
     assert unknown == 401 and "stored_completions" not in part and {"files", "projects"} <= set(part)
 
     ledger = {model.__tablename__ for model in USAGE}
-    left = door.server.do(rows_of(gateway.store, owned["tenant"]))
+    left = api.server.do(rows_of(gateway.store, owned["tenant"]))
     assert set(left) == {"audit_log"} | (set() if erase_usage else ledger)
     assert all(left[name] == before[name] for name in set(left) - {"audit_log"})
-    assert door.server.do(rows_of(gateway.store, other)) == others
+    assert api.server.do(rows_of(gateway.store, other)) == others
     assert second.get("/v1/models").status_code == 200
     log = root.get("/v1/organization/audit_logs", params={"resource_ids[]": owned["tenant"]}).json()["data"]
     assert log[0]["type"] == "organization.deleted"

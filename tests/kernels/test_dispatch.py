@@ -12,15 +12,14 @@ import torch
 
 import kvarn
 from kvarn.kernels import dispatch
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.dispatch import BACKENDS, Backend, kernels_for
 from kvarn.kernels.errors import MissingKernelsError, UnknownBackendError, UnsupportedByBackendError
-from kvarn.kernels.interface import Kernels
-from kvarn.kernels.torch.backend import TorchKernels
 
 DEVICE_NAMES = {"cpu", "cuda", "mps", "xpu", "hpu", "meta"}
 
 
-class OtherKernels(TorchKernels):
+class OtherKernels(Kernels):
     name = "other"
 
 

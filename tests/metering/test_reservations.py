@@ -107,16 +107,16 @@ def held_in_redis(service: Any) -> int:
 
 
 async def test_two_gateways_never_pass_a_hard_limit_with_two_hundred_clients(own_redis: Any, gateways: Any) -> None:
-    houses: list[Gateway] = await gateways(2)
-    database, in_flight, refused = houses[0].database, dict[str, int](), 0
+    servers: list[Gateway] = await gateways(2)
+    database, in_flight, refused = servers[0].database, dict[str, int](), 0
 
     def check() -> None:
-        come_to = database.spent + sum(server.waiting for server in houses) + sum(in_flight.values())
+        come_to = database.spent + sum(server.waiting for server in servers) + sum(in_flight.values())
         assert come_to <= LIMIT, "more than the budget"
 
     async def client(number: int) -> None:
         nonlocal refused
-        dice, server = random.Random(number), houses[number % 2]
+        dice, server = random.Random(number), servers[number % 2]
         for turn in range(6):
             name, tokens = f"use_{number}_{turn}", dice.randint(1, 60)
             try:
@@ -138,22 +138,22 @@ async def test_two_gateways_never_pass_a_hard_limit_with_two_hundred_clients(own
             if dice.random() < 0.5:
                 server.read()
 
-    writing = [asyncio.create_task(ledger(server, random.Random(-number))) for number, server in enumerate(houses)]
+    writing = [asyncio.create_task(ledger(server, random.Random(-number))) for number, server in enumerate(servers)]
     await asyncio.gather(*[client(number) for number in range(CLIENTS)])
     for task in writing:
         task.cancel()
     assert refused, "the test asked for too little"
-    for server in houses:
+    for server in servers:
         server.write()
-    for server in houses:
+    for server in servers:
         server.read()
     left = LIMIT - database.spent
     assert left >= 0
     with pytest.raises(BudgetSpentError) as refusal:
-        await houses[0].take("use_last", left + 1)
+        await servers[0].take("use_last", left + 1)
     assert (refusal.value.left, refusal.value.asked) == (left, left + 1)
     if left:  # whatever was held is given back: all that is left can be had
-        assert await houses[1].take("use_last", left) is not None
+        assert await servers[1].take("use_last", left) is not None
         assert held_in_redis(own_redis) == left
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from kvarn.kernels.activation import Activation
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.linear import Linear, Norm
-from kvarn.kernels.torch.backend import TorchKernels
 from kvarn.kernels.weights import Weight
 from kvarn.models import load_model
 
@@ -42,7 +42,7 @@ class ScaledLinear:
         return out if add_to is None else add_to.add_(out)
 
 
-class AdapterKernels(TorchKernels):
+class AdapterKernels(Kernels):
     def pack_linear(
         self, weight: Weight, bias: torch.Tensor | None = None, activation: Activation | None = None
     ) -> Linear:

@@ -11,16 +11,16 @@ import torch
 
 from kvarn.costs.decoder import KvDtype
 from kvarn.kernels import dispatch
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, KVCache
 from kvarn.kernels.dispatch import BACKENDS, Backend
-from kvarn.kernels.torch.backend import TorchKernels
 from kvarn.models import Decoder, load_model
 
 Factory = Callable[..., tuple[Any, Path]]
 PROMPT = list(range(5, 40))
 
 
-class RecordingKernels(TorchKernels):
+class RecordingKernels(Kernels):
     """Stands for the kernels of another device: computes on this one, and counts the caches it makes."""
 
     name = "recording"

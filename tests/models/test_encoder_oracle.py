@@ -54,7 +54,7 @@ def test_minilm_gives_the_oracles_vectors() -> None:
     ]
     texts = tokenizer(sentences)["input_ids"]
     vectors = model.encode(*flat(texts))
-    assert (model.spec.embedding_size, model.spec.max_context_length, vectors.dtype) == (384, 256, torch.float32)
+    assert (model.spec.hidden_size, model.spec.max_context_length, vectors.dtype) == (384, 256, torch.float32)
     torch.testing.assert_close(vectors, expected(oracle, texts), atol=1e-5, rtol=1e-4)
     assert float(vectors[0] @ vectors[3]) > float(vectors[0] @ vectors[2])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ import transformers
 from safetensors.torch import save_file
 
 from kvarn.kernels.activation import Activation
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.linear import Linear
-from kvarn.kernels.torch.backend import TorchKernels
 from kvarn.kernels.weights import Weight
 from kvarn.models import Decoder, load_model
 from kvarn.models.checkpoint import Checkpoint
@@ -199,7 +199,7 @@ CASES = {
 }
 
 
-class ExactKernels(TorchKernels):
+class ExactKernels(Kernels):
     """Multiplies the numbers that quantized weights stand for, with plain activations; notes what was packed."""
 
     def __init__(self) -> None:
@@ -223,7 +223,7 @@ class Written:
         kernels, checkpoint = ExactKernels(), Checkpoint(self.path)
         loader = WeightLoader(checkpoint, kernels, torch.float32, parallel or Parallel())
         config = checkpoint.validated(DecoderConfig)
-        spec = decoder_spec("Qwen3ForCausalLM", config, num_parameters=loader.num_parameters)
+        spec = replace(decoder_spec("Qwen3ForCausalLM", config), num_parameters=loader.num_parameters)
         return Decoder(spec, loader, "float32"), kernels
 
     def change_config(self, change: Callable[[dict[str, Any]], None]) -> None:

@@ -221,17 +221,17 @@ def test_the_responses_of_a_dead_gateway_are_taken_over_once_and_then_given_up(
     open_gateway: Open, wait_for: Any
 ) -> None:
     with ExitStack() as stack:
-        houses = [stack.enter_context(open_gateway(hold_later)) for _ in range(2)]
-        with houses[0].client() as client:
+        servers = [stack.enter_context(open_gateway(hold_later)) for _ in range(2)]
+        with servers[0].client() as client:
             wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        response_id = queue(houses[0])
-        wait_for(lambda: len(houses[0].chat.running) == 1, "it to run")
+        response_id = queue(servers[0])
+        wait_for(lambda: len(servers[0].chat.running) == 1, "it to run")
         time.sleep(2)  # beyond a renewal: as long as its gateway lives nobody else touches it
-        assert not houses[1].chat.submitted
-        die(houses[0])
-        wait_for(lambda: len(houses[1].chat.running) == 1, "the other gateway to take it over")
-        assert state(houses[0], response_id)["status"] in ("queued", "in_progress")
-        die(houses[1])
+        assert not servers[1].chat.submitted
+        die(servers[0])
+        wait_for(lambda: len(servers[1].chat.running) == 1, "the other gateway to take it over")
+        assert state(servers[0], response_id)["status"] in ("queued", "in_progress")
+        die(servers[1])
         third = stack.enter_context(open_gateway())
         wait_for(lambda: state(third, response_id)["status"] == "failed", "it to be given up")
         failed = state(third, response_id)

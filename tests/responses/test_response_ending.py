@@ -83,7 +83,7 @@ class Seen:
         return [json.loads(block.partition("\ndata: ")[2]) for block in blocks if "\ndata: " in block]
 
 
-class Cable:
+class Connection:
     """Between a gateway and its database."""
 
     def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,16 +95,16 @@ class Cable:
     @asynccontextmanager
     async def _session(self, name: str) -> AsyncGenerator[Any, None]:
         if self.cut:
-            raise StoreAwayError("the cable is cut")
+            raise StoreAwayError("the connection is cut")
         async with self._real[name]() as session:
             yield session
 
 
-class Scene:
+class Setup:
     """One response, asked for in one way, while a plan is acted out."""
 
-    def __init__(self, server: Any, cable: Cable, plan: Plan) -> None:
-        self.gateway, self.cable, self.plan = server.gateway, cable, plan
+    def __init__(self, server: Any, connection: Connection, plan: Plan) -> None:
+        self.gateway, self.connection, self.plan = server.gateway, connection, plan
         self.seen = Seen()
         self.taken, self.gone = asyncio.Event(), asyncio.Event()
         self.run: Any = None
@@ -124,7 +124,7 @@ class Scene:
         for delay_ms, change in self.plan.acts:
             await asyncio.sleep(delay_ms / 1000)
             await self._act(change, asking)
-        self.cable.cut = False
+        self.connection.cut = False
         with suppress(asyncio.CancelledError):
             await asking
         if self.plan.way == "background":
@@ -171,7 +171,7 @@ class Scene:
     async def _act(self, change: str, asking: asyncio.Task[None]) -> None:
         in_background = self.plan.way == "background"
         match change:
-            case "cancel" if in_background and not self.cable.cut:
+            case "cancel" if in_background and not self.connection.cut:
                 owner = self.record.principal.owner
                 with suppress(StoreAwayError):
                     await retrieval.cancel_response(self.gateway, owner, self.seen.response_id)
@@ -183,8 +183,8 @@ class Scene:
             case "stop" if not asking.cancelling():  # a server stops once
                 asking.cancel()
             case "away" | "back":
-                self.cable.cut = change == "away"
-            case "steal" if self.conversation_id is not None and not self.cable.cut:
+                self.connection.cut = change == "away"
+            case "steal" if self.conversation_id is not None and not self.connection.cut:
                 async with self.gateway.store.transaction() as session:
                     stolen = update(Conversation).where(Conversation.id == self.conversation_id)
                     await session.execute(stolen.values(locked_by="resp_thief"))
@@ -206,7 +206,7 @@ def scenes(server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Acts out a plan; tells what came of it."""
     monkeypatch.setattr(response_sink, "RETRY_AFTER_S", 0.005)
     monkeypatch.setattr(background, "RETRY_AFTER_S", 0.005)
-    cable = Cable(server.gateway.store, monkeypatch)
+    connection = Connection(server.gateway.store, monkeypatch)
     kept: list[tuple[str, str]] = []
     used: list[tuple[str, str]] = []
     keep, finish, settle = stored.keep_response, stored.finish_background, Metering.finish
@@ -231,21 +231,21 @@ def scenes(server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def act_out(plan: Plan) -> Seen:
         async def play() -> Seen:
-            scene = Scene(server, cable, plan)
-            scene.record.request_id = f"req-{uuid.uuid4().hex}"
-            seen = await scene.act_out()
-            ids = (scene.record.request_id, seen.response_id)
+            setup = Setup(server, connection, plan)
+            setup.record.request_id = f"req-{uuid.uuid4().hex}"
+            seen = await setup.act_out()
+            ids = (setup.record.request_id, seen.response_id)
             seen.kept = [state for name, state in kept if name == seen.response_id]
             seen.used = [outcome for name, outcome in used if name in ids]
             if seen.row is not None:
-                await stored.delete_response(server.gateway.store, scene.record.principal.owner, seen.response_id)
+                await stored.delete_response(server.gateway.store, setup.record.principal.owner, seen.response_id)
             return seen
 
         result: Seen = server.do(play())
         return result
 
     yield act_out
-    cable.cut = False
+    connection.cut = False
 
 
 def test_it_ends_once_and_everybody_is_told_the_same(scenes: Any) -> None:

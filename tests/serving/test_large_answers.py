@@ -242,9 +242,9 @@ def test_a_response_keeps_its_logprobs_as_it_sent_them(probed: Any) -> None:
         assert kept["output"] == last["output"]
 
 
-def test_a_line_of_a_batch_has_the_logprobs_of_a_plain_answer(mill: Any, wait_for: WaitFor) -> None:
+def test_a_line_of_a_batch_has_the_logprobs_of_a_plain_answer(runner: Any, wait_for: WaitFor) -> None:
     asked = {"logprobs": True, "top_logprobs": 2, "max_tokens": 4}
-    with mill.client() as client:
+    with runner.client() as client:
         batch = await_end(client, send(client, [chat_line(1, **asked)]), wait_for)
         (line,) = outputs(client, batch).values()
         request = chat_line(1, **asked)["body"]

@@ -39,7 +39,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture(scope="module")
-def bombed(serve: Any, wait_for: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def bomb_server(serve: Any, wait_for: Callable[..., None], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A gateway with a harmless model, one with all the bombs, one that always goes off, and one that cannot start."""
 
     def prepare(server: Any) -> None:
@@ -73,10 +73,10 @@ def peak_memory() -> int:
 
 
 @pytest.mark.parametrize("bomb", CHOSEN)
-def test_a_bomb_harms_nobody(bombed: Any, bomb: str) -> None:
+def test_a_bomb_harms_nobody(bomb_server: Any, bomb: str) -> None:
     peak_memory()
     before = peak_memory()
-    with bombed.client() as client, bombed.client() as other, ThreadPoolExecutor(1) as thread:
+    with bomb_server.client() as client, bomb_server.client() as other, ThreadPoolExecutor(1) as thread:
         answer = thread.submit(client.post, "/v1/chat/completions", json=chat("bomb", bomb))
         for _ in range(3):
             assert other.get("/health", timeout=5).status_code == 200
@@ -90,7 +90,7 @@ def test_a_bomb_harms_nobody(bombed: Any, bomb: str) -> None:
     assert peak_memory() - before < 100 * MIB, "the gateway holds none of what a template makes"
 
 
-DOORS = {
+PATHS = {
     "/v1/chat/completions": chat("always"),
     "/v1/chat/completions?": {**chat("always"), "stream": True},
     "/tokenize": {"model": "always", "messages": MESSAGES},
@@ -101,38 +101,38 @@ DOORS = {
 }
 
 
-@pytest.mark.parametrize("path", DOORS)
-def test_every_door_that_renders_is_bounded(bombed: Any, path: str) -> None:
-    with bombed.client() as client:
-        answer = client.post(path, json=DOORS[path])
+@pytest.mark.parametrize("path", PATHS)
+def test_every_path_that_renders_is_bounded(bomb_server: Any, path: str) -> None:
+    with bomb_server.client() as client:
+        answer = client.post(path, json=PATHS[path])
         assert answer.status_code == 400, answer.text
         assert "within 2 s (gateway.template_timeout_s)" in answer.json()["error"]["message"]
 
 
-def test_a_template_that_cannot_be_compiled_takes_only_its_own_model(bombed: Any) -> None:
-    with bombed.client() as client:
+def test_a_template_that_cannot_be_compiled_takes_only_its_own_model(bomb_server: Any) -> None:
+    with bomb_server.client() as client:
         answer = client.post("/v1/chat/completions", json=chat("never"))
         assert answer.status_code == 500 and answer.json()["error"]["code"] == "model_broken"
         assert "cannot be compiled within 2 s" in answer.json()["error"]["message"]
         assert client.post("/v1/chat/completions", json=chat("tiny")).status_code == 200
 
 
-def test_a_model_that_moderates_is_bounded_too(bombed: Any) -> None:
+def test_a_model_that_moderates_is_bounded_too(bomb_server: Any) -> None:
     moderation = Moderation(
-        SafetyConfig(model="always", moderate_input=True), bombed.gateway.models, bombed.gateway.text
+        SafetyConfig(model="always", moderate_input=True), bomb_server.gateway.models, bomb_server.gateway.text
     )
     with pytest.raises(ModerationAwayError, match="within 2 s"):
-        bombed.do(moderation.moderator.judge("hi", Claim(tenant="anybody")))
+        bomb_server.do(moderation.moderator.judge("hi", Claim(tenant="anybody")))
 
 
-def test_a_tenants_bombs_do_not_hold_up_other_tenants_at_the_same_template(bombed: Any) -> None:
+def test_a_tenants_bombs_do_not_hold_up_other_tenants_at_the_same_template(bomb_server: Any) -> None:
     ended: list[str] = []
 
     def ask(client: httpx.Client, name: str, bomb: str | None) -> None:
         client.post("/v1/chat/completions", json=chat("bomb", bomb))
         ended.append(name)
 
-    with bombed.add_tenant("red") as red, bombed.add_tenant("blue") as blue, ThreadPoolExecutor(5) as threads:
+    with bomb_server.add_tenant("red") as red, bomb_server.add_tenant("blue") as blue, ThreadPoolExecutor(5) as threads:
         bombs = [threads.submit(ask, red, "red", "loops") for _ in range(4)]
         time.sleep(0.5)
         ask(blue, "blue", None)
@@ -140,8 +140,8 @@ def test_a_tenants_bombs_do_not_hold_up_other_tenants_at_the_same_template(bombe
     assert "red" in ended[ended.index("blue") :], ended
 
 
-def test_chats_of_one_model_wait_for_their_turn_at_its_template(bombed: Any) -> None:
-    with bombed.client() as client, ThreadPoolExecutor(16) as threads:
+def test_chats_of_one_model_wait_for_their_turn_at_its_template(bomb_server: Any) -> None:
+    with bomb_server.client() as client, ThreadPoolExecutor(16) as threads:
         answers = list(threads.map(lambda _: client.post("/v1/chat/completions", json=chat("tiny")), range(64)))
     assert [answer.status_code for answer in answers] == [200] * 64
 

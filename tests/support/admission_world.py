@@ -120,7 +120,7 @@ class AdmissionWorld:
         self.controller = AdmissionController(self.rules, view, self.traffic, self.config.priority_ageing_s)
         self.calls: dict[str, Call] = {}
         self.stats = self.engine.stats()
-        self.controller.hear(self.stats, 0.0)
+        self.controller.update(self.stats, 0.0)
         self._stats_due = 0.0
         self._coming: list[tuple[float, int, Call]] = []
         self._step_end: float | None = None
@@ -163,14 +163,14 @@ class AdmissionWorld:
         if not self.admission:
             self._submit(call)
             return
-        self.controller.hear(self.stats, self.now)
+        self.controller.update(self.stats, self.now)
         call.demand = Demand(
             tenant=call.tenant,
             weight=call.weight,
             priority=call.priority,
             prompt_tokens=self.traffic.expected_prompt(call.prompt),
             output_tokens=self.traffic.expected_output(call.tenant, call.output),
-            received=call.at,
+            arrival_s=call.at,
             key=(call.tenant, id(call)),
         )
         call.refusal = self.controller.offer(call.demand, self.now)
@@ -190,7 +190,7 @@ class AdmissionWorld:
 
     def _poll(self) -> None:
         self._next_poll = self.now + POLL_EVERY_S
-        self.controller.hear(self.stats, self.now)
+        self.controller.update(self.stats, self.now)
         for demand, refusal in self.controller.poll(self.now):
             call = self._waiting.pop(demand)
             if refusal is None:
@@ -233,7 +233,7 @@ class AdmissionWorld:
         output, self._output, self._step_end = self._output, None, None
         if self._told is not None:
             self.stats = self._told
-            self.controller.hear(self.stats, self.now)
+            self.controller.update(self.stats, self.now)
         for delta in output.deltas:
             call = self.calls[delta.request_id]
             call.tokens += len(delta.token_ids)

@@ -233,7 +233,7 @@ def open_gateway(serve: Any, database_url: str) -> Open:
 
 
 @pytest.fixture
-def mill(serve: Any, database_url: str, wait_for: Callable[..., None]) -> Iterator[Any]:
+def runner(serve: Any, database_url: str, wait_for: Callable[..., None]) -> Iterator[Any]:
     """A gateway of its own on each database, which looks for batches often."""
 
     def prepare(server: Any) -> None:

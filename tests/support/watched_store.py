@@ -29,16 +29,16 @@ class WatchedStore:
         if self.hangs:
             await asyncio.sleep(3600)
         if self.away:
-            raise StoreAwayError("the cable is cut")
+            raise StoreAwayError("the connection is lost")
         async with self._store.reading() as session:
             yield session
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[AsyncSession, None]:
         if self.away:
-            raise StoreAwayError("the cable is cut")
+            raise StoreAwayError("the connection is lost")
         async with self._store.transaction() as session:
             yield session
         if self.fails_to_commit:
             self.away = True
-            raise StoreAwayError("the cable was cut while it was written")
+            raise StoreAwayError("the connection was lost during a write")

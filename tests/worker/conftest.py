@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import kvarn
-from kvarn.config import EngineConfig
+from kvarn.config.schema import EngineConfig
 from kvarn.engine import EngineCore
 from kvarn.engine.plan import KVConnector, NewSequence, StepPlan, StepResult
 from kvarn.models import Decoder, load_model
@@ -181,12 +181,9 @@ class Stack:
         plans_ahead: bool = False,
         connector: KVConnector | None = None,
         prefix_cache: bool = True,
-        adapters: Sequence[str] = (),
         **engine: Any,
     ) -> None:
-        executor = InProcessExecutor(
-            model, num_blocks=num_blocks, max_num_seqs=max_num_seqs, connector=connector, adapters=adapters
-        )
+        executor = InProcessExecutor(model, num_blocks=num_blocks, max_num_seqs=max_num_seqs, connector=connector)
         self.executor = LateExecutor(executor) if plans_ahead else executor
         config = EngineConfig(
             max_num_seqs=max_num_seqs, token_budget=token_budget, tpot_target_ms=1e9, prefix_cache=prefix_cache

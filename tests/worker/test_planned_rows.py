@@ -11,9 +11,9 @@ import torch
 
 from engine_world import DictConnector, EveryThird, packed
 from kvarn.engine.plan import BlockTransfer, BlockUpdate, NewSequence, Row, StepPlan
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import KVCache
 from kvarn.kernels.linear import Linear, Norm
-from kvarn.kernels.torch.backend import TorchKernels
 from kvarn.models import Decoder, load_model
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
@@ -174,7 +174,7 @@ class ScaledLinear:
         return out if add_to is None else add_to.add_(out)
 
 
-class ScaledKernels(TorchKernels):
+class ScaledKernels(Kernels):
     def pack_linear(self, *args: Any, **named: Any) -> Linear:
         return ScaledLinear(super().pack_linear(*args, **named))
 
@@ -184,6 +184,7 @@ def test_the_adapter_that_a_request_names_reaches_every_row_of_it(
     stack: Any, tiny_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, plans_ahead: bool
 ) -> None:
     monkeypatch.setattr("kvarn.models.load.kernels_for", lambda *_: ScaledKernels())
+    monkeypatch.setattr(Decoder, "adapters", {"loud": 0, "quiet": 1})
     model = load_model(tiny_checkpoint("llama"), dtype="float32")
 
     def ask(*names: str) -> dict[str, list[int]]:
@@ -193,17 +194,12 @@ def test_the_adapter_that_a_request_names_reaches_every_row_of_it(
             Submit(request_id=name, prompt_token_ids=list(range(5, 45)), sampling=sampling, adapter=name)
             for name in names
         ]
-        served = stack(model, plans_ahead=plans_ahead, adapters=("loud", "quiet"))
+        served = stack(model, plans_ahead=plans_ahead)
         return {key[0]: answer.token_ids for key, answer in served.generate(messages).items()}
 
     together = ask("", "quiet", "loud")
     assert together == ask("") | ask("loud") | ask("quiet")
     assert len({tuple(tokens) for tokens in together.values()}) == 3
-
-
-def test_an_adapter_that_the_model_lacks_is_refused(slot_table: Any) -> None:
-    with pytest.raises(PlanError, match="adapter 'loud' is not one of"):
-        slot_table(10, []).admit(NewSequence(0, SamplingParams(seed=0), 0, [5], [], "loud"))
 
 
 def test_a_plan_that_stores_blocks_needs_a_connector(tiny_model: Callable[[str], Decoder]) -> None:

@@ -2,17 +2,25 @@
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from kvarn.engine.plan import BlockCopy, BlockUpdate, NewSequence, Row, RowResult, StepPlan
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import KVCache, PagedBatch
-from kvarn.kernels.torch.backend import TorchKernels
 from kvarn.models import Decoder
-from kvarn.worker import ExecutorClosedError, InProcessExecutor, InvalidLogitsError, PlanError, WorkerError
+from kvarn.worker import (
+    ExecutorClosedError,
+    InProcessExecutor,
+    InvalidLogitsError,
+    InvalidSamplingError,
+    PlanError,
+    WorkerError,
+)
 
 Admit = Callable[..., NewSequence]
 VOCAB = 50
@@ -21,7 +29,8 @@ VOCAB = 50
 class RecordingDecoder:
     """Logits that favour the token after the one computed; keeps the inputs of each pass."""
 
-    kernels = TorchKernels()
+    kernels = Kernels()
+    adapters: ClassVar[dict[str, int]] = {"legal": 0, "medical": 1}
 
     def __init__(self) -> None:
         self.spec = SimpleNamespace(vocab_size=VOCAB, max_context_length=160)
@@ -70,6 +79,27 @@ def blocks(first: int, *numbers: int) -> list[BlockUpdate]:
 
 def greedy(admission: Admit, slot: int, prompt: list[int], **sampling: Any) -> NewSequence:
     return admission(slot, prompt, temperature=0.0, **sampling)
+
+
+def test_each_token_carries_the_adapter_of_its_sequence(
+    executor: InProcessExecutor, decoder: RecordingDecoder, admission: Admit
+) -> None:
+    names = ["medical", "", "legal"]
+    sequences = [replace(greedy(admission, slot, [1, 2, 3]), adapter=name) for slot, name in enumerate(names)]
+    prompts = [Row(slot, 0, [1, 2, 3][: slot + 1], blocks(0, slot), False) for slot in range(3)]
+    executor.execute(plan(prompts, sequences))
+    assert decoder.calls[0][1].adapters is not None
+    assert decoder.calls[0][1].adapters.tolist() == [1, -1, -1, 0, 0, 0]
+    executor.execute(plan([Row(1, 2, [3], [], True)]))
+    assert decoder.calls[1][1].adapters is None
+    executor.execute(plan([Row(1, 3, [4], [], True), Row(2, 3, [4], [], True)]))
+    assert decoder.calls[2][1].adapters.tolist() == [-1, 0]
+
+
+def test_an_adapter_the_model_does_not_have_is_refused(executor: InProcessExecutor, admission: Admit) -> None:
+    sequence = replace(greedy(admission, 0, [1, 2]), adapter="poems")
+    with pytest.raises(InvalidSamplingError, match="no adapter 'poems'"):
+        executor.execute(plan([Row(0, 0, [1, 2], blocks(0, 1), True)], [sequence]))
 
 
 def test_rows_of_all_kinds_become_one_flat_batch(

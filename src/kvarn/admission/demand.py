@@ -1,13 +1,30 @@
-"""What a request would ask of an engine."""
+"""What a request would need of an engine."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from kvarn.admission.retries import Key
+from kvarn.fairness.queue import Account
 
 INTERACTIVE, BATCH = 0, 10
 """Priorities up to the first have latency targets; from the second on, requests run on idle capacity."""
+
+Key = tuple[str, int]
+"""Which request it is: its tenant and the hash of its body."""
+
+
+class TenantAccount(Account):
+    """What a tenant was served, and whether it asks for more."""
+
+    __slots__ = ("in_service", "refused_at", "refused_priority")
+
+    def __init__(self, name: str, weight: float) -> None:
+        super().__init__(name, weight)
+        self.in_service = 0
+        self.refused_at = float("-inf")
+        """When one of its requests was last refused."""
+        self.refused_priority = 0
+        """That request's."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -24,22 +41,23 @@ class Demand:
     """Expected, over all its sequences."""
     sequences: int = 1
     """Rows it becomes in a step once its prompt is computed."""
-    received: float
+    arrival_s: float
     """Monotonic seconds at which the request came."""
     key: Key | None = None
-    """Which request it is, where that is known: the same one may come again after a refusal."""
+    """The same request may come again after a refusal; None where it would not be known."""
     accepted: bool = False
-    """It was predicted to be in time."""
+    """It was predicted to be in time, before it was parsed."""
     promised: bool = False
-    """It was refused before, and came again when it was told to: it is not refused for being late."""
+    """It was refused, and came again when it was told to: it is not refused for being late."""
     body_bytes: int = 0
     """Of a request that was not parsed when it was decided on; 0 where they are not all of its prompt."""
     cost: float = 0.0
     """Weighted tokens that its tenant is charged."""
-    released: float | None = None
-    """When it went to the engine; None while it waits."""
     predicted_ttft_s: float | None = None
-    """What was foretold when it went to the engine; None where nothing was known."""
+    """As predicted when it went to the engine; None where nothing was known."""
+    account: TenantAccount = field(init=False)
+    order: int = field(init=False)
+    """Both are set when it arrives at the queue."""
 
     @property
     def is_interactive(self) -> bool:

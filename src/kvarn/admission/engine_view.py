@@ -17,14 +17,14 @@ SAME_STEP_S = 0.02
 
 
 class EngineView:
-    """The engine behind one model, as far as this gateway knows."""
+    """One engine, as far as this gateway knows."""
 
     def __init__(self, bounds: EngineBounds) -> None:
         self.bounds = bounds
         self.predictor: Predictor | None = None
-        """None until the engine has told how long its steps take."""
+        """None until the engine has measured how long its steps take."""
         self._stats = EngineStats()
-        self._heard = 0.0
+        self._updated = 0.0
         self._sent: dict[Demand, float] = {}
         """What the statistics do not count yet, oldest first, and when each was sent."""
         self._sent_rows = 0
@@ -33,13 +33,13 @@ class EngineView:
         self._ended_rows = 0
         """Of sequences that the statistics still count."""
 
-    def hear(self, stats: EngineStats, now: float) -> None:
-        """Take the latest statistics; those known already change nothing."""
+    def update(self, stats: EngineStats, now: float) -> None:
+        """Take the latest statistics; the same again change nothing."""
         if stats is self._stats:
             return
-        self._stats, self._heard = stats, now
+        self._stats, self._updated = stats, now
         self.predictor = None if stats.step_times is None else Predictor(stats.step_times, self.bounds)
-        # What was sent while that step ran waits at the engine's door: the statistics do not count it yet.
+        # What was sent while that step ran waits for the next one: the statistics do not count it yet.
         for demand in [demand for demand, at in self._sent.items() if at < now - stats.step_s]:
             self._forget(demand)
         self._ended_rows = 0
@@ -54,7 +54,7 @@ class EngineView:
         """The engine is done with a request."""
         if demand in self._sent:
             self._forget(demand)
-        elif now > self._heard + min(SAME_STEP_S, self._stats.step_s / 2):
+        elif now > self._updated + min(SAME_STEP_S, self._stats.step_s / 2):
             self._ended_rows += demand.sequences
 
     def _forget(self, demand: Demand) -> None:
@@ -88,7 +88,7 @@ class EngineView:
         """Prompt tokens that the engine has probably computed since the statistics were made."""
         if self.predictor is None:
             return 0.0
-        return (now - self._heard) * self.predictor.prefill_speed(self.predictor.token_s(mix), rows, context)
+        return (now - self._updated) * self.predictor.prefill_speed(self.predictor.token_s(mix), rows, context)
 
     def _free_kv_tokens(self, rows: int, mix: Mix) -> float:
         """Room for new sequences, when those that are here grow by half an answer each."""

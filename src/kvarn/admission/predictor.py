@@ -1,4 +1,4 @@
-"""How long will it take? TTFT and TPOT from an engine's step-time model, in closed form.
+"""TTFT and TPOT predicted from an engine's step-time model, in closed form.
 
 The engine mixes prompts into the steps of what decodes: each step takes what its decodes take, and carries as much of
 the prompts as its budget and its own TPOT target leave room for. So prompts of W seconds beside decodes whose step
@@ -137,9 +137,9 @@ class Predictor:
         """One row's part of a step of so many."""
         return self.decode_s(rows, rows * mix.context) / max(1.0, rows)
 
-    def service_s(self, demand: Demand, row_s: float) -> float:
-        """A request's own part of the engine's time. Those of all that are served add up to the time that passes: so
-        they say how long a queue takes to drain."""
+    def service_s(self, demand: Demand | Mix, row_s: float) -> float:
+        """The part of the engine's time that is one request's, or the average one's. Those of all that are served add
+        up to the time that passes: so they say how long a queue takes to drain."""
         return self.prompt_s(demand.prompt_tokens) + demand.output_tokens * row_s
 
     def _chunk(self, token_s: float, rows: float, context: float) -> float:
@@ -147,5 +147,5 @@ class Predictor:
         budget = max(1.0, self._bounds.token_budget - rows)
         if rows == 0 or token_s <= 0:
             return budget
-        room_s = self.longest_step_s(rows, context) - self.decode_s(rows, context)
-        return max(1.0, min(budget, max(room_s / token_s, self._bounds.min_prefill_chunk)))
+        spare_s = self.longest_step_s(rows, context) - self.decode_s(rows, context)
+        return max(1.0, min(budget, max(spare_s / token_s, self._bounds.min_prefill_chunk)))

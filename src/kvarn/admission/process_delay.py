@@ -33,7 +33,7 @@ class ProcessDelay:
         self._at = 0.0
 
     def note(self, waited_s: float, now: float) -> None:
-        """A request is looked at, so long after it reached this machine."""
+        """A request is decided on, so long after it reached this machine."""
         gap_s = now - self._at
         weight = 1 - math.exp(-min(gap_s, LONGEST_GAP_S) / self._averaged_s)
         self._mean_s = math.exp(-gap_s / self._averaged_s) * self._mean_s + weight * waited_s

@@ -1,4 +1,4 @@
-"""What requests turn out to ask for: averages, learned from those that ended."""
+"""What requests turn out to need: averages, learned from those that ended."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Traffic:
         """Weighted tokens of a request."""
         return prompt_tokens * self._input_cost + output_tokens * self._output_cost
 
-    def expected_output(self, tenant: str, most: int) -> float:
-        """Output tokens that a request of this tenant, which may write `most`, will probably have."""
-        return min(float(most), self._outputs.get(tenant, self._output))
+    def expected_output(self, tenant: str, max_tokens: int) -> float:
+        """Output tokens that a request of this tenant, which may write `max_tokens`, will probably have."""
+        return min(float(max_tokens), self._outputs.get(tenant, self._output))
 
     def tokens_in(self, body_bytes: int) -> float:
         """Prompt tokens that a body of this length will probably turn out to have."""

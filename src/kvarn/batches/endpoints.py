@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from kvarn.responses.operation import start_response
 from kvarn.responses.responses_context import ResponsesContext
@@ -26,46 +27,34 @@ Operation = Callable[[ResponsesContext, RequestRecord, bytes], Awaitable[object]
 """Answers a request body; raises what the operation of its path raises."""
 
 
-async def _chat(serving: ResponsesContext, record: RequestRecord, body: bytes) -> object:
-    request = parse_request(ChatCompletionRequest, body, record.warnings)
-    _refuse_stream(request.stream)
-    run = await start_chat(serving, record, request)
-    return await run.collect()
+def _generating(request_type: type[Any], start: Callable[..., Awaitable[Any]]) -> Operation:
+    """An operation whose answer is collected whole; `start` begins it."""
 
+    async def operate(serving: ResponsesContext, record: RequestRecord, body: bytes) -> object:
+        request = parse_request(request_type, body, record.warnings)
+        for name in ("stream", "background"):
+            if getattr(request, name, None):
+                raise invalid_request(f"'{name}' must be false or left out in a batch.", name, "unsupported_value")
+        return await (await start(serving, record, request)).collect()
 
-async def _completion(serving: ResponsesContext, record: RequestRecord, body: bytes) -> object:
-    request = parse_request(CompletionRequest, body, record.warnings)
-    _refuse_stream(request.stream)
-    run = await start_completion(serving, record, request)
-    return await run.collect()
+    return operate
 
 
 async def _embedding(serving: ResponsesContext, record: RequestRecord, body: bytes) -> object:
-    request = parse_request(EmbeddingRequest, body, record.warnings)
-    work, _ = await start_embedding(serving, record, request)
+    work, _ = await start_embedding(serving, record, parse_request(EmbeddingRequest, body, record.warnings))
     return await work
 
 
 async def _moderation(serving: ResponsesContext, record: RequestRecord, body: bytes) -> object:
-    request = parse_request(ModerationRequest, body, record.warnings)
-    return await (await start_moderation(serving, record, request))
-
-
-async def _response(serving: ResponsesContext, record: RequestRecord, body: bytes) -> object:
-    request = parse_request(ResponseRequest, body, record.warnings)
-    _refuse_stream(request.stream)
-    if request.background:
-        why = "'background' must be false or left out in a batch."
-        raise invalid_request(why, "background", "unsupported_value")
-    return await (await start_response(serving, record, request)).collect()
+    return await (await start_moderation(serving, record, parse_request(ModerationRequest, body, record.warnings)))
 
 
 ENDPOINTS: Mapping[str, Operation] = {
-    "/v1/chat/completions": _chat,
-    "/v1/completions": _completion,
+    "/v1/chat/completions": _generating(ChatCompletionRequest, start_chat),
+    "/v1/completions": _generating(CompletionRequest, start_completion),
     "/v1/embeddings": _embedding,
     MODERATIONS: _moderation,
-    "/v1/responses": _response,
+    "/v1/responses": _generating(ResponseRequest, start_response),
 }
 
 
@@ -75,8 +64,3 @@ def answering_model(serving: ResponsesContext, endpoint: str, name: str | None) 
     if endpoint == MODERATIONS and (name is None or name in ALIASES):
         return serving.moderation.moderator.name
     return name
-
-
-def _refuse_stream(stream: bool | None) -> None:
-    if stream:
-        raise invalid_request("'stream' must be false or left out in a batch.", "stream", "unsupported_value")

@@ -10,19 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
+from functools import partial
 
 from kvarn.batches.endpoints import ENDPOINTS
 from kvarn.batches.job import BatchJob
 from kvarn.batches.line import Refused, given_up_answer, make_record, run_line
-from kvarn.batches.line_source import LineSource
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.responses.responses_context import ResponsesContext
+from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
-from kvarn.store.repositories.batches.lines import Answer, answer_lines, read_line
+from kvarn.store.repositories.batches.lines import FIRST, Answer, OpenLine, answer_lines, open_lines, read_line
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
+_READ_AT_ONCE = 64
 _WRITE_AGAIN_S = 1.0
 _MAX_LOSSES = 5
 """A line beside which the engine died so often is not tried again: it may be what kills it."""
@@ -58,15 +61,41 @@ class Backoff:
 
 
 class ModelItems:
-    """The lines of a batch that ask for one model, or for none that is served (the empty name)."""
+    """The open lines of a batch that ask for one model, or for none that is served (the empty name), in the file's
+    order. No line is read to be passed over, and what a line asks is not read here.
 
-    def __init__(self, name: str, source: LineSource, places: FairSemaphore) -> None:
+    Args:
+        store: The database.
+        batch_id: The batch.
+        name: Of the model.
+        places: Lines for this model that may be in flight, of all batches.
+        besides: Under the empty name: the models that are served.
+    """
+
+    def __init__(
+        self, store: Store, batch_id: str, name: str, places: FairSemaphore, besides: Collection[str] = ()
+    ) -> None:
         self.name = name
-        self.source = source
         self.places = places
         self.backoff = Backoff()
         self.suspects = asyncio.Lock()
         """Of the lines beside which the engine has died one runs at a time: so the one that kills it is found."""
+        self._find = partial(open_lines, store, batch_id, count=_READ_AT_ONCE, model=name or None, besides=besides)
+        self._next: deque[OpenLine] = deque()
+        self._after = FIRST
+        self._read_all = False
+        self._reading = asyncio.Lock()
+
+    async def take(self) -> int | None:
+        """The number of the next line; None where there is none. Raises `StoreAwayError`."""
+        async with self._reading:
+            if not self._next and not self._read_all:
+                self._next.extend(await self._find(self._after))
+                self._read_all = len(self._next) < _READ_AT_ONCE
+            if not self._next:
+                return None
+            self._after = self._next.popleft()
+            return self._after.line
 
 
 class BatchItems:
@@ -117,11 +146,10 @@ class BatchItems:
     def _models(self) -> list[ModelItems]:
         served, only = self._places.keys() - {""}, self._job.row.model
         names: Collection[str] = self._places if only is None else [only if only in served else ""]
-        made = []
-        for name in names:
-            source = LineSource(self._store, self._job.id, name or None, besides=() if name else served)
-            made.append(ModelItems(name, source, self._places[name]))
-        return made
+        return [
+            ModelItems(self._store, self._job.id, name, self._places[name], besides=() if name else served)
+            for name in names
+        ]
 
     @staticmethod
     def _cancel(workers: Collection[asyncio.Task[None] | None]) -> None:
@@ -139,7 +167,7 @@ class BatchItems:
         while not self._stops():
             await asyncio.sleep(items.backoff.pause_s(time.monotonic()))
             try:
-                line = line or await items.source.take()
+                line = line or await items.take()
                 if line is None:
                     return
                 answer = await self._attempt(items, line)

@@ -114,7 +114,7 @@ def _answer(record: RequestRecord, line: Line, status: int, body: object) -> Ans
         status_code=status, request_id=record.request_id, body=body, warnings=record.warnings or UNSET
     )
     output = OutputLine(id=record.request_id, custom_id=line.custom_id, response=response, error=None)
-    usages = [work.tally for work in record.work if work.tally.did_work]  # as on the ledger
+    usages = [work.usage for work in record.work if work.usage.did_work]  # as on the ledger
     return Answer(
         line.line,
         status != 200,

@@ -66,66 +66,58 @@ class InputCheck:
         self.total += 1
         if self.total > self._max_lines:
             why = f"The input has more than {self._max_lines} requests (the server's batches.max_lines)."
-            self._blame("too_many_requests", why, None, number)
+            self._add_fault("too_many_requests", why, None, number)
             return None
         if len(text) > self._max_line_bytes:
             why = f"The line is longer than {self._max_line_bytes} bytes (the server's batches.max_line_bytes)."
-            self._blame("line_too_long", why, None, number)
+            self._add_fault("line_too_long", why, None, number)
             return None
         try:
             fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
             decoded = decode_body(text)
         except (msgspec.DecodeError, ApiError, UnicodeDecodeError, RecursionError):
-            self._blame("invalid_json_line", "This line is not parseable as valid JSON.", None, number)
+            self._add_fault("invalid_json_line", "This line is not parseable as valid JSON.", None, number)
             return None
         return self._check(fields, decoded, number)
 
     def end(self) -> None:
         """The file is over: one without any request is a fault too."""
         if not self.total:
-            self._blame("empty_file", "The input file holds no request.", None, None)
+            self._add_fault("empty_file", "The input file holds no request.", None, None)
 
     def _check(self, fields: dict[str, msgspec.Raw], decoded: dict[str, Any], number: int) -> Line | None:
         before = len(self.faults)
         for name in _FIELDS:
             if name not in fields:
                 why = f"Missing required parameter: '{name}'."
-                self._blame("missing_required_parameter", why, name, number)
+                self._add_fault("missing_required_parameter", why, name, number)
         for name in sorted(fields.keys() - set(_FIELDS)):
-            shown = name[:80]
-            self._blame("unknown_parameter", f"Unknown parameter: '{shown}'.", shown, number)
+            self._add_fault("unknown_parameter", f"Unknown parameter: '{name[:80]}'.", name[:80], number)
         if len(self.faults) > before:
             return None
-        custom_id = self._custom_id(fields["custom_id"], number)
-        if _string(fields["method"]) != "POST":
-            self._blame("invalid_method", "The method of every request must be 'POST'.", "method", number)
-        if _string(fields["url"]) != self._endpoint:
+        custom_id, body = decoded["custom_id"], bytes(fields["body"])
+        if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID or "\x00" in custom_id:
+            why = f"The custom_id must be a string of 1 to {MAX_CUSTOM_ID} characters, none of them U+0000."
+            self._add_fault("invalid_custom_id", why, "custom_id", number)
+        elif custom_id in self._custom_ids:
+            why = f"The custom_id '{custom_id[:80]}' for this line has already been used in this batch."
+            self._add_fault("duplicate_custom_id", why, "custom_id", number)
+        else:
+            self._custom_ids.add(custom_id)
+        if decoded["method"] != "POST":
+            self._add_fault("invalid_method", "The method of every request must be 'POST'.", "method", number)
+        if decoded["url"] != self._endpoint:
             why = f"The URL of every request must be the batch's endpoint, {self._endpoint!r}."
-            self._blame("mismatched_url", why, "url", number)
-        body = bytes(fields["body"])
+            self._add_fault("mismatched_url", why, "url", number)
         if not body.startswith(b"{"):
-            self._blame("invalid_body", "The body of every request must be a JSON object.", "body", number)
-        if custom_id is None or len(self.faults) > before:
+            self._add_fault("invalid_body", "The body of every request must be a JSON object.", "body", number)
+        if len(self.faults) > before:
             return None
         model = self._answering(model_of(decoded["body"]))
         self._models.add(model)
         return Line(number, custom_id, body, model or "")
 
-    def _custom_id(self, given: msgspec.Raw, number: int) -> str | None:
-        custom_id = _string(given)
-        if custom_id is None or not 0 < len(custom_id) <= MAX_CUSTOM_ID or "\x00" in custom_id:
-            why = f"The custom_id must be a string of 1 to {MAX_CUSTOM_ID} characters, none of them U+0000."
-            self._blame("invalid_custom_id", why, "custom_id", number)
-            return None
-        if custom_id in self._custom_ids:
-            shown = custom_id[:80]
-            why = f"The custom_id '{shown}' for this line has already been used in this batch."
-            self._blame("duplicate_custom_id", why, "custom_id", number)
-            return None
-        self._custom_ids.add(custom_id)
-        return custom_id
-
-    def _blame(self, code: str, message: str, param: str | None, line: int | None) -> None:
+    def _add_fault(self, code: str, message: str, param: str | None, line: int | None) -> None:
         if len(self.faults) < MAX_FAULTS:
             self.faults.append(BatchFault(code=code, message=message, param=param, line=line))
 
@@ -158,8 +150,3 @@ async def split_lines(chunks: AsyncIterator[bytes], max_line_bytes: int) -> Asyn
         rest += last[: cut - len(rest)]
     if rest:
         yield number, bytes(rest).removesuffix(b"\r")
-
-
-def _string(raw: msgspec.Raw) -> str | None:
-    value = msgspec.json.decode(raw)
-    return value if isinstance(value, str) else None

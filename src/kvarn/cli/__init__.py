@@ -1,1 +1,1 @@
-"""Room: cli (see docs/architecture.md)."""
+"""The command `kvarn`: one module a command."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import msgspec
 import typer
@@ -29,6 +29,7 @@ from kvarn.bench.workload import (
 )
 from kvarn.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from kvarn.cli.parameters import expand_options
+from kvarn.cli.roofline import roofline
 from kvarn.cli.values import api_key as read_api_key
 
 DEFAULT_REQUESTS = 100
@@ -49,9 +50,6 @@ def _parser(parse: Callable[[str], ValueT]) -> Callable[[str | ValueT], ValueT]:
             raise typer.BadParameter(str(error)) from None
 
     return read
-
-
-JsonPath = Annotated[Path | None, Option("--json", help="Write environment, parameters, summary and requests.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,9 @@ class BenchOptions:
     timeout: Annotated[float, Option(min=0.001, help="Seconds after which a request is given up.")] = 600.0
     slo_ttft_ms: Annotated[float | None, Option(min=0, help="Goodput: TTFT at most, ms.")] = None
     slo_tpot_ms: Annotated[float | None, Option(min=0, help="Goodput: TPOT at most, ms.")] = None
-    json_path: JsonPath = None
+    json_path: Annotated[Path | None, Option("--json", help="Write environment, parameters, summary and requests.")] = (
+        None
+    )
     html_path: Annotated[Path | None, Option("--html", help="Write a report with plots: one file, opens offline.")] = (
         None
     )
@@ -170,45 +170,7 @@ def bench(context: typer.Context, options: BenchOptions) -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
-@app.command()
-def roofline(
-    model: Annotated[str, typer.Argument(help="Checkpoint directory, hub id or packaged model.")] = "kvarn-demo",
-    batch: Annotated[list[int] | None, Option(min=1, help="Decode batch; repeatable.", show_default="1, 8, 32")] = None,
-    context: Annotated[int, Option(min=8, help="Tokens each sequence has in the middle of its run.")] = 192,
-    prompt: Annotated[list[int] | None, Option(min=2, help="Prompt length; repeatable.", show_default="512")] = None,
-    steps: Annotated[int, Option(min=1, help="Steps measured for each batch.")] = 16,
-    dtype: Annotated[
-        Literal["auto", "bfloat16", "float32", "float16", "half"], Option(help="Type of plain weights.")
-    ] = "auto",
-    quantization: Annotated[Literal["int8", "int4"] | None, Option(help="Quantise plain weights.")] = None,
-    kv_cache_dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "int8"], Option(help="Type of cached keys and values.")
-    ] = "auto",
-    kernels: Annotated[Literal["auto", "cpu", "torch"], Option(help="Backend.")] = "auto",
-    threads: Annotated[int | None, Option(min=1, help="Kernel threads.", show_default="as `kvarn serve`")] = None,
-    json_path: JsonPath = None,
-) -> None:
-    """Measure the machine's ceilings and, for each kind of step, the floor they allow and the time it takes."""
-    from kvarn.cli.roofline import RooflineError, RooflineOptions, run_roofline  # brings torch
-    from kvarn.config.schema import ModelConfig
-    from kvarn.kernels.errors import KernelError
-    from kvarn.models.errors import ModelError
-    from kvarn.text.errors import CheckpointError
-
-    config = ModelConfig(
-        name=model,
-        path=model,
-        dtype=dtype,
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        kernels=kernels,
-        threads=threads,
-    )
-    options = RooflineOptions(batch or [1, 8, 32], context, prompt or [512], steps, json_path)
-    try:
-        run_roofline(config, options, Console())
-    except (RooflineError, CheckpointError, ModelError, KernelError) as error:
-        _stop(str(error), EXIT_USAGE)
+app.command()(roofline)
 
 
 def _recorded(options: BenchOptions, path: Path) -> list[BenchRequest]:

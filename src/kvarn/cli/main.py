@@ -31,7 +31,7 @@ _COMMANDS = {
 
 
 class _LazyCommand(TyperCommand):
-    """Shows its help in a list; whatever else is asked of it is answered by the command in its module."""
+    """Shows its help in a list; parsing and running it are left to the command in its module."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Parse the arguments with the command of the module, which the context then runs."""

@@ -212,7 +212,7 @@ class SafetyConfig(Section):
     """Name of a served chat model that moderates. Default: the small built-in classifier."""
 
     model_prompt: str | None = None
-    """What that model is told to do. Default: instructions that ask for `safe` or `unsafe` and OpenAI's categories.
+    """System prompt of that model. Default: instructions that ask for `safe` or `unsafe` and OpenAI's categories.
     Empty: nothing, for models that carry their own (Llama Guard)."""
 
     model_timeout_s: float = Field(10.0, gt=0)

@@ -251,7 +251,7 @@ class GatewayConfig(Section):
     bounded."""
 
     drain_timeout_s: float = Field(30.0, ge=0)
-    """Seconds that running requests get to finish when the server is told to stop."""
+    """Seconds that running requests get to finish when the server is stopped."""
 
     @model_validator(mode="after")
     def _key_has_a_certificate(self) -> GatewayConfig:

@@ -14,7 +14,7 @@ import heapq
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 
 class Account:
@@ -60,6 +60,16 @@ class Waiting(Protocol):
 ItemT = TypeVar("ItemT", bound=Waiting)
 
 
+class _Entry(NamedTuple, Generic[ItemT]):
+    """A waiting item, with what its order depends on beside it: it is compared more often than anything else."""
+
+    key: float
+    order: Any
+    priority: int
+    arrival_s: float
+    item: ItemT
+
+
 class _Tenant(Generic[ItemT]):
     """One tenant's waiting items."""
 
@@ -67,7 +77,7 @@ class _Tenant(Generic[ItemT]):
 
     def __init__(self, account: Account) -> None:
         self.account = account
-        self.entries: list[tuple[float, Any, ItemT]] = []
+        self.entries: list[_Entry[ItemT]] = []
 
 
 class FairQueue(Generic[ItemT]):
@@ -109,8 +119,12 @@ class FairQueue(Generic[ItemT]):
         It becomes at least the least counter among the others that wait, less `credit`; where nobody waits, that of the
         tenant that left the queue last.
         """
+        account.counter = max(account.counter, self.floor(account) - credit)
+
+    def floor(self, account: Account) -> float:
+        """The least counter among the others that wait; where nobody does, that of the tenant that left last."""
         others = [each.account.counter for each in self._tenants.values() if each.account is not account]
-        account.counter = max(account.counter, min(others, default=self._last_counter) - credit)
+        return min(others, default=self._last_counter)
 
     def push(self, item: ItemT) -> None:
         """Add an item."""
@@ -118,26 +132,28 @@ class FairQueue(Generic[ItemT]):
         tenant = self._tenants.get(account.name)
         if tenant is None:
             tenant = self._tenants[account.name] = _Tenant(account)
-        insort(tenant.entries, (*self._key(item), item))
-        self._by_priority[item.priority] += 1
+        priority, arrival_s = item.priority, item.arrival_s
+        insort(tenant.entries, _Entry(self._key(item), item.order, priority, arrival_s, item))
+        self._by_priority[priority] += 1
 
     def remove(self, item: ItemT) -> None:
         """Take out an item that waits."""
         account = item.account
         tenant = self._tenants[account.name]
-        del tenant.entries[bisect_left(tenant.entries, self._key(item))]
+        del tenant.entries[bisect_left(tenant.entries, (self._key(item), item.order))]
         if not tenant.entries:
             del self._tenants[account.name]
         self._last_counter = account.counter
-        self._by_priority[item.priority] -= 1
-        if not self._by_priority[item.priority]:
-            del self._by_priority[item.priority]
+        priority = item.priority
+        self._by_priority[priority] -= 1
+        if not self._by_priority[priority]:
+            del self._by_priority[priority]
 
     def tier(self, item: ItemT, now: float, best: int | None = None) -> int:
         """Priority after ageing, never better than `best`: that of all that wait, if it is left out."""
         if best is None:
             best = min(self._by_priority, default=item.priority)
-        return max(item.priority - int(max(0.0, now - item.arrival_s) / self._ageing_s), best)
+        return self._tier(item.priority, item.arrival_s, now, best)
 
     def first(self, now: float) -> ItemT | None:
         """The item whose turn it is."""
@@ -148,34 +164,44 @@ class FairQueue(Generic[ItemT]):
 
         The caller may remove the item it was given before it asks for the next; one it leaves is passed over.
         """
-        heap = [self._turn(tenant, 0, now) for tenant in self._tenants.values()]
+        best = min(self._by_priority, default=0)
+        heap = [self._turn(tenant, 0, now, best) for tenant in self._tenants.values()]
         heapq.heapify(heap)
         while heap:
             _, _, _, position, tenant = heapq.heappop(heap)
             entry = tenant.entries[position]
-            yield entry[-1]
+            yield entry.item
+            best = min(self._by_priority, default=best)
             if position < len(tenant.entries) and tenant.entries[position] is entry:
                 position += 1
             if position < min(len(tenant.entries), self.LOOK_AHEAD):
-                heapq.heappush(heap, self._turn(tenant, position, now))
+                heapq.heappush(heap, self._turn(tenant, position, now, best))
 
-    def of(self, name: str) -> list[ItemT]:
+    def of(self, name: str) -> Iterator[ItemT]:
         """What one tenant has waiting, in its order."""
         tenant = self._tenants.get(name)
-        return [entry[-1] for entry in tenant.entries] if tenant is not None else []
+        return (entry.item for entry in tenant.entries) if tenant is not None else iter(())
 
     def heads(self) -> list[ItemT]:
         """The first item of each tenant."""
-        return [tenant.entries[0][-1] for tenant in self._tenants.values()]
+        return [tenant.entries[0].item for tenant in self._tenants.values()]
 
     def last(self) -> ItemT | None:
         """The item that would come last: of the worst tier the latest."""
         ends = [tenant.entries[-1] for tenant in self._tenants.values()]
-        return max(ends)[-1] if ends else None
+        return max(ends).item if ends else None
 
-    def _turn(self, tenant: _Tenant[ItemT], position: int, now: float) -> tuple[int, float, Any, int, _Tenant[ItemT]]:
-        item = tenant.entries[position][-1]
-        return (self.tier(item, now), tenant.account.counter, item.order, position, tenant)
+    def _tier(self, priority: int, arrival_s: float, now: float, best: int) -> int:
+        if priority == best or now - arrival_s < self._ageing_s:
+            return max(priority, best)
+        return max(priority - int((now - arrival_s) / self._ageing_s), best)
 
-    def _key(self, item: ItemT) -> tuple[float, Any]:
-        return (item.arrival_s + item.priority * self._ageing_s, item.order)
+    def _turn(
+        self, tenant: _Tenant[ItemT], position: int, now: float, best: int
+    ) -> tuple[int, float, Any, int, _Tenant[ItemT]]:
+        entry = tenant.entries[position]
+        tier = self._tier(entry.priority, entry.arrival_s, now, best)
+        return (tier, tenant.account.counter, entry.order, position, tenant)
+
+    def _key(self, item: ItemT) -> float:
+        return item.arrival_s + item.priority * self._ageing_s

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 import kvarn
 from kvarn.batches.worker import BatchWorker
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.body import BodyReader
-from kvarn.gateway.cors import add_cors
 from kvarn.gateway.errors import add_error_handlers
-from kvarn.gateway.middleware import PUBLIC, RequestMiddleware
-from kvarn.gateway.open_requests import OpenRequests
-from kvarn.gateway.openapi import describe
+from kvarn.gateway.middleware import PUBLIC, OpenRequests, RequestMiddleware
+from kvarn.gateway.openapi import JsonRoute, extend_openapi
 from kvarn.gateway.platform import Platform
 from kvarn.gateway.processes.shared import SharedState
 from kvarn.gateway.routes import (
     batches,
-    budgets,
     chat,
     completions,
     conversations,
@@ -36,11 +34,19 @@ from kvarn.gateway.routes import (
     metrics,
     models,
     moderations,
-    organization,
     rerank,
     responses,
     tokens,
+)
+from kvarn.gateway.routes.organization import (
+    audit_logs,
+    budgets,
+    keys,
+    projects,
+    rate_limits,
+    tenants,
     usage,
+    users,
 )
 from kvarn.gateway.state import Gateway
 from kvarn.identity.authenticator import Authenticator
@@ -63,10 +69,14 @@ _OBSERVE_EVERY_S = 1.0
 _SETTLE_S = 5.0
 """Given to requests whose time to finish is over: to put away what they have, and to be settled."""
 
+_THIS_MACHINE = r"https?://(localhost|([a-z0-9-]+\.)+localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?"
+"""Origins that `check_host` takes for this machine's."""
+
 _log = logging.getLogger("kvarn.gateway")
 
 
 _ROUTES = (
+    audit_logs,
     batches,
     budgets,
     chat,
@@ -76,16 +86,21 @@ _ROUTES = (
     embeddings,
     files,
     health,
+    keys,
     messages,
     metrics,
     models,
     moderations,
-    *organization.MODULES,
+    projects,
+    rate_limits,
     rerank,
     responses,
+    tenants,
     tokens,
     usage,
+    users,
 )
+"""Modules, each with a `router`. The first route that matches answers: those of one router stand in its own order."""
 
 
 def create_app(
@@ -151,12 +166,28 @@ def create_app(
         open_requests=open_requests,
         check_process=platform.admission.check_process,
     )
-    add_cors(app, config.gateway.allowed_origins)
+    _add_cors(app, config.gateway.allowed_origins)
     add_error_handlers(app)
     for resource in _ROUTES:
         app.include_router(resource.router)
-    describe(app, [route for resource in _ROUTES for route in resource.router.routes], PUBLIC)
+    routes = [route for resource in _ROUTES for route in resource.router.routes if isinstance(route, JsonRoute)]
+    extend_openapi(app, routes, PUBLIC)
     return app
+
+
+def _add_cors(app: FastAPI, origins: Collection[str] | None) -> None:
+    """Answer preflight requests and mark answers for these origins; None: the pages that this machine serves.
+
+    Outermost: browsers send preflight requests without the key.
+    """
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=tuple(origins or ()),
+        allow_origin_regex=_THIS_MACHINE if origins is None else None,
+        allow_methods=("*",),
+        allow_headers=("*",),
+        expose_headers=("*",),
+    )
 
 
 @asynccontextmanager

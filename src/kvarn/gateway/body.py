@@ -11,8 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from kvarn.config.schema import GatewayConfig
-from kvarn.gateway.arrival import received_at
-from kvarn.gateway.record import record_of
+from kvarn.gateway.record import received_at, record_of
 from kvarn.serving.held_bytes import BodyRefusedError, ByteBudget, HeldBytes, hold_bytes, memory_of
 from kvarn.serving.record import RequestRecord
 from kvarn.serving.text_pool import INLINE_BYTES, TextPool

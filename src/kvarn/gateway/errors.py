@@ -6,6 +6,7 @@ import asyncio
 
 import msgspec
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -26,6 +27,7 @@ from kvarn.store.errors import (
 from kvarn.text.errors import ChatTemplateError, TokenizerError
 from kvarn.wire.anthropic.errors import error_body, speaks_anthropic
 from kvarn.wire.openai.errors import ApiError
+from kvarn.wire.openai.parse import field_error
 
 _LINGER_S = 2.0
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -56,12 +58,22 @@ def add_error_handlers(app: FastAPI) -> None:
     """Answer the errors that routes raise, and those of routing itself, in OpenAI's shape."""
     for kind in _TOLD:
         app.add_exception_handler(kind, _answer)
+    app.add_exception_handler(RequestValidationError, _answer_validation)
     app.add_exception_handler(HTTPException, _answer_routing)
     app.add_exception_handler(ClientDisconnect, _note_disconnect)
 
 
 async def _answer(request: Request, error: Exception) -> Response:
     return error_response(to_api_error(error), record_of(request.scope))
+
+
+async def _answer_validation(request: Request, error: Exception) -> Response:
+    """A query parameter is wrong, as pydantic says it; bodies are read by `BodyReader`."""
+    assert isinstance(error, RequestValidationError)
+    detail = error.errors()[0]
+    _, *path = detail["loc"]
+    name, *keys = [str(step).removesuffix("[]") for step in path if isinstance(step, str) and step != "[key]"] or [""]
+    return error_response(field_error(name + "".join(f"[{key}]" for key in keys), detail), record_of(request.scope))
 
 
 async def _answer_routing(request: Request, error: Exception) -> Response:

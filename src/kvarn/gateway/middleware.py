@@ -7,12 +7,12 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
+from types import TracebackType
 
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvarn.gateway.errors import error_response
-from kvarn.gateway.open_requests import OpenRequests
 from kvarn.gateway.record import client_left, new_record
 from kvarn.identity.authenticator import Authenticator
 from kvarn.identity.scopes import check_endpoint
@@ -39,6 +39,37 @@ _SINGLE = frozenset({b"authorization", b"content-length", b"content-type", b"hos
 """Headers that decide who asks for what, and how it is read."""
 
 _log = logging.getLogger("kvarn.gateway")
+
+
+class OpenRequests:
+    """Counts requests from their headers to their last settlement, which the database and the ledger must outlive. Each
+    is a `with` block."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def __enter__(self) -> None:
+        self._count += 1
+        self._none.clear()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._count -= 1
+        if not self._count:
+            self._none.set()
+
+    def __len__(self) -> int:
+        return self._count
+
+    async def over(self, seconds: float) -> int:
+        """Wait until there are none, but not longer than this; returns how many there still are."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._none.wait()
+        except TimeoutError:
+            pass  # whoever asked says so
+        return self._count
 
 
 class RequestMiddleware:

@@ -1,34 +1,32 @@
-"""The OpenAPI document: FastAPI's list of operations, with the queries and bodies that the routes read themselves, and
-the errors that all of them may answer with."""
+"""Routes that answer with JSON, and the OpenAPI document: FastAPI's own, with the schemas of bodies and answers and the
+errors that all operations have."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+import functools
+from collections.abc import Awaitable, Callable, Collection
+from typing import Annotated, Any, Final, get_origin, get_type_hints
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from msgspec.json import schema_components
-from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
-from starlette.routing import BaseRoute
+from starlette.responses import Response
 
+from kvarn.gateway.answer import json_response
+from kvarn.gateway.dependencies import JsonBodyReader
 from kvarn.wire.anthropic.errors import speaks_anthropic
-
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 _REF = "#/components/schemas/{name}"
 _ANSWER = "Answer.{name}"
 """Name of an answer's schema: some bodies have the same names."""
-_ANSWER_REF = _REF.format(name=_ANSWER)
 _SECURITY_SCHEMES: Final = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "An API key. Servers in open mode need none."},
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "As Anthropic's clients do."},
 }
 
 EVENTS: Final = {"responses": {"200": {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}}
-"""`openapi_extra` of a route that answers with events where it is asked to."""
+"""`openapi_extra` of a route that answers with events where `stream` is true."""
 
 _TEXT: Final = {"type": "string"}
 _ERRORS: Final = {
@@ -66,28 +64,31 @@ _ERRORS: Final = {
 }
 
 
-_SHAPES = "__kvarn_shapes__"
-"""Attribute of an operation's function."""
+class JsonRoute(APIRoute):
+    """A route whose function returns what msgspec encodes; the annotation of what it returns is the answer's schema.
+
+    One that returns a `Response`, or plain data, names the schema beside it: `Annotated[Response, ChatCompletion]`.
+    (FastAPI's response models are pydantic's, which take tens of microseconds to check and encode.)
+    """
+
+    def __init__(self, path: str, endpoint: Callable[..., Awaitable[Any]], **options: Any) -> None:
+        answer = get_type_hints(endpoint, include_extras=True)["return"]
+        if get_origin(answer) is Annotated:
+            answer = answer.__metadata__[0]
+        self.answer = None if isinstance(answer, type) and issubclass(answer, Response) else answer
+        super().__init__(path, _encoded(endpoint), **{**options, "response_model": None})
 
 
-@dataclass(frozen=True, slots=True)
-class _Shapes:
-    answer: Any
-    body: type[BaseModel] | None
+def _encoded(endpoint: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Response]]:
+    @functools.wraps(endpoint)
+    async def respond(*args: Any, **arguments: Any) -> Response:
+        answer = await endpoint(*args, **arguments)
+        return answer if isinstance(answer, Response) else json_response(answer)
+
+    return respond
 
 
-def shapes(answer: Any, body: type[BaseModel] | None = None) -> Callable[[FunctionT], FunctionT]:
-    """Says for the document what an operation answers, with any type that msgspec knows, and which JSON body it reads
-    by itself."""
-
-    def note(function: FunctionT) -> FunctionT:
-        setattr(function, _SHAPES, _Shapes(answer, body))
-        return function
-
-    return note
-
-
-def describe(app: FastAPI, routes: Sequence[BaseRoute], public: Collection[str]) -> None:
+def extend_openapi(app: FastAPI, routes: Collection[JsonRoute], public: Collection[str]) -> None:
     """Add the schemas of bodies, answers and errors, and the API key, to the application's OpenAPI document, made when
     first asked for. `public` are the paths that need no key."""
     make = app.openapi
@@ -95,38 +96,59 @@ def describe(app: FastAPI, routes: Sequence[BaseRoute], public: Collection[str])
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = make()
-            document["components"] = {"schemas": _ERRORS | _add_shapes(document["paths"], routes)}
+            schemas = document.setdefault("components", {}).setdefault("schemas", {})
+            for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own 422; ours is a 400
+                schemas.pop(name, None)
+            schemas.update(_ERRORS | _add_schemas(document["paths"], routes))
             document["components"]["securitySchemes"] = _SECURITY_SCHEMES
             for path, operations in document["paths"].items():
                 for operation in operations.values():
-                    operation["responses"].pop("422", None)  # FastAPI's own; ours is a 400
+                    operation["responses"].pop("422", None)
                     operation["responses"].update(_errors(path))
                     operation["security"] = [] if path in public else [{name: []} for name in _SECURITY_SCHEMES]
+                    for parameter in operation.get("parameters", ()):
+                        _simplify(parameter)
         return make()
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _add_shapes(paths: dict[str, Any], routes: Sequence[BaseRoute]) -> dict[str, Any]:
-    """Put references to the shapes of bodies and answers into the operations; returns their schemas by name."""
-    found = [
-        (paths[route.path_format][method.lower()], shape)
+def _add_schemas(paths: dict[str, Any], routes: Collection[JsonRoute]) -> dict[str, Any]:
+    """Put references to the schemas of bodies and answers into the operations; returns the schemas by name."""
+    operations = [
+        (paths[route.path_format][method.lower()], route)
         for route in routes
-        if isinstance(route, APIRoute) and route.include_in_schema
+        if route.include_in_schema
         for method in route.methods or ()
-        if (shape := getattr(route.endpoint, _SHAPES, None)) is not None
     ]
-    bodies = list({shape.body: None for _, shape in found if shape.body is not None})
-    template = _REF.format(name="{model}")
-    _, of_bodies = models_json_schema([(body, "validation") for body in bodies], ref_template=template)
-    answers, of_answers = schema_components([shape.answer for _, shape in found], ref_template=_ANSWER_REF)
-    for (operation, shape), answer in zip(found, answers, strict=True):
-        operation["responses"]["200"]["content"]["application/json"] = {"schema": answer}
-        if shape.body is not None:
-            schema = {"$ref": _REF.format(name=shape.body.__name__)}
-            operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    schemas: dict[str, Any] = of_bodies["$defs"]
-    return schemas | {_ANSWER.format(name=name): schema for name, schema in of_answers.items()}
+    bodies = [(operation, body) for operation, route in operations if (body := _body_of(route)) is not None]
+    models: Any = [(model, "validation") for model in dict.fromkeys(body for _, body in bodies)]
+    _, of_bodies = models_json_schema(models, ref_template=_REF.format(name="{model}"))
+    for operation, body in bodies:
+        schema = {"$ref": _REF.format(name=body.__name__)}
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    answers = [(operation, route.answer) for operation, route in operations if route.answer is not None]
+    schemas, of_answers = schema_components([answer for _, answer in answers], ref_template=_REF.format(name=_ANSWER))
+    for (operation, _), schema in zip(answers, schemas, strict=True):
+        operation["responses"]["200"]["content"]["application/json"] = {"schema": schema}
+    definitions: dict[str, Any] = of_bodies.get("$defs", {})
+    return definitions | {_ANSWER.format(name=name): schema for name, schema in of_answers.items()}
+
+
+def _body_of(route: APIRoute) -> Any:
+    calls = (dependency.call for dependency in route.dependant.dependencies)
+    return next((call.model for call in calls if isinstance(call, JsonBodyReader)), None)
+
+
+def _simplify(parameter: dict[str, Any]) -> None:
+    """A parameter is left out, never null; an object is given as `name[key]=`."""
+    schema = parameter["schema"]
+    if "anyOf" in schema:
+        schema.update(next(kind for kind in schema.pop("anyOf") if kind.get("type") != "null"))
+    if schema.get("default", 0) is None:
+        del schema["default"]
+    if schema.get("type") == "object" or "$ref" in schema:
+        parameter |= {"style": "deepObject", "explode": True}
 
 
 def _errors(path: str) -> dict[str, Any]:

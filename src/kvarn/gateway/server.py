@@ -18,7 +18,7 @@ from fastapi import FastAPI
 
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import GatewayConfig
-from kvarn.gateway.connection import MOST_REFUSED, Connection, ConnectionLimits
+from kvarn.gateway.connection import MAX_REFUSED, Connection, ConnectionLimits
 
 _BACKLOG = 4096
 _ACCEPT_AGAIN_S = 0.5
@@ -55,8 +55,13 @@ def bind(config: GatewayConfig, *, shared: bool = False) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Those accepted inherit these. The kernel ends connections whose client's machine or network is gone.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        _notice_vanished_clients(listener, config)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        write_timeout_ms = math.ceil(config.write_timeout_s * 1000)
+        for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_USER_TIMEOUT", write_timeout_ms)):
+            if hasattr(socket, name):  # not every system has them all
+                listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         if shared:
             share_port(listener)
         listener.bind((config.host, config.port))
@@ -73,19 +78,6 @@ def share_port(listener: socket.socket) -> None:
     Called after `bind` by the first process: a second server on the same port is still refused.
     """
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-
-
-def _notice_vanished_clients(listener: socket.socket, config: GatewayConfig) -> None:
-    """Let the kernel end connections whose client's machine or network is gone; those accepted inherit it."""
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", 30),
-        ("TCP_KEEPINTVL", 10),
-        ("TCP_USER_TIMEOUT", math.ceil(config.write_timeout_s * 1000)),
-    ):
-        option = getattr(socket, name, None)  # not every system has them all
-        if option is not None:
-            listener.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class GatewayServer(uvicorn.Server):
@@ -153,7 +145,7 @@ class GatewayServer(uvicorn.Server):
     def _is_full(self) -> bool:
         """Whether there are too many connections to tell one more that there are."""
         taken = len(self._accepting) + len(self.server_state.connections) + len(self._limits.refused)
-        return taken >= self._limits.max_connections + MOST_REFUSED
+        return taken >= self._limits.max_connections + MAX_REFUSED
 
     def _accept_again(self, listener: socket.socket) -> None:
         if listener.fileno() >= 0 and not self.should_exit:
@@ -165,10 +157,13 @@ class GatewayServer(uvicorn.Server):
             _log.debug("a connection was not made: %s", error)  # such as a client that speaks no TLS
 
     def _connection(self, client: socket.socket) -> asyncio.Protocol:
-        make: Any = self.config.http_protocol_class  # declared to be a class: see `build_server`
-        connection: Connection = make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
-        connection.socket = client
-        return connection
+        return Connection(
+            self._limits,
+            client,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -197,12 +192,9 @@ def build_server(app: FastAPI, config: GatewayConfig) -> GatewayServer:
         app,
         host=config.host,
         port=config.port,
-        # Declared to be a class; whatever makes a protocol will do.
-        http=partial(Connection, limits),  # type: ignore[arg-type]
+        http="httptools",
         ws="none",
         lifespan="on",
-        backlog=_BACKLOG,
-        timeout_keep_alive=math.ceil(config.idle_timeout_s),
         timeout_graceful_shutdown=math.ceil(config.drain_timeout_s),
         access_log=False,  # the gateway writes its own line, with model and request id
         log_config=None,  # logging belongs to the process, not to the server
@@ -223,14 +215,15 @@ def allow_connections(wanted: int) -> int:
     """How many connections this process may hold, after raising its limit of open files as far as need be."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        if soft < needed:
-            allowed = max(1, soft - _OTHER_FILES)
-            _log.warning(
-                "the limit of open files allows fewer connections than gateway.max_connections: raise it (ulimit -n)",
-                extra={"connections": allowed, "wanted": wanted, "open_files": soft},
-            )
-            return allowed
-    return wanted
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft >= needed:
+        return wanted
+    allowed = max(1, soft - _OTHER_FILES)
+    _log.warning(
+        "the limit of open files allows fewer connections than gateway.max_connections: raise it (ulimit -n)",
+        extra={"connections": allowed, "wanted": wanted, "open_files": soft},
+    )
+    return allowed

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
-
-from pydantic import BaseModel
-from starlette.requests import Request
 
 from kvarn.gateway.body import BodyReader
 from kvarn.gateway.processes.shared import SharedState
 from kvarn.identity.key_cache import KeyCache
 from kvarn.metering.usage_reports import Reports
 from kvarn.responses.responses_context import ResponsesContext
-
-RequestT = TypeVar("RequestT", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +20,3 @@ class Gateway(ResponsesContext):
     reports: Reports
     shared: SharedState | None
     """What is counted together with other gateway processes of this server; None: there are none."""
-
-    async def read(self, request: Request, model: type[RequestT]) -> RequestT:
-        """Read and validate the JSON body; see `BodyReader`."""
-        return await self.bodies.read(request, model)
-
-
-def gateway_of(request: Request) -> Gateway:
-    """The gateway that answers a request."""
-    gateway = request.app.state.gateway
-    assert isinstance(gateway, Gateway)
-    return gateway

@@ -1,8 +1,8 @@
 """The principals of keys, cached: what a request asks costs no query, and no change goes unnoticed.
 
-The database numbers the changes to what known keys may do, and tells whose they are (`revision.py`): an organisation's
-keys are read again when it has changed, and only then. So a change made elsewhere is seen within `refresh_s`, and one
-made through this gateway (`renew`) at once.
+The database numbers the changes to what known keys may do, and tells whose they are (`key_changes.py`): an
+organisation's keys are read again when it has changed, and only then. So a change made elsewhere is seen within
+`refresh_s`, and one made through this gateway (`renew`) at once.
 
 While the database is away keys are taken from memory for `stale_s`, but only those read since the last change of their
 organisation that is known of: what has been withdrawn stays so.
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kvarn.config.platform import AuthConfig
-from kvarn.identity.revision import Mark, Question, RevisionWatch
+from kvarn.identity.key_changes import KeyChanges, Mark, Question
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
 from kvarn.store.ids import DEFAULT_ORGANIZATION
@@ -68,7 +68,7 @@ class KeyCache:
         self._unknown = OrderedDict[str, _Seen[Grant | None]]()
         self._anybody: _Seen[Principal] | None = None
         self._reading = dict[str, tuple[Question, asyncio.Task[_Seen[Grant | None]]]]()
-        self._revision = RevisionWatch(store, config.refresh_s, clock)
+        self._changes = KeyChanges(store, config.refresh_s, clock)
 
     async def bearer_of(self, key: str) -> Principal | None:
         """Whom a key acts for; None for one that is unknown, expired or revoked, all alike in way and time.
@@ -83,58 +83,53 @@ class KeyCache:
 
     async def anybody(self) -> Principal:
         """Whom requests without a key act for on an open server."""
-        revision = self._revision
-        is_current = await revision.is_current()
+        changes = self._changes
+        is_current = await changes.is_current()
         known = self._anybody
-        if known is not None and (revision.is_away or (is_current and not self._has_changed(known))):
+        if known is not None and (changes.is_away or (is_current and not self._has_changed(known))):
             return known.value
-        if not revision.just_failed:
+        if not changes.just_failed:
             try:
                 await self._read_anybody()
             except StoreError as error:
-                revision.note_failure(error)
+                changes.note_failure(error)
         return ANYBODY if self._anybody is None else self._anybody.value
 
     def renew(self, touched: Collection[str]) -> None:
-        """Something has been changed through this gateway, of these organisations: no answer asked for until now
-        counts."""
-        self._revision.expire(touched)
+        """Something may have been changed through this gateway, of these organisations: their keys are read again."""
+        self._changes.renew(touched)
 
     async def close(self) -> None:
         """Leave the database alone."""
-        await self._revision.close()
+        await self._changes.close()
         tasks = [task for _, task in self._reading.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _grant(self, lookup: str) -> Grant | None:
-        revision, seen = self._revision, self._remembered(lookup)
-        if seen is not None and await revision.is_current() and not self._has_changed(seen):
+        changes, seen = self._changes, self._remembered(lookup)
+        if seen is not None and await changes.is_current() and not self._has_changed(seen):
             return seen.value
         known = seen if seen is not None and seen.value is not None else None
-        if not revision.just_failed and (known is None or not revision.is_away):
+        if not changes.just_failed and (known is None or not changes.is_away):
             try:
                 return (await self._read_once(lookup)).value
             except StoreError as error:
-                revision.note_failure(error)
-        if known is not None and self._may_trust(known):
+                changes.note_failure(error)
+        if known is not None and not self._has_changed(known) and changes.away_s < self._config.stale_s:
             return known.value  # whether the database is back is asked beside the requests
         raise unavailable("Keys cannot be checked: the database is away. Try again.", "database_away")
 
     def _has_changed(self, seen: _Seen[Grant | None] | _Seen[Principal]) -> bool:
-        return self._revision.has_changed(seen.organization_id, seen.mark)
-
-    def _may_trust(self, known: _Seen[Grant | None]) -> bool:
-        """Whether what is known may do while the database is away: no change is known, and none in doubt."""
-        may_have_changed = self._revision.may_have_changed(known.organization_id, known.mark)
-        return not may_have_changed and self._revision.away_s < self._config.stale_s
+        return self._changes.has_changed(seen.organization_id, seen.mark)
 
     async def _read_once(self, lookup: str) -> _Seen[Grant | None]:
         """Read a key's grant; those who ask at the same time read it once."""
         question, task = self._reading.get(lookup, (None, None))
-        if question is None or task is None or not self._revision.counts(question):
-            question = self._revision.question()
+        now = self._changes.question()
+        if question is None or task is None or question.mark.local < now.mark.local:
+            question = now
             task = asyncio.create_task(self._read(lookup, question))
             self._reading[lookup] = (question, task)
             task.add_done_callback(lambda done: self._forget_reading(lookup, done))
@@ -151,17 +146,17 @@ class KeyCache:
         async with self._store.reading() as session:
             changes = await read_changes(session, question.mark.number)  # first: what is read after it is not older
             grant = await find_grant(session, lookup, now)
-        mark = self._revision.note(question, changes)
+        mark = self._changes.note(question, changes)
         seen = _Seen(mark, None if grant is None else grant.organization_id, grant, question.began)
         self._remember(lookup, seen)
         return seen
 
     async def _read_anybody(self) -> None:
-        question = self._revision.question()
+        question = self._changes.question()
         async with self._store.reading() as session:
             changes = await read_changes(session, question.mark.number)
             principal = await find_anybody(session)
-        mark = self._revision.note(question, changes)
+        mark = self._changes.note(question, changes)
         if principal is not None:
             self._anybody = _Seen(mark, DEFAULT_ORGANIZATION, principal, question.began)
 

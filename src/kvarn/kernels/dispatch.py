@@ -14,9 +14,8 @@ from types import MappingProxyType
 
 import torch
 
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.errors import MissingKernelsError, UnknownBackendError, UnsupportedByBackendError
-from kvarn.kernels.interface import Kernels
-from kvarn.kernels.torch.backend import TorchKernels
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ def _compiled_kernels(device: torch.device) -> Kernels:
 
 
 BACKENDS: Mapping[str, Backend] = MappingProxyType(
-    {"cpu": Backend(_compiled_kernels, ("cpu",)), "torch": Backend(TorchKernels)}
+    {"cpu": Backend(_compiled_kernels, ("cpu",)), "torch": Backend(Kernels)}
 )
 """Every backend by name, preferred ones first."""
 

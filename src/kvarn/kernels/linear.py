@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 
@@ -60,26 +60,4 @@ class Linear(Protocol):
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows [len(ids), in_features] of the weight in the activation type: a tied embedding's lookup."""
-        ...
-
-
-@runtime_checkable
-class KeepsPackedWeights(Protocol):
-    """What a backend offers beside `kvarn.kernels.interface.Kernels` if its packed weights can be kept in files."""
-
-    packed_layout: str
-    """Names the layout of packed bytes; changes whenever their meaning does."""
-
-    def save_linear(self, layer: Linear) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """What the bytes of a layer mean, as JSON values, and its tensors by name.
-
-        `blob` (uint8, a multiple of 64 bytes) must begin on a 64-byte boundary when it is loaded. Nothing is copied.
-        """
-        ...
-
-    def load_linear(self, form: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Linear:
-        """The layer again, on the same bytes, which may be a read-only map of a file.
-
-        Raises KernelError where form and tensors do not fit together.
-        """
         ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 
@@ -47,6 +49,11 @@ class Decoder:
             torch.tensor(rope.inverse_frequencies, dtype=torch.float32, device=self.kernels.device)
             for rope, _ in self._kinds
         ]
+
+    @property
+    def adapters(self) -> Mapping[str, int]:
+        """Index of each adapter that the linear layers hold, by name: none yet. See `PagedBatch.adapters`."""
+        return {}
 
     @property
     def layer_bytes(self) -> int:

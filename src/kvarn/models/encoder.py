@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from kvarn.kernels.backend import BidirectionalPlan
 from kvarn.kernels.batch import HeadShape
-from kvarn.kernels.interface import BidirectionalPlan
 from kvarn.kernels.linear import LayerNorm, Linear
 from kvarn.models.encoder_config import PREFIXES
 from kvarn.models.errors import MissingWeightError
@@ -58,11 +58,11 @@ class Encoder:
 
         token_ids: [T] int64, the texts one after the other, with their special tokens. starts: [S + 1], text s being
         token_ids[starts[s]:starts[s + 1]]; no text is empty or longer than `spec.max_context_length`. Returns
-        [S, embedding_size] float32. A text's vector does not depend on the texts beside it.
+        [S, hidden_size] float32. A text's vector does not depend on the texts beside it.
         """
         lengths = (starts[1:] - starts[:-1]).to(torch.int64)
         _check_lengths(lengths, self.spec.max_context_length)
-        out = torch.empty((len(lengths), self.spec.embedding_size), dtype=torch.float32, device=token_ids.device)
+        out = torch.empty((len(lengths), self.spec.hidden_size), dtype=torch.float32, device=token_ids.device)
         order = lengths.argsort(stable=True)
         for texts in _groups(order, lengths):
             spans = [token_ids[int(starts[s]) : int(starts[s + 1])] for s in texts]

@@ -42,7 +42,6 @@ def encoder_spec(
     config: EncoderConfig,
     *,
     max_context_length: int | None = None,
-    num_parameters: int = 0,
 ) -> EncoderSpec:
     """Of config.json, with pooling, normalisation and length limit from sentence-transformers' files where there are.
 
@@ -73,7 +72,6 @@ def encoder_spec(
         activation=config.activation(),
         pooling=pooling,
         normalize=normalize,
-        num_parameters=num_parameters,
     )
 
 

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from kvarn.text.errors import CheckpointError
-
-__all__ = [
-    "CheckpointError",
-    "MissingWeightError",
-    "ModelError",
-    "NotEnoughMemoryError",
-    "UnsupportedModelError",
-    "WeightShapeError",
-    "required",
-]
+from kvarn.text.errors import CheckpointError as CheckpointError  # raised by this package too
 
 
 class ModelError(Exception):

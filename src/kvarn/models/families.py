@@ -138,9 +138,7 @@ MODEL_TYPES: Mapping[str, str] = MappingProxyType({family.model_type: name for n
 """The decoder of each `model_type`, for a config.json without `architectures`."""
 
 
-def decoder_spec(
-    architecture: str, config: DecoderConfig, *, max_context_length: int | None = None, num_parameters: int = 0
-) -> DecoderSpec:
+def decoder_spec(architecture: str, config: DecoderConfig, *, max_context_length: int | None = None) -> DecoderSpec:
     """Of a validated config.json. `max_context_length` lowers the one the checkpoint was trained for."""
     family = FAMILIES[architecture]
     ropes = config.ropes(family.rope_theta, family.local_rope_theta)
@@ -183,7 +181,6 @@ def decoder_spec(
         embedding_scale=config.hidden_size**0.5 if family.gemma else 1.0,
         attention_softcap=config.attn_logit_softcapping,
         logits_softcap=config.final_logit_softcapping,
-        num_parameters=num_parameters,
     )
 
 

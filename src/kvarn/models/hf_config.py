@@ -7,7 +7,7 @@ published models have; they catch damage before something is computed or allocat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
@@ -257,24 +257,20 @@ class DecoderConfig(HfConfig):
         `sliding_window_pattern`-th (Gemma 3).
         """
         count, size = self.num_hidden_layers, self.sliding_window
+        layers = range(count)
         if not size or (rule == "qwen" and not self.use_sliding_window):
-            return [None] * count
-        if self.layer_types is not None:
-            return [size if kind == "sliding_attention" else None for kind in self.layer_types]
-        first_sliding = 0
-        if rule == "qwen":
-            first_sliding = count if self.max_window_layers is None else self.max_window_layers
-
-        def slides(layer: int) -> bool:
-            match rule:
-                case "alternating":
-                    return layer % 2 == 0
-                case "pattern":
-                    return (layer + 1) % self.sliding_window_pattern != 0
-                case _:
-                    return layer >= first_sliding
-
-        return [size if slides(layer) else None for layer in range(count)]
+            sliding: Collection[int] = ()
+        elif self.layer_types is not None:
+            sliding = [layer for layer in layers if self.layer_types[layer] == "sliding_attention"]
+        elif rule == "alternating":
+            sliding = layers[::2]
+        elif rule == "pattern":
+            sliding = [layer for layer in layers if (layer + 1) % self.sliding_window_pattern]
+        elif rule == "qwen":
+            sliding = layers[count if self.max_window_layers is None else self.max_window_layers :]
+        else:
+            sliding = layers
+        return [size if layer in sliding else None for layer in layers]
 
     def ropes(self, default_theta: float, default_local_theta: float | None) -> dict[str, RopeParameters]:
         """The rotary embedding of each layer type, with what the whole model says filled in.

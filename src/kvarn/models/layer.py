@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kvarn.kernels.backend import AttentionPlan, Kernels
 from kvarn.kernels.batch import HeadShape, Rotation
-from kvarn.kernels.interface import AttentionPlan, Kernels
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.models.families import LayerNames
 from kvarn.models.moe import DenseMlp, MoeMlp

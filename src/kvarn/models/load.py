@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,8 +12,6 @@ import torch
 from kvarn import __version__
 from kvarn.costs.decoder import KvDtype, kv_bytes_per_token
 from kvarn.kernels.dispatch import kernels_for
-from kvarn.kernels.interface import Kernels
-from kvarn.kernels.linear import KeepsPackedWeights
 from kvarn.kernels.memory import GIB, give_back_freed
 from kvarn.models.checkpoint import Checkpoint, Progress
 from kvarn.models.decoder import Decoder
@@ -71,29 +70,28 @@ def load_model(
     _warn_of_float16(dtype, torch_dtype, checkpoint)
     place = parallel or Parallel()
     cache = None
-    if packed_cache is not None:
-        cache = _open_cache(packed_cache, path.resolve().name, checkpoint, backend, (torch_dtype, quantization, place))
+    if packed_cache is not None and backend.packed_layout is None:
+        _log.warning("only the compiled kernels keep packed weights: packed_cache is not used")
+    elif packed_cache is not None:
+        origin = (__version__, *origin_of(checkpoint.files), torch_dtype, quantization, place.rank, place.world_size)
+        cache = PackedCache.open(packed_cache, path.resolve().name, origin, backend)
     loader = WeightLoader(checkpoint, backend, torch_dtype, place, quantization, cache)
     size, memory = loader.num_parameters, backend.memory_bytes()
     model: Decoder | Encoder
     if architecture in ENCODERS:
         config = checkpoint.validated(EncoderConfig)
-        encoder = encoder_spec(architecture, path, config, max_context_length=max_context_length, num_parameters=size)
+        encoder = encoder_spec(architecture, path, config, max_context_length=max_context_length)
         check_memory(memory, loader.min_bytes)
-        model = Encoder(encoder, loader)
+        model = Encoder(replace(encoder, num_parameters=size), loader)
     else:
-        decoder = decoder_spec(
-            architecture,
-            checkpoint.validated(DecoderConfig),
-            max_context_length=max_context_length,
-            num_parameters=size,
-        )
+        decoder_config = checkpoint.validated(DecoderConfig)
+        decoder = decoder_spec(architecture, decoder_config, max_context_length=max_context_length)
         plain = loader.dtype == torch.float32 and not loader.quantization
         chosen: KvDtype = "float32" if plain else "bfloat16"
         kv_dtype = chosen if kv_cache_dtype == "auto" else kv_cache_dtype
         kv_bytes = decoder.max_context_length * kv_bytes_per_token(decoder.dimensions, kv_dtype)
         check_memory(memory, loader.min_bytes, kv_bytes)
-        model = Decoder(decoder, loader, kv_dtype)
+        model = Decoder(replace(decoder, num_parameters=size), loader, kv_dtype)
     loader.finish()
     give_back_freed()
     return model
@@ -130,18 +128,3 @@ def check_memory(memory: int, weight_bytes: float, kv_bytes: int = 0) -> None:
             f"the weights take {weight_bytes / GIB:.1f} GiB{cache}, but this machine has {memory / GIB:.1f} GiB of "
             "memory: lower max_context_length, set quantization, or take a smaller model"
         )
-
-
-def _open_cache(
-    directory: Path,
-    model: str,
-    checkpoint: Checkpoint,
-    kernels: Kernels,
-    how: tuple[torch.dtype, Quantization | None, Parallel],
-) -> PackedCache | None:
-    if not isinstance(kernels, KeepsPackedWeights):
-        _log.warning("only the compiled kernels keep packed weights: packed_cache is not used")
-        return None
-    dtype, quantization, place = how
-    origin = (__version__, *origin_of(checkpoint.files), dtype, quantization, place.rank, place.world_size)
-    return PackedCache.open(directory, model, origin, kernels)

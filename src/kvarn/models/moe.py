@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvarn.kernels.interface import Kernels
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.models.families import LayerNames
 from kvarn.models.parallel import Shard

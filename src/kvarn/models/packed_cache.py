@@ -24,8 +24,9 @@ from typing import IO, Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.errors import KernelError
-from kvarn.kernels.linear import KeepsPackedWeights, Linear
+from kvarn.kernels.linear import Linear
 
 _CODE = (Path(__file__).parent, Path(__file__).parents[1] / "kernels")
 """Folders of the code that reads, joins, quantizes and packs weights."""
@@ -41,7 +42,7 @@ class PackedCache:
     """The packed linear layers of one model and rank, by name."""
 
     file: Path
-    kernels: KeepsPackedWeights
+    kernels: Kernels
     _stored: Any = None
     """The open file of an earlier start."""
     _stored_layers: dict[str, Any] = field(default_factory=dict)
@@ -50,7 +51,7 @@ class PackedCache:
     _complete: bool = True
 
     @staticmethod
-    def open(directory: Path, model: str, origin: Iterable[object], kernels: KeepsPackedWeights) -> PackedCache:
+    def open(directory: Path, model: str, origin: Iterable[object], kernels: Kernels) -> PackedCache:
         """The cache of a model in `directory`.
 
         Args:

@@ -125,8 +125,3 @@ class EncoderSpec:
     normalize: bool = True
     """Scale each vector to length one."""
     num_parameters: int = 0
-
-    @property
-    def embedding_size(self) -> int:
-        """Numbers in the vector of a text."""
-        return self.hidden_size

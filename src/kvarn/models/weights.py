@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 
 from kvarn.kernels.activation import Activation
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.errors import KernelInputError
-from kvarn.kernels.interface import Kernels
 from kvarn.kernels.linear import LayerNorm, Linear, Norm
 from kvarn.kernels.weights import Weight, concatenate
 from kvarn.models.checkpoint import Checkpoint

@@ -1,1 +1,1 @@
-"""Room: observe (see docs/architecture.md)."""
+"""Metrics and logs."""

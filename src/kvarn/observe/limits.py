@@ -34,7 +34,7 @@ class LimitMetrics:
             "kvarn_limits_redis_away", "1 while limits are configured to be in Redis and it is away."
         )
         self.redis_seconds = histogram(
-            "kvarn_limits_redis_seconds", "From a decision's being asked of Redis to its answer.", buckets=_SECONDS
+            "kvarn_limits_redis_seconds", "Time Redis took to answer a decision.", buckets=_SECONDS
         )
         self.owed = gauge("kvarn_limits_owed_settlements", "Settlements that wait for Redis to come back.")
         self.lost = counter("kvarn_limits_lost_settlements_total", "Settlements given up: Redis was away too long.")

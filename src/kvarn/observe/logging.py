@@ -71,7 +71,7 @@ class JsonFormatter(_Formatter):
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Writes lines; one that cannot be rendered is told by where it stands, without what it was to say."""
+    """Writes lines; one that cannot be rendered is reported by its place in the code, without its arguments."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  logging's name
         """Tell that a line is lost: the arguments that the library would print may be anybody's words."""
@@ -113,8 +113,8 @@ def configure_gateway_logging(level: str, form: str = "text", process: int | Non
         process: Number of the process, shown in each line; None where it is the only one.
     """
     configure_logging(level, form=form)
-    for told_better_here in ("uvicorn", "alembic"):
-        logging.getLogger(told_better_here).setLevel(logging.WARNING)
+    for logger in ("uvicorn", "alembic"):
+        logging.getLogger(logger).setLevel(logging.WARNING)
     # What failed has been said, or is the command's last line.
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != "Application startup failed. Exiting.")
     if process is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -135,7 +136,7 @@ async def run_turn(
         raise
     work = record.work[-1]
     if turn.lock is not None:
-        work.tickets.append(_LockTicket(serving.responses, turn.lock))
+        work.settlements.append(partial(_unlock, serving.responses, turn.lock))
     defaults = chat.model.sampling_defaults
     writer.response = replace(
         writer.response,
@@ -144,7 +145,7 @@ async def run_turn(
         temperature=defaults.temperature if request.temperature is None else request.temperature,
         top_p=defaults.top_p if request.top_p is None else request.top_p,
     )
-    ending.usage = lambda: response_usage(chat.tally.usage())
+    ending.usage = lambda: response_usage(chat.usage.as_openai())
     return ResponseRun(chat, writer, ending, record, serving.store.now)
 
 
@@ -181,13 +182,5 @@ async def _check_quota(serving: ResponsesContext, record: RequestRecord, request
         await serving.storage_quota.check(record, "store", "send 'store': false")
 
 
-@dataclass(frozen=True, slots=True)
-class _LockTicket:
-    """The lock of a turn's conversation, as a ticket of its work."""
-
-    responses: BackgroundResponses
-    lock: Lock
-
-    async def leave(self, work: Work) -> None:
-        """The work is over."""
-        await self.responses.unlock(self.lock)
+async def _unlock(responses: BackgroundResponses, lock: Lock, work: Work) -> None:
+    await responses.unlock(lock)

@@ -1,4 +1,4 @@
-"""How a chat model is asked for a verdict, and how its answer is read."""
+"""The prompt that makes a chat model give a verdict, and how its answer is parsed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ PROMPT = (
     "you. Answer with the one word `safe`, or with `unsafe` and, on the next line, the categories that apply, "
     "separated by commas. The categories: " + ", ".join(CATEGORIES) + "."
 )
-"""What a model is told that has no instructions of its own."""
+"""System prompt of a model that has no instructions of its own."""
 
-MOST_TOKENS = 48
+MAX_TOKENS = 48
 """Of an answer: the word and all the categories."""
 
 _LLAMA_GUARD = {

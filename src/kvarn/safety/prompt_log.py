@@ -20,9 +20,9 @@ from kvarn.store.errors import StoreError
 from kvarn.store.owner import Principal
 from kvarn.store.repositories.prompt_samples import NewSample, add_samples
 
-_MOST_WAITING = 256
-_MOST_WAITING_BYTES = 32 * 1024 * 1024
-_MOST_AT_ONCE = 32
+_MAX_WAITING = 256
+_MAX_WAITING_BYTES = 32 * 1024 * 1024
+_MAX_BATCH = 32
 _STOP_S = 2.0
 
 _log = logging.getLogger("kvarn.safety")
@@ -52,7 +52,7 @@ class PromptLog:
         self._store = store
         self._draw = draw
         self._seal: Seal | None = None
-        self._waiting: asyncio.Queue[_Waiting] = asyncio.Queue(_MOST_WAITING)
+        self._waiting: asyncio.Queue[_Waiting] = asyncio.Queue(_MAX_WAITING)
         self._waiting_bytes = 0
         self._writer: asyncio.Task[None] | None = None
 
@@ -61,7 +61,7 @@ class PromptLog:
         if not principal.log_prompts or self._draw() >= self._config.safety.log_prompts_sample:
             return
         plain = msgspec.json.encode(make())
-        if self._waiting.full() or self._waiting_bytes + len(plain) > _MOST_WAITING_BYTES:
+        if self._waiting.full() or self._waiting_bytes + len(plain) > _MAX_WAITING_BYTES:
             self.dropped += 1
             return
         self._waiting.put_nowait(_Waiting(principal, request_id, model, int(self._store.now()), plain))
@@ -85,7 +85,7 @@ class PromptLog:
     async def _write_on(self) -> None:
         while True:
             batch = [await self._waiting.get()]
-            while len(batch) < _MOST_AT_ONCE and not self._waiting.empty():
+            while len(batch) < _MAX_BATCH and not self._waiting.empty():
                 batch.append(self._waiting.get_nowait())
             try:
                 await self._write(batch)

@@ -13,7 +13,7 @@ import re2
 
 from kvarn.safety.errors import SafetyError
 
-_MOST_MEMORY = 8 << 20
+_MAX_MEMORY = 8 << 20
 """Bytes one expression's automaton may take."""
 
 
@@ -38,7 +38,7 @@ class RuleList:
 
 def _compile(position: int, rule: str) -> Any:
     options = re2.Options()
-    options.max_mem = _MOST_MEMORY
+    options.max_mem = _MAX_MEMORY
     options.log_errors = False
     try:
         return re2.compile(rule.encode(), options)

@@ -12,7 +12,7 @@ from kvarn.serving.choice import Choice, ChoiceDelta
 from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.moderation.output_watch import OutputWatch
-from kvarn.serving.pipeline import Tally
+from kvarn.serving.pipeline import TokenUsage
 from kvarn.wire.messages import Submit
 from kvarn.wire.openai.errors import ApiError
 
@@ -27,7 +27,7 @@ class Generation:
         model: Where it runs.
         submit: What is sent to the engine.
         choices: One for each of `submit.sampling.n`, in order.
-        tally: Where its tokens are counted.
+        usage: Where its tokens are counted.
         held: Counts what the engine has written and nobody has read yet.
         watches: The moderation of each choice; empty where answers are not moderated.
         transforms: One for each choice, or none at all.
@@ -38,7 +38,7 @@ class Generation:
         model: ReadyModel,
         submit: Submit,
         choices: Sequence[Choice],
-        tally: Tally,
+        usage: TokenUsage,
         held: HeldBytes,
         watches: Sequence[OutputWatch] = (),
         transforms: Sequence[Transform] = (),
@@ -46,11 +46,11 @@ class Generation:
         self._model = model
         self._submit = submit
         self._choices = choices
-        self._tally = tally
+        self._usage = usage
         self._held = held
         self._watches = watches
         self._transforms = transforms
-        tally.pending += 1
+        usage.pending += 1
 
     async def deltas(self, metrics: GatewayMetrics, received: float) -> AsyncGenerator[ChoiceDelta, None]:
         """Run it; yields what each step adds to a choice.
@@ -64,8 +64,8 @@ class Generation:
             ApiError: The answer cannot be moderated now, or there is no memory left for what nobody has read.
         """
         observer = metrics.generation(self._model.name, received)
-        tally, running = self._tally, len(self._choices)
-        tally.count(prompt=len(self._submit.prompt_token_ids))
+        usage, running = self._usage, len(self._choices)
+        usage.count(prompt=len(self._submit.prompt_token_ids))
         try:
             async with aclosing(self._model.replica.generate(self._submit, self._held.become)) as new_tokens:
                 async for new in new_tokens:
@@ -75,7 +75,7 @@ class Generation:
                     if new.token_ids:
                         observer.delta(new.index, len(new.token_ids))
                     delta = choice.add(new)
-                    tally.count(cached=new.cached_tokens, completion=len(delta.token_ids))
+                    usage.count(cached=new.cached_tokens, completion=len(delta.token_ids))
                     if self._watches:
                         shown = await self._watches[new.index].look(delta)
                         if shown is None:
@@ -87,14 +87,14 @@ class Generation:
                         choice.ended = True
                         running -= 1
                         if not running:  # counted before the client hears of it
-                            tally.pending -= 1
+                            usage.pending -= 1
                             observer.finished()
                     yield delta
                     if not running:
                         return
         except (RequestRefusedError, ReplicaLostError, ApiError) as error:
-            tally.failed = True
-            tally.refused = tally.refused or isinstance(error, RequestRefusedError)
+            usage.failed = True
+            usage.refused = usage.refused or isinstance(error, RequestRefusedError)
             observer.failed()
             raise
 

@@ -1,8 +1,8 @@
 """One piece of work: from the moment a request is taken until it is settled and in the ledger.
 
 Everything that has a say in whether a request is taken, or wants to know what came of it, is a stage: scopes, budgets,
-limits, admission, the ledger. The stages are entered in order, before the engine is asked; the tickets they gave are
-left in the opposite order, whatever came of the request.
+limits, admission, the ledger. The stages are entered in order, before the engine is asked, and settled in the
+opposite order, whatever came of the request.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(slots=True)
-class Tally:
+class TokenUsage:
     """Tokens of one request so far, over all its prompts and choices."""
 
     prompt_tokens: int = 0
@@ -47,15 +47,15 @@ class Tally:
     """The engine did not take it, or gave it up."""
     first_token: float | None = None
     """Monotonic seconds."""
-    watch: Callable[[Tally], None] | None = None
-    """Told after each change of the counts, before the client hears of it."""
+    on_change: Callable[[TokenUsage], None] | None = None
+    """Called after each change of the counts, before the client hears of it."""
 
     @property
     def did_work(self) -> bool:
         """Whether the engine was asked, and did not refuse at once."""
         return self.prompt_tokens > 0 and (not self.refused or self.completion_tokens > 0)
 
-    def usage(self) -> Usage:
+    def as_openai(self) -> Usage:
         """As OpenAI's usage object."""
         return usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
 
@@ -66,8 +66,8 @@ class Tally:
         self.prompt_tokens += prompt
         self.cached_tokens += cached
         self.completion_tokens += completion
-        if self.watch is not None:
-            self.watch(self)
+        if self.on_change is not None:
+            self.on_change(self)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class Work:
     """Answers it asks for, over all its prompts."""
     received: float
     """Monotonic seconds at which the last byte of the request came."""
-    tally: Tally = field(default_factory=Tally)
+    usage: TokenUsage = field(default_factory=TokenUsage)
     headers: dict[str, str] = field(default_factory=dict)
     """Go into the answer, such as `x-ratelimit-remaining-tokens`."""
     client_left: Callable[[], Awaitable[None]] | None = None
@@ -111,26 +111,27 @@ class Work:
     """The model that was asked for, where another one answers."""
     early_demand: Demand | None = None
     """What admission knew of it before it was parsed."""
-    tickets: list[Ticket] = field(default_factory=list)
+    settlements: list[Settle] = field(default_factory=list)
+    """What is done when it is over, last one first."""
 
     @property
     def outcome(self) -> Outcome:
         """What has come of it so far."""
-        if self.tally.failed:
+        if self.usage.failed:
             return Outcome.FAILED
-        return Outcome.ABORTED if self.tally.pending else Outcome.FINISHED
+        return Outcome.ABORTED if self.usage.pending else Outcome.FINISHED
 
     async def close(self) -> None:
-        """Settle it: leave every ticket, last one first. Done to the end even where the caller is cancelled."""
-        await run_to_completion(self._leave())
+        """Settle it. Done to the end even where the caller is cancelled."""
+        await run_to_completion(self._settle())
 
-    async def _leave(self) -> None:
-        while self.tickets:
-            ticket = self.tickets.pop()
+    async def _settle(self) -> None:
+        while self.settlements:
+            settle = self.settlements.pop()
             try:
-                await ticket.leave(self)
+                await settle(self)
             except Exception:
-                _log.exception("request %s: %s could not be settled", self.request_id, type(ticket).__name__)
+                _log.exception("request %s: %r could not be settled", self.request_id, settle)
 
 
 class DegradedError(Exception):
@@ -141,19 +142,15 @@ class DegradedError(Exception):
         self.model = model
 
 
-class Ticket(Protocol):
-    """A stage's memory of one piece of work."""
-
-    async def leave(self, work: Work) -> None:
-        """The work is over: `work.outcome` and `work.tally` say how. Called once."""
-        ...
+Settle = Callable[[Work], Awaitable[None]]
+"""What a stage does once when the work is over: `work.outcome` and `work.usage` say how."""
 
 
 class Stage(Protocol):
     """Has a say in whether work is taken."""
 
-    async def enter(self, work: Work) -> Ticket | None:
-        """Let the work in; a ticket is left when the work is over.
+    async def enter(self, work: Work) -> Settle | None:
+        """Let the work in. What is returned is called when the work is over.
 
         Raises:
             ApiError: The work is refused. Nothing of it is held by this stage.
@@ -163,7 +160,7 @@ class Stage(Protocol):
 
 
 class Pipeline:
-    """The stages, in the order in which they are asked: those that cost least first, the ledger last."""
+    """The stages, in the order in which they are entered: those that cost least first, the ledger last."""
 
     def __init__(self, stages: Sequence[Stage] = ()) -> None:
         self._stages = tuple(stages)
@@ -172,15 +169,15 @@ class Pipeline:
         """Take the work in, or refuse it. `work.close()` must be called once it is over.
 
         Raises:
-            ApiError: A stage refused it; those before it have been left again.
+            ApiError: A stage refused it; those before it have been settled.
             DegradedError: Another model shall answer; so they have here.
         """
         try:
             for stage in self._stages:
-                ticket = await stage.enter(work)
-                if ticket is not None:
-                    work.tickets.append(ticket)
+                settle = await stage.enter(work)
+                if settle is not None:
+                    work.settlements.append(settle)
         except BaseException:
-            work.tally.failed = True
+            work.usage.failed = True
             await work.close()
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class TextError(Exception):
-    """Base of this room's errors; the message says what to do."""
+    """Base of the errors of this package; the message says what to do."""
 
 
 class CheckpointError(TextError):

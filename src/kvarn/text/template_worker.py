@@ -3,7 +3,7 @@
 Started by `TemplateProcess`. A script that imports jinja2 and nothing of Kvarn's, so that it starts in a tenth of a
 second. It reads requests from standard input and writes replies to standard output, each behind its length in 8 bytes;
 the first reply comes without a request, once it is ready. A request is JSON: the sources of the templates first, then
-conversations. A reply is a kind (one byte) and a text: `+` what was asked for, `-` an error, `>` the prompt is too
+conversations. A reply is a kind (one byte) and a text: `+` the result, `-` an error, `>` the prompt is too
 long. The end of standard input ends the process, as do the limits.
 """
 
@@ -69,8 +69,8 @@ def _answer(templates: dict[str, Template], payload: bytes) -> bytes:
         kind, text = _compile(templates, request["sources"])
     else:
         # What somebody sent may be counted, too, where it is longer than the model's context.
-        most = max(request["max_characters"], _GROWTH * len(payload))
-        kind, text = _render(templates[request["template"]], request["variables"], most)
+        limit = max(request["max_characters"], _GROWTH * len(payload))
+        kind, text = _render(templates[request["template"]], request["variables"], limit)
     return kind + text.encode("utf-8", "surrogatepass")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from kvarn.engine.plan import KVConnector, StepPlan, StepResult, SynchronousExecutor
 from kvarn.models import Decoder
@@ -22,7 +21,6 @@ class InProcessExecutor(SynchronousExecutor):
         max_num_seqs: int,
         max_context_length: int | None = None,
         connector: KVConnector | None = None,
-        adapters: Sequence[str] = (),
     ) -> None:
         """Allocate the KV cache and the slots.
 
@@ -31,7 +29,6 @@ class InProcessExecutor(SynchronousExecutor):
             num_blocks: Blocks of the KV cache; see `plan_kv_blocks`.
             max_num_seqs: Slots: plans name them 0 to `max_num_seqs - 1`.
             max_context_length: Tokens of the longest sequence; default: the model's own limit.
-            adapters: Names of those that the model's linear layers have, in the order of their indices.
             connector: Where plans store KV blocks beyond the cache; the engine must have the same.
 
         Raises:
@@ -50,7 +47,6 @@ class InProcessExecutor(SynchronousExecutor):
             max_num_seqs=max_num_seqs,
             max_context_length=self._max_context_length,
             connector=connector,
-            adapters=adapters,
         )
 
     @property

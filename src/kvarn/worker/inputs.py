@@ -13,7 +13,7 @@ import torch
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import LAST_SAMPLED, Row
 from kvarn.kernels.batch import PagedBatch
-from kvarn.worker.slots import SlotTable
+from kvarn.worker.slots import BASE_MODEL, SlotTable
 
 Ints = npt.NDArray[np.int64]
 
@@ -93,6 +93,7 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
     blocks = block_tables[row_of_token, positions // BLOCK_SIZE].astype(np.int64)
     slot_mapping = blocks * BLOCK_SIZE + positions % BLOCK_SIZE
 
+    adapters = slots.adapter[row_slots]
     sampled_rows = [index for index, row in enumerate(rows) if row.sample]
     first_drawn = query_starts[1:][sampled_rows] - 1
     proposal_spans: list[ProposalSpan] = []
@@ -104,9 +105,6 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
         drawn_tokens += proposal_tokens
     if slots.prompts:
         prompt_spans, prompt_tokens = _prompt_spans(rows, slots, query_starts, sum(map(len, drawn_tokens)))
-    adapters = None
-    if slots.adapter_indices:
-        adapters = torch.from_numpy(slots.adapter[row_slots[row_of_token]]).to(device)
     return StepInputs(
         token_ids=torch.from_numpy(token_ids).to(device),
         batch=PagedBatch(
@@ -115,7 +113,7 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
             context_lens=torch.from_numpy(context_lens.astype(np.int32)).to(device),
             block_tables=torch.from_numpy(block_tables).to(device),
             slot_mapping=torch.from_numpy(slot_mapping).to(device),
-            adapters=adapters,
+            adapters=torch.from_numpy(adapters[row_of_token]).to(device) if adapters.max() != BASE_MODEL else None,
         ),
         logits_rows=torch.from_numpy(np.concatenate((*drawn_tokens, *prompt_tokens))).to(device),
         sampled_rows=sampled_rows,

@@ -24,7 +24,7 @@ def store_blocks(cache: KVCache, transfers: Iterable[BlockTransfer], connector: 
     """Hand over the contents of blocks: the bytes of all layers' keys, then of all values."""
     for transfer in transfers:
         parts = [tensor[transfer.block].contiguous().view(torch.uint8) for tensor in (*cache.keys, *cache.values)]
-        connector.store(transfer.name, b"".join(part.cpu().numpy().tobytes() for part in parts))
+        connector.store(transfer.name, b"".join(part.numpy(force=True).tobytes() for part in parts))
 
 
 def load_blocks(cache: KVCache, transfers: Iterable[BlockTransfer], connector: KVConnector) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -30,13 +28,12 @@ class ModelRunner:
         max_num_seqs: int,
         max_context_length: int,
         connector: KVConnector | None = None,
-        adapters: Sequence[str] = (),
     ) -> None:
         self._model = model
         self._cache = model.new_kv_cache(num_blocks)
         self._connector = connector
         self._device = model.kernels.device
-        self._slots = SlotTable(max_num_seqs, max_context_length, model.spec.vocab_size, adapters)
+        self._slots = SlotTable(max_num_seqs, max_context_length, model.spec.vocab_size, model.adapters)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> list[RowResult]:

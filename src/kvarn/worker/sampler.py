@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.kernels.interface import Kernels
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.sampling import SamplingTensors
-from kvarn.kernels.torch.backend import TorchKernels
 from kvarn.wire.messages import PositionLogprobs
 from kvarn.worker.constraints import ConstrainedRow, Ids, apply_constraints, apply_masks, mask_ids
 from kvarn.worker.errors import InvalidLogitsError, PlanError
@@ -54,7 +53,7 @@ def sample(
         InvalidLogitsError: A row holds NaN or infinity, or nothing finite.
         PlanError: A mask allows no token.
     """
-    kernels = kernels or TorchKernels()
+    kernels = kernels or Kernels()
     reports = slots.num_logprobs[row_slots]
     reported = np.flatnonzero(reports != NO_LOGPROBS)
     own_logits = logits[torch.from_numpy(reported)] if len(reported) else logits[:0]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +11,10 @@ import numpy.typing as npt
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import NewSequence, Row
 from kvarn.worker.constraints import TokenConstraints, needs_constraints
-from kvarn.worker.errors import PlanError
+from kvarn.worker.errors import InvalidSamplingError, PlanError
 
 NO_LOGPROBS = -1
-NO_ADAPTER = -1
+BASE_MODEL = -1
 _SMALLEST_TOP_P = 1e-9
 """Stands for `top_p` = 0, which the OpenAI wire allows: the most likely token alone."""
 _LARGEST_TEMPERATURE = 1e15
@@ -28,8 +29,13 @@ class SlotTable:
     """
 
     def __init__(
-        self, max_num_seqs: int, max_context_length: int, vocab_size: int, adapters: Sequence[str] = ()
+        self,
+        max_num_seqs: int,
+        max_context_length: int,
+        vocab_size: int,
+        adapters: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
+        self._adapters = adapters
         self._max_context_length = max_context_length
         self._vocab_size = vocab_size
         max_blocks = -(-max_context_length // BLOCK_SIZE)
@@ -42,11 +48,10 @@ class SlotTable:
         self.seed = np.zeros(max_num_seqs, dtype=np.uint64)
         self.num_output = np.zeros(max_num_seqs, dtype=np.int64)
         """Tokens of output so far: the position of the next one drawn."""
-        self.adapter = np.full(max_num_seqs, NO_ADAPTER, dtype=np.int64)
-        """Index of the adapter among those of the model; `NO_ADAPTER` for the model itself."""
-        self.adapter_indices = {name: index for index, name in enumerate(adapters)}
         self.last_token = np.zeros(max_num_seqs, dtype=np.int64)
         """The token drawn last, for a plan that was made before it was known."""
+        self.adapter = np.full(max_num_seqs, BASE_MODEL, dtype=np.int64)
+        """See `PagedBatch.adapters`."""
         self.num_logprobs = np.full(max_num_seqs, NO_LOGPROBS, dtype=np.int64)
         """Most likely tokens to report with each drawn one; `NO_LOGPROBS` for no report."""
         self.constraints: dict[int, TokenConstraints] = {}
@@ -64,8 +69,8 @@ class SlotTable:
         """Take a sequence into a free slot; its block table is empty."""
         slot, sampling = new.slot, new.sampling
         self._check(slot, occupied=False)
-        if new.adapter and new.adapter not in self.adapter_indices:
-            raise PlanError(f"slot {slot}: adapter {new.adapter!r} is not one of {sorted(self.adapter_indices)}")
+        if new.adapter and new.adapter not in self._adapters:
+            raise InvalidSamplingError(slot, f"the model has no adapter {new.adapter!r}: load it, or name none")
         if needs_constraints(sampling):
             self.constraints[slot] = TokenConstraints(new, self._vocab_size)
         if sampling.prompt_logprobs is not None:
@@ -76,8 +81,8 @@ class SlotTable:
         self.top_k[slot] = sampling.top_k if sampling.top_k < self._vocab_size else 0
         self.top_p[slot] = max(sampling.top_p, _SMALLEST_TOP_P)
         self.min_p[slot] = sampling.min_p
-        self.adapter[slot] = self.adapter_indices.get(new.adapter, NO_ADAPTER)
         self.seed[slot] = new.seed
+        self.adapter[slot] = self._adapters[new.adapter] if new.adapter else BASE_MODEL
         self.num_output[slot] = len(new.output_token_ids)
         self.num_logprobs[slot] = NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs
 

@@ -2,58 +2,44 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
-from starlette.responses import Response
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
 
 from kvarn.batches.operation import describe_batch, start_batch
-from kvarn.gateway.answer import json_response
-from kvarn.gateway.openapi import shapes
-from kvarn.gateway.pagination import ListQuery, list_answer
-from kvarn.gateway.query import check_query
-from kvarn.gateway.record import record_of
-from kvarn.gateway.state import gateway_of
+from kvarn.gateway.dependencies import GatewayDep, OwnerDep, PrincipalDep, json_body
+from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.query import ListQuery, check_query, list_answer
 from kvarn.store.repositories.batches.batches import cancel_batch, find_batch, list_batches
 from kvarn.wire.openai.batches import BatchObject, BatchRequest
 from kvarn.wire.openai.lists import ListObject
 
-router = APIRouter(prefix="/v1/batches", tags=["batches"])
-
-_LIST = ListQuery(ordered=False)
+router = APIRouter(prefix="/v1/batches", tags=["batches"], route_class=JsonRoute, dependencies=[Depends(check_query)])
 
 
 @router.post("", summary="Run a file of requests")
-@shapes(BatchObject, BatchRequest)
-async def create_batch(request: Request) -> Response:
+async def create_batch(
+    gateway: GatewayDep, principal: PrincipalDep, body: Annotated[BatchRequest, json_body(BatchRequest)]
+) -> BatchObject:
     """Take a batch; it is checked and run in the background."""
-    check_query(request)
-    gateway = gateway_of(request)
-    asked = await gateway.read(request, BatchRequest)
-    return json_response(await start_batch(gateway, record_of(request.scope).principal, asked))
+    return await start_batch(gateway, principal, body)
 
 
-@router.get("", summary="List batches", openapi_extra=_LIST.described)
-@shapes(ListObject[BatchObject])
-async def list_all_batches(request: Request) -> Response:
+@router.get("", summary="List batches")
+async def list_all_batches(
+    gateway: GatewayDep, owner: OwnerDep, query: Annotated[ListQuery, Query()]
+) -> ListObject[BatchObject]:
     """The project's batches, newest first."""
-    cursor = _LIST.read(request)
-    owner = record_of(request.scope).principal.owner
-    page = await list_batches(gateway_of(request).store, owner, cursor)
-    return json_response(list_answer(page, describe_batch))
+    return list_answer(await list_batches(gateway.store, owner, query.cursor), describe_batch)
 
 
 @router.get("/{batch_id}", summary="Describe a batch")
-@shapes(BatchObject)
-async def get_batch(request: Request, batch_id: str) -> Response:
+async def get_batch(gateway: GatewayDep, owner: OwnerDep, batch_id: str) -> BatchObject:
     """One batch: its state, how many of its requests are answered, and its files."""
-    check_query(request)
-    owner = record_of(request.scope).principal.owner
-    return json_response(describe_batch(await find_batch(gateway_of(request).store, owner, batch_id)))
+    return describe_batch(await find_batch(gateway.store, owner, batch_id))
 
 
 @router.post("/{batch_id}/cancel", summary="Cancel a batch")
-@shapes(BatchObject)
-async def cancel_one_batch(request: Request, batch_id: str) -> Response:
+async def cancel_one_batch(gateway: GatewayDep, owner: OwnerDep, batch_id: str) -> BatchObject:
     """Run no more of a batch; what was answered comes in its output file."""
-    check_query(request)
-    owner = record_of(request.scope).principal.owner
-    return json_response(describe_batch(await cancel_batch(gateway_of(request).store, owner, batch_id)))
+    return describe_batch(await cancel_batch(gateway.store, owner, batch_id))

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from typing import Annotated
+
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from kvarn.gateway.answer import event_stream, json_when_done
-from kvarn.gateway.openapi import EVENTS, shapes
-from kvarn.gateway.record import record_of
-from kvarn.gateway.state import gateway_of
+from kvarn.gateway.dependencies import GatewayDep, RecordDep, json_body
+from kvarn.gateway.openapi import EVENTS, JsonRoute
 from kvarn.serving.completions.operation import start_completion
 from kvarn.wire.openai.completions import Completion, CompletionRequest
 
-router = APIRouter(prefix="/v1", tags=["completions"])
+router = APIRouter(prefix="/v1", tags=["completions"], route_class=JsonRoute)
 
 
 @router.post("/completions", summary="Continue a text", openapi_extra=EVENTS)
-@shapes(Completion, CompletionRequest)
-async def create_completion(request: Request) -> Response:
+async def create_completion(
+    gateway: GatewayDep, record: RecordDep, body: Annotated[CompletionRequest, json_body(CompletionRequest)]
+) -> Annotated[Response, Completion]:
     """Continue one prompt or several, as one object or as a stream of events."""
-    gateway = gateway_of(request)
-    asked = await gateway.read(request, CompletionRequest)
-    run = await start_completion(gateway, record_of(request.scope), asked)
-    return event_stream(run.stream()) if asked.stream else json_when_done(run.collect(), run.held)
+    run = await start_completion(gateway, record, body)
+    return event_stream(run.stream()) if body.stream else json_when_done(run.collect(), run.held)

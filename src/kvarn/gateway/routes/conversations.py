@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
-from starlette.responses import Response
+from typing import Annotated
 
-from kvarn.gateway.answer import json_response
-from kvarn.gateway.openapi import shapes
-from kvarn.gateway.pagination import ListQuery, list_answer
-from kvarn.gateway.query import Query, check_query
-from kvarn.gateway.record import record_of
-from kvarn.gateway.routes.responses import INCLUDE
-from kvarn.gateway.state import gateway_of
+from fastapi import APIRouter, Depends, Query
+from pydantic import Field
+
+from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep, json_body
+from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.query import OrderedQuery, QueryModel, check_query, list_answer
 from kvarn.responses.items import add_items, resolve_items
-from kvarn.store.engine import Store
 from kvarn.store.models import Conversation
-from kvarn.store.owner import Owner
 from kvarn.store.repositories.conversations import conversations as stored
 from kvarn.store.repositories.pages import Page
 from kvarn.wire.openai.lists import ListObject
@@ -27,96 +23,106 @@ from kvarn.wire.openai.responses.conversations import (
     UpdateConversationRequest,
 )
 from kvarn.wire.openai.responses.items import StoredItem
+from kvarn.wire.openai.responses.request import Include
 
-router = APIRouter(prefix="/v1/conversations", tags=["conversations"])
+router = APIRouter(
+    prefix="/v1/conversations", tags=["conversations"], route_class=JsonRoute, dependencies=[Depends(check_query)]
+)
 
-_LIST = ListQuery(INCLUDE)
-_ITEM = Query(INCLUDE)
+Includes = Annotated[
+    list[Include],
+    Field(
+        default_factory=list,
+        description="What to answer besides. Nothing of what it may name is ever left out here.",
+    ),
+]
+
+
+class ItemQuery(QueryModel):
+    """How items are shown."""
+
+    include: Includes
+
+
+class ItemListQuery(OrderedQuery):
+    """Which items, and how they are shown."""
+
+    include: Includes
 
 
 @router.post("", summary="Make a conversation")
-@shapes(ConversationAnswer, CreateConversationRequest)
-async def create_conversation(request: Request) -> Response:
+async def create_conversation(
+    gateway: GatewayDep,
+    record: RecordDep,
+    owner: OwnerDep,
+    body: Annotated[CreateConversationRequest, json_body(CreateConversationRequest)],
+) -> ConversationAnswer:
     """A new conversation, empty or begun with items."""
-    check_query(request)
-    gateway = gateway_of(request)
-    asked = await gateway.read(request, CreateConversationRequest)
-    items = await resolve_items(gateway, record_of(request.scope), asked.items or [])
-    most = gateway.storage_quota.max_bytes
-    return _answer(await stored.create_conversation(*_whose(request), asked.metadata or {}, items, most))
+    items = await resolve_items(gateway, record, body.items or [])
+    max_bytes = gateway.storage_quota.max_bytes
+    return _answer(await stored.create_conversation(gateway.store, owner, body.metadata or {}, items, max_bytes))
 
 
 @router.get("/{conversation_id}", summary="Retrieve a conversation")
-@shapes(ConversationAnswer)
-async def get_conversation(request: Request, conversation_id: str) -> Response:
+async def get_conversation(gateway: GatewayDep, owner: OwnerDep, conversation_id: str) -> ConversationAnswer:
     """A conversation, without its items."""
-    check_query(request)
-    return _answer(await stored.find_conversation(*_whose(request), conversation_id))
+    return _answer(await stored.find_conversation(gateway.store, owner, conversation_id))
 
 
 @router.post("/{conversation_id}", summary="Change a conversation")
-@shapes(ConversationAnswer, UpdateConversationRequest)
-async def update_conversation(request: Request, conversation_id: str) -> Response:
+async def update_conversation(
+    gateway: GatewayDep,
+    owner: OwnerDep,
+    conversation_id: str,
+    body: Annotated[UpdateConversationRequest, json_body(UpdateConversationRequest)],
+) -> ConversationAnswer:
     """Give a conversation other metadata."""
-    check_query(request)
-    gateway = gateway_of(request)
-    asked = await gateway.read(request, UpdateConversationRequest)
-    metadata, most = asked.metadata or {}, gateway.storage_quota.max_bytes
-    return _answer(await stored.update_conversation(*_whose(request), conversation_id, metadata, most))
+    metadata, max_bytes = body.metadata or {}, gateway.storage_quota.max_bytes
+    return _answer(await stored.update_conversation(gateway.store, owner, conversation_id, metadata, max_bytes))
 
 
 @router.delete("/{conversation_id}", summary="Delete a conversation")
-@shapes(DeletedConversation)
-async def delete_conversation(request: Request, conversation_id: str) -> Response:
+async def delete_conversation(gateway: GatewayDep, owner: OwnerDep, conversation_id: str) -> DeletedConversation:
     """Delete a conversation with all its items."""
-    check_query(request)
-    await stored.delete_conversation(*_whose(request), conversation_id)
-    return json_response(DeletedConversation(id=conversation_id))
+    await stored.delete_conversation(gateway.store, owner, conversation_id)
+    return DeletedConversation(id=conversation_id)
 
 
-@router.post(
-    "/{conversation_id}/items",
-    summary="Add items",
-    openapi_extra=_ITEM.described,
-)
-@shapes(ListObject[StoredItem], CreateItemsRequest)
-async def create_items(request: Request, conversation_id: str) -> Response:
+@router.post("/{conversation_id}/items", summary="Add items")
+async def create_items(
+    gateway: GatewayDep,
+    record: RecordDep,
+    conversation_id: str,
+    body: Annotated[CreateItemsRequest, json_body(CreateItemsRequest)],
+    query: Annotated[ItemQuery, Query()],
+) -> ListObject[StoredItem]:
     """Add items at the end of a conversation."""
-    _ITEM.check(request)
-    gateway = gateway_of(request)
-    asked = await gateway.read(request, CreateItemsRequest)
-    items = await add_items(gateway, record_of(request.scope), conversation_id, asked.items)
-    return json_response(list_answer(Page(items, False), lambda item: item))
+    items = await add_items(gateway, record, conversation_id, body.items)
+    return list_answer(Page(items, False), lambda item: item)
 
 
-@router.get("/{conversation_id}/items", summary="List a conversation's items", openapi_extra=_LIST.described)
-@shapes(ListObject[StoredItem])
-async def list_items(request: Request, conversation_id: str) -> Response:
-    """The items of a conversation, newest first unless asked otherwise."""
-    cursor = _LIST.read(request)
-    return json_response(list_answer(await stored.list_items(*_whose(request), conversation_id, cursor), lambda i: i))
+@router.get("/{conversation_id}/items", summary="List a conversation's items")
+async def list_items(
+    gateway: GatewayDep, owner: OwnerDep, conversation_id: str, query: Annotated[ItemListQuery, Query()]
+) -> ListObject[StoredItem]:
+    """The items of a conversation, newest first unless `order` is `asc`."""
+    page = await stored.list_items(gateway.store, owner, conversation_id, query.cursor)
+    return list_answer(page, lambda item: item)
 
 
-@router.get("/{conversation_id}/items/{item_id}", summary="Retrieve an item", openapi_extra=_ITEM.described)
-@shapes(StoredItem)
-async def get_item(request: Request, conversation_id: str, item_id: str) -> Response:
+@router.get("/{conversation_id}/items/{item_id}", summary="Retrieve an item")
+async def get_item(
+    gateway: GatewayDep, owner: OwnerDep, conversation_id: str, item_id: str, query: Annotated[ItemQuery, Query()]
+) -> StoredItem:
     """One item of a conversation."""
-    _ITEM.check(request)
-    return json_response(await stored.find_item(*_whose(request), conversation_id, item_id))
+    return await stored.find_item(gateway.store, owner, conversation_id, item_id)
 
 
 @router.delete("/{conversation_id}/items/{item_id}", summary="Delete an item")
-@shapes(ConversationAnswer)
-async def delete_item(request: Request, conversation_id: str, item_id: str) -> Response:
+async def delete_item(gateway: GatewayDep, owner: OwnerDep, conversation_id: str, item_id: str) -> ConversationAnswer:
     """Delete one item of a conversation; the answer is the conversation."""
-    check_query(request)
-    return _answer(await stored.delete_item(*_whose(request), conversation_id, item_id))
+    return _answer(await stored.delete_item(gateway.store, owner, conversation_id, item_id))
 
 
-def _whose(request: Request) -> tuple[Store, Owner]:
-    return gateway_of(request).store, record_of(request.scope).principal.owner
-
-
-def _answer(conversation: Conversation) -> Response:
-    answer = ConversationAnswer(id=conversation.id, created_at=conversation.created_at, metadata=conversation.extra)
-    return json_response(answer)
+def _answer(conversation: Conversation) -> ConversationAnswer:
+    return ConversationAnswer(id=conversation.id, created_at=conversation.created_at, metadata=conversation.extra)

@@ -3,18 +3,18 @@
 
 from __future__ import annotations
 
-from typing import Any, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from starlette.responses import Response
 
 import kvarn
 from kvarn.gateway.answer import json_response
-from kvarn.gateway.openapi import shapes
-from kvarn.gateway.state import gateway_of
+from kvarn.gateway.dependencies import GatewayDep
+from kvarn.gateway.openapi import JsonRoute
 from kvarn.serving.models import ServedModel
 
-router = APIRouter(tags=["operation"])
+router = APIRouter(tags=["operation"], route_class=JsonRoute)
 
 _NOT_READY: dict[int | str, dict[str, Any]] = {
     503: {"description": "The progress of each model, in the same shape.", "content": {"application/json": {}}}
@@ -69,8 +69,7 @@ class Readiness(TypedDict):
 
 @router.head("/", include_in_schema=False)
 @router.get("/", summary="Name, version and links")
-@shapes(Root)
-async def root(request: Request) -> Response:
+async def root(gateway: GatewayDep) -> Root:
     """Say what answers here and where to look next."""
     links = {
         "docs": "/docs",
@@ -79,27 +78,24 @@ async def root(request: Request) -> Response:
         "metrics": "/metrics",
         "ready": "/ready",
     }
-    names = [model.name for model in gateway_of(request).models]
-    return json_response({"name": "kvarn", "version": kvarn.__version__, "models": names, "links": links})
+    names = [model.name for model in gateway.models]
+    return {"name": "kvarn", "version": kvarn.__version__, "models": names, "links": links}
 
 
 @router.get("/version", summary="The version of the server")
-@shapes(Version)
-async def version() -> Response:
+async def version() -> Version:
     """Kvarn's version, in vLLM's form."""
-    return json_response({"version": kvarn.__version__})
+    return {"version": kvarn.__version__}
 
 
 @router.get("/load", summary="How many requests are being answered")
-@shapes(Load)
-async def load(request: Request) -> Response:
+async def load(gateway: GatewayDep) -> Load:
     """Requests that are being answered, waiting ones among them and this one not, in vLLM's form."""
-    gateway = gateway_of(request)
     in_flight = gateway.metrics.requests_in_flight
     if gateway.shared is not None:
         families = await gateway.shared.metrics()
         in_flight = int(families.get_sample_value("kvarn_requests_in_flight") or 1)
-    return json_response({"server_load": in_flight - 1})
+    return {"server_load": in_flight - 1}
 
 
 @router.head("/ping", include_in_schema=False)
@@ -107,26 +103,24 @@ async def load(request: Request) -> Response:
 @router.get("/ping", summary="`/health`, by the name that SageMaker asks for")
 @router.head("/health", include_in_schema=False)
 @router.get("/health", summary="Whether the gateway's process lives")
-@shapes(Health)
-async def health() -> Response:
+async def health() -> Health:
     """Answer 200 as long as the event loop turns, whatever the models do: restart the process when this fails."""
-    return json_response({"status": "ok"})
+    return {"status": "ok"}
 
 
 @router.head("/ready", include_in_schema=False)
 @router.get("/ready", summary="Whether every model takes requests", responses=_NOT_READY)
-@shapes(Readiness)
-async def ready(request: Request) -> Response:
+async def ready(gateway: GatewayDep) -> Annotated[Response, Readiness]:
     """Answer 200 when all models are ready, else 503 with the progress of each: send traffic when this succeeds.
 
     `database` is `up`, `read_only` or `away`. Answers are given without it, so it makes no server less ready.
     """
-    models = list(gateway_of(request).models)
+    models = list(gateway.models)
     all_ready = all(model.ready for model in models)
     answer: Readiness = {
         "status": "ready" if all_ready else "not_ready",
         "models": {model.name: _state(model) for model in models},
-        "database": str(gateway_of(request).store.health.state),
+        "database": str(gateway.store.health.state),
     }
     return json_response(answer, 200 if all_ready else 503)
 

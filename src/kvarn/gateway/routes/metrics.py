@@ -8,16 +8,15 @@ from fastapi import APIRouter, Request
 from prometheus_client.exposition import choose_encoder
 from starlette.responses import PlainTextResponse, Response
 
-from kvarn.gateway.state import gateway_of
+from kvarn.gateway.dependencies import GatewayDep
 
 router = APIRouter(tags=["operation"])
 
 
 @router.get("/metrics", summary="Metrics for Prometheus", response_class=PlainTextResponse)
-async def metrics(request: Request) -> Response:
+async def metrics(request: Request, gateway: GatewayDep) -> Response:
     """The metrics of all gateway processes and of the engines: as OpenMetrics where `Accept` asks for it, else in
     Prometheus' text format; compressed where `Accept-Encoding` has gzip."""
-    gateway = gateway_of(request)
     registry = gateway.metrics.registry if gateway.shared is None else await gateway.shared.metrics()
     encode, content_type = choose_encoder(request.headers.get("accept", ""))
     body = encode(registry)

@@ -4,44 +4,36 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from fastapi import APIRouter, Request
-from starlette.responses import Response
+from fastapi import APIRouter
 
-from kvarn.gateway.answer import json_response
-from kvarn.gateway.openapi import shapes
-from kvarn.gateway.record import record_of
-from kvarn.gateway.state import gateway_of
+from kvarn.gateway.dependencies import GatewayDep, PrincipalDep, RecordDep
+from kvarn.gateway.openapi import JsonRoute
 from kvarn.identity.scopes import may_use_model
 from kvarn.serving.models import ServedModel
 from kvarn.wire.openai.errors import model_not_found
 from kvarn.wire.openai.models import Capacity, Model, ModelList
 
-router = APIRouter(prefix="/v1/models", tags=["models"])
+router = APIRouter(prefix="/v1/models", tags=["models"], route_class=JsonRoute)
 
 
 @router.get("", summary="List the served models")
-@shapes(ModelList)
-async def list_models(request: Request) -> Response:
+async def list_models(gateway: GatewayDep, principal: PrincipalDep) -> ModelList:
     """Every model in the key's scope, with readiness and capacity."""
-    principal = record_of(request.scope).principal
-    visible = [model for model in gateway_of(request).models if may_use_model(principal, model.name)]
-    return json_response(ModelList(data=[_describe(model) for model in visible]))
+    return ModelList(data=[_describe(model) for model in gateway.models if may_use_model(principal, model.name)])
 
 
 @router.get("/{model:path}", summary="Describe one model")
-@shapes(Model)
-async def get_model(request: Request, model: str) -> Response:
+async def get_model(gateway: GatewayDep, record: RecordDep, model: str) -> Model:
     """One model, with readiness and capacity; 404 `model_not_found` for one that is not served or not in scope."""
-    record, models = record_of(request.scope), gateway_of(request).models
 
     def visible(name: str) -> bool:
         return may_use_model(record.principal, name)
 
-    found = models.find(model, visible)
+    found = gateway.models.find(model, visible)
     if not visible(found.name):
-        raise model_not_found(model[:200], [served.name for served in models if visible(served.name)])
+        raise model_not_found(model[:200], [served.name for served in gateway.models if visible(served.name)])
     record.model = found.name
-    return json_response(_describe(found))
+    return _describe(found)
 
 
 def _describe(model: ServedModel) -> Model:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from typing import Annotated
+
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from kvarn.gateway.answer import json_when_done
-from kvarn.gateway.openapi import shapes
-from kvarn.gateway.record import record_of
-from kvarn.gateway.state import gateway_of
+from kvarn.gateway.dependencies import GatewayDep, RecordDep, json_body
+from kvarn.gateway.openapi import JsonRoute
 from kvarn.serving.moderation.operation import start_moderation
 from kvarn.wire.openai.moderations import ModerationList, ModerationRequest
 
-router = APIRouter(prefix="/v1", tags=["moderations"])
+router = APIRouter(prefix="/v1", tags=["moderations"], route_class=JsonRoute)
 
 
 @router.post("/moderations", summary="Moderate texts")
-@shapes(ModerationList, ModerationRequest)
-async def create_moderation(request: Request) -> Response:
+async def create_moderation(
+    gateway: GatewayDep, record: RecordDep, body: Annotated[ModerationRequest, json_body(ModerationRequest)]
+) -> Annotated[Response, ModerationList]:
     """Look at one text or several: a score from 0 to 1 for each of OpenAI's categories."""
-    gateway = gateway_of(request)
-    asked = await gateway.read(request, ModerationRequest)
-    return json_when_done(await start_moderation(gateway, record_of(request.scope), asked))
+    return json_when_done(await start_moderation(gateway, record, body))

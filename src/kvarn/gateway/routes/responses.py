@@ -3,116 +3,109 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import get_args
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Query
+from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from kvarn.gateway.answer import event_stream, json_response, json_when_done
-from kvarn.gateway.openapi import EVENTS, shapes
-from kvarn.gateway.pagination import ListQuery, list_answer
-from kvarn.gateway.parameters import Flag, Number, Texts
-from kvarn.gateway.query import Query, check_query
-from kvarn.gateway.record import record_of
-from kvarn.gateway.state import gateway_of
+from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep, json_body
+from kvarn.gateway.openapi import EVENTS, JsonRoute
+from kvarn.gateway.query import Flag, QueryModel, check_query, list_answer, only_false
+from kvarn.gateway.routes.conversations import Includes, ItemListQuery
 from kvarn.responses import retrieval
 from kvarn.responses.background import start_background
 from kvarn.responses.ending import ResponseEnding
 from kvarn.responses.operation import count_input_tokens, start_response
 from kvarn.responses.stream import ResponseStream
-from kvarn.store.owner import Owner
 from kvarn.store.repositories.conversations.responses import find_response
 from kvarn.store.repositories.pages import cut_page
-from kvarn.wire.openai.errors import invalid_request
+from kvarn.wire.openai.common import disagreement
 from kvarn.wire.openai.lists import ListObject
-from kvarn.wire.openai.responses import answer as response_answer
-from kvarn.wire.openai.responses.answer import DeletedResponse, InputTokens, StreamEvent
+from kvarn.wire.openai.responses import answer
 from kvarn.wire.openai.responses.items import StoredItem
-from kvarn.wire.openai.responses.request import Include, ResponseRequest, TokenCountRequest
+from kvarn.wire.openai.responses.request import ResponseRequest, TokenCountRequest
 
-router = APIRouter(prefix="/v1/responses", tags=["responses"])
+router = APIRouter(prefix="/v1/responses", tags=["responses"], route_class=JsonRoute)
 
-INCLUDE = Texts(
-    "include",
-    "What to answer besides. Nothing of what it may name is ever left out here.",
-    choices=get_args(Include),
-)
-_STREAM = Flag("stream", "Answer with the response's events, from the first on, up to its end.", default=False)
-_STARTING_AFTER = Number("starting_after", "Only events above this number; needs `stream`.", default=None)
-_OBFUSCATION = Flag("include_obfuscation", "Noise in the events.", default=False, refused="events are sent as they are")
-_READ = Query(INCLUDE, _STREAM, _STARTING_AFTER, _OBFUSCATION)
-_LIST = ListQuery(INCLUDE)
+_CHECKED = [Depends(check_query)]
+
+
+class ResponseQuery(QueryModel):
+    """How a stored response is shown."""
+
+    include: Includes
+    stream: Flag = Field(False, description="Answer with the response's events, from the first on, up to its end.")
+    starting_after: int | None = Field(
+        None, ge=0, le=999_999_999, description="Only events above this number; needs `stream`."
+    )
+    include_obfuscation: Annotated[Flag, only_false("events are sent as they are")] = Field(
+        False, description="Noise in the events. `true` is not supported.", json_schema_extra={"enum": [False]}
+    )
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> ResponseQuery:
+        if self.starting_after is not None and not self.stream:
+            raise disagreement("'starting_after' needs 'stream' to be true.", "starting_after")
+        return self
 
 
 @router.post("", summary="Make a response", openapi_extra=EVENTS)
-@shapes(response_answer.Response, ResponseRequest)
-async def create_response(request: Request) -> Response:
-    """Answer input items, going on from earlier turns where asked to: as one object, as a stream of events, or in the
-    background."""
-    gateway, record = gateway_of(request), record_of(request.scope)
-    asked = await gateway.read(request, ResponseRequest)
-    if asked.background:
-        queued = await start_background(gateway, record, asked)
-        return _stream(retrieval.follow_run(gateway, queued)) if asked.stream else json_response(queued.row.body)
-    run = await start_response(gateway, record, asked)
-    return _stream(run.stream(), run.ending) if asked.stream else json_when_done(run.collect(), run.chat.held)
+async def create_response(
+    gateway: GatewayDep, record: RecordDep, body: Annotated[ResponseRequest, json_body(ResponseRequest)]
+) -> Annotated[Response, answer.Response]:
+    """Answer input items, going on from earlier turns where the request names one: as one object, as a stream of
+    events, or in the background."""
+    if body.background:
+        queued = await start_background(gateway, record, body)
+        return _stream(retrieval.follow_run(gateway, queued)) if body.stream else json_response(queued.row.body)
+    run = await start_response(gateway, record, body)
+    return _stream(run.stream(), run.ending) if body.stream else json_when_done(run.collect(), run.chat.held)
 
 
 @router.post("/input_tokens", summary="Count a response's input tokens")
-@shapes(InputTokens, TokenCountRequest)
-async def count_tokens(request: Request) -> Response:
+async def count_tokens(
+    gateway: GatewayDep, record: RecordDep, body: Annotated[TokenCountRequest, json_body(TokenCountRequest)]
+) -> answer.InputTokens:
     """How many tokens the prompt of a response would have."""
-    gateway = gateway_of(request)
-    asked = await gateway.read(request, TokenCountRequest)
-    return json_response(await count_input_tokens(gateway, record_of(request.scope), asked))
+    return await count_input_tokens(gateway, record, body)
 
 
-@router.get("/{response_id}", summary="Retrieve a response", openapi_extra=_READ.described | EVENTS)
-@shapes(response_answer.Response)
-async def get_response(request: Request, response_id: str) -> Response:
+@router.get("/{response_id}", summary="Retrieve a response", openapi_extra=EVENTS, dependencies=_CHECKED)
+async def get_response(
+    gateway: GatewayDep, owner: OwnerDep, response_id: str, query: Annotated[ResponseQuery, Query()]
+) -> Annotated[Response, answer.Response]:
     """A stored response as it stands, or (`stream=true`) its events above number `starting_after`, up to its end."""
-    _READ.check(request)
-    gateway, after = gateway_of(request), _STARTING_AFTER.read(request)
-    if _STREAM.read(request):
-        follow = retrieval.follow_response(gateway, _owner(request), response_id, -1 if after is None else after)
-        return _stream(follow)
-    if after is not None:
-        raise invalid_request("'starting_after' needs 'stream' to be true.", "starting_after")
-    return json_response(await retrieval.retrieve_response(gateway, _owner(request), response_id))
+    if query.stream:
+        after = -1 if query.starting_after is None else query.starting_after
+        return _stream(retrieval.follow_response(gateway, owner, response_id, after))
+    return json_response(await retrieval.retrieve_response(gateway, owner, response_id))
 
 
-@router.delete("/{response_id}", summary="Delete a response")
-@shapes(DeletedResponse)
-async def delete_response(request: Request, response_id: str) -> Response:
+@router.delete("/{response_id}", summary="Delete a response", dependencies=_CHECKED)
+async def delete_response(gateway: GatewayDep, owner: OwnerDep, response_id: str) -> answer.DeletedResponse:
     """Delete a stored response; one that runs in the background is stopped."""
-    check_query(request)
-    await retrieval.delete_response(gateway_of(request), _owner(request), response_id)
-    return json_response(DeletedResponse(id=response_id))
+    await retrieval.delete_response(gateway, owner, response_id)
+    return answer.DeletedResponse(id=response_id)
 
 
-@router.post("/{response_id}/cancel", summary="Cancel a background response")
-@shapes(response_answer.Response)
-async def cancel_response(request: Request, response_id: str) -> Response:
+@router.post("/{response_id}/cancel", summary="Cancel a background response", dependencies=_CHECKED)
+async def cancel_response(gateway: GatewayDep, owner: OwnerDep, response_id: str) -> answer.Response:
     """Stop a background response; what has been written is kept. One that has ended stays as it is."""
-    check_query(request)
-    return json_response(await retrieval.cancel_response(gateway_of(request), _owner(request), response_id))
+    return await retrieval.cancel_response(gateway, owner, response_id)
 
 
-@router.get("/{response_id}/input_items", summary="List a response's input items", openapi_extra=_LIST.described)
-@shapes(ListObject[StoredItem])
-async def list_input_items(request: Request, response_id: str) -> Response:
+@router.get("/{response_id}/input_items", summary="List a response's input items", dependencies=_CHECKED)
+async def list_input_items(
+    gateway: GatewayDep, owner: OwnerDep, response_id: str, query: Annotated[ItemListQuery, Query()]
+) -> ListObject[StoredItem]:
     """The items that the request for a response brought."""
-    cursor = _LIST.read(request)
-    row = await find_response(gateway_of(request).store, _owner(request), response_id)
-    return json_response(
-        list_answer(cut_page(row.input_items, cursor, lambda item: str(item["id"])), lambda item: item)
-    )
+    row = await find_response(gateway.store, owner, response_id)
+    page = cut_page(row.input_items, query.cursor, lambda item: str(item["id"]))
+    return list_answer(page, lambda item: item)
 
 
-def _owner(request: Request) -> Owner:
-    return record_of(request.scope).principal.owner
-
-
-def _stream(batches: AsyncGenerator[list[StreamEvent], None], ending: ResponseEnding | None = None) -> Response:
+def _stream(batches: AsyncGenerator[list[answer.StreamEvent], None], ending: ResponseEnding | None = None) -> Response:
     stream = ResponseStream(batches, ending)
     return event_stream(stream.encoded(), end=b"", tell=stream.error_event)

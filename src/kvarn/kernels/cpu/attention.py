@@ -16,7 +16,7 @@ from kvarn.kernels.linear import Norm
 
 @dataclass(frozen=True, slots=True)
 class CpuAttentionPlan:
-    """See `kvarn.kernels.interface.AttentionPlan`."""
+    """See `kvarn.kernels.backend.AttentionPlan`."""
 
     backend: _native.Backend
     native: _native.AttentionPlan
@@ -128,7 +128,7 @@ def _address(tensor: torch.Tensor, dtype: torch.dtype) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CpuBidirectionalPlan:
-    """See `kvarn.kernels.interface.BidirectionalPlan`. Each layer writes its keys and values over the last one's."""
+    """See `kvarn.kernels.backend.BidirectionalPlan`. Each layer writes its keys and values over the last one's."""
 
     attention: CpuAttentionPlan
     keys: torch.Tensor

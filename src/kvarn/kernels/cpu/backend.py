@@ -9,6 +9,7 @@ import torch
 
 from kvarn.costs.decoder import KvDtype
 from kvarn.kernels.activation import Activation
+from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch
 from kvarn.kernels.cpu._native import Backend
 from kvarn.kernels.cpu.attention import CpuAttentionPlan, CpuBidirectionalPlan, plan_attention, plan_bidirectional
@@ -19,12 +20,11 @@ from kvarn.kernels.cpu.packing import ACTIVATION_NUMBERS, LAYOUT, PackedWeight, 
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.kernels.sampling import SamplingTensors, weight_bits
-from kvarn.kernels.torch.backend import TorchKernels
 from kvarn.kernels.weights import Weight
 
 
-class CpuKernels(TorchKernels):
-    """See `kvarn.kernels.interface.Kernels` for what each operation means. What is not compiled is torch's.
+class CpuKernels(Kernels):
+    """See `kvarn.kernels.backend.Kernels` for what each operation means. What is not compiled is torch's.
 
     Calls from several threads take turns: they share scratch memory.
     """
@@ -56,13 +56,13 @@ class CpuKernels(TorchKernels):
         return CpuLinear(self.backend, pack(weight, bias, activation))
 
     def save_linear(self, layer: Linear) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """See `KeepsPackedWeights`. Raises KernelInputError for a layer of another backend."""
+        """See `Kernels`. Raises KernelInputError for a layer of another backend."""
         if not isinstance(layer, CpuLinear):
             raise KernelInputError(f"{type(layer).__name__} was not packed by the compiled kernels")
         return layer.packed.form(), layer.packed.tensors()
 
     def load_linear(self, form: dict[str, Any], tensors: dict[str, torch.Tensor]) -> CpuLinear:
-        """See `KeepsPackedWeights`."""
+        """See `Kernels`."""
         try:
             fields: dict[str, Any] = {**form, **tensors}
             return CpuLinear(self.backend, PackedWeight(**fields))

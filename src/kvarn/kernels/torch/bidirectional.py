@@ -12,7 +12,7 @@ from kvarn.kernels.batch import HeadShape
 
 @dataclass(frozen=True, slots=True)
 class TorchBidirectionalPlan:
-    """See `kvarn.kernels.interface.BidirectionalPlan`."""
+    """See `kvarn.kernels.backend.BidirectionalPlan`."""
 
     heads: HeadShape
     runs: tuple[tuple[slice, int], ...]

@@ -52,27 +52,16 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaClient(Protocol):
-    """A replica that runs or starts. Used from one event loop."""
+    """A replica that runs or starts. Used from one event loop; its attributes are read only."""
 
-    @property
-    def state(self) -> ReplicaState:
-        """The present state; `READY` takes requests."""
-        ...
-
-    @property
-    def progress(self) -> tuple[str, float]:
-        """Stage and fraction of the start; while down, why."""
-        ...
-
-    @property
-    def card(self) -> ModelCard | None:
-        """What is served; None until first ready. Another object after each start of the engine."""
-        ...
-
-    @property
-    def stats(self) -> EngineStats:
-        """The latest gauges and totals the engine sent."""
-        ...
+    state: ReplicaState
+    """`READY` takes requests."""
+    progress: tuple[str, float]
+    """Stage and fraction of the start; while down, why."""
+    card: ModelCard | None
+    """What is served; None until first ready. Another object after each start of the engine."""
+    stats: EngineStats
+    """The latest gauges and totals the engine sent."""
 
     def generate(
         self, request: Submit, report_pending: ReportPending | None = None

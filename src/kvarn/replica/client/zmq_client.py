@@ -45,34 +45,17 @@ class ZmqReplicaClient:
     """
 
     def __init__(self, name: str, gateway: int = 0) -> None:
+        self.state = ReplicaState.STARTING
+        self.progress = ("start", 0.0)
+        self.card: ModelCard | None = None
+        self.stats = EngineStats()
+        self._name = name
         self._gateway = gateway
-        self._status = ReplicaStatus(model=name)
-        self._stats = EngineStats()
         self._sockets = ""
         """Directory of the engine to which this client is connected; empty: to none."""
         self._transport: ClientTransport | None = None
         self._streams: dict[str, RequestStream] = {}
         self._embeddings: dict[str, asyncio.Future[list[bytes]]] = {}
-
-    @property
-    def state(self) -> ReplicaState:
-        """The present state; `READY` takes requests."""
-        return self._status.state
-
-    @property
-    def progress(self) -> tuple[str, float]:
-        """Stage and fraction of the start; while down, why."""
-        return self._status.stage, self._status.fraction
-
-    @property
-    def card(self) -> ModelCard | None:
-        """What is served; None until first ready."""
-        return self._status.card
-
-    @property
-    def stats(self) -> EngineStats:
-        """The latest gauges and totals the engine sent."""
-        return self._stats
 
     def update(self, status: ReplicaStatus) -> None:
         """Take over what the supervisor says."""
@@ -81,7 +64,7 @@ class ZmqReplicaClient:
             self._disconnect("the engine is down" if runs else status.stage)
         if runs and not self._sockets:
             self._connect(status.sockets)
-        self._status = status
+        self.state, self.progress, self.card = status.state, (status.stage, status.fraction), status.card
 
     def close(self) -> None:
         """Leave the engine; requests in flight fail."""
@@ -120,10 +103,10 @@ class ZmqReplicaClient:
     def _connected(self, request_id: str) -> ClientTransport:
         """The way to the engine for a new request."""
         if self.state is ReplicaState.DRAINING:
-            raise RequestRefusedError(RefusalReason.DRAINING, f"{self._status.model} is shutting down")
+            raise RequestRefusedError(RefusalReason.DRAINING, f"{self._name} is shutting down")
         if self._transport is None:
             stage, fraction = self.progress
-            raise ReplicaLostError(f"{self._status.model} is not ready: {self.state} ({stage}, {fraction:.0%})")
+            raise ReplicaLostError(f"{self._name} is not ready: {self.state} ({stage}, {fraction:.0%})")
         if request_id in self._streams or request_id in self._embeddings:
             raise RequestRefusedError(RefusalReason.DUPLICATE_ID, f"a request with the id {request_id!r} is running")
         return self._transport
@@ -143,19 +126,19 @@ class ZmqReplicaClient:
         if transport is not None:
             transport.read_rest()
             transport.close()
-        self._stats = EngineStats()
+        self.stats = EngineStats()
         for request_id in [*self._streams, *self._embeddings]:
             self._fail(request_id, ReplicaLostError(reason))
 
     def _unreadable(self, error: Exception) -> None:
-        log.error("messages of the engine cannot be read", extra={"model": self._status.model}, exc_info=error)
+        log.error("messages of the engine cannot be read", extra={"model": self._name}, exc_info=error)
         self._disconnect("messages of the engine cannot be read")
 
     def _handle(self, message: FromEngine) -> None:
         """Hand over what the engine sent. Answers to unknown ids belong to aborted requests and are ignored."""
         match message:
             case StepOutput():
-                self._stats = message.stats or self._stats
+                self.stats = message.stats or self.stats
                 for delta in message.deltas:
                     stream = self._streams.get(delta.request_id)
                     if stream is not None and not stream.put(delta):

@@ -109,6 +109,7 @@ def _build_decoder(model: Decoder, config: ModelConfig, phases: _Phases) -> Serv
         kv_blocks=num_blocks,
         kv_dtype=model.kv_dtype,
         block_size=BLOCK_SIZE,
+        adapters=list(model.adapters),
     )
     return GenerateService(executor, config.engine, card, namespace=config.name, costs=costs, step_time=step_time)
 
@@ -132,7 +133,7 @@ def _build_encoder(model: Encoder, config: ModelConfig, phases: _Phases) -> Serv
     runner = EncoderRunner(model, config.engine.token_budget)
     with phases("warm up"):
         runner.embed([[0]])
-    length, size = model.spec.max_context_length, model.spec.embedding_size
+    length, size = model.spec.max_context_length, model.spec.hidden_size
     card = _card(model, phases, kind="embed", max_context_length=length, embedding_size=size)
     return EmbedService(runner, config.engine, card)
 

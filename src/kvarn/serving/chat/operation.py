@@ -24,7 +24,7 @@ from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.logprobs import encoded_bytes, in_parts
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.moderation.checks import chat_texts
-from kvarn.serving.pipeline import DegradedError, Tally
+from kvarn.serving.pipeline import DegradedError, TokenUsage
 from kvarn.serving.record import RequestRecord
 from kvarn.serving.tiers import tier_of
 from kvarn.text.sampling import chat_sampling, check_sampling
@@ -48,7 +48,7 @@ class ChatRun:
     prompt: list[int]
     deltas: AsyncGenerator[ChoiceDelta, None]
     choices: int
-    tally: Tally
+    usage: TokenUsage
     model: ReadyModel
     held: HeldBytes
     """Counts what of the answer is gathered before it is sent."""
@@ -71,7 +71,7 @@ class ChatRun:
                 if encoded := encoders[delta.index].encode(delta):
                     yield encoded
         if self.head.include_usage:
-            yield event(self.head.chunk([], self.tally.usage()))
+            yield event(self.head.chunk([], self.usage.as_openai()))
 
     async def collect(self) -> ChatCompletion:
         """The answer as one object."""
@@ -106,7 +106,7 @@ class ChatRun:
             model=self.head.model,
             system_fingerprint=self.head.fingerprint,
             choices=[collector.choice() for collector in collectors],
-            usage=self.tally.usage(),
+            usage=self.usage.as_openai(),
             service_tier=self.head.service_tier,
             metadata=self.request.metadata or UNSET,
             prompt_token_ids=self.prompt if self.request.return_token_ids else UNSET,
@@ -178,7 +178,7 @@ async def _start(
         model,
         make_submit(record.id, prompt.token_ids, sampling, work, request.cache_salt),
         choices,
-        work.tally,
+        work.usage,
         serving.hold(record),
         serving.moderation.watches(work, len(choices)),
         _transforms(request, model, prompt, len(choices)),
@@ -197,7 +197,7 @@ async def _start(
         prompt.token_ids,
         generation.deltas(serving.metrics, record.received),
         len(choices),
-        work.tally,
+        work.usage,
         model,
         held,
         (lambda answer: keep_completion(serving, record, request, answer, held.size // 2)) if request.store else None,

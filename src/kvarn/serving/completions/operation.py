@@ -18,7 +18,7 @@ from kvarn.serving.generation import Generation, interleave
 from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.logprobs import encoded_bytes
 from kvarn.serving.models import ReadyModel
-from kvarn.serving.pipeline import DegradedError, Tally
+from kvarn.serving.pipeline import DegradedError, TokenUsage
 from kvarn.serving.record import RequestRecord
 from kvarn.text.sampling import check_sampling, completion_sampling
 from kvarn.wire.openai.completions import Completion, CompletionChoice, CompletionRequest
@@ -40,7 +40,7 @@ class CompletionRun:
     include_usage: bool
     deltas: AsyncGenerator[ChoiceDelta, None]
     readers: list[CompletionReader]
-    tally: Tally
+    usage: TokenUsage
     held: HeldBytes
     """Counts what of the answer is gathered before it is sent."""
 
@@ -57,7 +57,7 @@ class CompletionRun:
         for reader, read in zip(self.readers, chunks, strict=True):
             choices.append(await reader.joined(read))
             self.held.take(encoded_bytes(choices[-1].prompt_logprobs or ()))
-        return self._completion(choices, self.tally.usage(), whole=True)
+        return self._completion(choices, self.usage.as_openai(), whole=True)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The answer as server-sent events."""
@@ -70,7 +70,7 @@ class CompletionRun:
                 elif choice.text:
                     yield texts[delta.index].event(choice.text)
         if self.include_usage:
-            yield event(self._completion([], self.tally.usage()))
+            yield event(self._completion([], self.usage.as_openai()))
 
     def _completion(
         self, choices: list[CompletionChoice], usage: Usage | None = None, whole: bool = False
@@ -153,12 +153,12 @@ async def _start(
         choices = make_choices(request, sampling, model, serving.limits, number * sampling.n, prompt.token_ids)
         submit = make_submit(f"{record.id}-{number}", prompt.token_ids, sampling, work, request.cache_salt)
         watches = serving.moderation.watches(work, len(choices))
-        generations.append(Generation(model, submit, choices, work.tally, serving.hold(record), watches))
+        generations.append(Generation(model, submit, choices, work.usage, serving.hold(record), watches))
         readers += [CompletionReader(prompt, fields, model.tokenizer, model.logprobs) for _ in choices]
     streams = [generation.deltas(serving.metrics, record.received) for generation in generations]
     deltas = streams[0] if len(streams) == 1 else interleave(streams)
     head = (f"cmpl-{record.id}", int(time.time()), model.name, model.fingerprint, request.include_usage)
-    return CompletionRun(*head, deltas, readers, work.tally, serving.hold(record))
+    return CompletionRun(*head, deltas, readers, work.usage, serving.hold(record))
 
 
 def _prompt(given: str | list[int], request: CompletionRequest, model: ReadyModel) -> Prompt:

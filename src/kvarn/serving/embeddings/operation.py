@@ -45,18 +45,18 @@ async def start_embedding(
 
 async def embed_tokens(request_id: str, batch: list[list[int]], model: ReadyModel, work: Work) -> list[bytes]:
     """Vectors of token-id inputs, float32 little-endian, counted to `work`. Raises as `Replica.embed` does."""
-    tally = work.tally
-    tally.pending += 1
+    usage = work.usage
+    usage.pending += 1
     try:
         vectors = await model.replica.embed(request_id, batch)
     except (RequestRefusedError, ReplicaLostError):
-        tally.failed = True
+        usage.failed = True
         raise
     except asyncio.CancelledError:  # the engine has been at it: as with an answer, leaving early is not free
-        tally.count(prompt=work.prompt_tokens)
+        usage.count(prompt=work.prompt_tokens)
         raise
-    tally.count(prompt=work.prompt_tokens)
-    tally.pending -= 1
+    usage.count(prompt=work.prompt_tokens)
+    usage.pending -= 1
     return vectors
 
 

@@ -77,7 +77,7 @@ async def start_message(serving: ServingContext, record: RequestRecord, request:
             run = await start_chat(serving, record, chat.model_copy(update={"max_tokens": max_tokens}))
     except ApiError as error:
         raise in_anthropic_terms(error) from None
-    return MessageRun(run, record.request_id, MessageWriter(f"msg_{record.id}", run.head.model, run.tally))
+    return MessageRun(run, record.request_id, MessageWriter(f"msg_{record.id}", run.head.model, run.usage))
 
 
 async def count_tokens(serving: ServingContext, record: RequestRecord, request: CountTokensRequest) -> TokenCount:

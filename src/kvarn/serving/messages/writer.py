@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from kvarn.serving.choice import ChoiceDelta
-from kvarn.serving.pipeline import Tally
+from kvarn.serving.pipeline import TokenUsage
 from kvarn.wire.anthropic.answer import (
     AnswerBlock,
     AnswerText,
@@ -57,13 +57,13 @@ class MessageWriter:
     Args:
         message_id: Its id.
         model: What answers.
-        tally: Where its tokens are counted.
+        usage: Where its tokens are counted.
     """
 
-    def __init__(self, message_id: str, model: str, tally: Tally) -> None:
+    def __init__(self, message_id: str, model: str, usage: TokenUsage) -> None:
         self._id = message_id
         self._model = model
-        self._tally = tally
+        self._tokens = usage
         self._blocks: list[_Block] = []
         self._open = False
         self._stop: Stop | None = None
@@ -138,11 +138,11 @@ class MessageWriter:
         return "tool_use" if any(block.name for block in self._blocks) else "end_turn"
 
     def _usage(self) -> Usage:
-        tally = self._tally
+        usage = self._tokens
         return Usage(
-            input_tokens=tally.prompt_tokens - tally.cached_tokens,
-            output_tokens=tally.completion_tokens,
-            cache_read_input_tokens=tally.cached_tokens,
+            input_tokens=usage.prompt_tokens - usage.cached_tokens,
+            output_tokens=usage.completion_tokens,
+            cache_read_input_tokens=usage.cached_tokens,
         )
 
 

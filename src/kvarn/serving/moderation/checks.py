@@ -78,7 +78,7 @@ class Moderation:
             if verdict.flagged:
                 raise refusal(verdict, param)
         except BaseException:  # cancelled too: the engine has not been asked
-            work.tally.failed = True
+            work.usage.failed = True
             raise
 
     def watches(self, work: Work, choices: int) -> list[OutputWatch]:

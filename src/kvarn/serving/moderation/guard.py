@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from kvarn.config.platform import SafetyConfig
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
-from kvarn.safety.guard_model import MOST_TOKENS, PROMPT, read_verdict
+from kvarn.safety.guard_model import MAX_TOKENS, PROMPT, read_verdict
 from kvarn.safety.moderator import Claim, ModerationAwayError
 from kvarn.safety.verdict import Verdict, clean
 from kvarn.serving.models import ModelTable, ReadyModel
@@ -58,7 +58,7 @@ class GuardModel:
         return worst
 
     async def _prompts(self, text: str, model: ReadyModel, claim: Claim) -> list[list[int]]:
-        room = model.card.max_context_length - MOST_TOKENS - len(await self._render("", model, claim))
+        room = model.card.max_context_length - MAX_TOKENS - len(await self._render("", model, claim))
         if room < 16:
             raise ModerationAwayError(f"the context of {self.name!r} is too short to moderate with")
         parts = await self._text.run(claim.tenant, len(text), lambda: _parts(text, room, model))
@@ -80,7 +80,7 @@ class GuardModel:
 
     async def _ask(self, prompt: list[int], model: ReadyModel, claim: Claim) -> Verdict:
         ends = model.tokenizer.eos_token_ids
-        sampling = SamplingParams(seed=0, temperature=0.0, max_tokens=MOST_TOKENS, stop_token_ids=sorted(ends))
+        sampling = SamplingParams(seed=0, temperature=0.0, max_tokens=MAX_TOKENS, stop_token_ids=sorted(ends))
         request_id = f"moderation-{uuid.uuid4().hex}"
         submit = Submit(
             request_id=request_id,

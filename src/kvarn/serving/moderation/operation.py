@@ -54,18 +54,18 @@ async def start_moderation(
 
 
 async def _moderate(serving: ServingContext, request_id: str, texts: list[str], work: Work) -> ModerationList:
-    tally = work.tally
-    tally.pending += 1
+    usage = work.usage
+    usage.pending += 1
     results = []
     try:
         for text in texts:
             results.append(_result(await serving.moderation.judge(text, work)))
             await asyncio.sleep(0)  # a thousand short texts shall not keep the others waiting
     except ApiError:
-        tally.failed = True
+        usage.failed = True
         raise
-    tally.count(prompt=work.prompt_tokens)
-    tally.pending -= 1
+    usage.count(prompt=work.prompt_tokens)
+    usage.pending -= 1
     return ModerationList(
         id=f"modr-{request_id}",
         model=work.model,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 
 from kvarn.admission.controller import Reason, Refusal
 from kvarn.admission.demand import Demand
@@ -15,24 +16,24 @@ from kvarn.identity.scopes import may_use_model
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.observe.metrics import UNKNOWN
 from kvarn.serving.models import ServedModel
-from kvarn.serving.pipeline import DegradedError, Work
+from kvarn.serving.pipeline import DegradedError, Settle, Work
 from kvarn.serving.record import RequestRecord
 from kvarn.serving.stages.early_fields import GENERATING, early_fields
-from kvarn.serving.stages.waiting_room import WaitingRoom
+from kvarn.serving.stages.replica_admission import ReplicaAdmission
 from kvarn.wire.openai.errors import ApiError
 
 CODE_BUSY = "server_busy"
 
 _MESSAGES = {
     Reason.OVERLOADED: "The model {model!r} is overloaded: the answer would begin too late.",
-    Reason.OVER_SHARE: "Your organisation has more than its share of {model!r} under way: the answer would begin late.",
+    Reason.OVER_SHARE: "Your organization has more than its share of {model!r} under way: the answer would begin late.",
     Reason.QUEUE_FULL: "Too many requests wait for {model!r}.",
     Reason.QUEUE_TIMEOUT: "The request waited too long for idle capacity of {model!r}.",
 }
 
 
 class AdmissionStage:
-    """Asks the waiting room of the replica that a request is for.
+    """Admits requests to replicas.
 
     Args:
         config: The whole configuration.
@@ -46,7 +47,7 @@ class AdmissionStage:
         self._metrics = metrics
         self._names = {alias: name for name, model in models.items() for alias in model.config.aliases}
         self._names |= {name: name for name in models}
-        self._rooms: dict[str, WaitingRoom] = {}
+        self._replicas: dict[str, ReplicaAdmission] = {}
         """By the replica's name."""
         self._shedding = frozenset(name for name, model in models.items() if config.sheds_load(model.config))
         targets = [config.slo_of(models[name].config).ttft_target_s for name in self._shedding]
@@ -58,10 +59,10 @@ class AdmissionStage:
         Raises:
             ApiError: 503; as many requests are being answered as may, or none would be answered in time.
         """
-        most, now = self._config.gateway.max_requests, time.monotonic()
+        limit, now = self._config.gateway.max_requests, time.monotonic()
         self._delay.note(now - began, now)
-        if in_flight > most:
-            why = f"The server answers as many requests as it may (gateway.max_requests, {most})."
+        if in_flight > limit:
+            why = f"The server answers as many requests as it may (gateway.max_requests, {limit})."
         elif len(self._shedding) == len(self._models) and self._delay.is_too_long(now - began):
             why = "The server is overloaded: the answer would begin too late."
         else:
@@ -70,35 +71,37 @@ class AdmissionStage:
         raise ApiError(503, f"{why} Try again.", type="server_error", code=CODE_BUSY, headers={"retry-after": "1"})
 
     def check_body(self, record: RequestRecord, body: bytes) -> None:
-        """Refuse a request whose body has come, before it is parsed, where it would be answered too late.
+        """Refuse a request whose body has come, before it is parsed, where it would be answered too late: a refusal
+        must cost next to nothing under overload.
 
         Raises:
             ApiError: As `enter` does.
         """
         if not self._shedding or record.endpoint not in GENERATING:
             return
-        asked = early_fields(body)
+        fields = early_fields(body)
         # What is answered in the background is nobody's first token, and is tried again.
-        if asked is None or asked.background:
+        if fields is None or fields.background:
             return
-        name = self._names.get(asked.model)
+        name = self._names.get(fields.model)
         if name is None or name not in self._shedding:
             return
-        if not (self._models[name].ready and may_use_model(record.principal, name)):
+        model = self._models[name]
+        if not (model.ready and may_use_model(record.principal, name)):
             return
-        record.replica = self._models[name].pick_replica()
+        record.replica = model.pick_replica()
         assert record.replica is not None  # the model is ready
-        room = self._room(name, record.replica)
-        record.early_demand = demand = room.early_demand(record, body, asked)
-        refusal = room.accept(demand)
+        replica = self._replica(name, record.replica)
+        record.early_demand = demand = replica.early_demand(record, body, fields)
+        refusal = replica.controller.accept(demand, replica.update())
         if refusal is None:
-            record.held.append(_Early(room, demand))
-        elif self._models[name].config.fallback is None:
+            record.held.append(_EarlyDemand(replica, demand))
+        elif model.config.fallback is None:
             record.model = name
-            raise self._refused(room, demand, refusal, name, generates=True)
+            raise self._refused(replica, demand, refusal, name, generates=True)
 
-    async def enter(self, work: Work) -> AdmissionTicket | None:
-        """Wait until the engine can take the work; what the gateway does by itself has none to wait for.
+    async def enter(self, work: Work) -> Settle | None:
+        """Wait until the engine can take the work; what the gateway answers by itself does not wait.
 
         Raises:
             DegradedError: It would be late, and a smaller model would answer in time.
@@ -107,84 +110,82 @@ class AdmissionStage:
         """
         if work.model not in self._models:
             return None
-        room = self._room(work.model, work.replica)
-        if work.early_demand is not None and work.early_demand.accepted and work.degraded_from is None:
-            room.parsed(work.early_demand, work)
-        demand = room.demand_of(work)
-        refusal = await room.enter(demand, work.client_left)
+        replica, early = self._replica(work.model, work.replica), work.early_demand
+        if early is not None and early.accepted and work.degraded_from is None:
+            replica.controller.prepared(early)
+            if early.body_bytes:
+                replica.traffic.learn_body(early.body_bytes, work.prompt_tokens)
+        demand = replica.demand_of(work)
+        refusal = await replica.enter(demand, work.client_left)
         if refusal is None:
             self._metrics.decided(work.model, work.priority, "admitted")
-            return AdmissionTicket(room, demand)
-        # Lateness only: a batch's lines, which are never late, passed the gate of this model and of no other.
-        other = self._fallback(work) if refusal.reason is Reason.OVERLOADED else None
-        if other is not None:
+            return partial(_leave, replica, demand)
+        # Lateness only: a batch's lines, which are never late, are answered by the model they ask for.
+        fallback = self._fallback(work) if refusal.reason is Reason.OVERLOADED else None
+        if fallback is not None:
             self._metrics.decided(work.model, work.priority, "degraded")
-            raise DegradedError(other)
-        raise self._refused(room, demand, refusal, work.model, generates=work.max_output_tokens > 0)
+            raise DegradedError(fallback)
+        raise self._refused(replica, demand, refusal, work.model, generates=work.max_output_tokens > 0)
 
     async def close(self) -> None:
         """The server stops."""
-        await asyncio.gather(*[room.close() for room in self._rooms.values()])
+        await asyncio.gather(*[replica.close() for replica in self._replicas.values()])
 
-    def _refused(self, room: WaitingRoom, demand: Demand, refusal: Refusal, model: str, *, generates: bool) -> ApiError:
+    def _refused(
+        self, replica: ReplicaAdmission, demand: Demand, refusal: Refusal, model: str, *, generates: bool
+    ) -> ApiError:
         self._metrics.shed(model, demand.priority, refusal.reason)
         if generates and demand.is_interactive:
             self._metrics.slo_missed(model)
-        return _error(refusal, room.retry_after_s(demand, refusal), model)
+        over_share = refusal.reason is Reason.OVER_SHARE
+        retry_s = max(1, math.ceil(replica.controller.retry_after_s(demand, refusal, time.monotonic())))
+        return ApiError(
+            429 if over_share else 503,
+            f"{_MESSAGES[refusal.reason].format(model=model)} Try again in {retry_s} s.",
+            type="rate_limit_error" if over_share else "server_error",
+            code=refusal.reason.value,
+            headers={"retry-after": str(retry_s)},
+        )
 
-    def _room(self, model: str, replica: str) -> WaitingRoom:
-        room = self._rooms.get(replica)
-        if room is None:
-            room = self._rooms[replica] = WaitingRoom(self._config, self._models[model], replica, self._metrics)
-        return room
+    def _replica(self, model: str, replica: str) -> ReplicaAdmission:
+        found = self._replicas.get(replica)
+        if found is None:
+            found = ReplicaAdmission(self._config, self._models[model], replica, self._metrics)
+            self._replicas[replica] = found
+        return found
 
     def _fallback(self, work: Work) -> str | None:
-        """The first model down the ladder that is ready, open to the key, and would take the work."""
+        """The first fallback that is ready, open to the key, and would take the work."""
         if work.degraded_from is not None or not work.max_output_tokens:  # another model's vectors are no answer
             return None
-        tried = {work.model}
-        name = self._models[work.model].config.fallback
-        while name is not None and name not in tried:
-            tried.add(name)
-            model = self._models[name]
-            if model.ready and may_use_model(work.principal, name):
-                rooms = [self._room(name, replica) for replica in model.ready_replicas]
-                if any(not room.would_be_late(room.demand_of(work)) for room in rooms):
-                    return name
-            name = model.config.fallback
-        return None
+        return next((name for name in self._fallbacks(work.model) if self._would_take(name, work)), None)
+
+    def _fallbacks(self, name: str) -> Iterator[str]:
+        """The model's fallback, that one's, and so on."""
+        seen = {name}
+        while (fallback := self._models[name].config.fallback) is not None and fallback not in seen:
+            seen.add(fallback)
+            yield fallback
+            name = fallback
+
+    def _would_take(self, name: str, work: Work) -> bool:
+        model = self._models[name]
+        if not model.ready or not may_use_model(work.principal, name):
+            return False
+        replicas = [self._replica(name, replica) for replica in model.ready_replicas]
+        return any(not each.controller.would_refuse(each.demand_of(work), each.update()) for each in replicas)
 
 
-class _Early:
-    """An accepted request that is not parsed yet."""
+class _EarlyDemand:
+    """An accepted request that is not parsed yet; see `RequestRecord.held`."""
 
-    def __init__(self, room: WaitingRoom, demand: Demand) -> None:
-        self._room = room
+    def __init__(self, replica: ReplicaAdmission, demand: Demand) -> None:
+        self._replica = replica
         self._demand = demand
 
     def give_back(self) -> None:
-        self._room.dropped(self._demand)
+        self._replica.controller.prepared(self._demand)
 
 
-class AdmissionTicket:
-    """A place in an engine."""
-
-    def __init__(self, room: WaitingRoom, demand: Demand) -> None:
-        self._room = room
-        self._demand = demand
-
-    async def leave(self, work: Work) -> None:
-        """Give the place back, and learn from how it went."""
-        self._room.leave(self._demand, work)
-
-
-def _error(refusal: Refusal, retry_after_s: float, model: str) -> ApiError:
-    over_share = refusal.reason is Reason.OVER_SHARE
-    retry_s = max(1, math.ceil(retry_after_s))
-    return ApiError(
-        429 if over_share else 503,
-        f"{_MESSAGES[refusal.reason].format(model=model)} Try again in {retry_s} s.",
-        type="rate_limit_error" if over_share else "server_error",
-        code=refusal.reason.value,
-        headers={"retry-after": str(retry_s)},
-    )
+async def _leave(replica: ReplicaAdmission, demand: Demand, work: Work) -> None:
+    replica.leave(demand, work)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from kvarn.limits.types import LimitsAwayError
 from kvarn.metering.budgets import BudgetSpentError
 from kvarn.metering.prices import BILLIONTHS
 from kvarn.metering.reservations import Held
 from kvarn.metering.service import Metering
-from kvarn.serving.pipeline import Work
+from kvarn.serving.pipeline import Settle, Work
 from kvarn.store.ledger import BudgetRule
 from kvarn.wire.openai.errors import ApiError, unavailable
 
@@ -25,7 +26,7 @@ class BudgetStage:
     def __init__(self, metering: Metering) -> None:
         self._metering = metering
 
-    async def enter(self, work: Work) -> BudgetTicket | None:
+    async def enter(self, work: Work) -> Settle | None:
         """Raises ApiError: 429 `insufficient_quota` where a hard limit is reached or would be passed, 429
         `budget_reserved` where requests in flight or not entered yet may reach it, 503 where Redis is away and the
         configuration says `closed`."""
@@ -41,19 +42,11 @@ class BudgetStage:
         except LimitsAwayError:
             message = "The budgets of this server cannot be checked at the moment. Try again."
             raise unavailable(message, "budgets_unavailable") from None
-        return None if held is None else BudgetTicket(metering, held)
+        return None if held is None else partial(self._release, held)
 
-
-class BudgetTicket:
-    """What a request in flight has reserved."""
-
-    def __init__(self, metering: Metering, held: Held) -> None:
-        self._metering = metering
-        self._held = held
-
-    async def leave(self, work: Work) -> None:
-        """What it came to is in the ledger by now: the ledger's ticket is left first."""
-        self._metering.reservations.release(self._held)
+    async def _release(self, held: Held, work: Work) -> None:
+        """What it came to is in the ledger by now: the ledger is settled first."""
+        self._metering.reservations.release(held)
 
 
 def _refusal(error: BudgetSpentError) -> ApiError:

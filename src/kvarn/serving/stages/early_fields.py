@@ -9,8 +9,8 @@ import msgspec
 GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 """Paths of the operations whose bodies have these fields."""
 
-_MOST = 2**31
-Count = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
+_MAX = 2**31
+Count = Annotated[int, msgspec.Meta(ge=1, le=_MAX)]
 
 
 class EarlyFields(msgspec.Struct):
@@ -18,7 +18,7 @@ class EarlyFields(msgspec.Struct):
 
     model: str
     n: Count | None = None
-    priority: Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)] | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-_MAX, le=_MAX)] | None = None
     service_tier: Literal["auto", "default", "flex", "priority", "fast"] | None = None
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
@@ -28,7 +28,7 @@ class EarlyFields(msgspec.Struct):
     conversation: Any = None
 
     @property
-    def most_output(self) -> int | None:
+    def max_output(self) -> int | None:
         """Tokens that one choice may have, where the client says so."""
         return self.max_completion_tokens or self.max_output_tokens or self.max_tokens
 

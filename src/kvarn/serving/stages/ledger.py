@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from kvarn.metering.event import InFlight, Measured
 from kvarn.metering.journal import Slot
 from kvarn.metering.service import Metering, wall_clock_of
-from kvarn.serving.pipeline import Work
+from kvarn.serving.pipeline import Settle, Work
 
 
 class LedgerStage:
@@ -16,7 +17,7 @@ class LedgerStage:
     def __init__(self, metering: Metering) -> None:
         self._metering = metering
 
-    async def enter(self, work: Work) -> LedgerTicket:
+    async def enter(self, work: Work) -> Settle:
         """Never refuses."""
         principal = work.principal
         request = InFlight(
@@ -38,31 +39,17 @@ class LedgerStage:
         )
         slot = self._metering.begin(request, work.received)
         if slot is not None:
-            work.tally.watch = slot.watch
-        return LedgerTicket(self._metering, request, slot)
+            work.usage.on_change = slot.watch
+        return partial(self._record, request, slot)
 
-
-class LedgerTicket:
-    """A request that is being worked on."""
-
-    def __init__(self, metering: Metering, request: InFlight, slot: Slot | None) -> None:
-        self._metering = metering
-        self._request = request
-        self._slot = slot
-
-    async def leave(self, work: Work) -> None:
+    async def _record(self, request: InFlight, slot: Slot | None, work: Work) -> None:
         """Enter it, unless nothing was done: the engine was never asked, or refused it."""
-        tally = work.tally
-        if not tally.did_work:
-            self._metering.forget(self._slot)
+        usage = work.usage
+        if not usage.did_work:
+            self._metering.forget(slot)
             return
-        ttft = None if tally.first_token is None else tally.first_token - work.received
-        had = Measured(
-            str(work.outcome),
-            tally.prompt_tokens,
-            tally.cached_tokens,
-            tally.completion_tokens,
-            time.time(),
-            ttft,
+        ttft = None if usage.first_token is None else usage.first_token - work.received
+        measured = Measured(
+            str(work.outcome), usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, time.time(), ttft
         )
-        self._metering.finish(self._slot, self._request, had)
+        self._metering.finish(slot, request, measured)

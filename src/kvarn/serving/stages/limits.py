@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from functools import partial
 
 from kvarn.config.platform import LimitsConfig
 from kvarn.limits.estimate import OutputEstimates
@@ -11,8 +11,8 @@ from kvarn.limits.limiter import ActiveReservation, Limiter
 from kvarn.limits.rules import limits_of
 from kvarn.limits.types import MAX_NUMBER, Decision, Kind, Limit, LimitsAwayError, Reservation
 from kvarn.observe.limits import LimitMetrics
-from kvarn.serving.pipeline import Outcome, Work
-from kvarn.serving.stages.limit_answers import rate_headers, refusal, refused_limit
+from kvarn.serving.pipeline import Outcome, Settle, Work
+from kvarn.serving.stages.limit_refusals import rate_headers, refusal, refused_limit
 from kvarn.wire.openai.errors import unavailable
 
 
@@ -31,7 +31,7 @@ class LimitsStage:
         self._metrics = metrics
         self._estimates = OutputEstimates(config.output_quantile, config.output_estimate)
 
-    async def enter(self, work: Work) -> _LimitsTicket | None:
+    async def enter(self, work: Work) -> Settle | None:
         """Take the work in; its answer says in headers what is left.
 
         Raises:
@@ -54,14 +54,17 @@ class LimitsStage:
         if isinstance(taken, Decision):
             self._metrics.limited.labels(work.model, str(refused_limit(taken)[0].kind)).inc()
             raise refusal(taken, work)
-        return _LimitsTicket(taken, self, expected)
+        return partial(self._settle, taken, expected)
 
-    def settled(self, work: Work, hold: ActiveReservation, used: int, expected: int) -> None:
-        """Learn from a request that is over."""
-        self._metrics.reserved.labels(work.model).inc(hold.reservation.tokens)
+    async def _settle(self, reserved: ActiveReservation, expected: int, work: Work) -> None:
+        """Give back what was not used, or charge what was used beyond the reservation; learn from it."""
+        undone = work.outcome is Outcome.FAILED and not work.usage.completion_tokens
+        used = 0 if undone else _used(work)
+        reserved.settle(used, whole=undone)
+        self._metrics.reserved.labels(work.model).inc(reserved.reservation.tokens)
         self._metrics.used.labels(work.model).inc(used)
         if work.outcome is Outcome.FINISHED and not work.output_bounded:
-            written = work.tally.completion_tokens
+            written = work.usage.completion_tokens
             self._metrics.estimate_ratio.labels(work.model).observe(written / max(1, expected))
             each = math.ceil(written / work.sequences)
             self._estimates.observe(work.principal.organization_id, work.model, each)
@@ -73,27 +76,10 @@ class LimitsStage:
         return min(each * work.sequences, work.max_output_tokens)
 
 
-@dataclass(slots=True)
-class _LimitsTicket:
-    """What one piece of work holds of its limits."""
-
-    hold: ActiveReservation
-    stage: LimitsStage
-    expected: int
-    """Output tokens reserved."""
-
-    async def leave(self, work: Work) -> None:
-        """Give back what was not used, or charge what was used beyond the reservation."""
-        undone = work.outcome is Outcome.FAILED and not work.tally.completion_tokens
-        used = 0 if undone else _used(work)
-        self.hold.settle(used, whole=undone)
-        self.stage.settled(work, self.hold, used, self.expected)
-
-
 def _used(work: Work) -> int:
     """Tokens so far. Whose client left pays for the whole prompt: leaving early shall not be the cheaper way to ask."""
-    prompt = work.prompt_tokens if work.outcome is Outcome.ABORTED else work.tally.prompt_tokens
-    return prompt + work.tally.completion_tokens
+    prompt = work.prompt_tokens if work.outcome is Outcome.ABORTED else work.usage.prompt_tokens
+    return prompt + work.usage.completion_tokens
 
 
 def _reservation(work: Work, expected: int, limits: tuple[Limit, ...]) -> int:

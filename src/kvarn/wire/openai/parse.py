@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -107,18 +107,20 @@ def _to_api_error(error: ValidationError, data: dict[str, Any]) -> ApiError:
     """The most telling of pydantic's complaints: of a union's branches, the one that came furthest into the data."""
     details = error.errors(include_url=False, include_input=False)[:_MOST_COMPLAINTS]
     path, worst = max(((_path(detail, data), detail) for detail in details), key=lambda pair: len(pair[0]))
-    param = _format_path(path)
-    kind = worst["type"]
-    if "param" in worst.get("ctx", {}):
-        param, message = worst["ctx"]["param"], worst["msg"]
+    return field_error(_format_path(path), worst)
+
+
+def field_error(param: str, detail: Mapping[str, Any]) -> ApiError:
+    """The 400 for one of pydantic's complaints about a field or a query parameter."""
+    kind, message = detail["type"], detail["msg"]
+    if "param" in detail.get("ctx", {}):
+        param = detail["ctx"]["param"]
     elif kind == "extra_forbidden":
         message = f"Unrecognized request argument supplied: {param}"
     elif kind == "missing":
         message = f"Missing required parameter: {param}"
-    elif kind in _CODES:
-        message = worst["msg"]
-    else:
-        message = f"Invalid value for {param!r}: {worst['msg']}"
+    elif kind not in _CODES:
+        message = f"Invalid value for {param!r}: {message}"
     return invalid_request(message, param or None, _CODES.get(kind, "invalid_value"))
 
 

@@ -2,60 +2,75 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
-from starlette.responses import Response
+from typing import Annotated
 
-from kvarn.gateway.admin_context import AdminContext, admin_context, platform_admin_context
-from kvarn.gateway.answer import json_response
-from kvarn.gateway.openapi import shapes
-from kvarn.gateway.pagination import ListQuery, list_answer
-from kvarn.gateway.parameters import Flag, Texts, TimeRange
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+
+from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, AdminDep, PlatformAdminDep
+from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.query import BackwardQuery, Flag, Texts, Time, list_answer, only_false
 from kvarn.gateway.routes.organization.objects import audit_log_object
 from kvarn.store.repositories.tenants.audit_log import AuditFilter, list_audit_log
 from kvarn.wire.openai.lists import ListObject
 from kvarn.wire.openai.organization.objects import AuditLogObject
 
-router = APIRouter(prefix="/v1/organization", tags=["administration"])
-
-_TIMES = TimeRange("effective_at", "Within these bounds only, in seconds since 1970.")
-_PROJECTS = Texts("project_ids[]", "In these projects only.")
-_TYPES = Texts("event_types[]", "Of these types only.")
-_ACTORS = Texts("actor_ids[]", "By these only: keys, or users and service accounts with any of their keys.")
-_EMAILS = Texts("actor_emails[]", "By users with these addresses only.")
-_OBJECTS = Texts("resource_ids[]", "On these objects only.")
-_TENANT_ONLY = Flag(
-    "tenant_only", "Events of the organisation itself.", default=False, refused="no event is of such a kind"
+router = APIRouter(
+    prefix="/v1/organization", tags=["administration"], route_class=JsonRoute, dependencies=ADMINISTRATION
 )
-_LIST = ListQuery(_TIMES, _PROJECTS, _TYPES, _ACTORS, _EMAILS, _OBJECTS, _TENANT_ONLY, ordered=False, before=True)
 
 
-@router.get("/audit_logs", summary="List the audit log", openapi_extra=_LIST.described)
-@shapes(ListObject[AuditLogObject])
-async def list_audit_logs(request: Request) -> Response:
+class TimeRange(BaseModel):
+    """Bounds of a time, in seconds since 1970."""
+
+    gt: Time | None = None
+    gte: Time | None = None
+    lt: Time | None = None
+    lte: Time | None = None
+
+
+class AuditLogQuery(BackwardQuery):
+    """Which entries."""
+
+    effective_at: TimeRange = Field(TimeRange(), description="Within these bounds only.")
+    projects: Texts = Field(alias="project_ids[]", description="In these projects only.")
+    types: Texts = Field(alias="event_types[]", description="Of these types only.")
+    actors: Texts = Field(
+        alias="actor_ids[]",
+        description="By these only: keys, or users and service accounts with any of their keys.",
+    )
+    emails: Texts = Field(alias="actor_emails[]", description="By users with these addresses only.")
+    objects: Texts = Field(alias="resource_ids[]", description="On these objects only.")
+    tenant_only: Annotated[Flag, only_false("no event is of such a kind")] = Field(
+        False,
+        description="Events of the organisation itself. `true` is not supported.",
+        json_schema_extra={"enum": [False]},
+    )
+
+
+@router.get("/audit_logs", summary="List the audit log")
+async def list_audit_logs(admin: AdminDep, query: Annotated[AuditLogQuery, Query()]) -> ListObject[AuditLogObject]:
     """Every administrative act in the organisation, newest first."""
-    admin = admin_context(request)
-    return await _list(request, admin, admin.organization_id)
+    return await _list(admin, query, admin.organization_id)
 
 
-@router.get(
-    "/tenants/{tenant_id}/audit_logs", summary="List an organisation's audit log", openapi_extra=_LIST.described
-)
-@shapes(ListObject[AuditLogObject])
-async def list_of_tenant(request: Request, tenant_id: str) -> Response:
+@router.get("/tenants/{tenant_id}/audit_logs", summary="List an organisation's audit log")
+async def list_of_tenant(
+    admin: PlatformAdminDep, tenant_id: str, query: Annotated[AuditLogQuery, Query()]
+) -> ListObject[AuditLogObject]:
     """Ours: the log of any organisation. It outlives its organisation."""
-    return await _list(request, platform_admin_context(request), tenant_id)
+    return await _list(admin, query, tenant_id)
 
 
-async def _list(request: Request, admin: AdminContext, organization_id: str) -> Response:
-    cursor = _LIST.read(request)
+async def _list(admin: AdminContext, query: AuditLogQuery, organization_id: str) -> ListObject[AuditLogObject]:
     wanted = AuditFilter(
-        times=_TIMES.read(request),
-        project_ids=_PROJECTS.read(request),
-        types=_TYPES.read(request),
-        actor_ids=_ACTORS.read(request),
-        actor_emails=_EMAILS.read(request),
-        object_ids=_OBJECTS.read(request),
+        times=query.effective_at.model_dump(exclude_none=True),
+        project_ids=query.projects,
+        types=query.types,
+        actor_ids=query.actors,
+        actor_emails=query.emails,
+        object_ids=query.objects,
     )
     async with admin.reading() as session:
-        page = await list_audit_log(session, organization_id, cursor, wanted)
-    return json_response(list_answer(page, audit_log_object))
+        page = await list_audit_log(session, organization_id, query.cursor, wanted)
+    return list_answer(page, audit_log_object)

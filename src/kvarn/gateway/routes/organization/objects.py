@@ -12,9 +12,11 @@ from kvarn.store.repositories.tenants.users import Member
 from kvarn.wire.openai.lists import DeletedObject
 from kvarn.wire.openai.organization.objects import (
     AdminKeyObject,
+    AuditLogObject,
     ProjectKeyObject,
     ProjectObject,
     ProjectUserObject,
+    RateLimitObject,
     ServiceAccountKeyObject,
     ServiceAccountObject,
     TenantObject,
@@ -65,9 +67,10 @@ def project_object(project: Project) -> ProjectObject:
     }
 
 
-def project_key_object(key: ApiKey, user: User | None) -> ProjectKeyObject:
-    """`organization.project.api_key`. `user` is its owner; one without is the project's own."""
-    return {
+def project_key_object(key: ApiKey, user: User | None, value: str | None = None) -> ProjectKeyObject:
+    """`organization.project.api_key`. `user` is its owner; one without is the project's own. `value` where it is
+    new."""
+    described: ProjectKeyObject = {
         "object": "organization.project.api_key",
         "id": key.id,
         "name": key.name,
@@ -80,10 +83,11 @@ def project_key_object(key: ApiKey, user: User | None) -> ProjectKeyObject:
         "owner_project_access": "active",
         "owner": {} if user is None else _owner(user),
     }
+    return described if value is None else described | {"value": value}
 
 
-def admin_key_object(key: ApiKey, user: User | None) -> AdminKeyObject:
-    """`organization.admin_api_key`. One without a user is the organisation's own."""
+def admin_key_object(key: ApiKey, user: User | None, value: str | None = None) -> AdminKeyObject:
+    """`organization.admin_api_key`. One without a user is the organisation's own. `value` where it is new."""
     if user is None:
         owner: dict[str, Any] = {
             "type": "organization",
@@ -100,7 +104,7 @@ def admin_key_object(key: ApiKey, user: User | None) -> AdminKeyObject:
             "created_at": user.created_at,
             "role": wire_role(user.role),
         }
-    return {
+    described: AdminKeyObject = {
         "object": "organization.admin_api_key",
         "id": key.id,
         "name": key.name,
@@ -110,6 +114,7 @@ def admin_key_object(key: ApiKey, user: User | None) -> AdminKeyObject:
         "last_used_at": key.last_used_at,
         "owner": owner,
     }
+    return described if value is None else described | {"value": value}
 
 
 def service_account_key_object(key: ApiKey, value: str) -> ServiceAccountKeyObject:
@@ -158,11 +163,20 @@ def user_object(user: User) -> UserObject:
     }
 
 
-def rate_limit_object(rule: LimitRule) -> dict[str, Any]:
+def rate_limit_object(rule: LimitRule) -> RateLimitObject:
     """`project.rate_limit`, also of organisations and keys."""
-    told = {wire: getattr(rule, ours) for wire, ours in _WIRE_LIMITS.items()}
-    limits = {wire: UNLIMITED if limit is None else limit for wire, limit in told.items()}
-    return {"object": "project.rate_limit", "id": f"{RATE_LIMIT_PREFIX}{rule.model}", "model": rule.model, **limits}
+
+    def shown(limit: int | None) -> int:
+        return UNLIMITED if limit is None else limit
+
+    return {
+        "object": "project.rate_limit",
+        "id": f"{RATE_LIMIT_PREFIX}{rule.model}",
+        "model": rule.model,
+        "max_requests_per_1_minute": shown(rule.requests_per_minute),
+        "max_tokens_per_1_minute": shown(rule.tokens_per_minute),
+        "max_concurrent_requests": shown(rule.concurrency),
+    }
 
 
 def limit_changes(asked: RateLimitUpdate) -> dict[str, int | None]:
@@ -186,19 +200,23 @@ def tenant_object(organization: Organization) -> TenantObject:
     }
 
 
-def storage_fields(stored: int, most: int) -> dict[str, int]:
+def storage_fields(stored: int, max_bytes: int) -> dict[str, int]:
     """What an organisation has stored and may store, in bytes: beside the fields of a tenant that is looked at."""
-    return {"stored_bytes": stored, "max_stored_bytes": most}
+    return {"stored_bytes": stored, "max_stored_bytes": max_bytes}
 
 
-def audit_log_object(record: AuditRecord) -> dict[str, Any]:
+def audit_log_object(record: AuditRecord) -> AuditLogObject:
     """An entry of the audit log: what was done stands under the name of its type."""
     entry = record.entry
-    told: dict[str, Any] = {"id": entry.id, "type": entry.type, "effective_at": entry.effective_at}
+    told: AuditLogObject = {
+        "id": entry.id,
+        "type": entry.type,
+        "effective_at": entry.effective_at,
+        "actor": _actor(record),
+    }
     if entry.project_id is not None:
         told["project"] = {"id": entry.project_id, "name": record.project_name or ""}
-    told["actor"] = _actor(record)
-    told[entry.type] = {"id": entry.object_id, **entry.detail}
+    told[entry.type] = {"id": entry.object_id, **entry.detail}  # type: ignore[literal-required]
     return told
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
-from starlette.responses import Response
+from typing import Annotated
 
-from kvarn.gateway.admin_context import platform_admin_context
-from kvarn.gateway.answer import json_response
-from kvarn.gateway.openapi import shapes
-from kvarn.gateway.pagination import ListQuery, list_answer
-from kvarn.gateway.parameters import Flag
-from kvarn.gateway.query import Query, check_query
+from fastapi import APIRouter, Query
+from pydantic import Field
+
+from kvarn.gateway.dependencies import ADMINISTRATION, PlatformAdminDep, json_body
+from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.query import Flag, OldestFirstQuery, QueryModel, list_answer
 from kvarn.gateway.routes.organization.objects import (
     admin_key_object,
     deleted_object,
     project_object,
-    storage_fields,
     tenant_object,
 )
 from kvarn.store.owner import Role
@@ -27,79 +25,75 @@ from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization.objects import TenantObject
 from kvarn.wire.openai.organization.requests import TenantCreate, TenantUpdate
 
-router = APIRouter(prefix="/v1/organization/tenants", tags=["administration"])
-
-_LIST = ListQuery(ascending=True, ordered=False)
-_ERASE = Flag("erase_usage", "Delete its usage in the ledger too.", default=False)
-_DELETE = Query(_ERASE)
+router = APIRouter(
+    prefix="/v1/organization/tenants", tags=["administration"], route_class=JsonRoute, dependencies=ADMINISTRATION
+)
 
 
-@router.get("", summary="List organisations", openapi_extra=_LIST.described)
-@shapes(ListObject[TenantObject])
-async def list_tenants(request: Request) -> Response:
+class DeleteQuery(QueryModel):
+    """What is deleted besides."""
+
+    erase_usage: Flag = Field(False, description="Delete its usage in the ledger too.")
+
+
+@router.get("", summary="List organisations")
+async def list_tenants(
+    admin: PlatformAdminDep, query: Annotated[OldestFirstQuery, Query()]
+) -> ListObject[TenantObject]:
     """All organisations of the server, oldest first."""
-    admin = platform_admin_context(request)
-    cursor = _LIST.read(request)
     async with admin.reading() as session:
-        page = await organizations.list_organizations(session, cursor)
-    return json_response(list_answer(page, tenant_object))
+        page = await organizations.list_organizations(session, query.cursor)
+    return list_answer(page, tenant_object)
 
 
 @router.post("", summary="Create an organisation")
-@shapes(TenantObject, TenantCreate)
-async def create_tenant(request: Request) -> Response:
+async def create_tenant(
+    admin: PlatformAdminDep, body: Annotated[TenantCreate, json_body(TenantCreate)]
+) -> TenantObject:
     """A new organisation with a project and its first administrator's key, whose `value` is shown in this answer
     only: whoever has it does the rest."""
-    admin = platform_admin_context(request)
-    check_query(request)
-    asked = await admin.gateway.read(request, TenantCreate)
+    settings = body.model_dump(exclude_none=True, exclude={"name"})
     async with admin.audited_change() as change:
-        settings = asked.model_dump(exclude_none=True, exclude={"name"})
-        organization, project = await organizations.add_organization(change, asked.name, **settings)
+        organization, project = await organizations.add_organization(change, body.name, **settings)
         await change.session.flush()
         wanted = KeyRequest(name="First admin key", role=Role.ADMIN)
         key, value = await add_key(change, organization.id, project.id, wanted)
-    shown = {
+    return tenant_object(organization) | {
         "default_project": project_object(project),
-        "admin_api_key": admin_key_object(key, None) | {"value": value},
+        "admin_api_key": admin_key_object(key, None, value),
     }
-    return json_response(tenant_object(organization) | shown)
 
 
 @router.get("/{tenant_id}", summary="Retrieve an organisation")
-@shapes(TenantObject)
-async def get_tenant(request: Request, tenant_id: str) -> Response:
+async def get_tenant(admin: PlatformAdminDep, tenant_id: str) -> TenantObject:
     """One organisation, with what it has stored and may store."""
-    admin = platform_admin_context(request)
-    check_query(request)
     async with admin.reading() as session:
         organization = await organizations.get_organization(session, tenant_id)
         stored = await sum_of(session, tenant_id)
-    return json_response(tenant_object(organization) | storage_fields(stored, admin.gateway.storage_quota.max_bytes))
+    return tenant_object(organization) | {
+        "stored_bytes": stored,
+        "max_stored_bytes": admin.gateway.storage_quota.max_bytes,
+    }
 
 
 @router.post("/{tenant_id}", summary="Modify an organisation")
-@shapes(TenantObject, TenantUpdate)
-async def modify_tenant(request: Request, tenant_id: str) -> Response:
+async def modify_tenant(
+    admin: PlatformAdminDep, tenant_id: str, body: Annotated[TenantUpdate, json_body(TenantUpdate)]
+) -> TenantObject:
     """Set name, weight, priority or retention; archive it, or take it back."""
-    admin = platform_admin_context(request)
-    check_query(request)
-    asked = await admin.gateway.read(request, TenantUpdate)
-    changes = asked.model_dump(exclude_none=True)
-    if "retention_days" in asked.model_fields_set:
-        changes["retention_days"] = asked.retention_days
+    changes = body.model_dump(exclude_none=True)
+    if "retention_days" in body.model_fields_set:
+        changes["retention_days"] = body.retention_days
     async with admin.audited_change() as change:
         organization = await organizations.change_organization(change, tenant_id, changes)
-    return json_response(tenant_object(organization))
+    return tenant_object(organization)
 
 
-@router.delete("/{tenant_id}", summary="Delete an organisation", openapi_extra=_DELETE.described)
-@shapes(DeletedObject)
-async def delete_tenant(request: Request, tenant_id: str) -> Response:
+@router.delete("/{tenant_id}", summary="Delete an organisation")
+async def delete_tenant(
+    admin: PlatformAdminDep, tenant_id: str, query: Annotated[DeleteQuery, Query()]
+) -> DeletedObject:
     """Delete an organisation and all it owns; its usage stays in the ledger unless `erase_usage=true`, now or later.
     A large one takes a while; interrupted, the request may be made again."""
-    admin = platform_admin_context(request)
-    _DELETE.check(request)
-    erase_usage = _ERASE.read(request)
-    await delete_organization(admin.gateway.store, admin.audited_change, tenant_id, erase_usage=erase_usage)
-    return json_response(deleted_object("organization.tenant", tenant_id))
+    await delete_organization(admin.gateway.store, admin.audited_change, tenant_id, erase_usage=query.erase_usage)
+    return deleted_object("organization.tenant", tenant_id)

@@ -1,82 +1,119 @@
-"""`/v1/organization/users`."""
+"""People: `/v1/organization/users`, and `users` of a project."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
-from starlette.responses import Response
+from typing import Annotated
 
-from kvarn.gateway.admin_context import admin_context
-from kvarn.gateway.answer import json_response
-from kvarn.gateway.openapi import shapes
-from kvarn.gateway.pagination import ListQuery, list_answer
-from kvarn.gateway.parameters import Texts
-from kvarn.gateway.query import check_query
-from kvarn.gateway.routes.organization.objects import deleted_object, role_of, user_object
+from fastapi import APIRouter, Query
+from pydantic import Field
+
+from kvarn.gateway.dependencies import ADMINISTRATION, AdminDep, json_body
+from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.query import OldestFirstQuery, Texts, list_answer
+from kvarn.gateway.routes.organization.objects import deleted_object, project_user_object, role_of, user_object
 from kvarn.store.repositories.tenants import users
 from kvarn.wire.openai.lists import DeletedObject, ListObject
-from kvarn.wire.openai.organization.objects import UserObject
-from kvarn.wire.openai.organization.requests import UserCreate, UserUpdate
+from kvarn.wire.openai.organization.objects import ProjectUserObject, UserObject
+from kvarn.wire.openai.organization.requests import ProjectUserCreate, ProjectUserUpdate, UserCreate, UserUpdate
 
-router = APIRouter(prefix="/v1/organization/users", tags=["administration"])
+router = APIRouter(
+    prefix="/v1/organization", tags=["administration"], route_class=JsonRoute, dependencies=ADMINISTRATION
+)
 
-_EMAILS = Texts("emails", "With these addresses only.")
-_LIST = ListQuery(_EMAILS, ascending=True, ordered=False)
+_MEMBERS = "/projects/{project_id}/users"
 
 
-@router.get("", summary="List users", openapi_extra=_LIST.described)
-@shapes(ListObject[UserObject])
-async def list_users(request: Request) -> Response:
+class UserQuery(OldestFirstQuery):
+    """Which people of the organisation."""
+
+    emails: Texts = Field(description="With these addresses only.")
+
+
+@router.get("/users", summary="List users")
+async def list_users(admin: AdminDep, query: Annotated[UserQuery, Query()]) -> ListObject[UserObject]:
     """People of the organisation, oldest first; with these `emails`, or all."""
-    admin = admin_context(request)
-    cursor = _LIST.read(request)
-    emails = _EMAILS.read(request)
     async with admin.reading() as session:
-        page = await users.list_users(session, admin.organization_id, cursor, emails)
-    return json_response(list_answer(page, user_object))
+        page = await users.list_users(session, admin.organization_id, query.cursor, query.emails)
+    return list_answer(page, user_object)
 
 
-@router.post("", summary="Add a user")
-@shapes(UserObject, UserCreate)
-async def create_user(request: Request) -> Response:
+@router.post("/users", summary="Add a user")
+async def create_user(admin: AdminDep, body: Annotated[UserCreate, json_body(UserCreate)]) -> UserObject:
     """A new person. An operation of ours: OpenAI sends invitations by mail."""
-    admin = admin_context(request)
-    check_query(request)
-    asked = await admin.gateway.read(request, UserCreate)
+    name = body.name or body.email.partition("@")[0]
     async with admin.audited_change() as change:
-        name = asked.name or asked.email.partition("@")[0]
-        user = await users.add_user(change, admin.organization_id, asked.email, name, role_of(asked.role))
-    return json_response(user_object(user))
+        user = await users.add_user(change, admin.organization_id, body.email, name, role_of(body.role))
+    return user_object(user)
 
 
-@router.get("/{user_id}", summary="Retrieve a user")
-@shapes(UserObject)
-async def get_user(request: Request, user_id: str) -> Response:
+@router.get("/users/{user_id}", summary="Retrieve a user")
+async def get_user(admin: AdminDep, user_id: str) -> UserObject:
     """One person."""
-    admin = admin_context(request)
-    check_query(request)
     async with admin.reading() as session:
-        user = await users.get_user(session, admin.organization_id, user_id)
-    return json_response(user_object(user))
+        return user_object(await users.get_user(session, admin.organization_id, user_id))
 
 
-@router.post("/{user_id}", summary="Modify a user's role")
-@shapes(UserObject, UserUpdate)
-async def modify_user(request: Request, user_id: str) -> Response:
+@router.post("/users/{user_id}", summary="Modify a user's role")
+async def modify_user(admin: AdminDep, user_id: str, body: Annotated[UserUpdate, json_body(UserUpdate)]) -> UserObject:
     """Make a person an administrator (`owner`) or not (`reader`): their administrator's keys follow."""
-    admin = admin_context(request)
-    check_query(request)
-    asked = await admin.gateway.read(request, UserUpdate)
     async with admin.audited_change() as change:
-        user = await users.change_user(change, admin.organization_id, user_id, role_of(asked.role))
-    return json_response(user_object(user))
+        user = await users.change_user(change, admin.organization_id, user_id, role_of(body.role))
+    return user_object(user)
 
 
-@router.delete("/{user_id}", summary="Delete a user")
-@shapes(DeletedObject)
-async def delete_user(request: Request, user_id: str) -> Response:
+@router.delete("/users/{user_id}", summary="Delete a user")
+async def delete_user(admin: AdminDep, user_id: str) -> DeletedObject:
     """Delete a person with all their keys."""
-    admin = admin_context(request)
-    check_query(request)
     async with admin.audited_change() as change:
         await users.delete_user(change, admin.organization_id, user_id)
-    return json_response(deleted_object("organization.user", user_id))
+    return deleted_object("organization.user", user_id)
+
+
+@router.get(_MEMBERS, summary="List a project's users")
+async def list_members(
+    admin: AdminDep, project_id: str, query: Annotated[OldestFirstQuery, Query()]
+) -> ListObject[ProjectUserObject]:
+    """People in the project."""
+    async with admin.reading() as session:
+        page = await users.list_members(session, admin.organization_id, project_id, query.cursor, "person")
+    return list_answer(page, project_user_object)
+
+
+@router.post(_MEMBERS, summary="Add a user to a project")
+async def create_member(
+    admin: AdminDep, project_id: str, body: Annotated[ProjectUserCreate, json_body(ProjectUserCreate)]
+) -> ProjectUserObject:
+    """Give a person of the organisation a place in the project."""
+    async with admin.audited_change() as change:
+        if body.user_id is not None:
+            user = await users.get_user(change.session, admin.organization_id, body.user_id)
+        else:
+            user = await users.find_user(change.session, admin.organization_id, body.email or "")
+        member = await users.add_member(change, admin.organization_id, project_id, user, body.role)
+    return project_user_object(member)
+
+
+@router.get(_MEMBERS + "/{user_id}", summary="Retrieve a project's user")
+async def get_member(admin: AdminDep, project_id: str, user_id: str) -> ProjectUserObject:
+    """One person in the project."""
+    async with admin.reading() as session:
+        member = await users.get_member(session, admin.organization_id, project_id, user_id, "person")
+    return project_user_object(member)
+
+
+@router.post(_MEMBERS + "/{user_id}", summary="Modify a project's user")
+async def modify_member(
+    admin: AdminDep, project_id: str, user_id: str, body: Annotated[ProjectUserUpdate, json_body(ProjectUserUpdate)]
+) -> ProjectUserObject:
+    """Set a person's role in the project."""
+    async with admin.audited_change() as change:
+        member = await users.change_member(change, admin.organization_id, project_id, user_id, body.role)
+    return project_user_object(member)
+
+
+@router.delete(_MEMBERS + "/{user_id}", summary="Remove a user from a project")
+async def delete_member(admin: AdminDep, project_id: str, user_id: str) -> DeletedObject:
+    """Take a person out of the project; the keys they have in it are revoked."""
+    async with admin.audited_change() as change:
+        await users.remove_member(change, admin.organization_id, project_id, user_id)
+    return deleted_object("organization.project.user", user_id)

@@ -1,15 +1,18 @@
-"""Room kept for requests that were refused and told when to come back.
+"""Time kept for requests that were refused and told when to come back.
 
 A Retry-After is worth nothing if those who come meanwhile take the place. So each refused request gets a slot in the
-first second that has room for it, and is taken if the same request (same tenant, same body) comes again from then on;
-newcomers count it as if it stood before them. Not all come back: only the part that did lately is held, and where few
-do, more are told the same second.
+first second that has time for it, and is taken if the same request comes again from then on; newcomers count it as if
+it stood before them. Not all come back: only the part that did lately is held, and where few do, more get the same
+second.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
+
+from kvarn.admission.demand import Key
 
 LONGEST_RETRY_S = 600
 """Nobody is told to wait longer."""
@@ -22,9 +25,6 @@ EARLY_S = 0.1
 FADE = 0.05
 """Weight of the latest slot in the share of those that are used."""
 LEAST_USED = 0.1
-
-Key = tuple[str, int]
-"""Tenant and hash of the body."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +41,7 @@ class _Second:
 
     slots: list[_Slot] = field(default_factory=list)
     service_s: float = 0.0
-    charged_s: dict[str, float] = field(default_factory=dict)
+    charged_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """To each tenant."""
 
 
@@ -49,11 +49,9 @@ class RetrySlots:
     """The slots of one model. Times are seconds of one monotonic clock."""
 
     def __init__(self) -> None:
-        self._seconds: dict[int, _Second] = {}
-        """In order of time from `_oldest` on, except that empty ones may be missing."""
-        self._oldest = 0
+        self._seconds = defaultdict[int, _Second](_Second)
         self._full: dict[str, tuple[int, int]] = {}
-        """By tenant: the second before which all were full for it, and when that was found."""
+        """By tenant: the wait below which no second had time for it, and the second in which that was found."""
         self._by_key: dict[Key, list[_Slot]] = {}
         self._used = 1.0
         """Share of the slots that were used, lately."""
@@ -73,24 +71,24 @@ class RetrySlots:
             Whole seconds after which it shall come again.
         """
         self._expire(now)
-        room_s = FILL / max(LEAST_USED, self._used)
-        this_second = math.floor(now)
-        full, found = self._full.get(key[0], (0, 0))
-        open_in_s = full - this_second if found == this_second else 1
-        first = max(open_in_s, math.ceil(earliest_s))
-        for wait_s in range(first, LONGEST_RETRY_S):
-            second = self._seconds.setdefault(math.floor(now + wait_s), _Second())
-            mine_s = second.charged_s.get(key[0], 0.0)
-            if not mine_s or (second.service_s < room_s and mine_s + charged_s <= share * room_s):
+        time_s = FILL / max(LEAST_USED, self._used)
+        open_s, found = self._full.get(key[0], (1, 0))
+        if found != math.floor(now):
+            open_s = 1
+        first_s = max(open_s, math.ceil(earliest_s))
+        for wait_s in range(first_s, LONGEST_RETRY_S):
+            second = self._seconds[math.floor(now + wait_s)]
+            mine_s = second.charged_s[key[0]]
+            if not mine_s or (second.service_s < time_s and mine_s + charged_s <= share * time_s):
                 break
         else:
             return LONGEST_RETRY_S
-        if first == open_in_s:
-            self._full[key[0]] = (this_second + wait_s, this_second)
+        if first_s == open_s:
+            self._full[key[0]] = (wait_s, math.floor(now))
         slot = _Slot(key, now + wait_s, service_s)
         second.slots.append(slot)
         second.service_s += service_s
-        second.charged_s[key[0]] = mine_s + charged_s
+        second.charged_s[key[0]] += charged_s
         self._by_key.setdefault(key, []).append(slot)
         return wait_s
 
@@ -109,8 +107,7 @@ class RetrySlots:
         tenants no more than their share of the time. `own`: its own tenant's count as well."""
         mine_s = others_s = 0.0
         for number in range(math.floor(now), math.floor(until) + 1):
-            second = self._seconds.get(number)
-            for slot in second.slots if second is not None else ():
+            for slot in self._seconds[number].slots if number in self._seconds else ():
                 if slot.used or not now - EARLY_S <= slot.due <= until:
                     continue
                 if slot.key[0] == tenant:
@@ -123,11 +120,9 @@ class RetrySlots:
         """Forget the seconds that are over."""
         first = math.floor(now) - GRACE_S
         if not self._seconds:
-            self._oldest, self._full = first, {}
-        while self._seconds and self._oldest < first:
-            over = self._seconds.pop(self._oldest, None)
-            self._oldest += 1
-            for slot in over.slots if over is not None else ():
+            self._full = {}
+        for number in sorted(number for number in self._seconds if number < first):
+            for slot in self._seconds.pop(number).slots:
                 self._used += FADE * (slot.used - self._used)
                 if not slot.used:
                     self._remove(slot)

@@ -38,14 +38,14 @@ def refused_limit(decision: Decision) -> tuple[Limit, Usage]:
 def refusal(decision: Decision, work: Work) -> ApiError:
     """The error for a reservation that was not admitted."""
     limit, usage = refused_limit(decision)
-    asked = decision.reservation.amount(limit)
+    requested = decision.reservation.amount(limit)
     whose = f"{limit.scope} {limit.holder} on {_WORDS[limit.kind]} of {limit.model!r}"
     kind = "tokens" if limit.kind is Kind.TOKENS else "requests"
     if usage.wait_ms == NEVER:
-        return _too_large(whose, limit, asked, work)
+        return _too_large(whose, limit, requested, work)
     seconds = math.ceil(usage.wait_ms / 1000)
     message = (
-        f"Rate limit reached for {whose}: limit {limit.maximum}, used {usage.used}, requested {asked}. "
+        f"Rate limit reached for {whose}: limit {limit.maximum}, used {usage.used}, requested {requested}. "
         f"Try again in {duration(seconds * 1000)}."
     )
     return ApiError(429, message, type=kind, code="rate_limit_exceeded", headers={"retry-after": str(seconds)})
@@ -63,9 +63,9 @@ def duration(milliseconds: int) -> str:
     return f"{minutes}m{seconds}" if minutes else seconds
 
 
-def _too_large(whose: str, limit: Limit, asked: int, work: Work) -> ApiError:
+def _too_large(whose: str, limit: Limit, requested: int, work: Work) -> ApiError:
     """A request that waiting does not help."""
-    message = f"The request is larger than the limit for {whose}: limit {limit.maximum}, requested {asked}."
+    message = f"The request is larger than the limit for {whose}: limit {limit.maximum}, requested {requested}."
     if limit.kind is Kind.TOKENS and work.output_bounded and work.max_output_tokens:
         advice = f" {work.prompt_tokens} of these are the prompt's, the others are reserved for the answer: lower "
         return ApiError(400, f"{message}{advice}'max_tokens'.", code="request_exceeds_limit", param="max_tokens")

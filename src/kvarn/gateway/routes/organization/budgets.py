@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
-from starlette.responses import Response
+from typing import Annotated
 
-from kvarn.gateway.admin_context import AdminContext, admin_context
-from kvarn.gateway.answer import json_response
-from kvarn.gateway.openapi import shapes
-from kvarn.gateway.pagination import ListQuery, list_answer
-from kvarn.gateway.query import check_query
+from fastapi import APIRouter, Query
+
+from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, AdminDep, json_body
+from kvarn.gateway.openapi import JsonRoute
+from kvarn.gateway.query import OrderedOldestFirstQuery, list_answer
 from kvarn.metering.prices import BILLIONTHS, billionths
 from kvarn.store.models import Budget
 from kvarn.store.repositories.usage import budgets
@@ -17,75 +16,61 @@ from kvarn.wire.openai.errors import invalid_request
 from kvarn.wire.openai.lists import ListObject
 from kvarn.wire.openai.organization.budgets import BudgetCreate, BudgetDeleted, BudgetObject, BudgetUpdate
 
-router = APIRouter(prefix="/v1/organization/budgets", tags=["organization"])
+router = APIRouter(
+    prefix="/v1/organization/budgets", tags=["organization"], route_class=JsonRoute, dependencies=ADMINISTRATION
+)
 
-_LIST = ListQuery(ascending=True)
 
-
-@router.get("", summary="List budgets", openapi_extra=_LIST.described)
-@shapes(ListObject[BudgetObject])
-async def list_budgets(request: Request) -> Response:
-    """The organisation's budgets and those of its projects, oldest first."""
-    admin = admin_context(request)
-    cursor = _LIST.read(request)
+@router.get("", summary="List budgets")
+async def list_budgets(admin: AdminDep, query: Annotated[OrderedOldestFirstQuery, Query()]) -> ListObject[BudgetObject]:
+    """The organisation's budgets and those of its projects, oldest first unless `order` is `desc`."""
     async with admin.reading() as session:
-        page = await budgets.list_budgets(session, admin.organization_id, cursor)
-        spent = await budgets.spent(session, [budgets.rule_of(each) for each in page.items], admin.gateway.store.now())
-    return json_response(list_answer(page, lambda budget: _describe(budget, spent[budget.id])))
+        page = await budgets.list_budgets(session, admin.organization_id, query.cursor)
+        rules = [budgets.rule_of(each) for each in page.items]
+        spent = await budgets.spent(session, rules, admin.gateway.store.now())
+    return list_answer(page, lambda budget: _describe(budget, spent[budget.id]))
 
 
 @router.post("", summary="Create a budget")
-@shapes(BudgetObject, BudgetCreate)
-async def create_budget(request: Request) -> Response:
+async def create_budget(admin: AdminDep, body: Annotated[BudgetCreate, json_body(BudgetCreate)]) -> BudgetObject:
     """A budget of the organisation, or of one of its projects. It holds for requests from now on, at every gateway
     within `metering.budget_refresh_s`; what was spent before in the period counts."""
-    admin = admin_context(request)
-    check_query(request)
-    asked = await admin.gateway.read(request, BudgetCreate)
-    limits = [_stored(asked.unit, name, getattr(asked, name)) for name in ("hard_limit", "soft_limit")]
-    currency = admin.gateway.config.metering.currency if asked.unit == "cost" else None
+    hard, soft = (_stored(body.unit, name, getattr(body, name)) for name in ("hard_limit", "soft_limit"))
+    currency = admin.gateway.config.metering.currency if body.unit == "cost" else None
     async with admin.audited_change() as change:
         budget = await budgets.add_budget(
-            change, admin.organization_id, asked.project_id, asked.unit, currency, asked.period, limits[0], limits[1]
+            change, admin.organization_id, body.project_id, body.unit, currency, body.period, hard, soft
         )
-    return json_response(await _with_spent(admin, budget))
+    return await _with_spent(admin, budget)
 
 
 @router.get("/{budget_id}", summary="Retrieve a budget")
-@shapes(BudgetObject)
-async def get_budget(request: Request, budget_id: str) -> Response:
+async def get_budget(admin: AdminDep, budget_id: str) -> BudgetObject:
     """One budget, with what has been spent of it."""
-    admin = admin_context(request)
-    check_query(request)
     async with admin.reading() as session:
         budget = await budgets.find_budget(session, admin.organization_id, budget_id)
-    return json_response(await _with_spent(admin, budget))
+    return await _with_spent(admin, budget)
 
 
 @router.post("/{budget_id}", summary="Modify a budget")
-@shapes(BudgetObject, BudgetUpdate)
-async def modify_budget(request: Request, budget_id: str) -> Response:
+async def modify_budget(
+    admin: AdminDep, budget_id: str, body: Annotated[BudgetUpdate, json_body(BudgetUpdate)]
+) -> BudgetObject:
     """Set or take away its limits."""
-    admin = admin_context(request)
-    check_query(request)
-    asked = await admin.gateway.read(request, BudgetUpdate)
     async with admin.audited_change() as change:
         budget = await budgets.find_budget(change.session, admin.organization_id, budget_id)
-        changes = {name: _stored(budget.unit, name, getattr(asked, name)) for name in sorted(asked.model_fields_set)}
+        changes = {name: _stored(budget.unit, name, getattr(body, name)) for name in sorted(body.model_fields_set)}
         budgets.change_budget(change, budget, changes)
-    return json_response(await _with_spent(admin, budget))
+    return await _with_spent(admin, budget)
 
 
 @router.delete("/{budget_id}", summary="Delete a budget")
-@shapes(BudgetDeleted)
-async def delete_budget(request: Request, budget_id: str) -> Response:
+async def delete_budget(admin: AdminDep, budget_id: str) -> BudgetDeleted:
     """Its limits hold no longer."""
-    admin = admin_context(request)
-    check_query(request)
     async with admin.audited_change() as change:
         budget = await budgets.find_budget(change.session, admin.organization_id, budget_id)
         await budgets.delete_budget(change, budget)
-    return json_response(BudgetDeleted(id=budget_id))
+    return BudgetDeleted(id=budget_id)
 
 
 def _stored(unit: str, name: str, amount: float | None) -> int | None:

@@ -1,16 +1,24 @@
-"""What every backend of kernels offers to models and to the sampler."""
+"""What every backend of kernels offers, and what each operation means: the reference, in plain torch."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 
+from kvarn.config.schema import BLOCK_SIZE
 from kvarn.costs.decoder import KvDtype
-from kvarn.kernels.activation import Activation
+from kvarn.kernels.activation import Activation, activate
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
+from kvarn.kernels.errors import UnsupportedByBackendError
 from kvarn.kernels.linear import LayerNorm, Linear, Norm
+from kvarn.kernels.memory import usable_memory, zeros_on_demand
 from kvarn.kernels.sampling import SamplingTensors
+from kvarn.kernels.torch.attention import plan_attention
+from kvarn.kernels.torch.bidirectional import TorchBidirectionalPlan
+from kvarn.kernels.torch.linear import TorchLinear, rms_norm
+from kvarn.kernels.torch.sampling import draw_tokens, most_likely
 from kvarn.kernels.weights import Weight
 
 
@@ -47,25 +55,40 @@ class BidirectionalPlan(Protocol):
         ...
 
 
-class Kernels(Protocol):
-    """What every backend offers. T tokens of one step; other letters as said where they are used."""
+class Kernels:
+    """The reference backend: complete, and on any device torch has.
 
-    name: str
+    The other backends derive from it, and replace the operations that they compute faster. T tokens of one step; other
+    letters as said where they are used. All tensors are on the backend's device.
+    """
+
+    name = "torch"
     """For logs and metrics."""
-    device: torch.device
-    """Where it computes: weights, caches and all arguments are there."""
+    packed_layout: str | None = None
+    """Names the layout of packed weights; changes whenever their meaning does. None: they cannot be kept in files."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self.device = device or torch.device("cpu")
 
     def memory_bytes(self) -> int:
         """Memory of the device that this process may use."""
-        ...
+        accelerator = torch.accelerator.current_accelerator()
+        if accelerator is None or accelerator.type != self.device.type:
+            return usable_memory()
+        return int(torch.accelerator.get_memory_info(self.device)[1])
 
     def preferred_dtype(self) -> torch.dtype:
-        """Type of plain weights that this backend is fastest with on this device."""
-        ...
+        """Type of plain weights that this backend is fastest with on this device.
+
+        bfloat16, except on processors without instructions for it: there a bfloat16 product of more than four rows is
+        about seven times slower than a float32 one.
+        """
+        slow = self.device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return torch.float32 if slow else torch.bfloat16
 
     def activation_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Type of the numbers between two operations of a model whose weights are of type `dtype`."""
-        ...
+        return dtype
 
     def pack_linear(
         self, weight: Weight, bias: torch.Tensor | None = None, activation: Activation | None = None
@@ -74,7 +97,21 @@ class Kernels(Protocol):
 
         With `activation` the weight is gated: gate above up, and the layer gives activation(gate) * up.
         """
-        ...
+        return TorchLinear(weight.to(self.device), None if bias is None else bias.to(self.device), activation)
+
+    def save_linear(self, layer: Linear) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """What the bytes of a layer mean, as JSON values, and its tensors by name, which are not copied.
+
+        `blob` (uint8, a multiple of 64 bytes) must begin on a 64-byte boundary when it is loaded.
+        """
+        raise UnsupportedByBackendError("only the compiled kernels keep packed weights")
+
+    def load_linear(self, form: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Linear:
+        """The layer again, on the same bytes, which may be a read-only map of a file.
+
+        Raises KernelError where form and tensors do not fit together.
+        """
+        raise UnsupportedByBackendError("only the compiled kernels keep packed weights")
 
     def rms_norm(
         self,
@@ -84,42 +121,54 @@ class Kernels(Protocol):
         mean_square: torch.Tensor | None = None,
         add_to: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Root-mean-square norm of the last dimension, computed in float32, in x's dtype.
+        """Root-mean-square norm of the last dimension, computed in float32 and rounded once to x's dtype.
 
         `mean_square` [..., 1] replaces the mean of squares where x is only one shard of the vector to be normalised.
         `add_to`: the result is added to it in place, and it is returned.
         """
-        ...
+        out = rms_norm(x, norm, mean_square)
+        return out if add_to is None else add_to.add_(out)
 
     def layer_norm(self, x: torch.Tensor, norm: LayerNorm) -> torch.Tensor:
-        """Layer norm of the last dimension, in x's dtype."""
-        ...
+        """Layer norm of the last dimension, in x's dtype. Torch's own norms each row by itself."""
+        return F.layer_norm(x, (x.shape[-1],), norm.weight, norm.bias, norm.eps)
 
     def activation(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
         """The activation of each number."""
-        ...
+        return activate(x, activation)
 
     def new_kv_cache(self, num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:
         """An empty cache; in main memory, pages are supplied as they are first used.
 
-        Raises UnsupportedByBackendError where the backend has no cache of that type.
+        Here tensors [num_blocks, kv_heads, block_size, head_dim]. Raises UnsupportedByBackendError where the backend
+        has no cache of that type.
         """
-        ...
+        if dtype == "int8":
+            raise UnsupportedByBackendError(
+                "an int8 KV cache needs the compiled kernels: set `kernels` to cpu (where they are missing, it says "
+                "how to get them), or kv_cache_dtype to bfloat16"
+            )
+        shape = (num_blocks, heads.kv, BLOCK_SIZE, heads.dim)
+        torch_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
+        keys, values = (
+            tuple(zeros_on_demand(shape, torch_dtype, self.device) for _ in range(num_layers)) for _ in range(2)
+        )
+        return KVCache(keys, values)
 
     def plan_attention(self, batch: PagedBatch, heads: HeadShape, window: int | None = None) -> AttentionPlan:
         """The attention of one step. `window`: tokens a query sees, itself included; None sees all before it."""
-        ...
+        return plan_attention(batch, heads, window)
 
     def plan_bidirectional(self, lengths: torch.Tensor, heads: HeadShape) -> BidirectionalPlan:
         """The attention of S texts of these lengths [S] int64, none empty."""
-        ...
+        return TorchBidirectionalPlan.of(lengths, heads)
 
     def most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[R] int64 token and [R] float32 logit of the maximum of each row of logits [R, vocab] float32.
 
         Ties go to the lowest id; a row that holds NaN gives the first one.
         """
-        ...
+        return most_likely(logits)
 
     def draw_tokens(
         self, logits: torch.Tensor, rows: torch.Tensor, row_max: torch.Tensor, params: SamplingTensors
@@ -135,4 +184,4 @@ class Kernels(Protocol):
         Returns:
             [R] int64 token ids.
         """
-        ...
+        return draw_tokens(logits, rows, row_max, params)

@@ -1,4 +1,4 @@
-"""The waiting room of one model: whoever leaves, at whatever moment, leaves nothing behind."""
+"""Requests that wait to be admitted: whoever leaves, at whatever moment, leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvarn.config.platform import AdmissionConfig
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.serving.pipeline import Work
 from kvarn.serving.record import RequestRecord
-from kvarn.serving.stages.waiting_room import WaitingRoom
+from kvarn.serving.stages.replica_admission import ReplicaAdmission
 from kvarn.wire.messages import EngineStats, StepTimes
 
 TIMES = StepTimes(fixed_s=0.01, prefill_token_s=1e-4, prefill_pair_s=0, decode_row_s=1e-3, decode_token_s=0)
@@ -21,15 +21,15 @@ IDLE = EngineStats(step_times=TIMES, step_s=0.01)
 FULL = EngineStats(step_times=TIMES, step_s=0.01, running=300, decode_rows=300)
 
 
-class Door:
-    """A room of a served model, and requests before it."""
+class Harness:
+    """Requests that wait for a served model."""
 
     def __init__(self, server: Any) -> None:
         self.engine = server.chat
         config = server.config.model_copy(update={"admission": AdmissionConfig(load_shedding=True)})
         model = server.served["tiny"]
-        self.room = WaitingRoom(config, model, next(iter(model.replicas)), AdmissionMetrics())
-        self.queue = self.room._controller.queue
+        self.admission = ReplicaAdmission(config, model, next(iter(model.replicas)), AdmissionMetrics())
+        self.queue = self.admission.controller.queue
 
     def ask(self, client_left: Callable[[], Awaitable[None]] | None = None) -> asyncio.Task[Any]:
         record = RequestRecord("r")
@@ -42,63 +42,64 @@ class Door:
             max_output_tokens=20,
             received=record.received,
         )
-        return asyncio.create_task(self.room.enter(self.room.demand_of(work), client_left))
+        self.demand = self.admission.demand_of(work)
+        return asyncio.create_task(self.admission.enter(self.demand, client_left))
 
     @property
     def in_service(self) -> int:
-        return sum(line.in_service for line in self.queue._lines.values())
+        return self.demand.account.in_service
 
-    def give_verdicts(self) -> None:
-        """Give all that wait their verdict, before anybody could hear of it."""
+    def decide(self) -> None:
+        """Decide on all that wait, before anybody could hear of it."""
         assert len(self.queue) == 1 and self.in_service == 0
         self.engine.stats = IDLE
-        self.room._poll()
+        self.admission._poll()
         assert len(self.queue) == 0 and self.in_service == 1
 
 
 @pytest.fixture
-def door(server: Any) -> Door:
+def harness(server: Any) -> Harness:
     server.chat.stats = FULL
-    return Door(server)
+    return Harness(server)
 
 
 @pytest.mark.parametrize("cancelled_first", [False, True])
-async def test_cancelled_at_the_moment_of_its_verdict_a_request_holds_no_place(
-    door: Door, cancelled_first: bool
+async def test_cancelled_at_the_moment_of_its_decision_a_request_holds_no_place(
+    harness: Harness, cancelled_first: bool
 ) -> None:
-    asked = door.ask()
+    asked = harness.ask()
     await asyncio.sleep(0)
     if cancelled_first:
         asked.cancel()
-    door.give_verdicts()
+    harness.decide()
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
-    assert door.in_service == 0
-    await door.room.close()
+    assert harness.in_service == 0
+    await harness.admission.close()
 
 
-async def test_cancelled_while_it_waits_a_request_stands_in_no_line(door: Door) -> None:
-    asked = door.ask()
+async def test_cancelled_while_it_waits_a_request_leaves_the_queue(harness: Harness) -> None:
+    asked = harness.ask()
     await asyncio.sleep(0)
-    assert len(door.queue) == 1
+    assert len(harness.queue) == 1
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asked
-    assert (len(door.queue), door.in_service) == (0, 0)
-    await door.room.close()
+    assert (len(harness.queue), harness.in_service) == (0, 0)
+    await harness.admission.close()
 
 
-async def test_a_client_that_left_before_its_verdict_stands_in_no_line(door: Door) -> None:
+async def test_a_client_that_left_before_its_decision_leaves_the_queue(harness: Harness) -> None:
     left = asyncio.Event()
 
     async def client_left() -> None:
         await left.wait()
 
-    asked = door.ask(client_left)
+    asked = harness.ask(client_left)
     await asyncio.sleep(0)
     left.set()
     with pytest.raises(ClientDisconnect):
         await asked
-    assert (len(door.queue), door.in_service) == (0, 0)
-    await door.room.close()
+    assert (len(harness.queue), harness.in_service) == (0, 0)
+    await harness.admission.close()

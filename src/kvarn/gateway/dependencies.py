@@ -1,0 +1,140 @@
+"""What routes ask FastAPI for: the gateway, the request's record and owner, its JSON body, the administrator."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar
+
+from fastapi import Depends, Request
+from pydantic import BaseModel
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from kvarn.gateway.query import check_query
+from kvarn.gateway.record import record_of
+from kvarn.gateway.state import Gateway
+from kvarn.identity.scopes import insufficient_permissions
+from kvarn.serving.record import RequestRecord
+from kvarn.store.ids import DEFAULT_ORGANIZATION
+from kvarn.store.owner import Owner, Principal, Role
+from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange, audited_change
+
+RequestT = TypeVar("RequestT", bound=BaseModel)
+
+# All are `async`: FastAPI runs others in a thread.
+
+
+async def current_gateway(request: Request) -> Gateway:
+    """The gateway that answers a request."""
+    gateway = request.app.state.gateway
+    assert isinstance(gateway, Gateway)
+    return gateway
+
+
+async def current_record(request: Request) -> RequestRecord:
+    """The record of the request."""
+    return record_of(request.scope)
+
+
+async def current_principal(request: Request) -> Principal:
+    """Whom the request acts for."""
+    return record_of(request.scope).principal
+
+
+async def current_owner(request: Request) -> Owner:
+    """The project whose objects the request may see."""
+    return record_of(request.scope).principal.owner
+
+
+GatewayDep = Annotated[Gateway, Depends(current_gateway)]
+RecordDep = Annotated[RequestRecord, Depends(current_record)]
+PrincipalDep = Annotated[Principal, Depends(current_principal)]
+OwnerDep = Annotated[Owner, Depends(current_owner)]
+
+
+@dataclass(frozen=True, slots=True)
+class AdminContext:
+    """An administrator, who sees and changes their own organisation."""
+
+    gateway: Gateway
+    principal: Principal
+
+    @property
+    def organization_id(self) -> str:
+        """The organisation that is administered."""
+        return self.principal.organization_id
+
+    def reading(self) -> AbstractAsyncContextManager[AsyncSession]:
+        """A session for queries."""
+        return self.gateway.store.reading()
+
+    @asynccontextmanager
+    async def audited_change(self) -> AsyncGenerator[AuditedChange, None]:
+        """A change that is written to the audit log; once committed it holds for all requests of this gateway.
+
+        Where it failed before the commit, cached keys stay valid while the database is away. Where nobody knows whether
+        it was committed, only those of organisations that it did not touch do.
+        """
+        change: AuditedChange | None = None
+        try:
+            async with audited_change(self.gateway.store, self.actor) as change:
+                yield change
+        finally:
+            if change is not None and change.may_hold:
+                self.gateway.key_cache.renew(change.touched)
+
+    @property
+    def actor(self) -> Actor:
+        """Who acts."""
+        key_id = self.principal.key_id
+        name = "anybody (open server)" if key_id is None else f"key {key_id}"
+        return Actor(name, key_id, self.organization_id)
+
+
+async def current_admin(gateway: GatewayDep, principal: PrincipalDep) -> AdminContext:
+    """The administrator who sends the request.
+
+    Raises:
+        ApiError: 403, the key is no administrator's.
+    """
+    if principal.role is not Role.ADMIN:
+        raise insufficient_permissions("role: admin")
+    return AdminContext(gateway, principal)
+
+
+AdminDep = Annotated[AdminContext, Depends(current_admin)]
+
+
+async def current_platform_admin(admin: AdminDep) -> AdminContext:
+    """A platform administrator: one of the default organisation, who also looks after the others.
+
+    Raises:
+        ApiError: 403, the key is none of theirs.
+    """
+    if admin.organization_id != DEFAULT_ORGANIZATION:
+        raise insufficient_permissions("role: platform administrator (admin of the default organization)")
+    return admin
+
+
+PlatformAdminDep = Annotated[AdminContext, Depends(current_platform_admin)]
+
+ADMINISTRATION = [Depends(current_admin), Depends(check_query)]
+"""Dependencies of all routes of administrators."""
+
+
+class JsonBodyReader(Generic[RequestT]):
+    """Reads the JSON body of a request, bounded in bytes and time; see `BodyReader`."""
+
+    def __init__(self, model: type[RequestT]) -> None:
+        self.model = model
+
+    async def __call__(self, request: Request) -> RequestT:
+        """The validated body."""
+        gateway = await current_gateway(request)
+        return await gateway.bodies.read(request, self.model)
+
+
+def json_body(model: type[BaseModel]) -> Any:
+    """`Annotated[BatchRequest, json_body(BatchRequest)]`: a parameter that is the body of the request."""
+    return Depends(JsonBodyReader(model))
