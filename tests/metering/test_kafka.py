@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 
 from kvarn.config.platform import KafkaConfig
 from kvarn.metering.billing import MeterMetrics, bill_ledger
-from kvarn.metering.message import SCHEMA, NewerSchemaError, decode_message, encode_message
+from kvarn.metering.kafka import SCHEMA, NewerSchemaError, decode_message, encode_message
 from kvarn.metering.meter import Meter
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.metering.publisher import Publisher
@@ -45,13 +45,11 @@ def kafka_config(servers: str) -> KafkaConfig:
 async def publishing(store: Store, config: KafkaConfig) -> AsyncGenerator[MeteringMetrics, None]:
     metrics = MeteringMetrics()
     publisher = Publisher(store, config, metrics)
-    running = asyncio.create_task(publisher.run())
+    publisher.start()
     try:
         yield metrics
     finally:
-        publisher.stop()
-        await running
-        await publisher.close()
+        await publisher.stop()
 
 
 @asynccontextmanager

@@ -28,7 +28,7 @@ from kvarn.store import migrate
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError, StoreRefusedError
 from kvarn.store.health import StoreState
-from kvarn.store.repositories.probes import probe_writes
+from kvarn.store.repositories.leases import probe_writes
 
 _RETRY_S = 1.0
 

@@ -13,7 +13,6 @@ from kvarn.engine.core import EngineCore
 from kvarn.engine.errors import AdmissionError
 from kvarn.engine.plan import Executor
 from kvarn.engine.step_time import StepTimeModel
-from kvarn.replica.server.service import Response
 from kvarn.replica.server.validate import find_problem
 from kvarn.wire.messages import Embed, EngineStats, ModelCard, RefusalReason, Refused, StepOutput, Submit
 
@@ -76,7 +75,7 @@ class GenerateService:
         """Whether a request is here."""
         return self._core.has_work()
 
-    def step(self) -> Sequence[Response]:
+    def step(self) -> Sequence[Refused | StepOutput]:
         """One step: what was given up, then all deltas in one message."""
         output = self._core.step()
         if not output.computed and not output.refused:

@@ -1,4 +1,4 @@
-"""Refuses work of those who have spent their budget, before the engine is asked."""
+"""Refuses work of those who have spent their budget, before the engine gets it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import time
 from functools import partial
 
 from kvarn.limits.types import LimitsAwayError
+from kvarn.metering.budget_reservations import BudgetReservation
 from kvarn.metering.budgets import BudgetSpentError
 from kvarn.metering.prices import BILLIONTHS
-from kvarn.metering.reservations import Held
 from kvarn.metering.service import Metering
 from kvarn.serving.pipeline import Settle, Work
 from kvarn.store.ledger import BudgetRule
@@ -44,7 +44,7 @@ class BudgetStage:
             raise unavailable(message, "budgets_unavailable") from None
         return None if held is None else partial(self._release, held)
 
-    async def _release(self, held: Held, work: Work) -> None:
+    async def _release(self, held: BudgetReservation, work: Work) -> None:
         """What it came to is in the ledger by now: the ledger is settled first."""
         self._metering.reservations.release(held)
 
@@ -82,7 +82,7 @@ def _reserved(message: str, retry_after_s: int) -> ApiError:
 
 
 def _insufficient(message: str) -> ApiError:
-    # OpenAI's clients try a 429 again unless they are told.
+    # OpenAI's clients try a 429 again unless the answer says not to.
     headers = {"x-should-retry": "false"}
     return ApiError(429, message, type="insufficient_quota", code="insufficient_quota", headers=headers)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from kvarn.store.engine import Store
 from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT
 from kvarn.store.models import ApiKey, Organization, Project, User
 from kvarn.store.owner import ANYBODY, Owner, Principal, Role
@@ -54,6 +55,31 @@ async def find_anybody(session: AsyncSession) -> Principal | None:
         log_prompts=project.log_prompts,
         limits=await limits_of(session, (DEFAULT_ORGANIZATION, DEFAULT_PROJECT)),
     )
+
+
+async def find_bearer(store: Store, owner: Owner, key_id: str | None) -> Principal | None:
+    """The principal of a key as it is now, for a batch or a response in the background, which goes on in its maker's
+    name; None where it is revoked, expired or gone, or its project archived.
+
+    Work without a key, which an open server took, acts for its project.
+    """
+    async with store.reading() as session:
+        if key_id is not None:
+            grant = await find_grant_by_id(session, key_id, store.now())
+            principal = None if grant is None else grant.principal
+            return principal if principal is not None and principal.owner == owner else None
+        organization = await session.get(Organization, owner.organization_id)
+        project = await session.get(Project, owner.project_id)
+        if organization is None or organization.archived_at or project is None or project.archived_at:
+            return None
+        return Principal(
+            owner,
+            weight=organization.weight,
+            priority=organization.priority,
+            cache_salt=organization.cache_salt,
+            limits=await limits_of(session, (owner.organization_id, owner.project_id)),
+            log_prompts=project.log_prompts,
+        )
 
 
 def _keys() -> Select[ApiKey, Project, Organization, User]:

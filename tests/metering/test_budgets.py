@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sqlalchemy import select
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.metering.budgets import BudgetBook, BudgetSpentError
+from kvarn.metering.budgets import BudgetSpentError, BudgetTracker
 from kvarn.metering.event import InFlight, Measured
 from kvarn.metering.service import Metering
 from kvarn.store.engine import Store
@@ -30,13 +30,13 @@ NOW = 1_790_000_001.0
 RULE = BudgetRule("budget-1", "org-a", "org-a", "tokens", "day", hard_limit=100, soft_limit=None)
 
 
-def book(*rules: BudgetRule, **spent: int) -> BudgetBook:
-    made = BudgetBook()
+def book(*rules: BudgetRule, **spent: int) -> BudgetTracker:
+    made = BudgetTracker()
     made.replace(rules, spent, NOW)
     return made
 
 
-def reserve(made: BudgetBook, tokens: int, cost: int = 0, now: float = NOW) -> Any:
+def reserve(made: BudgetTracker, tokens: int, cost: int = 0, now: float = NOW) -> Any:
     return made.reserve(("org-a", "proj_a"), tokens, cost, now)
 
 
