@@ -14,7 +14,7 @@ import gc
 import time
 from collections import deque
 
-from kvarn.config import EngineConfig
+from kvarn.config.schema import EngineConfig
 from kvarn.engine import EngineCore
 from kvarn.engine.plan import RowResult, StepPlan, StepResult
 from kvarn.wire.messages import Submit
