@@ -24,6 +24,7 @@ from kvarn.store.repositories.tenants.audited_changes import Actor, audited_chan
 from kvarn.store.repositories.tenants.organizations import ensure_default_organization
 from kvarn.store.repositories.usage import budgets
 from kvarn.store.repositories.usage import events as usage_events
+from metric_values import metric_value
 from sample_usage import make_event
 
 NOW = 1_790_000_001.0
@@ -167,7 +168,7 @@ async def test_gateways_agree_on_what_is_spent_and_one_of_them_gives_the_alert(
             return False
 
         def alerts() -> list[float]:
-            return [each.metrics.budget_alerts.labels("tokens")._value.get() for each in (first, second)]
+            return [metric_value(each.metrics.budget_alerts.labels("tokens")) for each in (first, second)]
 
         await wait_until(lambda: refused(first) and refused(second) and any(alerts()))
         await asyncio.sleep(0.1)

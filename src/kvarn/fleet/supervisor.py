@@ -52,7 +52,7 @@ class EngineSupervisor:
         return self._process.popen.pid if self._process is not None else None
 
     def subscribe(self, listener: Callable[[ReplicaStatus], None]) -> None:
-        """Tell the status now and at each change."""
+        """Call it with the status, now and at each change."""
         self._listeners.append(listener)
         listener(self.status)
 
@@ -147,7 +147,7 @@ class EngineSupervisor:
             log.exception("the engine's supervision failed", extra={"model": self.status.model})
             failure = f"the engine's supervision failed: {error}"
         if failure is None and not self._leaving.is_set():
-            failure = "the engine process ended unasked"
+            failure = "the engine process ended by itself"
         self._ended(failure)
         return failure
 

@@ -1,4 +1,4 @@
-"""What an engine process is told when it starts: one line of JSON on its standard input, which stays open for life."""
+"""What an engine process is told when it starts: one line of JSON on its standard input, which then stays open."""
 
 from __future__ import annotations
 

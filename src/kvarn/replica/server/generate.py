@@ -36,7 +36,7 @@ class GenerateService:
     ) -> None:
         """`namespace` names the model in hashes of cached blocks; `costs` turn steps into bytes and operations.
 
-        `step_time` is what the scheduler knows of the duration of steps before the first one.
+        `step_time` predicts the duration of steps before the first one.
         """
         self.card = card
         self._costs = costs

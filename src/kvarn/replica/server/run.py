@@ -1,4 +1,4 @@
-"""The life of an engine process: build the service, say that it is ready, run the loop, say why it ended."""
+"""Runs an engine process: build the service, send `Ready`, run the loop, send why it ended."""
 
 from __future__ import annotations
 
