@@ -25,6 +25,7 @@ SMOKE = {
     "ledger": ("--requests 200 --rounds 1", "events a second"),
     "limits": ("--clients 1 --requests 20 --rounds 1 --redis none --budget", "with settling"),
     "quality": ("--every 60", "int8, KV int8"),
+    "request_path": ("", "functions of gateway, serving and replica"),
     "run": ("--shape demo --workloads W1", "W1"),
     "startup": ("--runs 1", "first token"),
     "static_batching": (
