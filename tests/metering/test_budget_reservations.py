@@ -151,7 +151,7 @@ async def test_two_gateways_never_pass_a_hard_limit_with_two_hundred_clients(own
     assert left >= 0
     with pytest.raises(BudgetSpentError) as refusal:
         await servers[0].take("use_last", left + 1)
-    assert (refusal.value.left, refusal.value.asked) == (left, left + 1)
+    assert (refusal.value.left, refusal.value.requested) == (left, left + 1)
     if left:  # whatever was held is given back: all that is left can be had
         assert await servers[1].take("use_last", left) is not None
         assert held_in_redis(own_redis) == left

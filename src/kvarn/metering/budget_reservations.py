@@ -203,10 +203,10 @@ class BudgetReservations:
                 del self._reported[status.rule.id]
         self._redis.send(self._call("put", [(status, [*held, self._me, status.unread]) for status, held in changes]))
 
-    def _call(self, operation: str, asked: Sequence[tuple[BudgetStatus, Sequence[str | int]]]) -> Call:
+    def _call(self, operation: str, requested: Sequence[tuple[BudgetStatus, Sequence[str | int]]]) -> Call:
         keys = ["kvarn:budgets:since"]
         argument: list[object] = [operation, self._lease_ms, _KEEP_MS, self._grace_ms, _CHECK_MS]
-        for status, held in asked:
+        for status, held in requested:
             rule = status.rule
             key = f"kvarn:budgets:{{{rule.organization_id}}}:{rule.id}"
             keys += [f"{key}:{status.period}", key, f"{key}:leases"]
@@ -237,7 +237,7 @@ class BudgetReservations:
 def _refusal(held: BudgetReservation, number: int, spent: int, ended: int) -> BudgetSpentError:
     """By the budget of that number, of which so much is spent and held by requests that have ended."""
     status = held.statuses[number - 1]
-    limit, asked = status.rule.hard_limit, held.amount(status)
+    limit, requested = status.rule.hard_limit, held.amount(status)
     assert limit is not None
     left = limit - max(spent, status.read + status.unread)
-    return BudgetSpentError(status.rule, left, asked, unentered=spent + ended + max(1, asked) > limit)
+    return BudgetSpentError(status.rule, left, requested, unentered=spent + ended + max(1, requested) > limit)

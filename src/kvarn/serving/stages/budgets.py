@@ -57,11 +57,11 @@ def _refusal(error: BudgetSpentError) -> ApiError:
     budget = f"budget of {what} {when}"
     if not error.left:
         return _insufficient(f"Your {whose} has spent its {budget}. An administrator of the organization may raise it.")
-    if error.asked > error.left:
-        left, asked = _amount(rule, error.left), _amount(rule, error.asked)
+    if error.requested > error.left:
+        left, requested = _amount(rule, error.left), _amount(rule, error.requested)
         return _insufficient(
-            f"Your {whose} has {left} left of its {budget}, and the request may come to {asked}: allow it fewer output "
-            "tokens. An administrator of the organization may raise the budget."
+            f"Your {whose} has {left} left of its {budget}, and the request may come to {requested}: allow it fewer "
+            "output tokens. An administrator of the organization may raise the budget."
         )
     if error.unentered:
         message = (

@@ -48,13 +48,8 @@ async def find_anybody(session: AsyncSession) -> Principal | None:
     project = await session.get(Project, DEFAULT_PROJECT)
     if organization is None or project is None:
         return None
-    return replace(
-        ANYBODY,
-        weight=organization.weight,
-        cache_salt=organization.cache_salt,
-        log_prompts=project.log_prompts,
-        limits=await limits_of(session, (DEFAULT_ORGANIZATION, DEFAULT_PROJECT)),
-    )
+    principal = await _principal_of(session, organization, project)
+    return replace(principal, role=ANYBODY.role, priority=ANYBODY.priority)
 
 
 async def find_bearer(store: Store, owner: Owner, key_id: str | None) -> Principal | None:
@@ -72,14 +67,7 @@ async def find_bearer(store: Store, owner: Owner, key_id: str | None) -> Princip
         project = await session.get(Project, owner.project_id)
         if organization is None or organization.archived_at or project is None or project.archived_at:
             return None
-        return Principal(
-            owner,
-            weight=organization.weight,
-            priority=organization.priority,
-            cache_salt=organization.cache_salt,
-            limits=await limits_of(session, (owner.organization_id, owner.project_id)),
-            log_prompts=project.log_prompts,
-        )
+        return await _principal_of(session, organization, project)
 
 
 def _keys() -> Select[ApiKey, Project, Organization, User]:
@@ -100,19 +88,24 @@ async def _read(session: AsyncSession, query: Select[ApiKey, Project, Organizati
     ended = [key.revoked_at, project.archived_at, organization.archived_at]
     if any(at is not None for at in ended) or (key.expires_at is not None and key.expires_at <= now):
         return Grant(key.digest, organization.id, None, key.expires_at)
-    principal = Principal(
-        owner=Owner(organization.id, project.id),
-        role=_role(key, user),
-        user_id=key.user_id,
-        key_id=key.id,
-        scopes=scopes_from_json(key.scopes),
+    principal = await _principal_of(session, organization, project, key.id)
+    scopes = scopes_from_json(key.scopes)
+    principal = replace(principal, role=_role(key, user), user_id=key.user_id, key_id=key.id, scopes=scopes)
+    return Grant(key.digest, organization.id, principal, key.expires_at)
+
+
+async def _principal_of(
+    session: AsyncSession, organization: Organization, project: Project, *limited: str
+) -> Principal:
+    """Whoever works in a project, under its limits, its organisation's and those of the ids `limited`."""
+    return Principal(
+        Owner(organization.id, project.id),
         weight=organization.weight,
         priority=organization.priority,
         cache_salt=organization.cache_salt,
-        limits=await limits_of(session, (organization.id, project.id, key.id)),
+        limits=await limits_of(session, (organization.id, project.id, *limited)),
         log_prompts=project.log_prompts,
     )
-    return Grant(key.digest, organization.id, principal, key.expires_at)
 
 
 def _role(key: ApiKey, user: User | None) -> Role:
