@@ -25,8 +25,7 @@ from kvarn.engine.plan import Row, RowResult, StepPlan, StepResult, SynchronousE
 from kvarn.gateway.app import create_app
 from kvarn.gateway.server import bind, build_server
 from kvarn.replica.server.generate import GenerateService
-from kvarn.replica.server.service import ReportProgress
-from kvarn.replica.spec import ReplicaSpec
+from kvarn.replica.spec import ReplicaSpec, ReportProgress
 from kvarn.serving.models import ServedModel
 from kvarn.wire.messages import ModelCard, PositionLogprobs, TokenLogprob
 

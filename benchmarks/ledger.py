@@ -63,9 +63,9 @@ class Round:
                 work.tickets.append(await self._ledger.enter(work))
             after_take = time.thread_time()
             for work in wave:
-                work.tally.count(prompt=100)
+                work.progress.count(prompt=100)
                 for _ in range(COUNTS):
-                    work.tally.count(completion=1)
+                    work.progress.count(completion=1)
             after_count = time.thread_time()
             for work in wave:
                 await work.tickets.pop().leave(work)
@@ -89,10 +89,10 @@ class Round:
 
     def _bare_counts(self) -> float:
         """A count that nobody watches, which the ledger is not to blame for."""
-        tally = make_work().tally
+        progress = make_work().progress
         began = time.thread_time()
         for _ in range(self._requests):
-            tally.count(completion=1)
+            progress.count(completion=1)
         return 1e6 * (time.thread_time() - began) / self._requests
 
 

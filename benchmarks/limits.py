@@ -27,8 +27,8 @@ from kvarn.config.platform import LimitsConfig
 from kvarn.limits.limiter import ActiveReservation, Limiter
 from kvarn.limits.rules import limits_of
 from kvarn.limits.types import Reservation
-from kvarn.metering.budgets import BudgetBook
-from kvarn.metering.reservations import Reservations
+from kvarn.metering.budget_reservations import BudgetReservations
+from kvarn.metering.budgets import BudgetTracker
 from kvarn.observe.limits import LimitMetrics
 from kvarn.store.ledger import BudgetRule
 from kvarn.store.owner import LimitRule, Owner, Principal
@@ -40,7 +40,7 @@ BUDGET = BudgetRule("budget-1", "org-1", "org-1", "tokens", "month", hard_limit=
 _numbers = count()
 
 
-async def one(limiter: Limiter, reservations: Reservations, config: LimitsConfig) -> tuple[float, float]:
+async def one(limiter: Limiter, reservations: BudgetReservations, config: LimitsConfig) -> tuple[float, float]:
     """Seconds of taking in, and of both taking in and settling."""
     work_id = f"use_{next(_numbers):032x}"
     began = time.perf_counter()
@@ -60,9 +60,9 @@ async def measure(
 ) -> tuple[float, float]:
     """Medians, in microseconds, with so many clients at once."""
     config = LimitsConfig(redis_url=url, timeout_s=5)
-    limiter, book = Limiter(config, LimitMetrics()), BudgetBook()
+    limiter, book = Limiter(config, LimitMetrics()), BudgetTracker()
     book.replace(budgets, {}, time.time())
-    reservations = Reservations(book, limiter.redis, "closed", grace_ms=0)
+    reservations = BudgetReservations(book, limiter.redis, "closed", grace_ms=0)
     await limiter.start()
     reservations.start()
 

@@ -1,13 +1,15 @@
-"""House rules that no linter knows: file length, pages up to date, links that lead somewhere.
+"""Rules that no linter knows: file length, pages up to date, links that lead somewhere, words in names.
 
 Usage: python docs/checks.py
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,9 +39,51 @@ def broken_links() -> list[str]:
     return found
 
 
+def public_names() -> Iterator[tuple[str, str]]:
+    """Names of packages, modules, public classes and public functions, each with its file."""
+    for path in sorted((ROOT / "src/kvarn").rglob("*.py")):
+        if "versions" in path.parts:  # migrations: named once and never again
+            continue
+        where = str(path.relative_to(ROOT))
+        yield where, path.parent.name if path.stem == "__init__" else path.stem
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith(
+                "_"
+            ):
+                yield where, node.name
+
+
+def words_of(text: str) -> set[str]:
+    """The words in a name or a text, in lower case."""
+    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", text)}
+
+
+def unknown_words(names: Iterable[tuple[str, str]], known: set[str]) -> list[str]:
+    """Public names with a word that neither the glossary nor the list of ordinary words has, in any form."""
+    endings = ("", "s", "es", "d", "ed", "ing", "r", "er", "rs", "ers")
+    found = []
+    for where, name in names:
+        for word in sorted(words_of(name)):
+            if not any(word.removesuffix(ending) in known for ending in endings if word.endswith(ending)):
+                found.append(
+                    f"{where}: {word!r} in {name!r} is not known: use a term of the field, explain it in "
+                    "docs/glossary.md, or add it to docs/words.txt if it is an ordinary word"
+                )
+    return found
+
+
+def known_words() -> set[str]:
+    """Words in bold in the glossary, and those of the list beside it."""
+    glossary = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
+    ordinary = (ROOT / "docs/words.txt").read_text(encoding="utf-8")
+    return {word for term in re.findall(r"\*\*([^*]+)\*\*", glossary) for word in words_of(term)} | set(
+        ordinary.split()
+    )
+
+
 def main() -> int:
     """Print what is wrong; 1 if anything is."""
-    problems = long_files() + broken_links()
+    problems = long_files() + broken_links() + unknown_words(public_names(), known_words())
     generated = subprocess.run([sys.executable, str(ROOT / "docs/generate.py"), "--check"], check=False)
     for problem in problems:
         print(problem)

@@ -10,8 +10,7 @@ import time
 from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.engine.step_time import StepShape, StepTimeModel
 from kvarn.replica.server.generate import GenerateService
-from kvarn.replica.server.service import ReportProgress
-from kvarn.replica.spec import ReplicaSpec
+from kvarn.replica.spec import ReplicaSpec, ReportProgress
 from kvarn.wire.messages import ModelCard, StepTimes
 
 TIMES = StepTimes(fixed_s=0.010, prefill_token_s=5e-5, prefill_pair_s=2e-9, decode_row_s=4e-4, decode_token_s=2e-7)

@@ -17,8 +17,7 @@ import time
 
 from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.replica.server.generate import GenerateService
-from kvarn.replica.server.service import ReportProgress
-from kvarn.replica.spec import ReplicaSpec
+from kvarn.replica.spec import ReplicaSpec, ReportProgress
 from kvarn.wire.messages import ModelCard
 
 STEP_VARIABLE = "CLOCK_ENGINE_STEP_S"

@@ -9,7 +9,6 @@ from admission_world import TIMES
 from kvarn.admission.controller import AdmissionController, Reason, Rules
 from kvarn.admission.demand import Demand
 from kvarn.admission.engine_view import EngineView
-from kvarn.admission.predictor import EngineBounds
 from kvarn.admission.traffic import Traffic
 from kvarn.config.schema import EngineConfig
 from kvarn.wire.messages import EngineStats
@@ -24,7 +23,7 @@ class Harness:
 
     def __init__(self, stats: EngineStats = IDLE, **rules: float) -> None:
         config = EngineConfig(tpot_target_ms=50.0)
-        view = EngineView(EngineBounds.of(config, 160_000))
+        view = EngineView(config, 160_000)
         settings = {
             "ttft_target_s": 1.0,
             "tpot_target_s": 0.05,

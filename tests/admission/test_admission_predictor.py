@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from admission_world import TIMES, AdmissionWorld, Call
 from kvarn.admission.demand import Demand
-from kvarn.admission.predictor import EngineBounds, Load, Mix, Predictor
+from kvarn.admission.predictor import Load, Mix, Predictor
 from kvarn.config.schema import EngineConfig
 from kvarn.wire.messages import StepTimes
 from profiles import examples
@@ -21,18 +21,16 @@ times = st.builds(
     decode_row_s=st.floats(0, 2e-3),
     decode_token_s=st.floats(0, 1e-6),
 )
-bounds = st.builds(
-    EngineBounds,
-    max_num_seqs=st.just(256),
+configs = st.builds(
+    EngineConfig,
     token_budget=st.integers(32, 4096),
-    step_target_s=st.floats(0.01, 0.5),
-    max_stretch=st.floats(1, 3),
+    tpot_target_ms=st.floats(10, 500),
+    max_prefill_stretch=st.floats(1, 3),
     min_prefill_chunk=st.integers(1, 32),
-    kv_tokens=st.just(0),
 )
 
 
-def loop_prefill_s(predictor: Predictor, tokens: int, token_s: float, rows: int, context: float, room: EngineBounds):
+def loop_prefill_s(predictor: Predictor, tokens: int, token_s: float, rows: int, context: float, room: EngineConfig):
     """Step by step: as many tokens as fit, until none are left."""
     seconds, left = 0.0, float(tokens)
     decode_s = predictor.decode_s(rows, context)
@@ -45,20 +43,22 @@ def loop_prefill_s(predictor: Predictor, tokens: int, token_s: float, rows: int,
 
 
 @settings(max_examples=examples(300), derandomize=True)
-@given(times=times, bounds=bounds, tokens=st.integers(1, 3000), rows=st.integers(0, 31), context=st.integers(0, 50_000))
-def test_prefill_takes_as_long_as_a_plain_loop_says(times, bounds, tokens, rows, context):
-    predictor = Predictor(times, bounds)
+@given(
+    times=times, config=configs, tokens=st.integers(1, 3000), rows=st.integers(0, 31), context=st.integers(0, 50_000)
+)
+def test_prefill_takes_as_long_as_a_plain_loop_says(times, config, tokens, rows, context):
+    predictor = Predictor(times, config)
     token_s = predictor.prompt_s(100) / 100
-    expected = loop_prefill_s(predictor, tokens, token_s, rows, context, bounds)
+    expected = loop_prefill_s(predictor, tokens, token_s, rows, context, config)
     predicted = predictor.prefill_s(tokens, tokens * token_s, rows, context)
     # Where the tokens fill their steps to the last, rounding may make it one step more.
     assert predicted == pytest.approx(expected, rel=1e-6, abs=predictor.decode_s(rows, context) * 1.001)
 
 
 @settings(max_examples=examples(200), derandomize=True)
-@given(times=times, bounds=bounds, tokens=st.integers(1, 3000), more=st.integers(0, 3000), rows=st.integers(0, 200))
-def test_more_before_it_never_makes_a_request_sooner(times, bounds, tokens, more, rows):
-    predictor, mix = Predictor(times, bounds), Mix(200, 20_000, 50, 300)
+@given(times=times, config=configs, tokens=st.integers(1, 3000), more=st.integers(0, 3000), rows=st.integers(0, 200))
+def test_more_before_it_never_makes_a_request_sooner(times, config, tokens, more, rows):
+    predictor, mix = Predictor(times, config), Mix(200, 20_000, 50, 300)
     demand = Demand(tenant="t", prompt_tokens=tokens, output_tokens=10, arrival_s=0)
     less = predictor.first_token_s(demand, Load(rows, rows, rows * 100, 0), mix)
     assert predictor.first_token_s(demand, Load(rows, rows, rows * 100, more), mix) >= less - 1e-9
@@ -73,7 +73,7 @@ def test_first_tokens_come_from_the_real_scheduler_when_foretold(rows, prompt):
     running = [Call(0.0, f"t{index}", 100, 1000) for index in range(rows)]
     asked = Call(2.5, "asker", prompt, 5)
     world.play([*running, asked], 6.0)
-    predictor = Predictor(TIMES, EngineBounds.of(world.config, 0))
+    predictor = Predictor(TIMES, world.config)
     decoded = 100 + sum(2.5 / predictor.decode_s(rows, 0) for _ in range(rows)) / max(1, rows)
     load = Load(rows, rows, rows * decoded, 0)
     demand = Demand(tenant="asker", prompt_tokens=prompt, output_tokens=5, arrival_s=2.5)
@@ -88,7 +88,7 @@ def test_service_times_of_all_that_is_served_add_up_to_the_time_that_passes():
     calls = [Call(0.0, "t", 50 + index % 150, 20 + index % 40) for index in range(400)]
     world.play(calls, 60.0)
     ended = max(call.end or 60.0 for call in calls)
-    predictor = Predictor(TIMES, EngineBounds.of(world.config, 0))
+    predictor = Predictor(TIMES, world.config)
     prompt = sum(call.prompt for call in calls) / len(calls)
     output = sum(call.output for call in calls) / len(calls)
     mix = Mix(prompt, prompt * prompt / 2, output, prompt + 2 * output)

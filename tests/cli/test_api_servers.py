@@ -139,24 +139,54 @@ def read_all(streams: list[Stream]) -> list[bool]:
         return list(pool.map(Stream.read, streams))
 
 
-def test_all_processes_answer_and_show_the_same(serve):
-    served = serve("--api-server-count", "3", *SMALL)
-    assert len(workers(served)) == 2
+@pytest.fixture(scope="module")
+def shared(serve_long: Callable[..., Served], tmp_path_factory: pytest.TempPathFactory) -> Served:
+    """One server of three processes for the four tests that follow, in their order: the last one kills it."""
+    data = tmp_path_factory.mktemp("shared")
+    return serve_long("--api-server-count", "3", *SMALL, KVARN_DATA_DIR=str(data))
+
+
+def test_all_processes_answer_and_show_the_same(shared):
+    assert len(workers(shared)) == 2
     sent = 0
-    while len(set(answered_by(served).values())) < 3 and sent < 600:
-        assert {answer.status_code for answer in at_once(12, lambda _: post(served))} == {200}
+    while len(set(answered_by(shared).values())) < 3 and sent < 600:
+        assert {answer.status_code for answer in at_once(12, lambda _: post(shared))} == {200}
         sent += 12
         time.sleep(0.1)  # for the log to be read
-    assert set(answered_by(served).values()) == {"0", "1", "2"}
+    assert set(answered_by(shared).values()) == {"0", "1", "2"}
     pages: dict[str, set[str]] = {"/v1/models": set(), "/ready": set(), "/health": set()}
     for page, answers in pages.items():
-        answers |= {re.sub(r'"capacity":{.*?}', "", CLIENT.get(served.url + page).text) for _ in range(20)}
+        answers |= {re.sub(r'"capacity":{.*?}', "", CLIENT.get(shared.url + page).text) for _ in range(20)}
     assert {page: len(answers) for page, answers in pages.items()} == dict.fromkeys(pages, 1), pages
-    until(lambda: metric(served, "kvarn_requests_in_flight") == 1)  # the scrape itself
-    shown = {name: metric(served, name) for name in ("kvarn_ttft_seconds_count", "kvarn_finished_total")}
+    until(lambda: metric(shared, "kvarn_requests_in_flight") == 1)  # the scrape itself
+    shown = {name: metric(shared, name) for name in ("kvarn_ttft_seconds_count", "kvarn_finished_total")}
     assert shown == dict.fromkeys(shown, sent)
-    assert metric(served, "kvarn_gateway_processes") == 3
-    assert metric(served, "kvarn_replica_up") == 1
+    assert metric(shared, "kvarn_gateway_processes") == 3
+    assert metric(shared, "kvarn_replica_up") == 1
+
+
+def test_a_second_server_on_the_port_is_refused(shared, kvarn):
+    refused = kvarn("serve", "--api-server-count", "2", "--port", shared.url.rsplit(":", 1)[1])
+    assert refused.returncode == 2
+    assert "is taken by another process" in refused.stderr
+
+
+def test_a_restarted_engine_serves_all_processes_again(shared):
+    (engine,) = shared.engines()
+    os.kill(engine, signal.SIGKILL)
+    until(lambda: metric(shared, "kvarn_replica_restarts_total") == 1)
+    until(lambda: metric(shared, "kvarn_replica_up") == 1)
+    until(lambda: all(CLIENT.get(f"{shared.url}/ready").status_code == 200 for _ in range(8)))
+    before = len(answered_by(shared))
+    while len(set(list(answered_by(shared).values())[before:])) < 2:
+        assert {answer.status_code for answer in at_once(12, lambda _: post(shared))} == {200}
+
+
+def test_nothing_outlives_a_killed_main_process(shared):
+    processes = shared.children()
+    assert len(processes) >= 3  # the engine and the template's, too
+    shared.stop(signal.SIGKILL)
+    until(lambda: all(gone(pid) for pid in processes), 20)
 
 
 def test_a_limit_of_requests_a_minute_is_exact_over_all_processes(serve, monkeypatch):
@@ -290,33 +320,6 @@ def test_a_signal_lets_all_processes_finish_what_runs(serve, monkeypatch):
     assert read_all(streams) == [True] * 6
     assert served.process.wait(60) == 0
     assert all(gone(pid) for pid in processes)
-
-
-def test_a_second_server_on_the_port_is_refused(serve, kvarn):
-    served = serve("--api-server-count", "2", *SMALL)
-    refused = kvarn("serve", "--api-server-count", "2", "--port", served.url.rsplit(":", 1)[1])
-    assert refused.returncode == 2
-    assert "is taken by another process" in refused.stderr
-
-
-def test_nothing_outlives_a_killed_main_process(serve):
-    served = serve("--api-server-count", "3", *SMALL)
-    processes = served.children()
-    assert len(processes) >= 3  # the engine and the template's, too
-    served.stop(signal.SIGKILL)
-    until(lambda: all(gone(pid) for pid in processes), 20)
-
-
-def test_a_restarted_engine_serves_all_processes_again(serve):
-    served = serve("--api-server-count", "2", *SMALL)
-    (engine,) = served.engines()
-    os.kill(engine, signal.SIGKILL)
-    until(lambda: metric(served, "kvarn_replica_restarts_total") == 1)
-    until(lambda: metric(served, "kvarn_replica_up") == 1)
-    until(lambda: all(CLIENT.get(f"{served.url}/ready").status_code == 200 for _ in range(8)))
-    before = len(answered_by(served))
-    while len(set(list(answered_by(served).values())[before:])) < 2:
-        assert {answer.status_code for answer in at_once(12, lambda _: post(served))} == {200}
 
 
 def test_one_process_is_the_default_and_a_count_below_one_is_refused(kvarn):

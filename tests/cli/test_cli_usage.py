@@ -20,7 +20,7 @@ import yaml
 from sqlalchemy import func, make_url, select
 
 from kvarn.cli.administration.usage import money
-from kvarn.metering.message import encode_message
+from kvarn.metering.kafka import encode_message
 from kvarn.store.engine import Store
 from kvarn.store.migrate import upgrade
 from kvarn.store.models import BilledHour

@@ -15,7 +15,7 @@ from kvarn.store.engine import Store
 from kvarn.store.models import Base, File, StoredCompletion
 from kvarn.store.repositories.retention import organization_deletion
 from kvarn.store.repositories.retention.policy import USAGE
-from kvarn.store.repositories.retention.row_deletion import Doomed
+from kvarn.store.repositories.retention.row_deletion import RowSelection
 from kvarn.store.repositories.usage import billing
 
 PROJECT = "/v1/organization/projects/{project}"
@@ -247,11 +247,11 @@ def pause_deletion(monkeypatch: pytest.MonkeyPatch, before: str) -> tuple[thread
     """Hold a deletion before it comes to a table: set when it is there, and to be set when it may go on."""
     delete_rows, there, go_on = organization_deletion.delete_rows, threading.Event(), threading.Event()
 
-    async def paused(store: Store, doomed: Doomed, **given: Any) -> int:
-        if doomed.model.__tablename__ == before:
+    async def paused(store: Store, selection: RowSelection, **given: Any) -> int:
+        if selection.model.__tablename__ == before:
             there.set()
             await asyncio.to_thread(go_on.wait, 20)
-        return await delete_rows(store, doomed, **given)
+        return await delete_rows(store, selection, **given)
 
     monkeypatch.setattr(organization_deletion, "delete_rows", paused)
     return there, go_on

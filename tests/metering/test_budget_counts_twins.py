@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvarn.metering.budget_counts import BudgetCounts
-from kvarn.metering.reservations import SCRIPT
+from kvarn.metering.budget_reservations import SCRIPT
 from profiles import examples
 
 LEASE_MS = 500

@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 
 from kvarn.config.platform import KafkaConfig
 from kvarn.metering.billing import MeterMetrics, bill_ledger
-from kvarn.metering.message import SCHEMA, NewerSchemaError, decode_message, encode_message
+from kvarn.metering.kafka import SCHEMA, NewerSchemaError, decode_message, encode_message
 from kvarn.metering.meter import Meter
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.metering.publisher import Publisher
@@ -24,6 +24,7 @@ from kvarn.store.ledger import LedgerEvent
 from kvarn.store.models import BilledEvent, BilledHour
 from kvarn.store.repositories.usage import billing, erasures, outbox
 from kvarn.store.repositories.usage import events as usage_events
+from metric_values import metric_value
 from mock_kafka import MockKafka
 from sample_usage import make_event
 
@@ -45,13 +46,11 @@ def kafka_config(servers: str) -> KafkaConfig:
 async def publishing(store: Store, config: KafkaConfig) -> AsyncGenerator[MeteringMetrics, None]:
     metrics = MeteringMetrics()
     publisher = Publisher(store, config, metrics)
-    running = asyncio.create_task(publisher.run())
+    publisher.start()
     try:
         yield metrics
     finally:
-        publisher.stop()
-        await running
-        await publisher.close()
+        await publisher.stop()
 
 
 @asynccontextmanager
@@ -132,7 +131,7 @@ async def test_the_outbox_is_published_once_by_two_gateways_and_empty_afterwards
 
     async with publishing(store, config) as first, publishing(store, config) as second:
         await until(empty)
-    assert sum(metrics.published._value.get() for metrics in (first, second)) == 250
+    assert sum(metric_value(metrics.published) for metrics in (first, second)) == 250
     messages = await asyncio.to_thread(in_topic, config, 250)
     assert {message.key().decode() for message in messages} == {f"use_{number}" for number in range(250)}
     assert decode_message(messages[0].value()).id == messages[0].key().decode()
@@ -148,15 +147,15 @@ async def test_repeats_and_rubbish_in_the_topic_change_no_hour(store: Store, con
     assert producer.flush(20) == 0
 
     async def counted() -> bool:
-        return metrics.repeats._value.get() == 80
+        return metric_value(metrics.repeats) == 80
 
     async with metering(store, config) as metrics:
         await until(counted)
     assert await billed(store) == (40, 40, 200)
-    assert metrics.unreadable._value.get() == 3
+    assert metric_value(metrics.unreadable) == 3
     async with metering(store, config) as metrics:  # offsets were committed: nothing comes again
         await asyncio.sleep(1.5)
-    assert metrics.repeats._value.get() == 0
+    assert metric_value(metrics.repeats) == 0
 
 
 async def test_a_message_of_a_newer_schema_stops_the_meter_and_stays(store: Store, config: KafkaConfig) -> None:

@@ -27,6 +27,7 @@ from kvarn.store.ledger import BudgetRule
 from kvarn.store.migrate import upgrade
 from kvarn.store.models import OutboxEntry, UsageEvent
 from kvarn.store.repositories.usage import events as usage_events
+from metric_values import metric_value
 from sample_usage import make_event, make_request
 
 FINISHED = Measured("finished", 10, 4, 5, 1_790_000_001.0, 0.1)
@@ -83,10 +84,10 @@ async def test_events_wait_on_disk_while_the_database_is_away(
         back = away(monkeypatch)
         for number in range(50):
             work(made, number)
-        await wait_until(lambda: made.metrics.spool_bytes._value.get() > 0)
+        await wait_until(lambda: metric_value(made.metrics.spool_bytes) > 0)
         assert await ids(store) == []
         back()
-        await wait_until(lambda: made.metrics.ledger_lag._value.get() == 0)
+        await wait_until(lambda: metric_value(made.metrics.ledger_lag) == 0)
     assert len(await ids(store)) == 50
     assert list((tmp_path / "usage").iterdir()) == []
 
@@ -124,7 +125,7 @@ async def test_a_living_gateway_takes_over_from_one_that_died_beside_it(
         await asyncio.sleep(0.3)
         assert await ids(store) == []  # it lives
         other.close()
-        await wait_until(lambda: made.metrics.events.labels("lost")._value.get() == 1)
+        await wait_until(lambda: metric_value(made.metrics.events.labels("lost")) == 1)
     assert await ids(store) == ["use_1", "use_2"]
     assert list((tmp_path / "usage").iterdir()) == []
 
@@ -150,8 +151,8 @@ async def test_an_event_that_cannot_be_written_holds_up_no_other(store: Store, t
         work(made, 1)
         work(made, 2, model=None)
         work(made, 3)
-        await wait_until(lambda: made.metrics.rejected._value.get() == 1)
-        await wait_until(lambda: made.metrics.ledger_lag._value.get() == 0)
+        await wait_until(lambda: metric_value(made.metrics.rejected) == 1)
+        await wait_until(lambda: metric_value(made.metrics.ledger_lag) == 0)
     assert await ids(store) == ["use_1", "use_3"]
     rejected = (tmp_path / "usage" / "rejected").read_text()
     assert rejected.count("\n") == 1 and ("use_2" in rejected or b"use_2".hex() in rejected)
@@ -183,7 +184,7 @@ async def test_what_never_gets_to_the_ledger_is_not_charged_to_budgets(
         await wait_until(lambda: not refused(made))
         work(made, 3)
         work(made, 4)
-        await wait_until(lambda: made.metrics.ledger_lag._value.get() == 0)
+        await wait_until(lambda: metric_value(made.metrics.ledger_lag) == 0)
         assert refused(made), "what is written is spent"
     assert await ids(store) == ["use_3", "use_4"]
 
@@ -215,7 +216,7 @@ async def test_an_event_that_the_database_refuses_is_kept_in_a_file(
         work(made, 1)
         work(made, 2, model="x" * 300)
         work(made, 3)
-        await wait_until(lambda: made.metrics.rejected._value.get() == 1)
+        await wait_until(lambda: metric_value(made.metrics.rejected) == 1)
     assert await ids(store) == ["use_1", "use_3"]
     assert json.loads((tmp_path / "usage" / "rejected").read_text())["id"] == "use_2"
 

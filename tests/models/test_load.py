@@ -55,11 +55,11 @@ def test_the_spec_says_what_was_loaded(checkpoint: Path) -> None:
     assert (spec.architecture, spec.num_layers, spec.num_kv_heads, spec.head_dim) == ("Qwen3ForCausalLM", 3, 2, 16)
     assert (spec.vocab_size, spec.hidden_size, spec.max_context_length) == (199, 32, 256)
     assert spec.num_parameters == sum(t.numel() for t in load_file(checkpoint / "model.safetensors").values())
-    assert kv_bytes_per_token(spec.dimensions, "bfloat16") == 3 * 2 * 2 * 16 * 2
-    assert kv_bytes_per_token(spec.dimensions, "int8") == 3 * 2 * 2 * (16 + 4)
+    assert kv_bytes_per_token(spec, "bfloat16") == 3 * 2 * 2 * 16 * 2
+    assert kv_bytes_per_token(spec, "int8") == 3 * 2 * 2 * (16 + 4)
     cache = model.new_kv_cache(5)
     tensors = (*cache.keys, *cache.values)
-    assert sum(t.nbytes for t in tensors) == 5 * 16 * kv_bytes_per_token(spec.dimensions, model.kv_dtype)
+    assert sum(t.nbytes for t in tensors) == 5 * 16 * kv_bytes_per_token(spec, model.kv_dtype)
 
 
 def test_a_checkpoint_in_shards_gives_the_same_logits(oracle_factory: Factory, tmp_path: Path, run_paged: Any) -> None:

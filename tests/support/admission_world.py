@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from kvarn.admission.controller import AdmissionController, Refusal, Rules
 from kvarn.admission.demand import Demand
 from kvarn.admission.engine_view import EngineView
-from kvarn.admission.predictor import EngineBounds
 from kvarn.admission.traffic import Traffic
 from kvarn.config.schema import EngineConfig
 from kvarn.engine import EngineCore
@@ -115,7 +114,7 @@ class AdmissionWorld:
         expected = [(shape, step_s(self.times, shape)) for shape in _SHAPES]
         model = StepTimeModel(expected=expected)
         self.engine = EngineCore(executor, self.config, lambda: self.now, step_time=model)
-        view = EngineView(EngineBounds.of(self.config, self.num_blocks * 16))
+        view = EngineView(self.config, self.num_blocks * 16)
         self.traffic = Traffic(self.config.input_token_weight, self.config.output_token_weight)
         self.controller = AdmissionController(self.rules, view, self.traffic, self.config.priority_ageing_s)
         self.calls: dict[str, Call] = {}

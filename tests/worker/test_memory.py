@@ -100,4 +100,4 @@ def test_a_block_takes_the_bytes_that_were_planned_for_it(head_dim: int, dtype: 
     wide = dataclasses.replace(spec, head_dim=head_dim)
     cache = kv_cache.new_kv_cache(wide.num_layers, 5, HeadShape(wide.num_heads, wide.num_kv_heads, head_dim), dtype)
     held = sum(tensor.nbytes for tensor in (*cache.keys, *cache.values))
-    assert held == 5 * BLOCK_SIZE * kv_bytes_per_token(wide.dimensions, dtype)
+    assert held == 5 * BLOCK_SIZE * kv_bytes_per_token(wide, dtype)

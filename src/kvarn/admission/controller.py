@@ -170,7 +170,7 @@ class AdmissionController:
             prompt: Tokens of its prompt.
             cached: Those found in the prefix cache.
             output: Tokens of its answer.
-            finished: It had all it asked for, and says what is usual.
+            finished: Its answer is whole, and says what is usual.
         """
         self._batch_rows -= demand.sequences * demand.is_batch
         self.queue.settle(demand, self._traffic.cost(prompt - cached, output))
@@ -223,7 +223,7 @@ class AdmissionController:
 
     def _has_place(self, demand: Demand, load: Load, mix: Mix) -> bool:
         """Whether the engine can hold one request more, and nobody misses the TPOT target because of it."""
-        predictor, bounds = self._view.predictor, self._view.bounds
+        predictor = self._view.predictor
         if demand.is_batch and self._view.has_waiting:
             return False
         if predictor is None or load.rows == 0:
@@ -232,7 +232,7 @@ class AdmissionController:
         taken = max(load.rows, self._batch_rows + math.ceil(self._peak)) if demand.is_batch else load.rows
         rows = taken + demand.sequences
         grown = demand.prompt_tokens + demand.output_tokens
-        if rows > bounds.max_num_seqs * share or grown > load.free_kv_tokens:
+        if rows > self._view.config.max_num_seqs * share or grown > load.free_kv_tokens:
             return False
         reachable = OUT_OF_REACH * predictor.decode_s(1, grown)
         target = max(MARGIN * self._rules.tpot_target_s, reachable)

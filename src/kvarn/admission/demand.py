@@ -48,7 +48,7 @@ class Demand:
     accepted: bool = False
     """It was predicted to be in time, before it was parsed."""
     promised: bool = False
-    """It was refused, and came again when it was told to: it is not refused for being late."""
+    """It was refused, and came again at the time of its Retry-After: it is not refused for being late."""
     body_bytes: int = 0
     """Of a request that was not parsed when it was decided on; 0 where they are not all of its prompt."""
     cost: float = 0.0

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 
 from kvarn.admission.demand import Demand
-from kvarn.admission.predictor import EngineBounds, Load, Mix, Predictor
+from kvarn.admission.predictor import Load, Mix, Predictor
+from kvarn.config.schema import EngineConfig
 from kvarn.wire.messages import EngineStats
 
 SAME_STEP_S = 0.02
@@ -17,10 +18,16 @@ SAME_STEP_S = 0.02
 
 
 class EngineView:
-    """One engine, as far as this gateway knows."""
+    """One engine, as far as this gateway knows.
 
-    def __init__(self, bounds: EngineBounds) -> None:
-        self.bounds = bounds
+    Args:
+        config: How it is configured.
+        kv_tokens: That fit into its KV cache; 0: unknown.
+    """
+
+    def __init__(self, config: EngineConfig, kv_tokens: int) -> None:
+        self.config = config
+        self._kv_tokens = kv_tokens
         self.predictor: Predictor | None = None
         """None until the engine has measured how long its steps take."""
         self._stats = EngineStats()
@@ -38,7 +45,7 @@ class EngineView:
         if stats is self._stats:
             return
         self._stats, self._updated = stats, now
-        self.predictor = None if stats.step_times is None else Predictor(stats.step_times, self.bounds)
+        self.predictor = None if stats.step_times is None else Predictor(stats.step_times, self.config)
         # What was sent while that step ran waits for the next one: the statistics do not count it yet.
         for demand in [demand for demand, at in self._sent.items() if at < now - stats.step_s]:
             self._forget(demand)
@@ -92,9 +99,9 @@ class EngineView:
 
     def _free_kv_tokens(self, rows: int, mix: Mix) -> float:
         """Room for new sequences, when those that are here grow by half an answer each."""
-        if not self.bounds.kv_tokens or not self._stats.kv_blocks_total:
+        if not self._kv_tokens or not self._stats.kv_blocks_total:
             return float("inf")
-        block = self.bounds.kv_tokens / self._stats.kv_blocks_total
+        block = self._kv_tokens / self._stats.kv_blocks_total
         taken = sum(self._stats.waiting_tokens_by_priority.values())
         taken += self._sent_tokens.total()
         return self._stats.kv_blocks_free * block - taken - rows * mix.output_tokens / 2

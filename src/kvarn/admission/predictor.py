@@ -20,33 +20,6 @@ of reach protects nobody."""
 
 
 @dataclass(frozen=True, slots=True)
-class EngineBounds:
-    """What an engine can hold."""
-
-    max_num_seqs: int
-    token_budget: int
-    step_target_s: float
-    """Prompts are cut so that steps with decodes in them last no longer ..."""
-    max_stretch: float
-    """... or no longer than this many times the decodes alone."""
-    min_prefill_chunk: int
-    kv_tokens: int
-    """Tokens that fit into its KV cache; 0: unknown."""
-
-    @classmethod
-    def of(cls, config: EngineConfig, kv_tokens: int) -> EngineBounds:
-        """The bounds of a configured engine."""
-        return cls(
-            config.max_num_seqs,
-            config.token_budget,
-            config.tpot_target_ms / 1000,
-            config.max_prefill_stretch,
-            config.min_prefill_chunk,
-            kv_tokens,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Mix:
     """What requests ask for on average."""
 
@@ -83,9 +56,9 @@ class Load:
 class Predictor:
     """Predictions for one engine. All times in seconds."""
 
-    def __init__(self, times: StepTimes, bounds: EngineBounds) -> None:
+    def __init__(self, times: StepTimes, config: EngineConfig) -> None:
         self._times = times
-        self._bounds = bounds
+        self._config = config
 
     def decode_s(self, rows: float, context: float) -> float:
         """A step that only decodes."""
@@ -99,7 +72,8 @@ class Predictor:
 
     def longest_step_s(self, rows: float, context: float) -> float:
         """How long the engine lets a step with these decodes last."""
-        return max(self._bounds.step_target_s, self._bounds.max_stretch * self.decode_s(rows, context))
+        target_s = self._config.tpot_target_ms / 1000
+        return max(target_s, self._config.max_prefill_stretch * self.decode_s(rows, context))
 
     def prefill_s(self, tokens: float, work_s: float, rows: float, context: float) -> float:
         """Until prompts of so many tokens, which add `work_s` seconds to steps, are computed beside decodes."""
@@ -144,8 +118,8 @@ class Predictor:
 
     def _chunk(self, token_s: float, rows: float, context: float) -> float:
         """Prompt tokens a step carries beside decodes."""
-        budget = max(1.0, self._bounds.token_budget - rows)
+        budget = max(1.0, self._config.token_budget - rows)
         if rows == 0 or token_s <= 0:
             return budget
         spare_s = self.longest_step_s(rows, context) - self.decode_s(rows, context)
-        return max(1.0, min(budget, max(spare_s / token_s, self._bounds.min_prefill_chunk)))
+        return max(1.0, min(budget, max(spare_s / token_s, self._config.min_prefill_chunk)))

@@ -1,4 +1,4 @@
-"""Time kept for requests that were refused and told when to come back.
+"""Time kept for requests that were refused with a Retry-After.
 
 A Retry-After is worth nothing if those who come meanwhile take the place. So each refused request gets a slot in the
 first second that has time for it, and is taken if the same request comes again from then on; newcomers count it as if
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from kvarn.admission.demand import Key
 
 LONGEST_RETRY_S = 600
-"""Nobody is told to wait longer."""
+"""No Retry-After is longer."""
 FILL = 0.75
 """Part of the engine's time in one second that is given to retries."""
 GRACE_S = 3
@@ -93,7 +93,7 @@ class RetrySlots:
         return wait_s
 
     def use(self, key: Key, now: float) -> bool:
-        """Whether a request comes when it was told to; its slot is gone then."""
+        """Whether a request comes again in time for its slot; the slot is gone then."""
         self._expire(now)
         for slot in self._by_key.get(key, ()):
             if slot.due - EARLY_S <= now:

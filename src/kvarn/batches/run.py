@@ -15,7 +15,7 @@ from kvarn.batches.endpoints import answering_model
 from kvarn.batches.items import BatchItems
 from kvarn.batches.job import BatchJob, EndReason
 from kvarn.batches.line import unanswered
-from kvarn.batches.results import ResultFiles
+from kvarn.batches.results import result_files
 from kvarn.batches.validation import InputCheck, split_lines
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.responses.responses_context import ResponsesContext
@@ -155,14 +155,9 @@ class BatchRun:
             why = _NO_ROOM if full else _UNANSWERED[status]
             return unanswered(batch.id, result.line, result.custom_id, *why)
 
-        files = ResultFiles(self._store, batch, error_line)
-        written = await files.write()
-        try:
-            await self._finish({origin}, status, written)
+        async with result_files(self._store, batch, error_line) as files:
+            await self._finish({origin}, status, files)
             assert self._job.row.status == status, "only who holds a batch takes it out of these states"
-        except BaseException:
-            await files.discard()
-            raise
         await delete_lines(self._store, batch.id)
 
     async def _move(self, origin: set[BatchStatus], status: BatchStatus, **values: Any) -> None:

@@ -13,7 +13,7 @@ from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.parse import decode_body
 
 MAX_FAULTS = 100
-"""Faults of one input that are told; after so many the rest is not read."""
+"""Faults of one input that are reported; after so many the rest is not read."""
 MAX_CUSTOM_ID = 512
 MAX_MODEL = 256
 """Characters of a model's name."""

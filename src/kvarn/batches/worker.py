@@ -25,7 +25,7 @@ from kvarn.store.repositories.batches.runs import (
     renew_lease,
     waiting_organizations,
 )
-from kvarn.store.repositories.tenants.bearers import find_bearer
+from kvarn.store.repositories.tenants.principals import find_bearer
 
 STALLED_S = 5.0
 """A batch none of whose lines has been in an engine for so long gives its place to one that waits."""
@@ -42,7 +42,8 @@ class BatchWorker:
 
     def __init__(self, serving: ResponsesContext) -> None:
         config = serving.config.batches
-        self.worker = Worker("batches", self, self._run, max_running=config.max_running, poll_s=config.poll_s)
+        poll_s = min(config.poll_s, config.lease_s / 4)
+        self.worker = Worker("batches", self, self._run, max_running=config.max_running, poll_s=poll_s)
         self.holder = new_id("gw-")
         """Name of this gateway in leases."""
         self._serving = serving
@@ -122,7 +123,7 @@ class BatchWorker:
             _log.warning("batch %s was taken over by another gateway", job.id)
 
     async def _preempt(self, jobs: list[BatchJob]) -> None:
-        """Preempt a batch where another one waits: the latest of the organization that has most places, where one with
+        """Preempt a batch where another one waits: the latest of the organization with the most places, where one with
         none waits; else one that makes no progress."""
         now = time.monotonic()
         for job in jobs:
@@ -131,9 +132,9 @@ class BatchWorker:
         if not waiting or not jobs or any(job.preempted.is_set() for job in jobs):
             return
         places = Counter(job.organization_id for job in jobs)
-        most, count = places.most_common(1)[0]
+        largest, count = places.most_common(1)[0]
         if count > 1 and waiting - places.keys():
-            job = [job for job in jobs if job.organization_id == most][-1]
+            job = [job for job in jobs if job.organization_id == largest][-1]
         else:
             job = min(jobs, key=lambda job: job.progress_at)
             if now - job.progress_at < STALLED_S:

@@ -27,7 +27,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Sent one after another before the clock starts; not in the figures."""
 
 
-class Tally(msgspec.Struct):
+class RunProgress(msgspec.Struct):
     """Where a run stands, for its progress display."""
 
     total: int
@@ -60,11 +60,11 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 
 class Run:
-    """One run of a job: `start` it, watch its `tally`, `outcome` says what is known so far."""
+    """One run of a job: `start` it, watch its `progress`, `outcome` says what is known so far."""
 
     def __init__(self, job: Job) -> None:
         """Raises ValueError for a target URL that is none."""
-        self.tally = Tally(total=len(job.requests))
+        self.progress = RunProgress(total=len(job.requests))
         self._job = job
         self._client = HttpClient(job.target.root, job.target.api_key)
         self._records: list[Record] = []
@@ -100,7 +100,7 @@ class Run:
         return Outcome(
             records=self._records,
             duration_s=max(ends, default=0.0),
-            unfinished=self.tally.running,
+            unfinished=self.progress.running,
             interrupted=interrupted,
             generator_cpu_s=time.process_time() - self._cpu_start,
             started_at=self._started_at,
@@ -110,12 +110,12 @@ class Run:
         return time.perf_counter() - self._start
 
     async def _send(self, request: BenchRequest, body: bytes, due: float) -> None:
-        self.tally.sent += 1
+        self.progress.sent += 1
         record = await ask(self._client, self._job.target, request, body, self._start, due)
         self._records.append(record)
-        self.tally.done += 1
-        self.tally.failed += record.error is not None
-        self.tally.output_tokens += record.output_tokens
+        self.progress.done += 1
+        self.progress.failed += record.error is not None
+        self.progress.output_tokens += record.output_tokens
 
 
 Encode = Callable[[BenchRequest], bytes]

@@ -13,7 +13,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from kvarn.bench.driver import Job, Outcome, Run, Tally
+from kvarn.bench.driver import Job, Outcome, Run, RunProgress
 from kvarn.bench.http import HttpBrokenError, HttpClient, HttpConnectError, HttpProtocolError
 from kvarn.bench.target import Target
 
@@ -82,7 +82,7 @@ async def _session(job: Job, console: Console | None) -> Outcome:
         if record.error is not None:
             raise BenchError(f"a warm-up request failed ({record.error}): {record.message}")
     work = asyncio.create_task(run.measure())
-    watcher = asyncio.create_task(_watch(run.tally, console)) if console is not None else None
+    watcher = asyncio.create_task(_watch(run.progress, console)) if console is not None else None
     interrupted = False
 
     def interrupt() -> None:
@@ -113,13 +113,15 @@ def _listen(stack: contextlib.ExitStack, interrupt: Callable[[], None]) -> None:
         stack.callback(loop.remove_signal_handler, number)
 
 
-async def _watch(tally: Tally, console: Console) -> None:
+async def _watch(progress: RunProgress, console: Console) -> None:
     if not console.is_terminal:
         started = asyncio.get_running_loop().time()
         while True:
             await asyncio.sleep(PLAIN_INTERVAL_S)
             seconds = asyncio.get_running_loop().time() - started
-            console.print(f"{seconds:7.1f} s  {tally.done}/{tally.total} done  {_state(tally)}", highlight=False)
+            console.print(
+                f"{seconds:7.1f} s  {progress.done}/{progress.total} done  {_state(progress)}", highlight=False
+            )
     columns = (
         SpinnerColumn(),
         BarColumn(),
@@ -127,15 +129,15 @@ async def _watch(tally: Tally, console: Console) -> None:
         TimeElapsedColumn(),
         TextColumn("{task.description}"),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=tally.total)
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=progress.total)
         while True:
-            progress.update(task, completed=tally.done, description=_state(tally))
+            bar.update(task, completed=progress.done, description=_state(progress))
             await asyncio.sleep(0.25)
 
 
-def _state(tally: Tally) -> str:
-    return f"{tally.running} running  {tally.failed} failed  {tally.output_tokens} output tokens"
+def _state(progress: RunProgress) -> str:
+    return f"{progress.running} running  {progress.failed} failed  {progress.output_tokens} output tokens"
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -34,8 +34,8 @@ Show = Callable[[str, str, float], None]
 """Shows that a model is at this stage of its start, and the fraction of it that is done."""
 
 
-def tell_error(message: str) -> None:
-    """Say on standard error, in the form of the logs, what ends the command or a model."""
+def show_error(message: str) -> None:
+    """Write to standard error, in the form of the logs, what ends the command or a model."""
     if logs_are_json():
         log.error(message)
     else:
@@ -63,7 +63,7 @@ async def show_start(models: list[ServedModel]) -> list[ServedModel]:
                 show(name, stage, fraction)
             await asyncio.sleep(_POLL_S)
     for name, reason in failed.items():
-        tell_error(f"{name} cannot be served: {reason}")
+        show_error(f"{name} cannot be served: {reason}")
     return ready
 
 

@@ -8,7 +8,7 @@ import logging
 import signal
 import time
 
-from kvarn.cli.announce import show_start, show_welcome, tell_error
+from kvarn.cli.announce import show_error, show_start, show_welcome
 from kvarn.cli.configure import configure
 from kvarn.cli.options import ServeOptions
 from kvarn.config.load import ConfigError
@@ -61,7 +61,7 @@ def run_server(options: ServeOptions, engine: EngineProcess | None) -> int:
         finally:
             engines.kill()
     except (ConfigError, SafetyError, StoreError, TextError, _NotStartedError) as error:
-        tell_error(str(error))
+        show_error(str(error))
         return EXIT_USAGE
 
 

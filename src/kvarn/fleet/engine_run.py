@@ -15,12 +15,12 @@ from kvarn.replica.client.transport import ClientTransport
 from kvarn.wire.messages import Failed, FromEngine, Heartbeat, Progress, Ready, ToEngine
 
 _LAST_MESSAGES_S = 0.05
-"""A process that has ended is listened to until nothing has come for so long."""
+"""After the process has ended, its messages are read until none has come for so long."""
 
 
 class EngineRun:
-    """Listens to a process that has been told to start, and kills it where it breaks its promises: silence, a step
-    without end, no start in time, messages that cannot be read.
+    """Reads the messages of a launched process. Kills it where no heartbeat comes, a step or the start takes too long,
+    or a message cannot be read.
 
     Args:
         process: The process.
@@ -35,7 +35,7 @@ class EngineRun:
         self._process = process
         self._config = config
         self._on_message = on_message
-        self._heard = False
+        self._received = False
         self._busy_s = 0.0
         self._failed: str | None = None
         self._unreadable: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
@@ -61,9 +61,9 @@ class EngineRun:
                     broken = f"the engine sent a message that cannot be read: {self._unreadable.result()}"
                 self._process.popen.kill()
             status = await exited
-            self._heard = True
-            while self._heard:
-                self._heard = False
+            self._received = True
+            while self._received:
+                self._received = False
                 await asyncio.sleep(_LAST_MESSAGES_S)
         finally:
             watching.cancel()
@@ -72,7 +72,7 @@ class EngineRun:
         return broken or self._failed or (None if status == 0 else describe_exit(status))
 
     def _handle(self, message: FromEngine) -> None:
-        self._heard = True
+        self._received = True
         match message:
             case Heartbeat():
                 self._busy_s = message.busy_s
@@ -83,10 +83,10 @@ class EngineRun:
                 self._failed = message.message
 
     async def _watch(self) -> str:
-        """Returns what promise the process broke.
+        """Returns why the process has to be killed.
 
         Silence is counted in turns of this loop, not in time: when the gateway itself was held up (or the machine
-        slept), the messages that wait unread are heard before the next turn.
+        slept), the messages that wait unread are read before the next turn.
         """
         config, loop = self._config, asyncio.get_running_loop()
         start_deadline = loop.time() + config.start_timeout_s
@@ -99,6 +99,6 @@ class EngineRun:
                 return f"the engine was not ready after {config.start_timeout_s:g} s"
             if self._busy_s > config.step_timeout_s:
                 return f"the engine has been in one step for more than {config.step_timeout_s:g} s"
-            silent = 0 if self._heard or not self.was_ready else silent + 1
-            self._heard = False
+            silent = 0 if self._received or not self.was_ready else silent + 1
+            self._received = False
         return f"the engine was silent for {config.heartbeat_timeout_s:g} s"

@@ -15,7 +15,7 @@ from kvarn.replica.addresses import make_socket_directory, remove_socket_directo
 
 @dataclass(frozen=True, slots=True)
 class EngineProcess:
-    """A process that imports what it will need while it waits for its `StartMessage`."""
+    """A process that imports what it will need while it waits for its `ReplicaSpec`."""
 
     popen: subprocess.Popen[bytes]
     sockets: Path
@@ -40,11 +40,11 @@ class EngineProcess:
         popen = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, env=_environment())
         return cls(popen, sockets, spawned_at)
 
-    def start(self, message: bytes) -> None:
-        """Send the `StartMessage`. That the process is gone is noticed by its exit, not here."""
+    def start(self, spec: bytes) -> None:
+        """Send the `ReplicaSpec`, as one line of JSON. That the process is gone is noticed by its exit, not here."""
         assert self.popen.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self.popen.stdin.write(message)
+            self.popen.stdin.write(spec + b"\n")
             self.popen.stdin.flush()
 
     def close(self) -> None:

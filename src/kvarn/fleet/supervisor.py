@@ -15,7 +15,7 @@ from kvarn.fleet.engine_run import EngineRun
 from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.restart import keep_running
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, ReplicaStatus
-from kvarn.replica.spec import ReplicaSpec, StartMessage
+from kvarn.replica.spec import ReplicaSpec
 from kvarn.wire.messages import Drain, Leave, ModelCard, Progress, Ready, Stop
 
 _STOP_GRACE_S = 2.0
@@ -52,19 +52,20 @@ class EngineSupervisor:
         return self._process.popen.pid if self._process is not None else None
 
     def subscribe(self, listener: Callable[[ReplicaStatus], None]) -> None:
-        """Tell the status now and at each change."""
+        """Call it with the status, now and at each change."""
         self._listeners.append(listener)
         listener(self.status)
 
-    def launch(self, process: EngineProcess | None = None) -> None:
+    def launch(self, process: EngineProcess | None = None) -> EngineProcess:
         """Start the engine; `process` is one that was spawned before its model was known.
 
         Raises:
             OSError: No process can be started.
         """
         process = self._process = process or EngineProcess.spawn(self._spec.factory.partition(":")[0])
-        message = StartMessage(spec=self._spec, sockets=str(process.sockets), spawned_at=process.spawned_at)
-        process.start(msgspec.json.encode(message) + b"\n")
+        spec = msgspec.structs.replace(self._spec, sockets=str(process.sockets), spawned_at=process.spawned_at)
+        process.start(msgspec.json.encode(spec))
+        return process
 
     def start(self) -> None:
         """Supervise the engine in the running event loop, until `drain` or `stop`; launch it if need be. Idempotent."""
@@ -126,7 +127,10 @@ class EngineSupervisor:
             self._run.send(Leave(gateway=gateway))
 
     def _update(self, **changes: Any) -> None:
-        self.status = msgspec.structs.replace(self.status, **changes)
+        self._set_status(msgspec.structs.replace(self.status, **changes))
+
+    def _set_status(self, status: ReplicaStatus) -> None:
+        self.status = status
         self._changed.set()
         self._changed = asyncio.Event()
         for listener in self._listeners:
@@ -136,25 +140,20 @@ class EngineSupervisor:
         """One engine process from its start to its end; returns why it ended, None if it was asked to."""
         self._was_ready = False
         try:
-            if self._process is None:
-                self.launch()
-            failure = await self._supervise()
+            failure = await self._supervise(self._process or self.launch())
         except OSError as error:
             failure = f"the engine process cannot be started: {error}"
         except Exception as error:
             log.exception("the engine's supervision failed", extra={"model": self.status.model})
             failure = f"the engine's supervision failed: {error}"
         if failure is None and not self._leaving.is_set():
-            failure = "the engine process ended unasked"
+            failure = "the engine process ended by itself"
         self._ended(failure)
         return failure
 
-    async def _supervise(self) -> str | None:
-        assert self._process is not None
-        starting = ReplicaStatus(model=self.status.model)
-        sockets = str(self._process.sockets)
-        self._update(state=starting.state, stage=starting.stage, fraction=starting.fraction, sockets=sockets)
-        run = self._run = EngineRun(self._process, self._config, self._on_message)
+    async def _supervise(self, process: EngineProcess) -> str | None:
+        self._set_status(ReplicaStatus(model=self.status.model, card=self.status.card, sockets=str(process.sockets)))
+        run = self._run = EngineRun(process, self._config, self._on_message)
         try:
             return await run.wait()
         finally:

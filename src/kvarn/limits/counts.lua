@@ -1,27 +1,27 @@
--- The counts of several gateways: the algorithm of counts.py (see there), in one atomic step, by this server's clock.
+-- The counts of several gateways: the algorithm of local.py (see there), in one atomic step, by this server's clock.
 --
--- KEYS[1]    mark of the piece of work
--- KEYS[i]    count of the bound i - 1
--- ARGV[1]    MessagePack: operation (take, renew, settle), slot_ms, window, lease_ms, id of the work, tokens ordered,
---            tokens used, whether a settlement gives the request back too, then kind and limit of each bound
--- Returns    MessagePack: whether an order was taken in, or the work was known; for an order then used, wait_ms and
---            reset_ms of each bound
+-- KEYS[1]    mark of the request
+-- KEYS[i]    count of the limit i - 1
+-- ARGV[1]    MessagePack: operation (take, renew, settle), slot_ms, window, lease_ms, id of the work, tokens reserved,
+--            tokens used, whether a settlement gives the request back too, then kind and limit of each limit
+-- Returns    MessagePack: whether a reservation was admitted, or the request was known; for a reservation then used, wait_ms and
+--            reset_ms of each limit
 --
 -- A window is kept as {slot, count, slot, count, ...}, oldest first; running requests as a sorted set by moment of
 -- expiry; a mark as {slot, charged, expires_ms}.
 
 local NEVER, END_GUESS_MS = -1, 1000
-local asked = cmsgpack.unpack(ARGV[1])
-local operation, slot_ms, window, lease_ms, work, ordered, used, whole = unpack(asked, 1, 8)
+local request = cmsgpack.unpack(ARGV[1])
+local operation, slot_ms, window, lease_ms, work, reserved, used, whole = unpack(request, 1, 8)
 
 local time = redis.call("TIME")
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local slot = math.floor(now / slot_ms)
 
-local bounds = {}
+local limits = {}
 for i = 2, #KEYS do
-  local kind = asked[5 + 2 * i]
-  bounds[i - 1] = { key = KEYS[i], kind = kind, limit = asked[6 + 2 * i], amount = kind == "tokens" and ordered or 1 }
+  local kind = request[5 + 2 * i]
+  limits[i - 1] = { key = KEYS[i], kind = kind, maximum = request[6 + 2 * i], amount = kind == "tokens" and reserved or 1 }
 end
 
 local function end_ms(of_slot)
@@ -79,14 +79,14 @@ local function hold_place(key)
   redis.call("PEXPIRE", key, lease_ms)
 end
 
-local function read(bound)
-  if bound.kind == "concurrency" then
-    local count = running(bound.key)
-    local wait = count < bound.limit and 0 or bound.limit > 0 and END_GUESS_MS or NEVER
+local function read(limit)
+  if limit.kind == "concurrency" then
+    local count = running(limit.key)
+    local wait = count < limit.maximum and 0 or limit.maximum > 0 and END_GUESS_MS or NEVER
     return { count, wait, 0 }
   end
-  local charges, total = read_window(bound.key)
-  local excess, wait = total + bound.amount - bound.limit, 0
+  local charges, total = read_window(limit.key)
+  local excess, wait = total + limit.amount - limit.maximum, 0
   if excess > 0 then
     wait = NEVER
     for i = 1, #charges, 2 do
@@ -100,13 +100,13 @@ local function read(bound)
   return { total, wait, #charges > 0 and end_ms(charges[#charges - 1]) - now or 0, charges }
 end
 
-local function charge(bound, reading)
-  if bound.kind == "concurrency" then
-    hold_place(bound.key)
-    return { reading[1] + 1, 0, 0 }
+local function charge(limit, usage)
+  if limit.kind == "concurrency" then
+    hold_place(limit.key)
+    return { usage[1] + 1, 0, 0 }
   end
-  add_to_window(bound.key, reading[4], slot, bound.amount)
-  return { reading[1] + bound.amount, 0, end_ms(slot) - now }
+  add_to_window(limit.key, usage[4], slot, limit.amount)
+  return { usage[1] + limit.amount, 0, end_ms(slot) - now }
 end
 
 local function read_mark()
@@ -121,26 +121,26 @@ end
 
 local function correct(kind, of_slot, amount)
   if amount == 0 then return end
-  for _, bound in ipairs(bounds) do
-    if bound.kind == kind then add_to_window(bound.key, read_window(bound.key), of_slot, amount) end
+  for _, limit in ipairs(limits) do
+    if limit.kind == kind then add_to_window(limit.key, read_window(limit.key), of_slot, amount) end
   end
 end
 
 local operations = {}
 
 function operations.take()
-  local readings, admitted = {}, true
-  for i, bound in ipairs(bounds) do
-    readings[i] = read(bound)
-    admitted = admitted and readings[i][2] == 0
+  local usages, admitted = {}, true
+  for i, limit in ipairs(limits) do
+    usages[i] = read(limit)
+    admitted = admitted and usages[i][2] == 0
   end
   if admitted then
-    for i, bound in ipairs(bounds) do readings[i] = charge(bound, readings[i]) end
-    write_mark(slot, ordered)
+    for i, limit in ipairs(limits) do usages[i] = charge(limit, usages[i]) end
+    write_mark(slot, reserved)
   end
   local reply = { admitted }
-  for _, reading in ipairs(readings) do
-    for i = 1, 3 do reply[#reply + 1] = reading[i] end
+  for _, usage in ipairs(usages) do
+    for i = 1, 3 do reply[#reply + 1] = usage[i] end
   end
   return reply
 end
@@ -151,15 +151,15 @@ function operations.renew()
   if mark then of_slot, charged = mark[1], mark[2] end
   correct("tokens", slot, math.max(0, used - charged))
   write_mark(of_slot, math.max(charged, used))
-  for _, bound in ipairs(bounds) do
-    if bound.kind == "concurrency" then hold_place(bound.key) end
+  for _, limit in ipairs(limits) do
+    if limit.kind == "concurrency" then hold_place(limit.key) end
   end
   return { mark ~= nil }
 end
 
 function operations.settle()
-  for _, bound in ipairs(bounds) do
-    if bound.kind == "concurrency" then redis.call("ZREM", bound.key, work) end
+  for _, limit in ipairs(limits) do
+    if limit.kind == "concurrency" then redis.call("ZREM", limit.key, work) end
   end
   local mark = read_mark()
   if not mark then return { false } end

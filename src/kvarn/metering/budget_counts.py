@@ -68,10 +68,10 @@ class BudgetCounts:
 
     def run(self, keys: Sequence[str], argument: bytes) -> bytes:
         """Run an operation; keys, argument and answer are those of `budgets.lua`."""
-        operation, lease_ms, keep_ms, _, _, *asked = msgspec.msgpack.decode(argument)
+        operation, lease_ms, keep_ms, _, _, *requested = msgspec.msgpack.decode(argument)
         now_ms = int(self._clock() * 1000)
         budgets: list[tuple[_Budget, list[Any], int]] = []
-        for number, given in enumerate(asked):
+        for number, given in enumerate(requested):
             of_period, key = keys[3 * number + 1 : 3 * number + 3]
             budget = self._budgets[key] = self._budgets.pop(key, _Budget())
             budget.called_ms = now_ms

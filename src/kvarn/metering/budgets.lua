@@ -16,8 +16,8 @@
 --
 -- What is spent of a period only grows, so of two readings the larger is the later.
 
-local asked = cmsgpack.unpack(ARGV[1])
-local operation, lease_ms, keep_ms, grace_ms, check_ms = unpack(asked, 1, 5)
+local request = cmsgpack.unpack(ARGV[1])
+local operation, lease_ms, keep_ms, grace_ms, check_ms = unpack(request, 1, 5)
 
 local time = redis.call("TIME")
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -32,7 +32,7 @@ end
 
 local budgets = {}
 for i = 1, (#KEYS - 1) / 3 do
-  local given = asked[5 + i]
+  local given = request[5 + i]
   budgets[i] = {
     of_period = KEYS[3 * i - 1], sums = KEYS[3 * i], leases = KEYS[3 * i + 1], limit = given[1], read = given[2], given = given,
   }

@@ -27,16 +27,16 @@ class BudgetSpentError(Exception):
     Args:
         rule: The budget.
         left: What is not spent of it.
-        asked: What the request can come to, where that is more than is left, or than other requests leave.
+        requested: What the request can come to, where that is more than is left, or than other requests leave.
         unentered: Whether requests that have ended, but are not on the ledger yet or have not been read there, are
             enough to leave too little.
     """
 
-    def __init__(self, rule: BudgetRule, left: int = 0, asked: int = 0, *, unentered: bool = False) -> None:
+    def __init__(self, rule: BudgetRule, left: int = 0, requested: int = 0, *, unentered: bool = False) -> None:
         super().__init__(f"budget {rule.id} is spent")
         self.rule = rule
         self.left = max(0, left)
-        self.asked = asked
+        self.requested = requested
         self.unentered = unentered
 
 
@@ -54,7 +54,7 @@ class Sums:
 
 
 @dataclass(frozen=True, slots=True)
-class Reservation:
+class ReservedAmount:
     """The most that a request in flight can come to."""
 
     holders: tuple[str, ...]
@@ -73,7 +73,7 @@ class _Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class BudgetStatus:
     """How a budget with a hard limit stands in this gateway."""
 
     rule: BudgetRule
@@ -84,7 +84,7 @@ class Standing:
     """What this gateway's requests have come to since."""
 
 
-class BudgetBook:
+class BudgetTracker:
     """All budgets. Used from one thread; asks nobody."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class BudgetBook:
             by_holder.setdefault(rule.holder_id, []).append(known)
         self._by_holder = by_holder
 
-    def reserve(self, holders: Sequence[str], tokens: int, cost: int, now: float) -> Reservation | None:
+    def reserve(self, holders: Sequence[str], tokens: int, cost: int, now: float) -> ReservedAmount | None:
         """Let a request in that can come to so much at most; None where no budget holds for it.
 
         Raises:
@@ -112,24 +112,24 @@ class BudgetBook:
                 raise BudgetSpentError(known.rule)
         return self.add(holders, tokens, cost)
 
-    def add(self, holders: Sequence[str], tokens: int, cost: int) -> Reservation | None:
+    def add(self, holders: Sequence[str], tokens: int, cost: int) -> ReservedAmount | None:
         """As `reserve`, for a request that has been let in."""
         held = tuple(holder for holder in holders if holder in self._by_holder)
         if not held:
             return None
         for holder in held:
             self._reserved[holder].add(tokens, cost)
-        return Reservation(held, tokens, cost)
+        return ReservedAmount(held, tokens, cost)
 
-    def standings(self, holders: Iterable[str], now: float) -> list[Standing]:
+    def statuses(self, holders: Iterable[str], now: float) -> list[BudgetStatus]:
         """How their budgets with a hard limit stand."""
-        return [self._standing(known, now) for known in self._known(holders) if known.rule.hard_limit is not None]
+        return [self._status(known, now) for known in self._known(holders) if known.rule.hard_limit is not None]
 
-    def all_standings(self, now: float) -> list[Standing]:
+    def all_statuses(self, now: float) -> list[BudgetStatus]:
         """How all budgets with a hard limit stand."""
-        return self.standings(self._by_holder, now)
+        return self.statuses(self._by_holder, now)
 
-    def release(self, reservation: Reservation) -> None:
+    def release(self, reservation: ReservedAmount) -> None:
         """The request is over."""
         self._subtract(self._reserved, reservation.holders, reservation.tokens, reservation.cost)
 
@@ -147,7 +147,7 @@ class BudgetBook:
                 if known.period in event.periods:
                     known.written += known.rule.amount(event.tokens, event.cost)
 
-    def none_waits(self) -> None:
+    def all_written(self) -> None:
         """All that has ended is in the database. What still counts as waiting never will be: it was dropped, or what
         the journal had of it cannot be read."""
         self._waiting.clear()
@@ -166,17 +166,17 @@ class BudgetBook:
     def _known(self, holders: Iterable[str]) -> Iterator[_Known]:
         return (known for holder in holders for known in self._by_holder.get(holder, ()))
 
-    def _standing(self, known: _Known, now: float) -> Standing:
+    def _status(self, known: _Known, now: float) -> BudgetStatus:
         period, waiting = period_name(known.rule.period, now), self._waiting.get(known.rule.holder_id)
         unread = known.rule.amount(waiting.tokens, waiting.cost) if waiting else 0
         if known.period != period:  # nothing has been read of it yet
-            return Standing(known.rule, period, 0, unread)
-        return Standing(known.rule, period, known.read, known.written + unread)
+            return BudgetStatus(known.rule, period, 0, unread)
+        return BudgetStatus(known.rule, period, known.read, known.written + unread)
 
     def _used(self, known: _Known, now: float) -> int:
         """Spent for certain."""
-        standing = self._standing(known, now)
-        return standing.read + standing.unread
+        status = self._status(known, now)
+        return status.read + status.unread
 
     def _sum(self, known: _Known, now: float) -> int:
         reserved = self._reserved.get(known.rule.holder_id)

@@ -1,13 +1,25 @@
-"""Settings of librdkafka that the ledger's promises rest on."""
+"""Messages of usage events, and the settings of librdkafka that the ledger's promises rest on.
+
+A message is a JSON object with the fields of `usage_events` and the schema's version. A consumer must ignore fields it
+does not know; `schema` grows only when a field changes its meaning or goes.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 
+import msgspec
+
 from kvarn.config.platform import KafkaConfig
+from kvarn.store.ledger import LedgerEvent
+
+SCHEMA = 1
+"""Of messages."""
 
 _log = logging.getLogger("kvarn.kafka")
+_encoder = msgspec.json.Encoder()
+_HEAD = b'{"schema":%d,' % SCHEMA
 
 Settings = dict[str, str | int | float | bool]
 
@@ -46,3 +58,29 @@ def callbacks(what: str) -> Mapping[str, object]:
         _log.warning("%s: %s", what, error)
 
     return {"error_cb": note, "logger": _log}
+
+
+class NewerSchemaError(Exception):
+    """The message was written by a newer Kvarn than can be read here."""
+
+
+class _Head(msgspec.Struct):
+    schema: int
+
+
+def encode_message(event: LedgerEvent) -> bytes:
+    """The value of an event's message; its key is the event's id."""
+    return _HEAD + _encoder.encode(event)[1:]
+
+
+def decode_message(value: bytes) -> LedgerEvent:
+    """The event of a message.
+
+    Raises:
+        msgspec.DecodeError: It is no usage event.
+        NewerSchemaError: It needs a newer Kvarn.
+    """
+    head = msgspec.json.decode(value, type=_Head)
+    if head.schema > SCHEMA:
+        raise NewerSchemaError(f"a usage event of schema {head.schema}; this Kvarn reads up to {SCHEMA}: upgrade it")
+    return msgspec.json.decode(value, type=LedgerEvent)

@@ -12,8 +12,7 @@ from confluent_kafka import Consumer, KafkaException, Message
 
 from kvarn.config.platform import KafkaConfig
 from kvarn.metering.billing import BATCH_EVENTS, MeterMetrics
-from kvarn.metering.kafka import callbacks, consumer_settings
-from kvarn.metering.message import decode_message
+from kvarn.metering.kafka import callbacks, consumer_settings, decode_message
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.ledger import LedgerEvent

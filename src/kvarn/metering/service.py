@@ -12,13 +12,13 @@ from prometheus_client import CollectorRegistry
 
 from kvarn.config.schema import KvarnConfig
 from kvarn.limits.scripts import ScriptRunner
-from kvarn.metering.budgets import BudgetBook
+from kvarn.metering.budget_reservations import BudgetReservations
+from kvarn.metering.budgets import BudgetTracker
 from kvarn.metering.event import InFlight, Measured, settle
 from kvarn.metering.journal import LiveJournal, Slot
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.metering.old_journals import import_old_journals
 from kvarn.metering.prices import PriceBook
-from kvarn.metering.reservations import Reservations
 from kvarn.metering.writer import LedgerWriter
 from kvarn.store.engine import Store, data_dir
 from kvarn.store.errors import StoreAwayError, StoreError
@@ -57,13 +57,12 @@ class Metering:
         self._store = store
         self.metrics = MeteringMetrics(registry)
         self.prices = PriceBook(config.metering.prices)
-        self.budgets = BudgetBook()
-        self.reservations = Reservations(self.budgets, redis, config.limits.when_away)
+        self.budgets = BudgetTracker()
+        self.reservations = BudgetReservations(self.budgets, redis, config.limits.when_away)
         self._journal: LiveJournal | None = None
         self._writer: LedgerWriter | None = None
         self._budgets_read = float("-inf")
         self._publisher: Publisher | None = None
-        self._publishing: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def open(self) -> None:
@@ -103,7 +102,7 @@ class Metering:
             from kvarn.metering.publisher import Publisher
 
             self._publisher = Publisher(self._store, self._settings.kafka, self.metrics)
-            self._publishing = asyncio.create_task(self._publisher.run())
+            self._publisher.start()
         self._tasks.append(asyncio.create_task(self._write_for_ever()))
 
     async def stop(self) -> None:
@@ -112,10 +111,8 @@ class Metering:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.reservations.stop()
-        if self._publisher is not None and self._publishing is not None:
-            self._publisher.stop()
-            await self._publishing
-            await self._publisher.close()
+        if self._publisher is not None:
+            await self._publisher.stop()
         if self._journal is None or self._writer is None:
             return
         if self._tasks:

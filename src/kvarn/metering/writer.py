@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kvarn.metering.budgets import BudgetBook
+from kvarn.metering.budgets import BudgetTracker
 from kvarn.metering.journal import Journal, LiveJournal, dead_journals, decode_event, is_damage
-from kvarn.metering.message import encode_message
+from kvarn.metering.kafka import encode_message
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.metering.prices import PriceBook
 from kvarn.store.engine import Store
@@ -53,7 +53,7 @@ class LedgerWriter:
         currency: str,
         *,
         publish: bool,
-        budgets: BudgetBook,
+        budgets: BudgetTracker,
         metrics: MeteringMetrics,
     ) -> None:
         self._store = store
@@ -103,7 +103,7 @@ class LedgerWriter:
                 unwritten.popleft()
                 self._journal.free(slot)
         if not self._journal.waiting:  # events may have come while those in memory were written
-            self._budgets.none_waits()
+            self._budgets.all_written()
 
     async def _take_over(self, dead: Journal) -> None:
         """Write what a dead gateway left, then remove it."""

@@ -69,10 +69,10 @@ class Decoder:
     def costs(self) -> DecoderCosts:
         """What its steps must move and compute, weights as they are held."""
         return loaded_costs(
-            self.spec.dimensions,
+            self.spec,
             layer_bytes=self.layer_bytes,
             head_bytes=self.head_bytes,
-            kv_bytes_per_token=kv_bytes_per_token(self.spec.dimensions, self.kv_dtype),
+            kv_bytes_per_token=kv_bytes_per_token(self.spec, self.kv_dtype),
         )
 
     @property

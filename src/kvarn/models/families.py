@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from kvarn.models.errors import required
 from kvarn.models.hf_config import DecoderConfig, RopeParameters
 from kvarn.models.rope import LONGROPE, rope_spec
-from kvarn.models.spec import DecoderSpec, LayerSpec, MoeSpec
+from kvarn.models.spec import DecoderSpec, LayerSpec
 
 _log = logging.getLogger(__name__)
 
@@ -75,28 +75,28 @@ class Family:
     """Where config.json has none."""
     local_rope_theta: float | None = None
     """The same, of layers that slide; None: as the others."""
-    moe: Callable[[DecoderConfig, int], MoeSpec | None] = field(default=lambda config, layer: None)
-    """The mixture in a layer, None for a dense MLP."""
+    moe: Literal["mixtral", "qwen"] | None = None
+    """How config.json describes the mixtures of experts; None: all MLPs are dense."""
 
 
-def _mixtral_moe(config: DecoderConfig, layer: int) -> MoeSpec:
-    return MoeSpec(
-        num_experts=required(config.num_experts, "num_local_experts"),
-        experts_per_token=required(config.num_experts_per_tok, "num_experts_per_tok"),
-        intermediate_size=config.intermediate_size,
-    )
+def _moe_layers(family: Family, config: DecoderConfig) -> list[int]:
+    """Layers with a mixture of experts."""
+    step, dense = config.decoder_sparse_step, config.mlp_only_layers
+    layers = range(config.num_hidden_layers) if family.moe else ()
+    return [layer for layer in layers if layer not in dense and (layer + 1) % step == 0]
 
 
-def _qwen_moe(config: DecoderConfig, layer: int) -> MoeSpec | None:
-    if layer in config.mlp_only_layers or (layer + 1) % config.decoder_sparse_step:
-        return None
-    return MoeSpec(
-        num_experts=required(config.num_experts, "num_experts"),
-        experts_per_token=required(config.num_experts_per_tok, "num_experts_per_tok"),
-        intermediate_size=required(config.moe_intermediate_size, "moe_intermediate_size"),
-        shared_intermediate_size=config.shared_expert_intermediate_size,
-        renormalize=config.norm_topk_prob,
-    )
+def _mixture(family: Family, config: DecoderConfig) -> dict[str, Any]:
+    """The fields of `DecoderSpec` that describe the mixtures."""
+    mixtral = family.moe == "mixtral"
+    size = config.intermediate_size if mixtral else required(config.moe_intermediate_size, "moe_intermediate_size")
+    return {
+        "num_experts": required(config.num_experts, "num_local_experts" if mixtral else "num_experts"),
+        "experts_per_token": required(config.num_experts_per_tok, "num_experts_per_tok"),
+        "expert_size": size,
+        "shared_expert_size": config.shared_expert_intermediate_size,
+        "renormalize_experts": mixtral or config.norm_topk_prob,
+    }
 
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -124,11 +124,11 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             names=LayerNames(
                 gate_up=("w1", "w3"), down="w2", experts="block_sparse_moe.experts", router="block_sparse_moe.gate"
             ),
-            moe=_mixtral_moe,
+            moe="mixtral",
             rope_theta=1_000_000.0,
         ),
-        "Qwen2MoeForCausalLM": Family(model_type="qwen2_moe", qkv_bias=True, windows="qwen", moe=_qwen_moe),
-        "Qwen3MoeForCausalLM": Family(model_type="qwen3_moe", qk_norm="head", windows="qwen", moe=_qwen_moe),
+        "Qwen2MoeForCausalLM": Family(model_type="qwen2_moe", qkv_bias=True, windows="qwen", moe="qwen"),
+        "Qwen3MoeForCausalLM": Family(model_type="qwen3_moe", qk_norm="head", windows="qwen", moe="qwen"),
     }
 )
 """Decoders by the name in config.json's `architectures`."""
@@ -152,8 +152,13 @@ def decoder_spec(architecture: str, config: DecoderConfig, *, max_context_length
     tied = config.tie_word_embeddings
     attention_bias = config.attention_bias
     qkv_bias = next(bias for bias in (attention_bias, config.qkv_bias, family.qkv_bias) if bias is not None)
+    moe_layers = _moe_layers(family, config)
+    mixture = _mixture(family, config) if moe_layers else {}
     return DecoderSpec(
         architecture=architecture,
+        num_layers=config.num_hidden_layers,
+        num_moe_layers=len(moe_layers),
+        **mixture,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
@@ -165,7 +170,7 @@ def decoder_spec(architecture: str, config: DecoderConfig, *, max_context_length
             LayerSpec(
                 rope=specs["full_attention" if window is None else "sliding_attention"],
                 window=window,
-                moe=family.moe(config, layer),
+                is_moe=layer in moe_layers,
             )
             for layer, window in enumerate(config.windows(family.windows))
         ),

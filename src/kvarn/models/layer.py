@@ -97,7 +97,7 @@ class DecoderLayer:
 def load_layer(index: int, spec: DecoderSpec, names: LayerNames, loader: WeightLoader) -> DecoderLayer:
     """Layer `index` of a checkpoint, this rank's part of it."""
     prefix = f"model.layers.{index}."
-    parallel, moe = loader.parallel, spec.layers[index].moe
+    parallel = loader.parallel
     query, kv = parallel.share(spec.num_heads, "query heads"), parallel.kv_head_share(spec.num_kv_heads)
     query_features, kv_features = query.times(spec.head_dim), kv.times(spec.head_dim)
     hidden = Shard.whole(spec.hidden_size)
@@ -124,8 +124,8 @@ def load_layer(index: int, spec: DecoderSpec, names: LayerNames, loader: WeightL
         query_key_norm=_load_query_key_norm(prefix, spec, names, loader, query, kv),
         qkv=loader.linear(qkv),
         output=loader.linear(output),
-        mlp=MoeMlp.load(prefix, spec, moe, names, loader)
-        if moe is not None
+        mlp=MoeMlp.load(prefix, spec, names, loader)
+        if spec.layers[index].is_moe
         else DenseMlp.load(prefix + names.mlp, spec.intermediate_size, spec, names, loader),
     )
 

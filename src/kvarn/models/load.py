@@ -89,7 +89,7 @@ def load_model(
         plain = loader.dtype == torch.float32 and not loader.quantization
         chosen: KvDtype = "float32" if plain else "bfloat16"
         kv_dtype = chosen if kv_cache_dtype == "auto" else kv_cache_dtype
-        kv_bytes = decoder.max_context_length * kv_bytes_per_token(decoder.dimensions, kv_dtype)
+        kv_bytes = decoder.max_context_length * kv_bytes_per_token(decoder, kv_dtype)
         check_memory(memory, loader.min_bytes, kv_bytes)
         model = Decoder(replace(decoder, num_parameters=size), loader, kv_dtype)
     loader.finish()

@@ -10,7 +10,7 @@ from kvarn.kernels.backend import Kernels
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.models.families import LayerNames
 from kvarn.models.parallel import Shard
-from kvarn.models.spec import DecoderSpec, MoeSpec
+from kvarn.models.spec import DecoderSpec
 from kvarn.models.weights import LinearSpec, WeightLoader
 
 
@@ -58,7 +58,7 @@ class DenseMlp:
 class MoeMlp:
     """A router that sends each token to a few experts (Shazeer et al. 2017), and perhaps one that all visit."""
 
-    moe: MoeSpec
+    spec: DecoderSpec
     kernels: Kernels
     router: Linear
     experts: tuple[DenseMlp, ...]
@@ -73,7 +73,7 @@ class MoeMlp:
         return self.router.nbytes + sum(part.nbytes for part in (*self.experts, *shared) if part is not None)
 
     @staticmethod
-    def load(prefix: str, spec: DecoderSpec, moe: MoeSpec, names: LayerNames, loader: WeightLoader) -> MoeMlp:
+    def load(prefix: str, spec: DecoderSpec, names: LayerNames, loader: WeightLoader) -> MoeMlp:
         """The mixture of the layer whose tensors' names begin with `prefix`."""
 
         def gate(name: str, outputs: int) -> Linear:
@@ -83,12 +83,12 @@ class MoeMlp:
         def mlp(name: str, intermediate_size: int) -> DenseMlp:
             return DenseMlp.load(prefix + name, intermediate_size, spec, names, loader)
 
-        shared_size = moe.shared_intermediate_size
+        shared_size = spec.shared_expert_size
         return MoeMlp(
-            moe=moe,
+            spec=spec,
             kernels=loader.kernels,
-            router=gate(names.router, moe.num_experts),
-            experts=tuple(mlp(f"{names.experts}.{e}", moe.intermediate_size) for e in range(moe.num_experts)),
+            router=gate(names.router, spec.num_experts),
+            experts=tuple(mlp(f"{names.experts}.{e}", spec.expert_size) for e in range(spec.num_experts)),
             shared=mlp(names.shared_expert, shared_size) if shared_size else None,
             shared_gate=gate(names.shared_expert_gate, 1) if shared_size else None,
         )
@@ -104,12 +104,12 @@ class MoeMlp:
         if norm is not None:
             x = self.kernels.rms_norm(x, norm)
         probabilities = torch.softmax(self.router(x).float(), -1)
-        shares, chosen = probabilities.topk(self.moe.experts_per_token, -1)
-        if self.moe.renormalize:
+        shares, chosen = probabilities.topk(self.spec.experts_per_token, -1)
+        if self.spec.renormalize_experts:
             shares = shares / shares.sum(-1, keepdim=True)
         order = chosen.flatten().argsort(stable=True)
-        tokens = order // self.moe.experts_per_token
-        counts = torch.bincount(chosen.flatten(), minlength=self.moe.num_experts).tolist()
+        tokens = order // self.spec.experts_per_token
+        counts = torch.bincount(chosen.flatten(), minlength=self.spec.num_experts).tolist()
         inputs, shares = x[tokens], shares.flatten()[order].unsqueeze(-1)
         parts = torch.split(inputs, counts)
         part_adapters = (None,) * len(parts) if adapters is None else torch.split(adapters[tokens], counts)

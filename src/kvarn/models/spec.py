@@ -20,41 +20,21 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoeSpec:
-    """A mixture of experts in place of a dense MLP."""
-
-    num_experts: int
-    experts_per_token: int
-    intermediate_size: int
-    """Of one expert."""
-    shared_intermediate_size: int = 0
-    """Of the expert that every token visits; 0 is none."""
-    renormalize: bool = True
-    """The chosen experts' shares are scaled to sum to one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
     """What may differ between the layers of one decoder."""
 
     rope: RopeSpec
     window: int | None = None
     """Tokens a query sees, itself included; None sees all before it."""
-    moe: MoeSpec | None = None
+    is_moe: bool = False
+    """A mixture of experts in place of a dense MLP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderSpec:
+class DecoderSpec(DecoderDimensions):
     """A decoder-only transformer."""
 
     architecture: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    """Of a dense MLP."""
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     max_context_length: int
     """Prompt and answer together, in tokens."""
     layers: tuple[LayerSpec, ...]
@@ -68,6 +48,8 @@ class DecoderSpec:
     output_bias: bool = False
     """Of the attention's output projection."""
     mlp_bias: bool = False
+    renormalize_experts: bool = True
+    """The shares of the chosen experts are scaled to sum to one."""
     qk_norm: Literal["none", "head", "full"] = "none"
     """Norm of queries and keys: over each head, or over all heads of a token together (OLMo 2)."""
     embedding_scale: float = 1.0
@@ -75,31 +57,6 @@ class DecoderSpec:
     logits_softcap: float | None = None
     num_parameters: int = 0
     """Numbers in the checkpoint, tied ones counted once."""
-
-    @property
-    def num_layers(self) -> int:
-        """Decoder layers."""
-        return len(self.layers)
-
-    @property
-    def dimensions(self) -> DecoderDimensions:
-        """What the costs of its steps follow from."""
-        mixtures = [layer.moe for layer in self.layers if layer.moe is not None]
-        moe = mixtures[0] if mixtures else MoeSpec(num_experts=0, experts_per_token=0, intermediate_size=0)
-        return DecoderDimensions(
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            num_moe_layers=len(mixtures),
-            num_experts=moe.num_experts,
-            experts_per_token=moe.experts_per_token,
-            expert_size=moe.intermediate_size,
-            shared_expert_size=moe.shared_intermediate_size,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""One engine process and what speaks to it: `server` is the process, `client` the view that others have of it."""
+"""An engine process (`server`), and one replica as other processes see it (`client`)."""

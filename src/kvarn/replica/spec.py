@@ -1,11 +1,15 @@
-"""What an engine process is told when it starts: one line of JSON on its standard input."""
+"""What an engine process is told when it starts: one line of JSON on its standard input, which then stays open."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import msgspec
 
 from kvarn.config.schema import EngineConfig, ModelConfig
 
+ReportProgress = Callable[[str, float], None]
+"""Called while a model loads, with the stage and the fraction of it that is done."""
 DEFAULT_FACTORY = "kvarn.replica.server.build:build_service"
 
 
@@ -22,7 +26,12 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     cpus: tuple[int, ...] = ()
     """Logical CPUs to run on; empty: those of the parent."""
     factory: str = DEFAULT_FACTORY
-    """`module:function` that turns the spec into a service. Tests name a scripted one."""
+    """`module:function` that is called with the spec and a `ReportProgress`, and returns the service. Tests name a
+    scripted one."""
+    sockets: str = ""
+    """Directory of its sockets; see `kvarn.replica.addresses`. Set when the process is launched, as is the next."""
+    spawned_at: float = 0.0
+    """`time.monotonic()` of the parent just before it started the process."""
 
     @property
     def model_config(self) -> ModelConfig:
@@ -33,13 +42,3 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     def engine_config(self) -> EngineConfig:
         """How the replica schedules."""
         return self.model_config.engine
-
-
-class StartMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The first and only message on an engine's standard input, which then stays open until the parent ends."""
-
-    spec: ReplicaSpec
-    sockets: str
-    """Directory of its sockets; see `kvarn.replica.addresses`."""
-    spawned_at: float
-    """`time.monotonic()` of the parent just before it started the process."""

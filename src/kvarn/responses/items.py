@@ -13,7 +13,7 @@ from kvarn.store.repositories.conversations.histories import (
     MAX_HISTORY_BYTES,
     MAX_HISTORY_ITEMS,
     HistoryTooLongError,
-    KeptTurn,
+    StoredTurn,
     check_measure,
     decode_item,
 )
@@ -60,7 +60,7 @@ def item_not_found(wanted: str, where: str) -> ApiError:
     return ApiError(404, f"There is no item {wanted!r}.", code="item_not_found", param=f"{where}.id")
 
 
-def _items_among(turns: list[KeptTurn], wanted: Collection[str]) -> dict[str, StoredItem]:
+def _items_among(turns: list[StoredTurn], wanted: Collection[str]) -> dict[str, StoredItem]:
     return {
         item["id"]: item
         for turn in turns

@@ -44,6 +44,6 @@ class Verdict:
         return tuple(name for name, score in self.scores.items() if score >= self.threshold)
 
 
-def clean(threshold: float) -> Verdict:
+def unflagged(threshold: float) -> Verdict:
     """The verdict on a text in which nothing was found."""
     return Verdict(dict.fromkeys(CATEGORIES, 0.0), threshold)

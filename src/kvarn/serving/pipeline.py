@@ -1,7 +1,7 @@
 """One piece of work: from the moment a request is taken until it is settled and in the ledger.
 
 Everything that has a say in whether a request is taken, or wants to know what came of it, is a stage: scopes, budgets,
-limits, admission, the ledger. The stages are entered in order, before the engine is asked, and settled in the
+limits, admission, the ledger. The stages are entered in order, before the engine gets the request, and settled in the
 opposite order, whatever came of the request.
 """
 
@@ -52,7 +52,7 @@ class TokenUsage:
 
     @property
     def did_work(self) -> bool:
-        """Whether the engine was asked, and did not refuse at once."""
+        """Whether the engine got it, and did not refuse at once."""
         return self.prompt_tokens > 0 and (not self.refused or self.completion_tokens > 0)
 
     def as_openai(self) -> Usage:
@@ -108,7 +108,7 @@ class Work:
     client_left: Callable[[], Awaitable[None]] | None = None
     """Returns once nobody waits for the answer any more; None where that cannot be known."""
     degraded_from: str | None = None
-    """The model that was asked for, where another one answers."""
+    """The model that the request names, where another one answers."""
     early_demand: Demand | None = None
     """What admission knew of it before it was parsed."""
     settlements: list[Settle] = field(default_factory=list)

@@ -40,7 +40,7 @@ def plan_kv_blocks(
         CacheTooSmallError: Not even one sequence of the longest length fits.
         CacheTooLargeError: `kv_cache_gib` is more than the memory that the weights leave.
     """
-    block_bytes = kv_bytes_per_token(spec.dimensions, dtype) * BLOCK_SIZE
+    block_bytes = kv_bytes_per_token(spec, dtype) * BLOCK_SIZE
     blocks_of_context = -(-max_context_length // BLOCK_SIZE)
     memory = usable_memory() if memory_bytes is None else memory_bytes
     if kv_cache_gib is None:

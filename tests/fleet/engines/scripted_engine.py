@@ -13,8 +13,7 @@ from typing import Any
 from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.replica.server.embed import EmbedService
 from kvarn.replica.server.generate import GenerateService
-from kvarn.replica.server.service import ReportProgress, Service
-from kvarn.replica.spec import ReplicaSpec
+from kvarn.replica.spec import ReplicaSpec, ReportProgress
 from kvarn.wire.messages import ModelCard
 
 VOCAB_SIZE = 100_000
@@ -53,7 +52,7 @@ class CountingEncoder:
         return [bytes([len(tokens)]) for tokens in inputs]
 
 
-def build(spec: ReplicaSpec, report: ReportProgress) -> Service:
+def build(spec: ReplicaSpec, report: ReportProgress) -> GenerateService | EmbedService:
     script = json.loads(spec.directory)
     report("read the script", 0.5)
     if "fail_to_load" in script:

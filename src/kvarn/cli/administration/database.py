@@ -24,7 +24,7 @@ from kvarn.cli.parameters import option, parameters_of, with_parameters
 from kvarn.cli.values import ConfigPath
 from kvarn.config.load import ConfigError, load_config
 from kvarn.config.schema import KvarnConfig
-from kvarn.metering.message import NewerSchemaError
+from kvarn.metering.kafka import NewerSchemaError
 from kvarn.safety.errors import SafetyError
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError

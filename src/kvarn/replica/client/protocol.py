@@ -15,7 +15,7 @@ ReportPending = Callable[[int], None]
 
 
 class ReplicaState(StrEnum):
-    """Where a replica is in its life."""
+    """Whether a replica takes requests."""
 
     STARTING = "starting"
     READY = "ready"
@@ -37,7 +37,7 @@ class ReplicaLostError(Exception):
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the supervisor of a replica tells those that use it, at each change."""
+    """What the supervisor of a replica sends to its clients, at each change."""
 
     model: str
     state: ReplicaState = ReplicaState.STARTING

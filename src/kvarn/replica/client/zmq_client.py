@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class ZmqReplicaClient:
-    """A `ReplicaClient` that speaks to the engine its supervisor says is there; `update` has to be told that.
+    """A `ReplicaClient` of the engine that its supervisor reports by `update`.
 
     Args:
         name: Of the model.

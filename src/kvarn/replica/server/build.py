@@ -17,9 +17,8 @@ from kvarn.models import Decoder, Encoder, load_model
 from kvarn.replica.server.cpu import kernel_threads, usable_cores
 from kvarn.replica.server.embed import EmbedService
 from kvarn.replica.server.generate import GenerateService
-from kvarn.replica.server.service import ReportProgress, Service
 from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
-from kvarn.replica.spec import ReplicaSpec
+from kvarn.replica.spec import ReplicaSpec, ReportProgress
 from kvarn.wire.messages import ModelCard
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import EncoderRunner, InProcessExecutor, plan_kv_blocks
@@ -44,8 +43,8 @@ class _Phases:
         self.seconds[phase] = time.monotonic() - began
 
 
-def build_service(spec: ReplicaSpec, report: ReportProgress) -> Service:
-    """Build what the spec describes; see `ServiceFactory`.
+def build_service(spec: ReplicaSpec, report: ReportProgress) -> GenerateService | EmbedService:
+    """Build what the spec describes; a factory of a `ReplicaSpec`.
 
     Raises:
         Exception: What loading raises; the message says what is wrong with the checkpoint or the configuration.
@@ -77,7 +76,7 @@ def build_service(spec: ReplicaSpec, report: ReportProgress) -> Service:
     return _build_encoder(model, config, phases)
 
 
-def _build_decoder(model: Decoder, config: ModelConfig, phases: _Phases) -> Service:
+def _build_decoder(model: Decoder, config: ModelConfig, phases: _Phases) -> GenerateService:
     max_context_length = config.max_context_length or model.spec.max_context_length
     with phases("allocate the KV cache"):
         num_blocks = plan_kv_blocks(
@@ -109,6 +108,7 @@ def _build_decoder(model: Decoder, config: ModelConfig, phases: _Phases) -> Serv
         kv_blocks=num_blocks,
         kv_dtype=model.kv_dtype,
         block_size=BLOCK_SIZE,
+        adapters=list(model.adapters),
     )
     return GenerateService(executor, config.engine, card, namespace=config.name, costs=costs, step_time=step_time)
 
@@ -128,7 +128,7 @@ def warm_up(executor: Executor) -> None:
         executor.collect()
 
 
-def _build_encoder(model: Encoder, config: ModelConfig, phases: _Phases) -> Service:
+def _build_encoder(model: Encoder, config: ModelConfig, phases: _Phases) -> EmbedService:
     runner = EncoderRunner(model, config.engine.token_budget)
     with phases("warm up"):
         runner.embed([[0]])

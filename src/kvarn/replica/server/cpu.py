@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,10 @@ def physical_cores(allowed: Collection[int], files: MachineFiles = LINUX) -> lis
 
     A CPU whose siblings the system does not list counts as a core of its own.
     """
-    return sorted({tuple(sorted(_siblings(cpu, files) & set(allowed) | {cpu})) for cpu in allowed})
+    cores: dict[str, list[int]] = {}
+    for cpu in sorted(allowed):
+        cores.setdefault(_siblings(cpu, files), []).append(cpu)
+    return sorted(map(tuple, cores.values()))
 
 
 def pin_to_cpus(cpus: Collection[int]) -> None:
@@ -73,23 +77,16 @@ def cpu_quota(files: MachineFiles = LINUX) -> float | None:
     return min(_quotas(files), default=None)
 
 
-def _siblings(cpu: int, files: MachineFiles) -> set[int]:
-    topology = files.cpus / f"cpu{cpu}" / "topology"
+def _siblings(cpu: int, files: MachineFiles) -> str:
+    """Linux's list of the CPUs of a core, such as `0-1` or `0,4`; it is the same for each of them."""
     for name in ("core_cpus_list", "thread_siblings_list"):  # the second is the name before Linux 5.3
         try:
-            return _parse_cpu_list((topology / name).read_text())
-        except (OSError, ValueError):
+            text = (files.cpus / f"cpu{cpu}" / "topology" / name).read_text().strip()
+        except OSError:
             continue
-    return {cpu}
-
-
-def _parse_cpu_list(text: str) -> set[int]:
-    """Linux's list of CPUs, such as `0-3,8`."""
-    found: set[int] = set()
-    for part in text.strip().split(","):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
+        if re.fullmatch(r"[\d,-]+", text):
+            return text
+    return str(cpu)
 
 
 def _quotas(files: MachineFiles) -> Iterator[float]:

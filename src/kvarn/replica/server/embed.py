@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvarn.config.schema import EngineConfig
-from kvarn.replica.server.service import Response
 from kvarn.replica.server.validate import find_embed_problem
 from kvarn.wire.messages import Embed, Embedded, EngineStats, ModelCard, RefusalReason, Refused, StepOutput, Submit
 
@@ -78,7 +77,7 @@ class EmbedService:
         """Whether a request is here."""
         return bool(self._jobs)
 
-    def step(self) -> Sequence[Response]:
+    def step(self) -> Sequence[Embedded | StepOutput]:
         """One pass; the answers of the requests that it completes, and the gauges after it."""
         began = self._clock()
         jobs, inputs = self._next_batch()

@@ -13,7 +13,6 @@ from kvarn.engine.core import EngineCore
 from kvarn.engine.errors import AdmissionError
 from kvarn.engine.plan import Executor
 from kvarn.engine.step_time import StepTimeModel
-from kvarn.replica.server.service import Response
 from kvarn.replica.server.validate import find_problem
 from kvarn.wire.messages import Embed, EngineStats, ModelCard, RefusalReason, Refused, StepOutput, Submit
 
@@ -37,7 +36,7 @@ class GenerateService:
     ) -> None:
         """`namespace` names the model in hashes of cached blocks; `costs` turn steps into bytes and operations.
 
-        `step_time` is what the scheduler knows of the duration of steps before the first one.
+        `step_time` predicts the duration of steps before the first one.
         """
         self.card = card
         self._costs = costs
@@ -50,7 +49,7 @@ class GenerateService:
         """Queue a request, or say why not."""
         if isinstance(request, Embed):
             return _invalid(request, "this model generates text: it has no embeddings")
-        problem = find_problem(request, self.card.vocab_size)
+        problem = find_problem(request, self.card)
         if problem is not None:
             return _invalid(request, problem)
         try:
@@ -76,7 +75,7 @@ class GenerateService:
         """Whether a request is here."""
         return self._core.has_work()
 
-    def step(self) -> Sequence[Response]:
+    def step(self) -> Sequence[Refused | StepOutput]:
         """One step: what was given up, then all deltas in one message."""
         output = self._core.step()
         if not output.computed and not output.refused:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 
+from kvarn.replica.server.embed import EmbedService
+from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.heartbeat import HeartbeatThread
 from kvarn.replica.server.response_router import ResponseRouter
-from kvarn.replica.server.service import Service
 from kvarn.replica.server.transport import Inbox, UnreadableRequest
 from kvarn.wire.messages import (
     Abort,
@@ -33,7 +34,13 @@ log = logging.getLogger(__name__)
 class EngineLoop:
     """Joins a service to its clients until it is stopped or drained."""
 
-    def __init__(self, service: Service, inbox: Inbox, router: ResponseRouter, heartbeat: HeartbeatThread) -> None:
+    def __init__(
+        self,
+        service: GenerateService | EmbedService,
+        inbox: Inbox,
+        router: ResponseRouter,
+        heartbeat: HeartbeatThread,
+    ) -> None:
         self._service = service
         self._inbox = inbox
         self._router = router

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import zmq
 
-from kvarn.replica.server.service import Response
 from kvarn.replica.server.transport import CLIENT_LINGER_MS, Outbox
-from kvarn.wire.messages import Embed, Join, Refused, StepOutput, Submit, TokenDelta
+from kvarn.wire.messages import Embed, Embedded, Join, Refused, StepOutput, Submit, TokenDelta
 
 
 @dataclass(slots=True)
@@ -63,7 +62,7 @@ class ResponseRouter:
         if gateway in self._outboxes:
             self._outboxes[gateway].send(refused)
 
-    def send(self, message: Response) -> None:
+    def send(self, message: StepOutput | Refused | Embedded) -> None:
         """Send a step's output, or the last answer to an accepted request."""
         if isinstance(message, StepOutput):
             self._send_output(message)

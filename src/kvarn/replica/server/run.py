@@ -1,4 +1,4 @@
-"""The life of an engine process: build the service, say that it is ready, run the loop, say why it ended."""
+"""Runs an engine process: build the service, send `Ready`, run the loop, send why it ended."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ import zmq
 from kvarn.observe.logging import configure_logging
 from kvarn.replica.addresses import engine_address, supervisor_address
 from kvarn.replica.server.cpu import pin_to_cpus
+from kvarn.replica.server.embed import EmbedService
+from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.heartbeat import HeartbeatThread
 from kvarn.replica.server.loop import EngineLoop
 from kvarn.replica.server.parent import exit_when_closed
 from kvarn.replica.server.response_router import ResponseRouter
-from kvarn.replica.server.service import ServiceFactory
 from kvarn.replica.server.transport import SUPERVISOR_LINGER_MS, Inbox, Outbox
-from kvarn.replica.spec import StartMessage
+from kvarn.replica.spec import ReplicaSpec
 from kvarn.wire.messages import Failed, Progress, Ready
 
 EXIT_FAILED = 1
@@ -40,24 +41,23 @@ def run_engine(began: float) -> int:
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         return 0  # the parent gave up
-    start = msgspec.json.decode(line, type=StartMessage)
+    spec = msgspec.json.decode(line, type=ReplicaSpec)
     received = time.monotonic()
     exit_when_closed(sys.stdin.fileno())
-    spec = start.spec
     configure_logging(spec.log_level, form=spec.log_format)
     pin_to_cpus(spec.cpus)
     phases = {
-        "interpreter": began - start.spawned_at,
+        "interpreter": began - spec.spawned_at,
         "import": imported - began,
         "wait for the configuration": received - imported,
     }
     context = zmq.Context()
-    supervisor = Outbox(context, supervisor_address(start.sockets), SUPERVISOR_LINGER_MS)
-    inbox, router = Inbox(context, engine_address(start.sockets)), ResponseRouter(context)
-    heartbeat = HeartbeatThread(context, supervisor_address(start.sockets), spec.heartbeat_interval_s)
+    supervisor = Outbox(context, supervisor_address(spec.sockets), SUPERVISOR_LINGER_MS)
+    inbox, router = Inbox(context, engine_address(spec.sockets)), ResponseRouter(context)
+    heartbeat = HeartbeatThread(context, supervisor_address(spec.sockets), spec.heartbeat_interval_s)
     heartbeat.start()
     try:
-        _serve(start, phases, supervisor, inbox, router, heartbeat)
+        _serve(spec, phases, supervisor, inbox, router, heartbeat)
     except Exception as error:
         # Errors of Kvarn's own say all there is to say, and the parent says it; others need their traceback.
         own = type(error).__module__.startswith("kvarn.")
@@ -75,23 +75,25 @@ def run_engine(began: float) -> int:
 
 
 def _serve(
-    start: StartMessage,
+    spec: ReplicaSpec,
     phases: dict[str, float],
     supervisor: Outbox,
     inbox: Inbox,
     router: ResponseRouter,
     heartbeat: HeartbeatThread,
 ) -> None:
-    module, _, function = start.spec.factory.partition(":")
-    build: ServiceFactory = getattr(importlib.import_module(module), function)
-    service = build(start.spec, lambda stage, fraction: supervisor.send(Progress(stage=stage, fraction=fraction)))
+    module, _, function = spec.factory.partition(":")
+    build = getattr(importlib.import_module(module), function)
+    service: GenerateService | EmbedService = build(
+        spec, lambda stage, fraction: supervisor.send(Progress(stage=stage, fraction=fraction))
+    )
     try:
         loop = EngineLoop(service, inbox, router, heartbeat)
         signal.signal(signal.SIGTERM, lambda _signal, _frame: loop.request_drain())
         # Everything that exists by now lives as long as the process: take it out of every later collection.
         gc.freeze()
         gc.enable()
-        phases = phases | service.card.start_s | {"total": time.monotonic() - start.spawned_at}
+        phases = phases | service.card.start_s | {"total": time.monotonic() - spec.spawned_at}
         start_s = {name: round(seconds, 4) for name, seconds in phases.items()}
         supervisor.send(Ready(card=msgspec.structs.replace(service.card, start_s=start_s)))
         loop.run()

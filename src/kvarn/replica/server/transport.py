@@ -17,10 +17,10 @@ import zmq
 from kvarn.wire.messages import FromEngine, ToEngine
 
 SUPERVISOR_LINGER_MS = 60_000
-"""An engine that fails at once says why before its supervisor, which may still be starting, listens. It never outlives
+"""An engine that fails at once says why before its supervisor, which may still be starting, reads it. It never outlives
 the supervisor: see `kvarn.replica.server.parent`."""
 CLIENT_LINGER_MS = 2000
-"""Clients listen, or are gone."""
+"""Clients read at once, or have ended."""
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Refuses work of those who have spent their budget, before the engine is asked."""
+"""Refuses work of those who have spent their budget, before the engine gets it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import time
 from functools import partial
 
 from kvarn.limits.types import LimitsAwayError
+from kvarn.metering.budget_reservations import BudgetReservation
 from kvarn.metering.budgets import BudgetSpentError
 from kvarn.metering.prices import BILLIONTHS
-from kvarn.metering.reservations import Held
 from kvarn.metering.service import Metering
 from kvarn.serving.pipeline import Settle, Work
 from kvarn.store.ledger import BudgetRule
@@ -44,7 +44,7 @@ class BudgetStage:
             raise unavailable(message, "budgets_unavailable") from None
         return None if held is None else partial(self._release, held)
 
-    async def _release(self, held: Held, work: Work) -> None:
+    async def _release(self, held: BudgetReservation, work: Work) -> None:
         """What it came to is in the ledger by now: the ledger is settled first."""
         self._metering.reservations.release(held)
 
@@ -57,11 +57,11 @@ def _refusal(error: BudgetSpentError) -> ApiError:
     budget = f"budget of {what} {when}"
     if not error.left:
         return _insufficient(f"Your {whose} has spent its {budget}. An administrator of the organization may raise it.")
-    if error.asked > error.left:
-        left, asked = _amount(rule, error.left), _amount(rule, error.asked)
+    if error.requested > error.left:
+        left, requested = _amount(rule, error.left), _amount(rule, error.requested)
         return _insufficient(
-            f"Your {whose} has {left} left of its {budget}, and the request may come to {asked}: allow it fewer output "
-            "tokens. An administrator of the organization may raise the budget."
+            f"Your {whose} has {left} left of its {budget}, and the request may come to {requested}: allow it fewer "
+            "output tokens. An administrator of the organization may raise the budget."
         )
     if error.unentered:
         message = (
@@ -82,7 +82,7 @@ def _reserved(message: str, retry_after_s: int) -> ApiError:
 
 
 def _insufficient(message: str) -> ApiError:
-    # OpenAI's clients try a 429 again unless they are told.
+    # OpenAI's clients try a 429 again unless the answer says not to.
     headers = {"x-should-retry": "false"}
     return ApiError(429, message, type="insufficient_quota", code="insufficient_quota", headers=headers)
 

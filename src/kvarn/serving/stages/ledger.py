@@ -12,7 +12,7 @@ from kvarn.serving.pipeline import Settle, Work
 
 
 class LedgerStage:
-    """Notes each request before the engine is asked, and its tokens before the client hears of them."""
+    """Notes each request before the engine gets it, and its tokens before the client hears of them."""
 
     def __init__(self, metering: Metering) -> None:
         self._metering = metering
@@ -43,7 +43,7 @@ class LedgerStage:
         return partial(self._record, request, slot)
 
     async def _record(self, request: InFlight, slot: Slot | None, work: Work) -> None:
-        """Enter it, unless nothing was done: the engine was never asked, or refused it."""
+        """Enter it, unless nothing was done: the engine never got it, or refused it."""
         usage = work.usage
         if not usage.did_work:
             self._metering.forget(slot)

@@ -1,4 +1,4 @@
-"""What a client is told of its limits: headers on every answer, and why a request was refused."""
+"""What clients see of their limits: headers on every answer, and why a request was refused."""
 
 from __future__ import annotations
 

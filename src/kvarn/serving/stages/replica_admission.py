@@ -12,7 +12,6 @@ from starlette.requests import ClientDisconnect
 from kvarn.admission.controller import AdmissionController, Refusal, Rules
 from kvarn.admission.demand import Demand
 from kvarn.admission.engine_view import EngineView
-from kvarn.admission.predictor import EngineBounds
 from kvarn.admission.traffic import Traffic
 from kvarn.config.schema import BLOCK_SIZE, KvarnConfig
 from kvarn.observe.admission import AdmissionMetrics
@@ -49,7 +48,7 @@ class ReplicaAdmission:
             max_queue=config.admission.max_queue,
             max_queue_s=config.admission.max_queue_s,
         )
-        view = EngineView(EngineBounds.of(engine, card.kv_blocks * BLOCK_SIZE if card is not None else 0))
+        view = EngineView(engine, card.kv_blocks * BLOCK_SIZE if card is not None else 0)
         self.traffic = Traffic(engine.input_token_weight, engine.output_token_weight)
         self.controller = AdmissionController(rules, view, self.traffic, engine.priority_ageing_s)
         self._model = model.name

@@ -127,7 +127,7 @@ class RateLimit(Base):
 
 
 class AuditEntry(Base):
-    """An administrative act: written in the act's own transaction, never changed, and never deleted: not even with its
+    """An audited change: written in the change's own transaction, never changed, and never deleted: not even with its
     organisation."""
 
     __tablename__ = "audit_log"
@@ -154,7 +154,7 @@ class AuditEntry(Base):
 
 
 class Revision(Base):
-    """The newest act that changed what known keys may do: of an organisation, of what concerns all, and of all. Caches
+    """The newest change of what known keys may do: of an organisation, of what concerns all, and of all. Caches
     ask whose number has grown (`revisions.py`). No reference: the row outlives its organisation, so that
     no gateway misses its end."""
 
@@ -165,8 +165,8 @@ class Revision(Base):
 
 
 class ChangeNumber(Base):
-    """The number of an act that changed what known keys may do: where the one that a gateway knows is not among them,
-    the database has lost acts (`repositories/tenants/revisions.py`). Of old acts they are forgotten."""
+    """The number of a change of what known keys may do: where the one that a gateway knows is not among them,
+    the database has lost changes (`repositories/tenants/revisions.py`). Of old changes they are forgotten."""
 
     __tablename__ = "act_numbers"
 

@@ -9,8 +9,12 @@ from __future__ import annotations
 from sqlalchemy import delete, or_
 
 from kvarn.store.engine import Store
+from kvarn.store.ids import new_id
 from kvarn.store.models import Lease
 from kvarn.store.repositories.dialect import insert
+
+_PROBE = "probe"
+"""Lease that is written to find out whether writes go."""
 
 
 async def take(store: Store, name: str, holder: str, seconds: float) -> bool:
@@ -33,3 +37,14 @@ async def give_back(store: Store, name: str, holder: str) -> None:
     """Let another take it at once; nothing happens where it is not held."""
     async with store.transaction() as session:
         await session.execute(delete(Lease).where(Lease.name == name, Lease.holder == holder))
+
+
+async def probe_writes(store: Store) -> None:
+    """Write a row; `store.health` knows more after it. Nothing is written, and nothing learnt, where another gateway
+    has just done so by a clock that is ahead.
+
+    Raises:
+        StoreReadOnlyError: The database takes no writes.
+    """
+    if await take(store, _PROBE, new_id("probe-"), 0):
+        store.health.note_written()

@@ -26,7 +26,7 @@ class NewSample:
 
 
 @dataclass(slots=True)
-class NotKept:
+class RejectedSamples:
     """Samples that were not kept, and why."""
 
     full: int = 0
@@ -37,10 +37,10 @@ class NotKept:
     """Why the last of those could not."""
 
 
-async def add_samples(store: Store, samples: Sequence[NewSample], max_bytes: int | None = None) -> NotKept:
+async def add_samples(store: Store, samples: Sequence[NewSample], max_bytes: int | None = None) -> RejectedSamples:
     """Keep sealed prompts, of each organisation as many as fit in `max_bytes`; how many were not. What goes wrong for
     one organisation (it may have been deleted) is not the others' loss."""
-    missed = NotKept()
+    missed = RejectedSamples()
     for organization_id in {sample.owner.organization_id: None for sample in samples}:
         theirs = [sample for sample in samples if sample.owner.organization_id == organization_id]
         try:

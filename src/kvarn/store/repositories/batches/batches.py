@@ -70,12 +70,6 @@ async def create_batch(
         errors=[],
         extra=metadata or {},
         output_expires_after_s=output_expires_after_s,
-        total=0,
-        completed=0,
-        failed=0,
-        input_tokens=0,
-        cached_tokens=0,
-        output_tokens=0,
         counted_bytes=counted,
         reserved_bytes=input_bytes,
     )

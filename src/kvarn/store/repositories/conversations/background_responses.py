@@ -16,7 +16,7 @@ from kvarn.store.models import StoredResponse
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.conversations.conversations import Lock, unlock_conversation
 from kvarn.store.repositories.conversations.histories import Item
-from kvarn.store.repositories.conversations.responses import hold_response, response_bytes
+from kvarn.store.repositories.conversations.responses import lock_response, new_response, response_bytes
 from kvarn.store.repositories.stored_bytes import count_bytes, json_bytes, storing
 
 RUNNING = ("queued", "in_progress")
@@ -41,26 +41,10 @@ async def queue_response(
     """
     now, counted = int(store.now()), response_bytes(body, input_items, [], request)
     async with storing(store, owner.organization_id, counted, max_bytes) as session:
-        session.add(
-            StoredResponse(
-                id=body["id"],
-                organization_id=owner.organization_id,
-                project_id=owner.project_id,
-                created_at=body["created_at"],
-                status="queued",
-                background=True,
-                previous_response_id=body["previous_response_id"],
-                conversation_id=conversation_id,
-                input_items=input_items,
-                body=body,
-                request=request,
-                cuts=[],
-                attempts=1,
-                leased_by=gateway_id,
-                leased_until=now + lease_s,
-                counted_bytes=counted,
-            )
-        )
+        row = new_response(owner, body, input_items, conversation_id, counted)
+        row.status, row.background, row.request = "queued", True, request
+        row.leased_by, row.leased_until = gateway_id, now + lease_s
+        session.add(row)
         await count_bytes(session, owner.organization_id, counted, max_bytes)
 
 
@@ -147,7 +131,7 @@ async def cancel_response(store: Store, owner: Owner, response_id: str) -> Store
         NotFoundError: The owner has none of that id.
     """
     async with store.transaction() as session:
-        row = await hold_response(session, owner, response_id)
+        row = await lock_response(session, owner, response_id)
         if not row.background or row.status not in RUNNING:
             return row
         before, row.status, row.body = row.body, "cancelled", {**row.body, "status": "cancelled"}

@@ -30,7 +30,7 @@ class HistoryTooLongError(StoreError):
 
 
 @dataclass(frozen=True, slots=True)
-class KeptTurn:
+class StoredTurn:
     """The items of a response as they lie in the database."""
 
     id: str

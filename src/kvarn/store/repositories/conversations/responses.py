@@ -19,7 +19,7 @@ from kvarn.store.repositories.conversations.conversations import Lock, finish_tu
 from kvarn.store.repositories.conversations.histories import (
     HistoryTooLongError,
     Item,
-    KeptTurn,
+    StoredTurn,
     check_measure,
     size_of,
     text_of,
@@ -64,7 +64,7 @@ async def find_response(store: Store, owner: Owner, response_id: str) -> StoredR
         return await find_one(session, _one(owner, response_id), _missing(response_id))
 
 
-async def read_chain(store: Store, owner: Owner, response_id: str) -> list[KeptTurn]:
+async def read_chain(store: Store, owner: Owner, response_id: str) -> list[StoredTurn]:
     """A response and those it goes on from, oldest first. It begins behind the last one that has been deleted or has
     expired: what is gone is seen by nobody, the model included.
 
@@ -94,10 +94,10 @@ async def read_chain(store: Store, owner: Owner, response_id: str) -> list[KeptT
             raise HistoryTooLongError
         check_measure(items, size)
         rows = await session.execute(_KEPT_TURN.join(chain, in_it).order_by(chain.c.depth.desc()))
-        return [KeptTurn(*row) for row in rows]
+        return [StoredTurn(*row) for row in rows]
 
 
-async def read_turns(store: Store, owner: Owner, response_ids: Collection[str]) -> list[KeptTurn]:
+async def read_turns(store: Store, owner: Owner, response_ids: Collection[str]) -> list[StoredTurn]:
     """The owner's responses among these, in no order.
 
     Raises:
@@ -108,13 +108,13 @@ async def read_turns(store: Store, owner: Owner, response_ids: Collection[str]) 
     async with store.reading() as session:
         _, _, size = (await session.execute(_MEASURE.where(among))).one()
         check_measure(None, size)
-        return [KeptTurn(*row) for row in await session.execute(_KEPT_TURN.where(among))]
+        return [StoredTurn(*row) for row in await session.execute(_KEPT_TURN.where(among))]
 
 
 async def delete_response(store: Store, owner: Owner, response_id: str) -> None:
     """Delete it. Raises as `find_response` does."""
     async with store.transaction() as session:
-        held = await hold_response(session, owner, response_id)
+        held = await lock_response(session, owner, response_id)
         await session.delete(held)
         await count_bytes(session, owner.organization_id, -held.counted_bytes)
 
@@ -131,24 +131,10 @@ async def keep_response(store: Store, owner: Owner, ended: Ended, *, stored: boo
     counted = response_bytes(ended.body, ended.input_items, ended.cuts) if stored else 0
     async with store.transaction() as session:
         if stored:
-            session.add(
-                StoredResponse(
-                    id=ended.id,
-                    organization_id=owner.organization_id,
-                    project_id=owner.project_id,
-                    created_at=ended.body["created_at"],
-                    status=ended.body["status"],
-                    background=False,
-                    previous_response_id=ended.previous_response_id,
-                    conversation_id=ended.lock.conversation_id if ended.lock else None,
-                    input_items=ended.input_items,
-                    body=ended.body,
-                    request={},
-                    cuts=ended.cuts,
-                    attempts=1,
-                    counted_bytes=counted,
-                )
-            )
+            conversation_id = ended.lock.conversation_id if ended.lock else None
+            row = new_response(owner, ended.body, ended.input_items, conversation_id, counted)
+            row.previous_response_id, row.cuts = ended.previous_response_id, ended.cuts
+            session.add(row)
         added = counted
         if ended.lock is not None:
             added += await finish_turn(session, owner, ended.lock, ended.new_items, int(store.now()))
@@ -192,7 +178,28 @@ def response_bytes(*content: Any) -> int:
     return ROW_BYTES + json_bytes(*content)
 
 
-async def hold_response(session: AsyncSession, owner: Owner, response_id: str) -> StoredResponse:
+def new_response(
+    owner: Owner, body: dict[str, Any], input_items: list[Item], conversation_id: str | None, counted: int
+) -> StoredResponse:
+    """A response as it is first kept, with what it counts for."""
+    return StoredResponse(
+        id=body["id"],
+        organization_id=owner.organization_id,
+        project_id=owner.project_id,
+        created_at=body["created_at"],
+        status=body["status"],
+        previous_response_id=body.get("previous_response_id"),
+        conversation_id=conversation_id,
+        input_items=input_items,
+        body=body,
+        request={},
+        cuts=[],
+        attempts=1,
+        counted_bytes=counted,
+    )
+
+
+async def lock_response(session: AsyncSession, owner: Owner, response_id: str) -> StoredResponse:
     """The response, held for a change until the transaction ends. Raises as `find_response` does."""
     return await find_one(session, _one(owner, response_id), _missing(response_id), to_change=True)
 

@@ -14,7 +14,7 @@ from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.models import AuditEntry, Base, BilledEvent, UsageEvent
 from kvarn.store.repositories.retention.policy import OWNED, STORED, USAGE
-from kvarn.store.repositories.retention.row_deletion import Condition, Doomed, delete_rows, drop_rows
+from kvarn.store.repositories.retention.row_deletion import Condition, RowSelection, delete_plain, delete_rows
 from kvarn.store.repositories.tenants.audited_changes import AuditedChange
 from kvarn.store.repositories.tenants.organizations import change_organization, get_organization
 from kvarn.store.repositories.usage.erasures import note_erased
@@ -34,7 +34,7 @@ async def delete_organization(
     """Delete an organisation and everything it owns. Its keys stop working first. Interrupted, it may be called again.
 
     Args:
-        begin_act: Begins an act of whoever wants it.
+        begin_change: Begins an audited change of whoever wants it.
         organization_id: What goes.
         erase_usage: Its usage goes too. Else the ledger keeps it, for the last invoice. An organisation that has been
             deleted without may be named again with it.
@@ -57,7 +57,7 @@ async def delete_organization(
         return
     await delete_organization_data(store, organization_id)
     for model in OWNED:
-        await delete_rows(store, Doomed(model, "id", _theirs(model, organization_id)), at_once=_MANY_ROWS)
+        await delete_rows(store, RowSelection(model, "id", _theirs(model, organization_id)), at_once=_MANY_ROWS)
     if erase_usage:
         await _erase_usage(store, organization_id)
     async with begin_change() as change:
@@ -81,25 +81,25 @@ async def delete_organization_data(store: Store, organization_id: str) -> Counte
     """
     deleted: Counter[str] = Counter()
     for kind in STORED:
-        doomed = Doomed(kind.model, kind.age, _theirs(kind.model, organization_id))
-        deleted[kind.name] = await delete_rows(store, doomed, at_once=_FEW_OBJECTS, drop=kind.drop)
+        selection = RowSelection(kind.model, kind.age, _theirs(kind.model, organization_id))
+        deleted[kind.name] = await delete_rows(store, selection, at_once=_FEW_OBJECTS, drop=kind.drop)
     return deleted
 
 
 async def _erase_usage(store: Store, organization_id: str) -> None:
     await note_erased(store, organization_id)
     for model, along in USAGE.items():
-        doomed = Doomed(model, along, _theirs(model, organization_id))
-        drop = _drop_events if model is UsageEvent else drop_rows
-        await delete_rows(store, doomed, at_once=_MANY_ROWS, drop=drop)
+        selection = RowSelection(model, along, _theirs(model, organization_id))
+        drop = _drop_events if model is UsageEvent else delete_plain
+        await delete_rows(store, selection, at_once=_MANY_ROWS, drop=drop)
 
 
-async def _drop_events(store: Store, doomed: Doomed, keys: Sequence[tuple[Any, ...]]) -> int:
+async def _drop_events(store: Store, selection: RowSelection, keys: Sequence[tuple[Any, ...]]) -> int:
     """What says that they have been billed first: no foreign key leads there, since a consumer may have a database of
     its own."""
     async with store.transaction() as session:
         await session.execute(delete(BilledEvent).where(BilledEvent.event_id.in_([key[0] for key in keys])))
-    return await drop_rows(store, doomed, keys)
+    return await delete_plain(store, selection, keys)
 
 
 async def _was_here(store: Store, organization_id: str) -> bool:

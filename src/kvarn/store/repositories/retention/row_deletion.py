@@ -20,7 +20,7 @@ Condition = ColumnElement[bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Doomed:
+class RowSelection:
     """Rows of a table that are to go."""
 
     model: type[Base]
@@ -33,28 +33,28 @@ class Doomed:
     """Asked again when a row is deleted: one that was used a moment ago is not old any more."""
 
 
-Drop = Callable[[Store, Doomed, Sequence[tuple[Any, ...]]], Awaitable[int]]
+DeleteRows = Callable[[Store, RowSelection, Sequence[tuple[Any, ...]]], Awaitable[int]]
 """Deletes the rows of these primary keys that are still to go, with what belongs to them; how many."""
 
 
-async def drop_rows(store: Store, doomed: Doomed, keys: Sequence[tuple[Any, ...]]) -> int:
+async def delete_plain(store: Store, selection: RowSelection, keys: Sequence[tuple[Any, ...]]) -> int:
     """Delete them in one transaction; what refers to them goes by its foreign keys."""
-    key = inspect(doomed.model).primary_key[0]
+    key = inspect(selection.model).primary_key[0]
     async with store.transaction() as session:
-        return len((await session.execute(_deletion(doomed, keys).returning(key))).all())
+        return len((await session.execute(_delete_statement(selection, keys).returning(key))).all())
 
 
-async def drop_counted(store: Store, doomed: Doomed, keys: Sequence[tuple[Any, ...]]) -> int:
-    """As `drop_rows`, of what counts in its organisation's stored bytes, with what refers to it."""
+async def delete_counted(store: Store, selection: RowSelection, keys: Sequence[tuple[Any, ...]]) -> int:
+    """As `delete_plain`, of what counts in its organisation's stored bytes, with what refers to it."""
     async with store.transaction() as session:
-        return await _delete_counted(session, doomed.model, _deletion(doomed, keys))
+        return await _delete_counted(session, selection.model, _delete_statement(selection, keys))
 
 
-async def drop_files(store: Store, doomed: Doomed, keys: Sequence[tuple[Any, ...]]) -> int:
+async def drop_files(store: Store, selection: RowSelection, keys: Sequence[tuple[Any, ...]]) -> int:
     """Hide them first, for nobody shall read half a file; then their content goes, a part at a time."""
     conditions: list[Condition] = [File.id.in_([key[0] for key in keys])]
-    if doomed.still is not None:
-        conditions.append(doomed.still)
+    if selection.still is not None:
+        conditions.append(selection.still)
     async with store.transaction() as session:
         hidden = update(File).where(*conditions).values(status=INCOMPLETE, expires_at=0)
         found = list(await session.scalars(hidden.returning(File.id)))
@@ -63,7 +63,7 @@ async def drop_files(store: Store, doomed: Doomed, keys: Sequence[tuple[Any, ...
     return len(found)
 
 
-async def drop_batches(store: Store, _: Doomed, keys: Sequence[tuple[Any, ...]]) -> int:
+async def drop_batches(store: Store, _: RowSelection, keys: Sequence[tuple[Any, ...]]) -> int:
     """Their lines first, a part at a time. Those that are over stay so: nothing is asked again."""
     for (batch_id,) in keys:
         await delete_lines(store, batch_id)
@@ -83,21 +83,21 @@ async def _delete_counted(session: AsyncSession, model: type[Base], deletion: De
     return len(rows)
 
 
-def _deletion(doomed: Doomed, keys: Sequence[tuple[Any, ...]]) -> Delete:
-    columns = inspect(doomed.model).primary_key
+def _delete_statement(selection: RowSelection, keys: Sequence[tuple[Any, ...]]) -> Delete:
+    columns = inspect(selection.model).primary_key
     named = columns[0].in_([key[0] for key in keys]) if len(columns) == 1 else tuple_(*columns).in_(keys)
-    return delete(doomed.model).where(*[named] if doomed.still is None else [named, doomed.still])
+    return delete(selection.model).where(*[named] if selection.still is None else [named, selection.still])
 
 
-async def delete_rows(store: Store, doomed: Doomed, *, at_once: int, drop: Drop = drop_rows) -> int:
+async def delete_rows(store: Store, selection: RowSelection, *, at_once: int, drop: DeleteRows = delete_plain) -> int:
     """Delete rows, `at_once` of them in a step; how many there were.
 
     Raises:
         StoreAwayError: The database does not answer. What was deleted until then stays so.
     """
-    keys = inspect(doomed.model).primary_key
-    order = list(dict.fromkeys([doomed.model.__table__.c[doomed.along], *keys]))
-    wanted = [condition for condition in (doomed.whose, doomed.still) if condition is not None]
+    keys = inspect(selection.model).primary_key
+    order = list(dict.fromkeys([selection.model.__table__.c[selection.along], *keys]))
+    wanted = [condition for condition in (selection.whose, selection.still) if condition is not None]
     query = select(*order).where(*wanted).order_by(*order).limit(at_once)
     places = [order.index(key) for key in keys]
     total, step = 0, query
@@ -105,7 +105,7 @@ async def delete_rows(store: Store, doomed: Doomed, *, at_once: int, drop: Drop 
         async with store.reading() as session:
             rows = (await session.execute(step)).all()
         if rows:
-            total += await drop(store, doomed, [tuple(row[place] for place in places) for row in rows])
+            total += await drop(store, selection, [tuple(row[place] for place in places) for row in rows])
         if len(rows) < at_once:
             return total
         step = query.where(tuple_(*order) > tuple_(*rows[-1]))

@@ -1,4 +1,4 @@
-"""The audit log: read here; written by the acts themselves (`audited_changes.py`)."""
+"""The audit log: read here; written by the changes themselves (`audited_changes.py`)."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ async def list_audit_log(
     query = select(AuditEntry).where(AuditEntry.organization_id == organization_id)
     for name, bound in wanted.times.items():
         query = query.where(_COMPARE[name](AuditEntry.effective_at, bound))
-    if wanted.project_ids:
-        query = query.where(AuditEntry.project_id.in_(wanted.project_ids))
-    if wanted.types:
-        query = query.where(AuditEntry.type.in_(wanted.types))
-    if wanted.object_ids:
-        query = query.where(AuditEntry.object_id.in_(wanted.object_ids))
+    for column, values in (
+        (AuditEntry.project_id, wanted.project_ids),
+        (AuditEntry.type, wanted.types),
+        (AuditEntry.object_id, wanted.object_ids),
+        (AuditEntry.actor_email, [email.lower() for email in wanted.actor_emails]),
+    ):
+        if values:
+            query = query.where(column.in_(values))
     if wanted.actor_ids or wanted.actor_emails:  # actors who are not named cannot be guessed either
         query = query.where(AuditEntry.actor_organization_id == organization_id)
     if wanted.actor_ids:
         ids = wanted.actor_ids
         query = query.where(or_(AuditEntry.actor_key_id.in_(ids), AuditEntry.actor_user_id.in_(ids)))
-    if wanted.actor_emails:
-        query = query.where(AuditEntry.actor_email.in_([email.lower() for email in wanted.actor_emails]))
     page = await read_page(session, query, cursor, (AuditEntry.effective_at, AuditEntry.id))
     return Page(await _with_names(session, page.items), page.has_more)
 

@@ -1,4 +1,4 @@
-"""Administrative acts: a change, its entry in the audit log and the news to all gateways, in one transaction."""
+"""Audited changes: a change, its entry in the audit log and the news to all gateways, in one transaction."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NO_NEWS = frozenset(
         "user.added",
     }
 )
-"""Acts after which every key of the organisation grants what it did when it was seen before. All others make the
+"""Changes after which every key of the organisation grants what it did when it was seen before. All others make the
 gateways read its keys again: a kind that is missing here costs queries, and never lets a withdrawn key live on."""
 
 
@@ -53,7 +53,7 @@ class Actor:
 
 @dataclass(slots=True)
 class AuditedChange:
-    """An act under way: repositories change rows in its session and record what they did."""
+    """A change under way: repositories change rows in its session and record what they did."""
 
     session: AsyncSession
     actor: Actor
@@ -99,9 +99,9 @@ class AuditedChange:
 
 @asynccontextmanager
 async def audited_change(store: Store, actor: Actor) -> AsyncGenerator[AuditedChange, None]:
-    """One administrative act. All gateways read the principals again that it touched, and no others.
+    """One audited change. All gateways read the principals again that it touched, and no others.
 
-    Acts happen one after the other, in all gateways: what an act has looked at is still so when it ends.
+    Changes happen one after the other, in all gateways: what a change has looked at is still so when it ends.
     """
     async with store.transaction() as session:
         await lock_revisions(session)

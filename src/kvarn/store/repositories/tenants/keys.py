@@ -141,7 +141,7 @@ async def revoke_keys_of(change: AuditedChange, project_id: str, user_id: str) -
 
 async def mark_used(session: AsyncSession, used_at: Mapping[str, int]) -> None:
     """Write when keys were last used (seconds since 1970), by id; never an earlier time than there is. No
-    administrative act."""
+    audited change."""
     keys = ApiKey.__table__
     later = or_(keys.c.last_used_at.is_(None), keys.c.last_used_at < bindparam("at"))
     change = update(ApiKey.__table__).where(keys.c.id == bindparam("key_id"), later)  # type: ignore[arg-type]

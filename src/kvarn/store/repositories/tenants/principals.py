@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from kvarn.store.engine import Store
 from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT
 from kvarn.store.models import ApiKey, Organization, Project, User
 from kvarn.store.owner import ANYBODY, Owner, Principal, Role
@@ -47,13 +48,26 @@ async def find_anybody(session: AsyncSession) -> Principal | None:
     project = await session.get(Project, DEFAULT_PROJECT)
     if organization is None or project is None:
         return None
-    return replace(
-        ANYBODY,
-        weight=organization.weight,
-        cache_salt=organization.cache_salt,
-        log_prompts=project.log_prompts,
-        limits=await limits_of(session, (DEFAULT_ORGANIZATION, DEFAULT_PROJECT)),
-    )
+    principal = await _principal_of(session, organization, project)
+    return replace(principal, role=ANYBODY.role, priority=ANYBODY.priority)
+
+
+async def find_bearer(store: Store, owner: Owner, key_id: str | None) -> Principal | None:
+    """The principal of a key as it is now, for a batch or a response in the background, which goes on in its maker's
+    name; None where it is revoked, expired or gone, or its project archived.
+
+    Work without a key, which an open server took, acts for its project.
+    """
+    async with store.reading() as session:
+        if key_id is not None:
+            grant = await find_grant_by_id(session, key_id, store.now())
+            principal = None if grant is None else grant.principal
+            return principal if principal is not None and principal.owner == owner else None
+        organization = await session.get(Organization, owner.organization_id)
+        project = await session.get(Project, owner.project_id)
+        if organization is None or organization.archived_at or project is None or project.archived_at:
+            return None
+        return await _principal_of(session, organization, project)
 
 
 def _keys() -> Select[ApiKey, Project, Organization, User]:
@@ -74,19 +88,24 @@ async def _read(session: AsyncSession, query: Select[ApiKey, Project, Organizati
     ended = [key.revoked_at, project.archived_at, organization.archived_at]
     if any(at is not None for at in ended) or (key.expires_at is not None and key.expires_at <= now):
         return Grant(key.digest, organization.id, None, key.expires_at)
-    principal = Principal(
-        owner=Owner(organization.id, project.id),
-        role=_role(key, user),
-        user_id=key.user_id,
-        key_id=key.id,
-        scopes=scopes_from_json(key.scopes),
+    principal = await _principal_of(session, organization, project, key.id)
+    scopes = scopes_from_json(key.scopes)
+    principal = replace(principal, role=_role(key, user), user_id=key.user_id, key_id=key.id, scopes=scopes)
+    return Grant(key.digest, organization.id, principal, key.expires_at)
+
+
+async def _principal_of(
+    session: AsyncSession, organization: Organization, project: Project, *limited: str
+) -> Principal:
+    """Whoever works in a project, under its limits, its organisation's and those of the ids `limited`."""
+    return Principal(
+        Owner(organization.id, project.id),
         weight=organization.weight,
         priority=organization.priority,
         cache_salt=organization.cache_salt,
-        limits=await limits_of(session, (organization.id, project.id, key.id)),
+        limits=await limits_of(session, (organization.id, project.id, *limited)),
         log_prompts=project.log_prompts,
     )
-    return Grant(key.digest, organization.id, principal, key.expires_at)
 
 
 def _role(key: ApiKey, user: User | None) -> Role:

@@ -38,7 +38,7 @@ async def set_limit(
     """Set limits of one holder for one model, or for each (`*`).
 
     Args:
-        act: The act; the caller has made sure that the holder is the organisation's.
+        change: The change; the caller has made sure that the holder is the organisation's.
         organization_id: Whose holder it is.
         holder_id: The organisation, project or key.
         model: Name of the model, or `*`.

@@ -23,12 +23,13 @@ from kvarn.store.repositories.dialect import insert, is_postgresql
 EVERYBODY = "*"
 """Holder of what concerns the principals of all organisations."""
 _NEWEST = "newest"
-"""Holder of the number of the newest act."""
+"""Holder of the number of the newest change."""
 _STRIDE = 2**31
-"""A number is higher than the last by at most this, at random. A standby that takes over may lack the newest acts: were
-numbers counted by one, its next act would have the number of a lost one, and whoever had seen that would miss it."""
+"""A number is higher than the last by at most this, at random. A standby that takes over may lack the newest
+changes: were numbers counted by one, its next change would have the number of a lost one, and whoever had seen that
+would miss it."""
 _NUMBERS_KEPT = 10_000
-"""Of the last acts. Whoever asks about an older one is told to read everything anew."""
+"""Of the last changes. Whoever asks about an older one is told to read everything anew."""
 _CHANGES_MOST = 1000
 """Told of in one answer. Caches look several times a second; one that has missed more starts anew."""
 
@@ -38,22 +39,22 @@ class Changes:
     """What has changed since a number."""
 
     number: int
-    """Of the newest act."""
+    """Of the newest change."""
     holders: Mapping[str, int]
-    """Organisations, perhaps `EVERYBODY`, with the number of the newest act that touched them."""
+    """Organisations, perhaps `EVERYBODY`, with the number of the newest change that touched them."""
     complete_from: int
-    """Who is not named has not changed since the act of this number."""
+    """Who is not named has not changed since the change of this number."""
     is_anew: bool
-    """Whether the database does not have the act that was asked about: it is another, or has lost acts."""
+    """Whether the database does not have the change that was asked about: it is another, or has lost changes."""
 
 
 async def lock_revisions(session: AsyncSession) -> None:
-    """Wait until no other act is under way, and let none begin before the transaction's end."""
+    """Wait until no other change is under way, and let none begin before the transaction's end."""
     await session.execute(select(Revision).where(Revision.holder == _NEWEST).with_for_update())
 
 
 async def note_changes(session: AsyncSession, holders: Collection[str]) -> None:
-    """Number this transaction as an act that touched these; it has the lock."""
+    """Number this transaction as a change that touched these; it has the lock."""
     higher = Revision.number + 1 + secrets.randbelow(_STRIDE)
     following = update(Revision).where(Revision.holder == _NEWEST).values(number=higher)
     number = await session.scalar(following.returning(Revision.number))
@@ -69,14 +70,14 @@ async def note_changes(session: AsyncSession, holders: Collection[str]) -> None:
 
 
 async def read_changes(session: AsyncSession, since: int) -> Changes:
-    """What has changed since the act of this number, that act included.
+    """What has changed since the change of this number, that change included.
 
-    One query, so that nothing is told of an act but all of it; its index leads to the newest, and no further than to
-    what is told. 0 asks about no act: each database has had that number.
+    One query, so that nothing is told of a change but all of it; its index leads to the newest, and no further than to
+    what is told. 0 asks about no change: each database has had that number.
 
     Raises:
-        StoreBehindError: A server that takes no writes does not have the act: a standby that lags looks like a database
-            that was taken back, and may still hold what has been withdrawn.
+        StoreBehindError: A server that takes no writes does not have the change: a standby that lags looks like a
+            database that was taken back, and may still hold what has been withdrawn.
         StoreError: The database has not been prepared.
     """
     is_had = or_(literal(since == 0), exists().where(ChangeNumber.number == since))
@@ -89,14 +90,14 @@ async def read_changes(session: AsyncSession, since: int) -> Changes:
     if not rows:
         raise _lost()
     if is_anew and rows[0].is_read_only:
-        raise StoreBehindError("the database's server takes no writes and lacks acts that are known of: a standby lags")
+        raise StoreBehindError("the database's server takes no writes and lacks changes that were seen: a standby lags")
     complete_from = rows[-1].number if len(rows) == _CHANGES_MOST else 0 if is_anew else since
     holders = {row.holder: row.number for row in rows if row.holder != _NEWEST}
     return Changes(rows[0].number, holders, complete_from, is_anew)
 
 
 async def restore_newest(session: AsyncSession) -> None:
-    """Number acts on where the number of the newest was lost. Nobody knows what was lost with it: all changes."""
+    """Number changes on where the number of the newest was lost. Nobody knows what was lost with it: all changes."""
     last = [await session.scalar(select(func.max(column))) or 0 for column in (Revision.number, ChangeNumber.number)]
     newest = insert(session, Revision).values(holder=_NEWEST, number=max(last)).on_conflict_do_nothing()
     if await session.scalar(newest.returning(Revision.number)) is not None:
@@ -104,7 +105,7 @@ async def restore_newest(session: AsyncSession) -> None:
 
 
 async def has_newest(session: AsyncSession) -> bool:
-    """Whether acts can be numbered."""
+    """Whether changes can be numbered."""
     return await session.get(Revision, _NEWEST) is not None
 
 

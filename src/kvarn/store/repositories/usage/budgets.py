@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -142,14 +143,4 @@ def _project_of(budget: Budget) -> str | None:
 
 def rule_of(budget: Budget) -> BudgetRule:
     """A budget as plain data."""
-    return BudgetRule(
-        budget.id,
-        budget.organization_id,
-        budget.holder_id,
-        budget.unit,
-        budget.period,
-        budget.hard_limit,
-        budget.soft_limit,
-        budget.alerted_period,
-        budget.currency,
-    )
+    return BudgetRule(**{each.name: getattr(budget, each.name) for each in fields(BudgetRule)})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sqlalchemy import select
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.metering.budgets import BudgetBook, BudgetSpentError
+from kvarn.metering.budgets import BudgetSpentError, BudgetTracker
 from kvarn.metering.event import InFlight, Measured
 from kvarn.metering.service import Metering
 from kvarn.store.engine import Store
@@ -24,19 +24,20 @@ from kvarn.store.repositories.tenants.audited_changes import Actor, audited_chan
 from kvarn.store.repositories.tenants.organizations import ensure_default_organization
 from kvarn.store.repositories.usage import budgets
 from kvarn.store.repositories.usage import events as usage_events
+from metric_values import metric_value
 from sample_usage import make_event
 
 NOW = 1_790_000_001.0
 RULE = BudgetRule("budget-1", "org-a", "org-a", "tokens", "day", hard_limit=100, soft_limit=None)
 
 
-def book(*rules: BudgetRule, **spent: int) -> BudgetBook:
-    made = BudgetBook()
+def book(*rules: BudgetRule, **spent: int) -> BudgetTracker:
+    made = BudgetTracker()
     made.replace(rules, spent, NOW)
     return made
 
 
-def reserve(made: BudgetBook, tokens: int, cost: int = 0, now: float = NOW) -> Any:
+def reserve(made: BudgetTracker, tokens: int, cost: int = 0, now: float = NOW) -> Any:
     return made.reserve(("org-a", "proj_a"), tokens, cost, now)
 
 
@@ -167,7 +168,7 @@ async def test_gateways_agree_on_what_is_spent_and_one_of_them_gives_the_alert(
             return False
 
         def alerts() -> list[float]:
-            return [each.metrics.budget_alerts.labels("tokens")._value.get() for each in (first, second)]
+            return [metric_value(each.metrics.budget_alerts.labels("tokens")) for each in (first, second)]
 
         await wait_until(lambda: refused(first) and refused(second) and any(alerts()))
         await asyncio.sleep(0.1)

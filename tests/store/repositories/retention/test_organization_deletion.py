@@ -112,7 +112,7 @@ async def test_a_deletion_that_was_interrupted_is_finished_by_the_next(
     red = await create_organization(store, "red")
     await use(store, red, 0, 30)
     monkeypatch.setattr(organization_deletion, "_MANY_ROWS", 4)
-    drop, calls = organization_deletion.drop_rows, []
+    drop, calls = organization_deletion.delete_plain, []
 
     async def drop_until_it_is_away(*given: Any) -> int:
         calls.append(given)
@@ -121,7 +121,7 @@ async def test_a_deletion_that_was_interrupted_is_finished_by_the_next(
         return await drop(*given)
 
     with monkeypatch.context() as away:
-        away.setattr(organization_deletion, "drop_rows", drop_until_it_is_away)
+        away.setattr(organization_deletion, "delete_plain", drop_until_it_is_away)
         with pytest.raises(StoreAwayError):
             await end(store, red, erase_usage=True)
     async with store.reading() as session:

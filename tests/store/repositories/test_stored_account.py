@@ -23,7 +23,7 @@ from kvarn.store.repositories.conversations import conversations, responses
 from kvarn.store.repositories.conversations import stored_completions as completions
 from kvarn.store.repositories.conversations.conversations import Lock
 from kvarn.store.repositories.conversations.responses import Ended
-from kvarn.store.repositories.prompt_samples import NewSample, NotKept, add_samples
+from kvarn.store.repositories.prompt_samples import NewSample, RejectedSamples, add_samples
 from kvarn.store.repositories.retention.organization_deletion import delete_organization_data
 from kvarn.store.repositories.retention.sweep import delete_expired
 from kvarn.store.repositories.tenants.organizations import create_organization
@@ -203,7 +203,7 @@ async def test_what_would_grow_past_the_bound_stays_as_it_is_and_may_become_smal
     ):
         with pytest.raises(StorageFullError):
             await grow()
-    assert await add_samples(store, [NewSample(owner, "r", "m", NOW, b"s")] * 2, most) == NotKept(full=2)
+    assert await add_samples(store, [NewSample(owner, "r", "m", NOW, b"s")] * 2, most) == RejectedSamples(full=2)
     assert await account(store, red.organization_id) == most
     await conversations.update_conversation(store, owner, made.id, {}, most)
     assert await account(store, red.organization_id) < most

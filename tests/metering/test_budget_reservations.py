@@ -14,8 +14,8 @@ import redis
 
 from kvarn.limits.redis_scripts import RedisScripts
 from kvarn.limits.types import LimitsAwayError
-from kvarn.metering.budgets import BudgetBook, BudgetSpentError
-from kvarn.metering.reservations import Held, Reservations
+from kvarn.metering.budget_reservations import BudgetReservation, BudgetReservations
+from kvarn.metering.budgets import BudgetSpentError, BudgetTracker
 from kvarn.observe.limits import LimitMetrics
 from kvarn.store.ledger import BudgetRule, LedgerEvent, period_name
 from sample_usage import make_event
@@ -45,15 +45,15 @@ class Gateway:
 
     database: Database
     redis: RedisScripts
-    reservations: Reservations
-    book: BudgetBook
+    reservations: BudgetReservations
+    book: BudgetTracker
     unwritten: list[LedgerEvent] = field(default_factory=list)
     number: int = 0
 
-    async def take(self, name: str, tokens: int) -> Held | None:
+    async def take(self, name: str, tokens: int) -> BudgetReservation | None:
         return await self.reservations.reserve(name, HOLDERS, tokens, 0, time.time())
 
-    def finish(self, held: Held, used: int) -> None:
+    def finish(self, held: BudgetReservation, used: int) -> None:
         """A request ends as one does: its event is in the journal first."""
         self.number += 1
         at = int(time.time())
@@ -87,8 +87,8 @@ async def gateways(own_redis: Any) -> AsyncGenerator[Callable[..., Any], None]:
         database = Database([replace(RULE, **changes)])
         for _ in range(number):
             scripts = RedisScripts(f"redis://127.0.0.1:{own_redis.port}/0", 2.0, lease_ms / 1000, LimitMetrics())
-            book = BudgetBook()
-            reservations = Reservations(book, scripts, when_away, lease_ms, grace_ms)
+            book = BudgetTracker()
+            reservations = BudgetReservations(book, scripts, when_away, lease_ms, grace_ms)
             made.append(Gateway(database, scripts, reservations, book))
             reservations.start()
             await scripts.start()
@@ -151,7 +151,7 @@ async def test_two_gateways_never_pass_a_hard_limit_with_two_hundred_clients(own
     assert left >= 0
     with pytest.raises(BudgetSpentError) as refusal:
         await servers[0].take("use_last", left + 1)
-    assert (refusal.value.left, refusal.value.asked) == (left, left + 1)
+    assert (refusal.value.left, refusal.value.requested) == (left, left + 1)
     if left:  # whatever was held is given back: all that is left can be had
         assert await servers[1].take("use_last", left) is not None
         assert held_in_redis(own_redis) == left
@@ -295,7 +295,7 @@ async def test_a_redis_that_has_forgotten_lets_nobody_in_before_a_silent_gateway
     assert await _shared(asks, "use_4", 39) is not None
 
 
-async def _shared(server: Gateway, name: str, tokens: int) -> Held | None:
+async def _shared(server: Gateway, name: str, tokens: int) -> BudgetReservation | None:
     """Ask until Redis decides."""
     async with asyncio.timeout(20):
         while True:
@@ -330,7 +330,7 @@ async def test_budgets_that_change_while_redis_does_not_answer_leave_nothing_res
     server.database.rules = [rule] if change == "deleted" else both
     server.read()
     held = await asking
-    assert [standing.rule.id for standing in held.standings] == [each.id for each in server.database.rules]
+    assert [status.rule.id for status in held.statuses] == [each.id for each in server.database.rules]
     server.reservations.release(held)
     assert not server.book._reserved
 
@@ -374,4 +374,4 @@ async def test_a_deleted_budget_is_forgotten(gateways: Any) -> None:
     server.finish(await server.take("use_1", 10), 10)
     server.database.rules = []
     server.read()
-    assert not server.reservations._told
+    assert not server.reservations._reported

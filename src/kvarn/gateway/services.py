@@ -1,4 +1,4 @@
-"""What stands around the models: the database, keys, limits and the ledger; started and stopped with the app."""
+"""What serving needs besides models: the database, keys, limits and the ledger; started and stopped with the app."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from kvarn.store import migrate
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError, StoreRefusedError
 from kvarn.store.health import StoreState
-from kvarn.store.repositories.probes import probe_writes
+from kvarn.store.repositories.leases import probe_writes
 
 _RETRY_S = 1.0
 
 _log = logging.getLogger("kvarn.gateway")
 
 
-class Platform:
-    """The parts, joined.
+class Services:
+    """The services of one gateway process, joined.
 
     Args:
         config: The whole configuration.
@@ -106,7 +106,7 @@ class Platform:
         await self.store.close()
 
     def _stages(self) -> list[Stage]:
-        """In the order in which they are asked: scopes, budgets, limits, admission, the ledger."""
+        """In the order in which they see a request: scopes, budgets, limits, admission, the ledger."""
         return [ScopeStage(), BudgetStage(self.metering), self._limits, self.admission, LedgerStage(self.metering)]
 
     async def _prepare_store(self) -> None:
@@ -129,16 +129,16 @@ class Platform:
                 except StoreAwayError as error:
                     _log.debug("the database is not well yet: %s", error)
                 except Exception:
-                    _log.exception("the database cannot be asked how it does")
+                    _log.exception("the state of the database cannot be read")
 
-    async def _prepare_store_later(self, told: str) -> None:
+    async def _prepare_store_later(self, reported: str) -> None:
         while True:
             await asyncio.sleep(_RETRY_S)
             try:
                 await self._prepare_store()
             except Exception as error:  # whatever it is: given up, there would be no ledger until the next start
-                if str(error) != told:
-                    told = str(error)
+                if str(error) != reported:
+                    reported = str(error)
                     known = isinstance(error, StoreError)
                     _log.error("the database cannot be used yet: %s", error, exc_info=not known)
             else:

@@ -26,7 +26,7 @@ import msgspec
 from kvarn.limits.local import Timing
 from kvarn.limits.scripts import Call, Script, ScriptRunner
 from kvarn.limits.types import LimitsAwayError
-from kvarn.metering.budgets import BudgetBook, BudgetSpentError, Reservation, Standing
+from kvarn.metering.budgets import BudgetSpentError, BudgetStatus, BudgetTracker, ReservedAmount
 from kvarn.store.ids import new_id
 
 SCRIPT = Path(__file__).with_name("budgets.lua").read_text(encoding="utf-8")
@@ -43,20 +43,20 @@ _TELL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class BudgetReservation:
     """What a request in flight has reserved."""
 
     work_id: str
-    reservation: Reservation
-    standings: tuple[Standing, ...] = ()
+    reservation: ReservedAmount
+    statuses: tuple[BudgetStatus, ...] = ()
     """Of the budgets in Redis under which it is."""
 
-    def amount(self, standing: Standing) -> int:
+    def amount(self, status: BudgetStatus) -> int:
         """What it may come to under a budget."""
-        return standing.rule.amount(self.reservation.tokens, self.reservation.cost)
+        return status.rule.amount(self.reservation.tokens, self.reservation.cost)
 
 
-class Reservations:
+class BudgetReservations:
     """Reserves for one gateway.
 
     Args:
@@ -69,7 +69,7 @@ class Reservations:
 
     def __init__(
         self,
-        book: BudgetBook,
+        book: BudgetTracker,
         redis: ScriptRunner | None = None,
         when_away: Literal["open", "closed"] = "open",
         lease_ms: int = Timing().lease_ms,
@@ -81,8 +81,8 @@ class Reservations:
         self._lease_ms = lease_ms
         self._script = Script(SCRIPT)
         self._me = new_id("gw_")
-        self._holds: set[Held] = set()
-        self._told: dict[str, int] = {}
+        self._holds: set[BudgetReservation] = set()
+        self._reported: dict[str, int] = {}
         """By budget what Redis was last told that this gateway has not read back."""
         self._known_since: float | None = None
         """Since when Redis has known what is held, as it last said."""
@@ -106,20 +106,22 @@ class Reservations:
             await asyncio.wait({self._renewing})
             self._renewing = None
 
-    async def reserve(self, work_id: str, holders: Sequence[str], tokens: int, cost: int, now: float) -> Held | None:
+    async def reserve(
+        self, work_id: str, holders: Sequence[str], tokens: int, cost: int, now: float
+    ) -> BudgetReservation | None:
         """Let a request in that can come to so much at most; None where no budget holds for it.
 
         Raises:
             BudgetSpentError: A hard limit is reached, or would be passed.
             LimitsAwayError: Redis is away and the configuration says `closed`.
         """
-        standings = () if self._redis is None else tuple(self._book.standings(holders, now))
-        if not standings:
+        statuses = () if self._redis is None else tuple(self._book.statuses(holders, now))
+        if not statuses:
             reservation = self._book.reserve(holders, tokens, cost, now)
-            return None if reservation is None else Held(work_id, reservation)
+            return None if reservation is None else BudgetReservation(work_id, reservation)
         reservation = self._book.add(holders, tokens, cost)
         assert reservation is not None  # there is a budget
-        held = Held(work_id, reservation, standings)
+        held = BudgetReservation(work_id, reservation, statuses)
         try:
             await self._take(held)
         except BaseException as error:
@@ -130,59 +132,61 @@ class Reservations:
         self._holds.add(held)
         return held
 
-    def _reserve_alone(self, work_id: str, holders: Sequence[str], tokens: int, cost: int, now: float) -> Held | None:
+    def _reserve_alone(
+        self, work_id: str, holders: Sequence[str], tokens: int, cost: int, now: float
+    ) -> BudgetReservation | None:
         """As `reserve`, by what this gateway knows itself. Raises BudgetSpentError."""
         assert self._redis is not None
         reservation = self._book.reserve(holders, tokens, cost, now)
         if reservation is None:  # the budgets have been read anew while Redis was asked
             return None
-        held = Held(work_id, reservation, tuple(self._book.standings(holders, now)))
+        held = BudgetReservation(work_id, reservation, tuple(self._book.statuses(holders, now)))
         self._holds.add(held)
-        if held.standings and not self._redis.away:  # else it is told when Redis is back
-            self._put([(standing, [work_id, held.amount(standing)]) for standing in held.standings])
+        if held.statuses and not self._redis.away:  # else it is told when Redis is back
+            self._put([(status, [work_id, held.amount(status)]) for status in held.statuses])
         return held
 
-    def release(self, held: Held) -> None:
+    def release(self, held: BudgetReservation) -> None:
         """The request is over; what it came to is in the book by now."""
         self._book.release(held.reservation)
         self._holds.discard(held)
-        if held.standings:
-            self._put([(standing, [held.work_id, 0]) for standing in self._as_of_now(held)])
+        if held.statuses:
+            self._put([(status, [held.work_id, 0]) for status in self._as_of_now(held)])
 
     def read(self) -> None:
         """The book has been read anew: what it holds now need not be held in Redis beside it."""
         if self._redis is None:
             return
-        standings = {each.rule.id: each for each in self._book.all_standings(time.time())}
-        self._told = {budget_id: unread for budget_id, unread in self._told.items() if budget_id in standings}
-        for budget_id, standing in standings.items():
-            if standing.unread != self._told.get(budget_id, 0):
-                self._put([(standing, [])])
+        statuses = {each.rule.id: each for each in self._book.all_statuses(time.time())}
+        self._reported = {budget_id: unread for budget_id, unread in self._reported.items() if budget_id in statuses}
+        for budget_id, status in statuses.items():
+            if status.unread != self._reported.get(budget_id, 0):
+                self._put([(status, [])])
 
     def renew(self) -> None:
         """Tell Redis all that is held: it still is."""
-        standings = {each.rule.id: each for each in self._book.all_standings(time.time())}
+        statuses = {each.rule.id: each for each in self._book.all_statuses(time.time())}
         by_budget: defaultdict[str, list[str | int]] = defaultdict(list)
         for held in self._holds:
-            for standing in held.standings:
-                by_budget[standing.rule.id] += [held.work_id, held.amount(standing)]
-        for budget_id, standing in standings.items():
-            if standing.unread or budget_id in by_budget:
-                self._put([(standing, by_budget[budget_id])])
+            for status in held.statuses:
+                by_budget[status.rule.id] += [held.work_id, held.amount(status)]
+        for budget_id, status in statuses.items():
+            if status.unread or budget_id in by_budget:
+                self._put([(status, by_budget[budget_id])])
 
-    def _as_of_now(self, held: Held) -> Iterable[Standing]:
-        known = {each.rule.id: each for each in self._book.standings(held.reservation.holders, time.time())}
-        return [known.get(standing.rule.id, standing) for standing in held.standings]
+    def _as_of_now(self, held: BudgetReservation) -> Iterable[BudgetStatus]:
+        known = {each.rule.id: each for each in self._book.statuses(held.reservation.holders, time.time())}
+        return [known.get(status.rule.id, status) for status in held.statuses]
 
-    async def _take(self, held: Held) -> None:
+    async def _take(self, held: BudgetReservation) -> None:
         """Raises BudgetSpentError, LimitsAwayError."""
         assert self._redis is not None
-        call = self._call("take", [(each, [held.work_id, held.amount(each)]) for each in held.standings])
+        call = self._call("take", [(each, [held.work_id, held.amount(each)]) for each in held.statuses])
         try:
             reply = await self._redis.ask(call)
         except (LimitsAwayError, asyncio.CancelledError):
             if call.reply is not None:  # it was sent, and may have been taken
-                self._redis.send(self._call("put", [(each, [held.work_id, 0]) for each in held.standings]))
+                self._redis.send(self._call("put", [(each, [held.work_id, 0]) for each in held.statuses]))
             raise
         taken, *why = msgspec.msgpack.decode(reply)
         if not taken and why == [0]:
@@ -190,25 +194,23 @@ class Reservations:
         if not taken:
             raise _refusal(held, *map(int, why))
 
-    def _put(self, changes: Sequence[tuple[Standing, list[str | int]]]) -> None:
+    def _put(self, changes: Sequence[tuple[BudgetStatus, list[str | int]]]) -> None:
         """Set what holders hold, and beside it what this gateway has not read back."""
         assert self._redis is not None
-        for standing, _ in changes:
-            self._told[standing.rule.id] = standing.unread
-            if not standing.unread:
-                del self._told[standing.rule.id]
-        self._redis.send(
-            self._call("put", [(standing, [*held, self._me, standing.unread]) for standing, held in changes])
-        )
+        for status, _ in changes:
+            self._reported[status.rule.id] = status.unread
+            if not status.unread:
+                del self._reported[status.rule.id]
+        self._redis.send(self._call("put", [(status, [*held, self._me, status.unread]) for status, held in changes]))
 
-    def _call(self, operation: str, asked: Sequence[tuple[Standing, Sequence[str | int]]]) -> Call:
+    def _call(self, operation: str, requested: Sequence[tuple[BudgetStatus, Sequence[str | int]]]) -> Call:
         keys = ["kvarn:budgets:since"]
         argument: list[object] = [operation, self._lease_ms, _KEEP_MS, self._grace_ms, _CHECK_MS]
-        for standing, held in asked:
-            rule = standing.rule
+        for status, held in requested:
+            rule = status.rule
             key = f"kvarn:budgets:{{{rule.organization_id}}}:{rule.id}"
-            keys += [f"{key}:{standing.period}", key, f"{key}:leases"]
-            argument.append([rule.hard_limit, standing.read, *held])
+            keys += [f"{key}:{status.period}", key, f"{key}:leases"]
+            argument.append([rule.hard_limit, status.read, *held])
         return Call(self._script, keys, msgspec.msgpack.encode(argument))
 
     async def _keep_renewing(self) -> None:
@@ -232,10 +234,10 @@ class Reservations:
         return before != since
 
 
-def _refusal(held: Held, number: int, spent: int, ended: int) -> BudgetSpentError:
+def _refusal(held: BudgetReservation, number: int, spent: int, ended: int) -> BudgetSpentError:
     """By the budget of that number, of which so much is spent and held by requests that have ended."""
-    standing = held.standings[number - 1]
-    limit, asked = standing.rule.hard_limit, held.amount(standing)
+    status = held.statuses[number - 1]
+    limit, requested = status.rule.hard_limit, held.amount(status)
     assert limit is not None
-    left = limit - max(spent, standing.read + standing.unread)
-    return BudgetSpentError(standing.rule, left, asked, unentered=spent + ended + max(1, asked) > limit)
+    left = limit - max(spent, status.read + status.unread)
+    return BudgetSpentError(status.rule, left, requested, unentered=spent + ended + max(1, requested) > limit)
