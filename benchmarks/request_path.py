@@ -106,7 +106,7 @@ async def measure(data_dir: str, *, show: bool) -> None:
         kind="generate", architecture="", dtype="", vocab_size=4096, max_context_length=4096, num_parameters=0
     )
     replica = FakeReplicaClient(card, lambda request, index: [300 + i % 3000 for i in range(LONG)], step_s=0.002)
-    server = build_server(create_app(config, {"m": ServedModel("m", model, replica, DEMO)}), config.gateway)
+    server = build_server(create_app(config, {"m": ServedModel("m", model, [replica], DEMO)}), config.gateway)
     listener = bind(config.gateway)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     port = listener.getsockname()[1]

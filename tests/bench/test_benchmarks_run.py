@@ -15,6 +15,7 @@ DEMO = Path(kvarn.__file__).parent / "assets" / "kvarn-demo"
 SMOKE = {
     "chat_template": ("--rounds 1 --renderings 10", "in a process of its own"),
     "decode_step": (f"--model {DEMO} --steps 2", "ms"),
+    "device_idle": ("--rows 4 --steps 10", "2 in flight"),
     "gateway_overhead": ("--streams 1 --rounds 1", "µs a token"),
     "kernels.attention": ("--kv bfloat16 --only decode --seconds 0.01 --threads 1", "GB/s"),
     "kernels.instruction_sets": ("--rounds 1", "avx2"),
@@ -24,6 +25,7 @@ SMOKE = {
     "ledger": ("--requests 200 --rounds 1", "events a second"),
     "limits": ("--clients 1 --requests 20 --rounds 1 --redis none --budget", "with settling"),
     "quality": ("--every 60", "int8, KV int8"),
+    "request_path": ("", "functions of gateway, serving and replica"),
     "run": ("--shape demo --workloads W1", "W1"),
     "startup": ("--runs 1", "first token"),
     "static_batching": (

@@ -205,7 +205,8 @@ def test_no_other_model_answers_where_as_many_wait_as_may(busy: Any, wait_for: A
 
 def test_the_server_stops_while_requests_wait(serve: Serve, wait_for: Any) -> None:
     def prepare(server: Any) -> None:
-        server.config = server.config.model_copy(update={"admission": AdmissionConfig(load_shedding=True)})
+        changes = {"admission": AdmissionConfig(load_shedding=True), "slo": SloConfig(ttft_target_s=60)}
+        server.config = server.config.model_copy(update=changes)  # it is not refused meanwhile for being late
 
     with serve(prepare, drain_timeout_s=0.1) as server:
         with server.client() as client:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvarn.config.schema import EngineConfig
 from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.replica.server.generate import GenerateService
-from kvarn.wire.messages import ModelCard, StepOutput, Submit
+from kvarn.wire.messages import ModelCard, RefusalReason, StepOutput, Submit
 from kvarn.wire.sampling import SamplingParams
 
 CARD = ModelCard(
@@ -42,6 +42,13 @@ class Rig:
                 outputs.append(output)
             self.now += self._step_s
         return outputs
+
+
+def test_an_adapter_that_is_not_loaded_is_refused_by_name():
+    message = Submit(request_id="r", prompt_token_ids=[1], sampling=SamplingParams(seed=0), adapter="lora")
+    refused = Rig(step_s=0.01).service.accept(message)
+    assert refused is not None
+    assert (refused.reason, "adapter 'lora' is not loaded" in refused.message) == (RefusalReason.INVALID, True)
 
 
 def test_each_step_is_one_message_and_gauges_come_a_few_times_a_second():

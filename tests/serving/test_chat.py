@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -181,3 +183,17 @@ def test_prompt_logprobs_and_token_ids_are_given_where_asked_for(client: httpx.C
     assert len(answer["prompt_logprobs"]) == len(answer["prompt_token_ids"])
     assert answer["prompt_logprobs"][0] is None and answer["prompt_logprobs"][1]
     assert answer["choices"][0]["token_ids"][:5] == list(b"Hello")
+
+
+def test_a_request_has_one_id_and_a_client_may_use_its_own_twice(server: Any, client: httpx.Client) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+    made = client.post("/v1/chat/completions", json={**body, "n": 2})
+    own_id = made.json()["id"].removeprefix("chatcmpl-")
+    assert made.headers["x-request-id"] == f"req-{own_id}"
+    assert [submit.request_id for submit in server.chat.submitted] == [own_id]
+    server.chat.step_s = 0.01
+    with ThreadPoolExecutor(2) as pool:  # both at once
+        ask = functools.partial(client.post, "/v1/chat/completions", json=body, headers={"x-request-id": "mine"})
+        answers = [future.result() for future in [pool.submit(ask) for _ in range(2)]]
+    assert [(answer.status_code, answer.headers["x-request-id"]) for answer in answers] == [(200, "mine")] * 2
+    assert len({answer.json()["id"] for answer in answers}) == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import count
@@ -16,7 +16,7 @@ import torch
 import kvarn
 from kvarn.config.schema import EngineConfig
 from kvarn.engine import EngineCore
-from kvarn.engine.plan import NewSequence
+from kvarn.engine.plan import KVConnector, NewSequence, StepPlan, StepResult
 from kvarn.models import Decoder, load_model
 from kvarn.wire.messages import FinishReason, PositionLogprobs, Submit
 from kvarn.wire.sampling import SamplingParams
@@ -147,16 +147,49 @@ class Answer:
         self.cached_tokens = 0
 
 
+class LateExecutor:
+    """Runs a plan of the real executor when its result is collected: after the next one was planned."""
+
+    max_in_flight = 2
+
+    def __init__(self, inner: InProcessExecutor) -> None:
+        self._inner = inner
+        self._plans: deque[StepPlan] = deque()
+        self.num_blocks = inner.num_blocks
+        self.max_context_length = inner.max_context_length
+
+    def submit(self, plan: StepPlan) -> None:
+        self._plans.append(plan)
+
+    def collect(self) -> StepResult:
+        return self._inner.execute(self._plans.popleft())
+
+    def shutdown(self) -> None:
+        self._inner.shutdown()
+
+
 class Stack:
     """A real engine over a real executor, driven to the end of its requests."""
 
     def __init__(
-        self, model: Decoder, *, num_blocks: int = 512, max_num_seqs: int = 64, token_budget: int = 512
+        self,
+        model: Decoder,
+        *,
+        num_blocks: int = 512,
+        max_num_seqs: int = 64,
+        token_budget: int = 512,
+        plans_ahead: bool = False,
+        connector: KVConnector | None = None,
+        prefix_cache: bool = True,
+        **engine: Any,
     ) -> None:
-        self.executor = InProcessExecutor(model, num_blocks=num_blocks, max_num_seqs=max_num_seqs)
-        config = EngineConfig(max_num_seqs=max_num_seqs, token_budget=token_budget, tpot_target_ms=1e9)
+        executor = InProcessExecutor(model, num_blocks=num_blocks, max_num_seqs=max_num_seqs, connector=connector)
+        self.executor = LateExecutor(executor) if plans_ahead else executor
+        config = EngineConfig(
+            max_num_seqs=max_num_seqs, token_budget=token_budget, tpot_target_ms=1e9, prefix_cache=prefix_cache
+        )
         self._ticks = count()
-        self.engine = EngineCore(self.executor, config, lambda: next(self._ticks) * 0.01)
+        self.engine = EngineCore(self.executor, config, lambda: next(self._ticks) * 0.01, connector=connector, **engine)
 
     def generate(self, requests: list[Submit]) -> dict[tuple[str, int], Answer]:
         """All choices of the requests by (request id, choice)."""

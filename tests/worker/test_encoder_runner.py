@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from kvarn.kernels.backend import Kernels
 from kvarn.worker import EncoderRunner
 
 
 class MeanEncoder:
     """The vector of a text: mean and number of its tokens; keeps the lengths of each pass."""
+
+    kernels = Kernels()
 
     def __init__(self) -> None:
         self.passes: list[list[int]] = []

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 from kvarn.batches.endpoints import ENDPOINTS
 from kvarn.batches.job import BatchJob
@@ -114,7 +115,7 @@ class BatchItems:
         self._places = places
         self._answers: list[Answer] = []
         self._workers: set[asyncio.Task[None]] = set()
-        self._begun: set[asyncio.Task[None] | None] = set()
+        self._begun: set[asyncio.Task[Any]] = set()
         """Workers whose line has a place."""
 
     async def run(self) -> None:
@@ -137,9 +138,9 @@ class BatchItems:
                     await job.wake.wait()
                     job.wake.clear()
                     if job.preempted.is_set():
-                        self._cancel(self._workers - self._begun)
+                        _cancel(self._workers - self._begun)
                     await self._write()
-                self._cancel(self._workers)
+                _cancel(self._workers)
         finally:
             await self._write(last=True)
 
@@ -150,12 +151,6 @@ class BatchItems:
             ModelItems(self._store, self._job.id, name, self._places[name], besides=() if name else served)
             for name in names
         ]
-
-    @staticmethod
-    def _cancel(workers: Collection[asyncio.Task[None] | None]) -> None:
-        for worker in workers:
-            if worker is not None:
-                worker.cancel()
 
     def _ended(self, worker: asyncio.Task[None]) -> None:
         self._workers.discard(worker)
@@ -182,13 +177,12 @@ class BatchItems:
                 self._job.wake.set()
 
     def _stops(self) -> bool:
-        task = asyncio.current_task()
-        cancelled = task is not None and task.cancelling() > 0  # a line that is being settled outlives that
+        cancelled = _this_task().cancelling() > 0  # a line that is being settled outlives that
         return cancelled or self._job.preempted.is_set() or self._job.end_reason is not None
 
     async def _attempt(self, items: ModelItems, number: int) -> Answer | None:
         """Run a line in a place of its model's; None where it is to be tried again, or the batch is preempted."""
-        job, worker = self._job, asyncio.current_task()
+        job, worker = self._job, _this_task()
         alone = items.suspects if job.losses[number] else nullcontext()
         async with alone, items.places.place(job.organization_id):
             if items.backoff.pause_s(time.monotonic()):
@@ -241,3 +235,14 @@ class BatchItems:
             del self._answers[: len(answers)]
             for answer in answers:
                 self._serving.metrics.batch_lines.labels("failed" if answer.failed else "completed").inc()
+
+
+def _this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+def _cancel(tasks: Collection[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()

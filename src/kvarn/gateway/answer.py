@@ -97,7 +97,7 @@ def event_stream(
     without `end`. `send` waits while the client's socket is full; meanwhile nothing is taken from `events`, so nothing
     piles up here.
     """
-    say = tell or error_event
+    encode_error = tell or error_event
 
     async def answer(send: Send) -> None:
         outbox = _Outbox(send)
@@ -110,11 +110,11 @@ def event_stream(
                     async for item in events:
                         await outbox.send(_body(item))
                 except Exception as error:
-                    last = say(error)
+                    last = encode_error(error)
                 await outbox.send(_body(last, is_last=True))
         except asyncio.CancelledError:
             if outbox.begun:
-                await _take_leave(outbox, say)
+                await _take_leave(outbox, encode_error)
             raise
 
     return WatchedResponse(answer)
@@ -151,9 +151,9 @@ def _body(data: bytes, *, is_last: bool = False) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": not is_last}
 
 
-async def _take_leave(outbox: _Outbox, say: Callable[[Exception], bytes]) -> None:
+async def _take_leave(outbox: _Outbox, encode_error: Callable[[Exception], bytes]) -> None:
     """Say why a stream ends unfinished. Where it is the client that left, nobody hears it."""
-    why = [] if outbox.has_last else [_body(say(shutting_down()), is_last=True)]
+    why = [] if outbox.has_last else [_body(encode_error(shutting_down()), is_last=True)]
     with suppress(TimeoutError):
         async with asyncio.timeout(_LEAVE_S):  # the socket of a slow reader may be full
             await outbox.send(*why)
@@ -161,7 +161,7 @@ async def _take_leave(outbox: _Outbox, say: Callable[[Exception], bytes]) -> Non
 
 def error_event(error: Exception) -> bytes:
     """An error in the middle of a stream, as one event."""
-    told = to_api_error(error)
-    if told.status == 500:
+    api_error = to_api_error(error)
+    if api_error.status == 500:
         _log.error("a stream failed", exc_info=error)
-    return event(told.body())
+    return event(api_error.body())

@@ -156,7 +156,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.root_path = config.gateway.root_path  # given to FastAPI() it is told to be deprecated
+    app.root_path = config.gateway.root_path  # FastAPI() warns that its argument of this name is deprecated
     app.state.gateway = gateway
     app.state.start_error = None
     app.add_middleware(

@@ -76,19 +76,19 @@ class BodyReader:
         if self._check is not None:
             self._check(record, body)
         tenant = record.principal.organization_id
-        asked, size, warnings = await self._text.run(tenant, len(body), lambda: _understand(model, body))
+        parsed, size, warnings = await self._text.run(tenant, len(body), lambda: _parse(model, body))
         held.become(size)
         record.warnings += warnings
-        return asked
+        return parsed
 
 
-def _understand(model: type[RequestT], body: bytes) -> tuple[RequestT, int, list[str]]:
+def _parse(model: type[RequestT], body: bytes) -> tuple[RequestT, int, list[str]]:
     """The request, the memory it takes, and what is ignored of it."""
     data = decode_body(body)
     warnings: list[str] = []
-    asked = read_fields(model, data, warnings)
+    parsed = read_fields(model, data, warnings)
     # A small one takes no more than its connection does besides.
-    return asked, len(body) if len(body) <= INLINE_BYTES else memory_of(data), warnings
+    return parsed, len(body) if len(body) <= INLINE_BYTES else memory_of(data), warnings
 
 
 async def _read(receive: Receive, max_bytes: int, held: HeldBytes) -> bytes:

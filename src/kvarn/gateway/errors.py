@@ -32,7 +32,7 @@ from kvarn.wire.openai.parse import field_error
 _LINGER_S = 2.0
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
-_TOLD: tuple[type[Exception], ...] = (
+_HANDLED: tuple[type[Exception], ...] = (
     ApiError,
     RequestRefusedError,
     ReplicaLostError,
@@ -56,7 +56,7 @@ def error_response(error: ApiError, record: RequestRecord) -> Response:
 
 def add_error_handlers(app: FastAPI) -> None:
     """Answer the errors that routes raise, and those of routing itself, in OpenAI's shape."""
-    for kind in _TOLD:
+    for kind in _HANDLED:
         app.add_exception_handler(kind, _answer)
     app.add_exception_handler(RequestValidationError, _answer_validation)
     app.add_exception_handler(HTTPException, _answer_routing)
@@ -81,14 +81,14 @@ async def _answer_routing(request: Request, error: Exception) -> Response:
     where = f"{request.method} {request.url.path[:200]}"
     if error.status_code == 404:
         hint = _path_hint(request) or "/docs lists the operations."
-        told = ApiError(404, f"Unknown request URL: {where}. {hint}", code="unknown_url")
+        answer = ApiError(404, f"Unknown request URL: {where}. {hint}", code="unknown_url")
     elif error.status_code == 405:
         allowed = ", ".join(_allowed_methods(request))
         message = f"Not allowed to {where}; allowed: {allowed}."
-        told = ApiError(405, message, code="method_not_allowed", headers={"allow": allowed})
+        answer = ApiError(405, message, code="method_not_allowed", headers={"allow": allowed})
     else:
-        told = ApiError(error.status_code, str(error.detail), headers=error.headers)
-    return error_response(told, record_of(request.scope))
+        answer = ApiError(error.status_code, str(error.detail), headers=error.headers)
+    return error_response(answer, record_of(request.scope))
 
 
 def _path_hint(request: Request) -> str | None:

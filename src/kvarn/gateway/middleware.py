@@ -68,7 +68,7 @@ class OpenRequests:
             async with asyncio.timeout(seconds):
                 await self._none.wait()
         except TimeoutError:
-            pass  # whoever asked says so
+            pass  # the caller logs it
         return self._count
 
 
@@ -166,7 +166,7 @@ class RequestMiddleware:
 
 
 def _without_traceback(send: Send) -> Send:
-    """A start that failed is told by whoever runs the server, in one line: `app.state.start_error`."""
+    """A start that failed is logged by whoever runs the server, in one line: `app.state.start_error`."""
 
     async def send_plain(message: Message) -> None:
         if message["type"] == "lifespan.startup.failed":

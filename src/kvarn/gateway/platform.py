@@ -106,7 +106,7 @@ class Platform:
         await self.store.close()
 
     def _stages(self) -> list[Stage]:
-        """In the order in which they are asked: scopes, budgets, limits, admission, the ledger."""
+        """In the order in which they see a request: scopes, budgets, limits, admission, the ledger."""
         return [ScopeStage(), BudgetStage(self.metering), self._limits, self.admission, LedgerStage(self.metering)]
 
     async def _prepare_store(self) -> None:
@@ -129,16 +129,16 @@ class Platform:
                 except StoreAwayError as error:
                     _log.debug("the database is not well yet: %s", error)
                 except Exception:
-                    _log.exception("the database cannot be asked how it does")
+                    _log.exception("the state of the database cannot be read")
 
-    async def _prepare_store_later(self, told: str) -> None:
+    async def _prepare_store_later(self, reported: str) -> None:
         while True:
             await asyncio.sleep(_RETRY_S)
             try:
                 await self._prepare_store()
             except Exception as error:  # whatever it is: given up, there would be no ledger until the next start
-                if str(error) != told:
-                    told = str(error)
+                if str(error) != reported:
+                    reported = str(error)
                     known = isinstance(error, StoreError)
                     _log.error("the database cannot be used yet: %s", error, exc_info=not known)
             else:

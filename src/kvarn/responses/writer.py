@@ -1,11 +1,12 @@
 """From the deltas of a chat's answer to a response and the events of its stream.
 
 A writer is a pure machine: the same parts give the same events with the same numbers. So a stream can be sent again
-from what is stored: the finished response, and where its deltas were cut (`response_replay`).
+from what is stored: the finished response, and where its deltas were cut (`replay`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,41 +40,37 @@ Cuts = list[list[list[int]]]
 
 
 @dataclass(slots=True)
-class _Message:
-    """The message that is being written."""
+class _Item:
+    """The message or the function call that is being written."""
 
     id: str
+    call_id: str = ""
+    name: str = ""
+    """Of the function; empty for a message."""
     texts: list[str] = field(default_factory=list)
+    """Of the message, or the call's arguments."""
     logprobs: list[TokenLogprobs | Raw] = field(default_factory=list)
 
-    def item(self, status: str) -> StoredItem:
-        content = [] if status == "in_progress" else [self.part()]
-        return {"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}
+    @property
+    def is_message(self) -> bool:
+        return not self.call_id
+
+    def as_json(self, status: str) -> StoredItem:
+        if self.is_message:
+            content = [] if status == "in_progress" else [self.part()]
+            return {"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}
+        names = {"call_id": self.call_id, "name": self.name, "arguments": "".join(self.texts)}
+        return {"id": self.id, "type": "function_call", "status": status, **names}
 
     def part(self) -> dict[str, Any]:
         return output_text("".join(self.texts), self.logprobs)
-
-
-@dataclass(slots=True)
-class _Call:
-    """The call that is being written."""
-
-    id: str
-    call_id: str
-    name: str
-    texts: list[str] = field(default_factory=list)
-
-    def item(self, status: str) -> StoredItem:
-        arguments = "".join(self.texts)
-        names = {"call_id": self.call_id, "name": self.name, "arguments": arguments}
-        return {"id": self.id, "type": "function_call", "status": status, **names}
 
 
 class ResponseWriter:
     """Writes one response.
 
     Args:
-        response: What was request, nothing written yet.
+        response: As the request has it, nothing written yet.
         first_item: Number of the first item of its output among its items; those of the input come before.
     """
 
@@ -84,19 +81,9 @@ class ResponseWriter:
         """Whether the model has begun."""
         self._first_item = first_item
         self._number = 0
-        self._open: _Message | _Call | None = None
+        self._open: _Item | None = None
         self._logprobs: list[TokenLogprobs | Raw] = []
         """Of tokens whose text has not come yet."""
-
-    @property
-    def started(self) -> bool:
-        """Whether any event was given."""
-        return self._number > 0
-
-    def next_number(self) -> int:
-        """Takes the number of the next event."""
-        self._number += 1
-        return self._number - 1
 
     def queue(self) -> list[StreamEvent]:
         """It waits for its turn."""
@@ -106,7 +93,7 @@ class ResponseWriter:
     def begin(self) -> list[StreamEvent]:
         """The model has begun."""
         self.begun = True
-        opening = [] if self.started else [self._state("response.created")]
+        opening = [] if self._number else [self._state("response.created")]
         self.response = replace(self.response, status="in_progress")
         return [*opening, self._state("response.in_progress")]
 
@@ -149,45 +136,67 @@ class ResponseWriter:
 
     def last(self) -> StreamEvent:
         """The event that ends the stream."""
-        return end_event(self.response, self.next_number())
+        self._number += 1
+        return end_event(self.response, self._number - 1)
 
-    def _state(self, kind: str) -> ResponseEvent:
-        return ResponseEvent(type=kind, response=self.response, sequence_number=self.next_number())
+    def open_message(self) -> list[StreamEvent]:
+        """Begin a message."""
+        events = self._open_item(_Item(""))
+        assert self._open is not None
+        return [*events, self._at_part(PartEvent, type="response.content_part.added", part=self._open.part())]
+
+    def refuse(self, text: str) -> list[StreamEvent]:
+        """The answer ends with a refusal: a message of its own, since what came before it was no part of it."""
+        events = self._open_item(_Item(""), "incomplete")
+        opened, self._open = self._open, None
+        assert opened is not None
+        part = {"type": "refusal", "refusal": text}
+        place = {"item_id": opened.id, "output_index": self._index, "content_index": 0}
+        events += [
+            self._event(PartEvent, type="response.content_part.added", part={**part, "refusal": ""}, **place),
+            self._event(RefusalDeltaEvent, delta=text, **place),
+            self._event(RefusalDoneEvent, refusal=text, **place),
+            self._event(PartEvent, type="response.content_part.done", part=part, **place),
+        ]
+        return [*events, self._add_item(opened.as_json("completed") | {"content": [part]})]
+
+    def close_item(self, status: str) -> list[StreamEvent]:
+        """End the item that is being written, if there is one."""
+        closed = self._open
+        if closed is None:
+            return []
+        text = "".join(closed.texts)
+        events: list[StreamEvent]
+        if closed.is_message:
+            done = self._at_part(TextDoneEvent, text=text, logprobs=closed.logprobs)
+            events = [done, self._at_part(PartEvent, type="response.content_part.done", part=closed.part())]
+        else:
+            names = {"item_id": closed.id, "name": closed.name, "output_index": self._index}
+            events = [self._event(ArgumentsDoneEvent, arguments=text, **names)]
+        self._open = None
+        return [*events, self._add_item(closed.as_json(status))]
 
     def _text(self, text: str) -> list[StreamEvent]:
-        events: list[StreamEvent] = [] if isinstance(self._open, _Message) else self.open_message()
-        message = self._open
-        assert isinstance(message, _Message)
+        events = [] if self._open is not None and self._open.is_message else self.open_message()
+        message, logprobs = self._open, self._logprobs
+        assert message is not None
         message.texts.append(text)
-        message.logprobs += self._logprobs
-        self.cuts[-1].append([len(text), len(self._logprobs)])
-        delta = TextDeltaEvent(
-            item_id=message.id,
-            output_index=self._index,
-            content_index=0,
-            delta=text,
-            sequence_number=self.next_number(),
-            logprobs=self._logprobs,
-        )
+        message.logprobs += logprobs
+        self.cuts[-1].append([len(text), len(logprobs)])
         self._logprobs = []
-        return [*events, delta]
+        return [*events, self._at_part(TextDeltaEvent, delta=text, logprobs=logprobs)]
 
     def _call(self, delta: ToolCallDelta) -> list[StreamEvent]:
         events: list[StreamEvent] = []
         if isinstance(delta.id, str):
             name = delta.function.name
-            events += self.close_item("completed")
+            events += self._open_item(_Item("", delta.id, name if isinstance(name, str) else ""))
             self._logprobs = []  # those of the call itself belong to no text
-            opened = _Call(self._new_id("fc_"), delta.id, name if isinstance(name, str) else "")
-            events += self._open_item(opened)
         call, text = self._open, delta.function.arguments
-        if isinstance(text, str) and text and isinstance(call, _Call):
+        if isinstance(text, str) and text and call is not None and not call.is_message:
             call.texts.append(text)
             self.cuts[-1].append([len(text), 0])
-            number = self.next_number()
-            events.append(
-                ArgumentsDeltaEvent(item_id=call.id, output_index=self._index, delta=text, sequence_number=number)
-            )
+            events.append(self._event(ArgumentsDeltaEvent, item_id=call.id, output_index=self._index, delta=text))
         return events
 
     @property
@@ -195,90 +204,35 @@ class ResponseWriter:
         """Of the open item in the output."""
         return len(self.response.output)
 
-    def _new_id(self, prefix: str) -> str:
-        return item_id(prefix, self.response.id, self._first_item + self._index)
-
-    def open_message(self) -> list[StreamEvent]:
-        """Begin a message."""
-        events = self.close_item("completed")
-        message = _Message(self._new_id("msg_"))
-        return events + self._open_item(message) + [self._part("response.content_part.added", message)]
-
-    def refuse(self, text: str) -> list[StreamEvent]:
-        """The answer ends with a refusal: a message of its own, since what came before it was no part of it."""
-        events = self.close_item("incomplete")
-        self.cuts.append([])
-        name, part = self._new_id("msg_"), {"type": "refusal", "refusal": text}
-        item: StoredItem = {"id": name, "type": "message", "status": "in_progress", "role": "assistant", "content": []}
-        place: dict[str, Any] = {"item_id": name, "output_index": self._index, "content_index": 0}
-
-        def part_event(kind: str, part: dict[str, Any]) -> PartEvent:
-            return PartEvent(type=kind, part=part, sequence_number=self.next_number(), **place)
-
-        events += [
-            self._item("response.output_item.added", item),
-            part_event("response.content_part.added", {**part, "refusal": ""}),
-            RefusalDeltaEvent(delta=text, sequence_number=self.next_number(), **place),
-            RefusalDoneEvent(refusal=text, sequence_number=self.next_number(), **place),
-            part_event("response.content_part.done", part),
-        ]
-        item = {**item, "status": "completed", "content": [part]}
-        events.append(self._item("response.output_item.done", item))
-        self.response = replace(self.response, output=[*self.response.output, item])
-        return events
-
-    def _open_item(self, opened: _Message | _Call) -> list[StreamEvent]:
+    def _open_item(self, opened: _Item, status_before: str = "completed") -> list[StreamEvent]:
+        """End the open item, name the new one and begin it."""
+        events = self.close_item(status_before)
+        prefix = "msg_" if opened.is_message else "fc_"
+        opened.id = item_id(prefix, self.response.id, self._first_item + self._index)
         self._open = opened
         self.cuts.append([])
-        return [self._item("response.output_item.added", opened.item("in_progress"))]
+        item = opened.as_json("in_progress")
+        kind = "response.output_item.added"
+        return [*events, self._event(ItemEvent, type=kind, output_index=self._index, item=item)]
 
-    def close_item(self, status: str) -> list[StreamEvent]:
-        """End the item that is being written, if there is one."""
-        closed = self._open
-        if closed is None:
-            return []
-        events: list[StreamEvent] = []
-        if isinstance(closed, _Message):
-            number = self.next_number()
-            done = TextDoneEvent(
-                item_id=closed.id,
-                output_index=self._index,
-                content_index=0,
-                text="".join(closed.texts),
-                sequence_number=number,
-                logprobs=closed.logprobs,
-            )
-            events += [done, self._part("response.content_part.done", closed)]
-        else:
-            number = self.next_number()
-            arguments = "".join(closed.texts)
-            events.append(
-                ArgumentsDoneEvent(
-                    item_id=closed.id,
-                    name=closed.name,
-                    output_index=self._index,
-                    arguments=arguments,
-                    sequence_number=number,
-                )
-            )
-        item = closed.item(status)
-        events.append(self._item("response.output_item.done", item))
+    def _add_item(self, item: StoredItem) -> StreamEvent:
+        """Add a finished item to the output."""
+        done = self._event(ItemEvent, type="response.output_item.done", output_index=self._index, item=item)
         self.response = replace(self.response, output=[*self.response.output, item])
-        self._open = None
-        return events
+        return done
 
-    def _item(self, kind: str, item: StoredItem) -> ItemEvent:
-        return ItemEvent(type=kind, output_index=self._index, item=item, sequence_number=self.next_number())
+    def _state(self, kind: str) -> StreamEvent:
+        return self._event(ResponseEvent, type=kind, response=self.response)
 
-    def _part(self, kind: str, message: _Message) -> PartEvent:
-        return PartEvent(
-            type=kind,
-            item_id=message.id,
-            output_index=self._index,
-            content_index=0,
-            part=message.part(),
-            sequence_number=self.next_number(),
-        )
+    def _at_part(self, kind: Callable[..., StreamEvent], **fields: Any) -> StreamEvent:
+        """An event of the open message's only part."""
+        assert self._open is not None
+        return self._event(kind, item_id=self._open.id, output_index=self._index, content_index=0, **fields)
+
+    def _event(self, kind: Callable[..., StreamEvent], **fields: Any) -> StreamEvent:
+        """An event with the next number."""
+        self._number += 1
+        return kind(sequence_number=self._number - 1, **fields)
 
 
 def end_event(response: Response, number: int) -> ResponseEvent:

@@ -1,4 +1,4 @@
-"""What clients are told about the exceptions of the parts below."""
+"""The API errors for exceptions of the packages below."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ wait that grew too long and a server going down are the server's state (503). 42
 
 
 def storage_full(error: StorageFullError, param: str | None = None, besides: str = "") -> ApiError:
-    """The 413 for what an organisation has no room for."""
+    """The 413 for what would pass an organisation's quota."""
     return ApiError(413, f"{error} {besides}".rstrip(), code=STORAGE_FULL, param=param)
 
 
@@ -44,7 +44,7 @@ def shutting_down() -> ApiError:
 
 
 def to_api_error(error: Exception) -> ApiError:
-    """What a client is told about an exception from the replica or of its own making."""
+    """The API error for an exception."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestRefusedError):

@@ -55,6 +55,7 @@ class Submit(Message, frozen=True, kw_only=True):
     cache_salt: str = ""
     """Prompts share cached blocks only with prompts of the same tenant and salt."""
     adapter: str = ""
+    """One of the model card's; empty for the model itself."""
     gateway: int = 0
     """Number of the gateway process that asks, and is answered."""
 
@@ -263,6 +264,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: str = ""
     """Type of cached keys and values; empty where there are none."""
     block_size: int = 16
+    adapters: list[str] = []
+    """Adapters that a request may name."""
     load_s: float = 0.0
     start_s: dict[str, float] = {}
     """Seconds spent in each phase of the start, by name."""

@@ -115,22 +115,22 @@ class BadWords:
 class TokenConstraints:
     """The masks, biases and penalties of one slot, with the token history they need."""
 
-    def __init__(self, admission: NewSequence, vocab_size: int) -> None:
-        sampling = admission.sampling
+    def __init__(self, new: NewSequence, vocab_size: int) -> None:
+        sampling = new.sampling
         self.sampling = sampling
-        self.num_output = len(admission.output_token_ids)
+        self.num_output = len(new.output_token_ids)
         self._vocab_size = vocab_size
         self.allowed: Ids | None = None
         if sampling.allowed_token_ids is not None:
             self.allowed = _within(sampling.allowed_token_ids, vocab_size)
             if len(self.allowed) == 0:
                 raise InvalidSamplingError(
-                    admission.slot, f"none of allowed_token_ids is in the vocabulary (0 to {vocab_size - 1})"
+                    new.slot, f"none of allowed_token_ids is in the vocabulary (0 to {vocab_size - 1})"
                 )
         self.bias_ids = _within(sampling.logit_bias, vocab_size)
         self.bias_values: Floats = _bounded([sampling.logit_bias[int(i)] for i in self.bias_ids])
         self._stop_ids = list(sampling.stop_token_ids)
-        prompt, output = admission.prompt_token_ids, admission.output_token_ids
+        prompt, output = new.prompt_token_ids, new.output_token_ids
         self._bad_words = BadWords(sampling.bad_words, prompt, output) if sampling.bad_words else None
         self.counts: TokenCounts | None = None
         if _uses_penalties(sampling):

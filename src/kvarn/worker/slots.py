@@ -65,25 +65,25 @@ class SlotTable:
         self.constraints.pop(slot, None)
         self.prompts.pop(slot, None)
 
-    def admit(self, admission: NewSequence) -> None:
+    def admit(self, new: NewSequence) -> None:
         """Take a sequence into a free slot; its block table is empty."""
-        slot, sampling = admission.slot, admission.sampling
+        slot, sampling = new.slot, new.sampling
         self._check(slot, occupied=False)
-        if admission.adapter and admission.adapter not in self._adapters:
-            raise InvalidSamplingError(slot, f"the model has no adapter {admission.adapter!r}: load it, or name none")
+        if new.adapter and new.adapter not in self._adapters:
+            raise InvalidSamplingError(slot, f"the model has no adapter {new.adapter!r}: load it, or name none")
         if needs_constraints(sampling):
-            self.constraints[slot] = TokenConstraints(admission, self._vocab_size)
+            self.constraints[slot] = TokenConstraints(new, self._vocab_size)
         if sampling.prompt_logprobs is not None:
-            self.prompts[slot] = (admission.prompt_token_ids, sampling.prompt_logprobs)
+            self.prompts[slot] = (new.prompt_token_ids, sampling.prompt_logprobs)
         self.occupied[slot] = True
         self.block_tables[slot] = 0
         self.temperature[slot] = min(sampling.temperature, _LARGEST_TEMPERATURE)
         self.top_k[slot] = sampling.top_k if sampling.top_k < self._vocab_size else 0
         self.top_p[slot] = max(sampling.top_p, _SMALLEST_TOP_P)
         self.min_p[slot] = sampling.min_p
-        self.seed[slot] = admission.seed
-        self.adapter[slot] = self._adapters[admission.adapter] if admission.adapter else BASE_MODEL
-        self.num_output[slot] = len(admission.output_token_ids)
+        self.seed[slot] = new.seed
+        self.adapter[slot] = self._adapters[new.adapter] if new.adapter else BASE_MODEL
+        self.num_output[slot] = len(new.output_token_ids)
         self.num_logprobs[slot] = NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs
 
     def update_blocks(self, rows: Sequence[Row]) -> None:

@@ -40,13 +40,13 @@ class SharedState:
 
 
 class LocalBudgets:
-    """Budgets counted in this process; a `ScriptRunner`."""
+    """Budgets counted in this process; a `ScriptRunner`, which is never away."""
 
     away = False
     longest_unnoticed_s = 0.0
 
-    def __init__(self, counts: BudgetCounts) -> None:
-        self._counts = counts
+    def __init__(self, counts: BudgetCounts | None = None) -> None:
+        self._counts = counts or BudgetCounts()
         self.probes: list[Call] = []
         self.when_back: list[Callable[[], None]] = []
 
@@ -59,16 +59,12 @@ class LocalBudgets:
         self._counts.run(call.keys, call.argument)
 
 
-class RemoteBudgets:
-    """Budgets counted in the main process; a `ScriptRunner`."""
-
-    away = False
-    longest_unnoticed_s = 0.0
+class RemoteBudgets(LocalBudgets):
+    """Budgets counted in the main process."""
 
     def __init__(self, channel: Channel) -> None:
+        super().__init__()
         self._channel = channel
-        self.probes: list[Call] = []
-        self.when_back: list[Callable[[], None]] = []
 
     async def ask(self, call: Call) -> bytes:
         """What the operation answers.

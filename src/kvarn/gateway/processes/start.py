@@ -1,4 +1,4 @@
-"""What a gateway process is told by the main one, and the methods that each may call of the other."""
+"""What the main process sends to a gateway process, and the methods that each may call of the other."""
 
 from __future__ import annotations
 

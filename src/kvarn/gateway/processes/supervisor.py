@@ -29,7 +29,7 @@ from kvarn.serving.models import ServedModel
 
 _WATCH_EVERY_S = 1.0
 _SNAPSHOT_S = 2.0
-"""In which a process tells what it has counted; of one that is slower what it told last is shown."""
+"""In which a process sends what it has counted; of one that is slower, what it sent last is shown."""
 _STOP_GRACE_S = 20.0
 """Beyond `drain_timeout_s`, for what a process writes at its end; then it is killed."""
 
@@ -48,7 +48,7 @@ class _Process:
         self.unanswered = 0
         """Calls in a row that `_watch` made of it."""
         self.counted: list[MetricFamily] = []
-        """As it last told."""
+        """As it last sent it."""
 
 
 class GatewayProcesses:
@@ -232,13 +232,13 @@ class GatewayProcesses:
     async def _watch(self) -> None:
         """Keep what the processes have counted (of one that dies, what it counted since is lost), and kill one that has
         not answered for as long as an engine's heartbeat may take."""
-        most = max(2, math.ceil(self._config.replica.heartbeat_timeout_s / (_WATCH_EVERY_S + _SNAPSHOT_S)))
+        max_unanswered = max(2, math.ceil(self._config.replica.heartbeat_timeout_s / (_WATCH_EVERY_S + _SNAPSHOT_S)))
         while True:
             await asyncio.sleep(_WATCH_EVERY_S)
             watched = [each for each in self._running.values() if each.serving]
             for each, answered in zip(watched, await asyncio.gather(*map(self._ask, watched)), strict=True):
                 each.unanswered = 0 if answered else each.unanswered + 1
-                if each.unanswered == most:
+                if each.unanswered == max_unanswered:
                     _log.error("a gateway process hangs and is killed", extra={"number": each.number})
                     each.process.kill()
 

@@ -21,9 +21,9 @@ from kvarn.store.repositories.conversations.stored_completions import (
     list_completions,
 )
 from kvarn.store.repositories.pages import cut_page
-from kvarn.wire.openai.chat.answer import ChatCompletion, ChatCompletionDeleted
+from kvarn.wire.openai.chat.answer import ChatCompletion
 from kvarn.wire.openai.chat.request import ChatCompletionRequest, CompletionChange
-from kvarn.wire.openai.lists import ListObject
+from kvarn.wire.openai.lists import DeletedObject, ListObject
 
 router = APIRouter(prefix="/v1/chat/completions", tags=["chat"], route_class=JsonRoute)
 
@@ -82,10 +82,10 @@ async def change_chat_completion(
 
 
 @router.delete("/{completion_id}", summary="Delete a stored chat completion", dependencies=_CHECKED)
-async def delete_chat_completion(gateway: GatewayDep, owner: OwnerDep, completion_id: str) -> ChatCompletionDeleted:
+async def delete_chat_completion(gateway: GatewayDep, owner: OwnerDep, completion_id: str) -> DeletedObject:
     """Delete a stored completion and its messages."""
     await delete_completion(gateway.store, owner, completion_id)
-    return ChatCompletionDeleted(id=completion_id)
+    return DeletedObject(id=completion_id, object="chat.completion.deleted")
 
 
 @router.get("/{completion_id}/messages", summary="Read the messages of a stored chat completion", dependencies=_CHECKED)

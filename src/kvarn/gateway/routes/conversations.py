@@ -14,12 +14,11 @@ from kvarn.responses.items import add_items, resolve_items
 from kvarn.store.models import Conversation
 from kvarn.store.repositories.conversations import conversations as stored
 from kvarn.store.repositories.pages import Page
-from kvarn.wire.openai.lists import ListObject
+from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.responses.conversations import (
     ConversationAnswer,
     CreateConversationRequest,
     CreateItemsRequest,
-    DeletedConversation,
     UpdateConversationRequest,
 )
 from kvarn.wire.openai.responses.items import StoredItem
@@ -82,10 +81,10 @@ async def update_conversation(
 
 
 @router.delete("/{conversation_id}", summary="Delete a conversation")
-async def delete_conversation(gateway: GatewayDep, owner: OwnerDep, conversation_id: str) -> DeletedConversation:
+async def delete_conversation(gateway: GatewayDep, owner: OwnerDep, conversation_id: str) -> DeletedObject:
     """Delete a conversation with all its items."""
     await stored.delete_conversation(gateway.store, owner, conversation_id)
-    return DeletedConversation(id=conversation_id)
+    return DeletedObject(id=conversation_id, object="conversation.deleted")
 
 
 @router.post("/{conversation_id}/items", summary="Add items")

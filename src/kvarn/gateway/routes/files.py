@@ -15,8 +15,8 @@ from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import OrderedQuery, Text, check_query, list_answer
 from kvarn.gateway.uploads import PURPOSES, describe_file, take_file
 from kvarn.store.repositories.files.files import delete_file, find_file, list_files, read_content
-from kvarn.wire.openai.files import FileDeleted, FileObject
-from kvarn.wire.openai.lists import ListObject
+from kvarn.wire.openai.files import FileObject
+from kvarn.wire.openai.lists import DeletedObject, ListObject
 
 router = APIRouter(prefix="/v1/files", tags=["files"], route_class=JsonRoute, dependencies=[Depends(check_query)])
 
@@ -98,7 +98,7 @@ async def get_file_content(gateway: GatewayDep, owner: OwnerDep, file_id: str) -
 
 
 @router.delete("/{file_id}", summary="Delete a file")
-async def delete_one_file(gateway: GatewayDep, owner: OwnerDep, file_id: str) -> FileDeleted:
+async def delete_one_file(gateway: GatewayDep, owner: OwnerDep, file_id: str) -> DeletedObject:
     """Delete a file and its content."""
     await delete_file(gateway.store, owner, file_id)
-    return FileDeleted(id=file_id)
+    return DeletedObject(id=file_id, object="file")

@@ -22,7 +22,7 @@ from kvarn.responses.stream import ResponseStream
 from kvarn.store.repositories.conversations.responses import find_response
 from kvarn.store.repositories.pages import cut_page
 from kvarn.wire.openai.common import disagreement
-from kvarn.wire.openai.lists import ListObject
+from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.responses import answer
 from kvarn.wire.openai.responses.items import StoredItem
 from kvarn.wire.openai.responses.request import ResponseRequest, TokenCountRequest
@@ -84,10 +84,10 @@ async def get_response(
 
 
 @router.delete("/{response_id}", summary="Delete a response", dependencies=_CHECKED)
-async def delete_response(gateway: GatewayDep, owner: OwnerDep, response_id: str) -> answer.DeletedResponse:
+async def delete_response(gateway: GatewayDep, owner: OwnerDep, response_id: str) -> DeletedObject:
     """Delete a stored response; one that runs in the background is stopped."""
     await retrieval.delete_response(gateway, owner, response_id)
-    return answer.DeletedResponse(id=response_id)
+    return DeletedObject(id=response_id, object="response")
 
 
 @router.post("/{response_id}/cancel", summary="Cancel a background response", dependencies=_CHECKED)

@@ -108,6 +108,7 @@ def _build_decoder(model: Decoder, config: ModelConfig, phases: _Phases) -> Gene
         kv_blocks=num_blocks,
         kv_dtype=model.kv_dtype,
         block_size=BLOCK_SIZE,
+        adapters=list(model.adapters),
     )
     return GenerateService(executor, config.engine, card, namespace=config.name, costs=costs, step_time=step_time)
 

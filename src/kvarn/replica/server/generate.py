@@ -49,7 +49,7 @@ class GenerateService:
         """Queue a request, or say why not."""
         if isinstance(request, Embed):
             return _invalid(request, "this model generates text: it has no embeddings")
-        problem = find_problem(request, self.card.vocab_size)
+        problem = find_problem(request, self.card)
         if problem is not None:
             return _invalid(request, problem)
         try:

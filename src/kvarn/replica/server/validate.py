@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from kvarn.wire.messages import Submit
+from kvarn.wire.messages import ModelCard, Submit
 from kvarn.wire.sampling import SamplingParams
 
 _RANGES = {
@@ -25,9 +25,11 @@ _RANGES = {
 """Least and greatest value of each number."""
 
 
-def find_problem(request: Submit, vocab_size: int) -> str | None:
-    """What makes a request impossible for a model of so many token ids; None where all is well."""
-    sampling = request.sampling
+def find_problem(request: Submit, card: ModelCard) -> str | None:
+    """What makes a request impossible for a model; None where all is well."""
+    sampling, vocab_size = request.sampling, card.vocab_size
+    if request.adapter and request.adapter not in card.adapters:
+        return f"adapter {request.adapter!r} is not loaded: this engine has {card.adapters or 'none'}"
     if _any_outside(request.prompt_token_ids, vocab_size):
         return f"prompt_token_ids must be in 0 to {vocab_size - 1}"
     allowed = sampling.allowed_token_ids

@@ -58,15 +58,15 @@ class GuardModel:
         return worst
 
     async def _prompts(self, text: str, model: ReadyModel, claim: Claim) -> list[list[int]]:
-        room = model.card.max_context_length - MAX_TOKENS - len(await self._render("", model, claim))
-        if room < 16:
+        max_tokens = model.card.max_context_length - MAX_TOKENS - len(await self._render("", model, claim))
+        if max_tokens < 16:
             raise ModerationAwayError(f"the context of {self.name!r} is too short to moderate with")
-        parts = await self._text.run(claim.tenant, len(text), lambda: _parts(text, room, model))
+        parts = await self._text.run(claim.tenant, len(text), lambda: _parts(text, max_tokens, model))
         return [await self._render(part, model, claim) for part in parts]
 
     async def _render(self, text: str, model: ReadyModel, claim: Claim) -> list[int]:
-        told = PROMPT if self._config.model_prompt is None else self._config.model_prompt
-        messages = [{"role": "system", "content": told}] if told else []
+        instructions = PROMPT if self._config.model_prompt is None else self._config.model_prompt
+        messages = [{"role": "system", "content": instructions}] if instructions else []
         messages.append({"role": "user", "content": text})
         return await render_token_ids(
             self._text,
@@ -101,10 +101,10 @@ class GuardModel:
         return verdict
 
 
-def _parts(text: str, room: int, model: ReadyModel) -> list[str]:
+def _parts(text: str, max_tokens: int, model: ReadyModel) -> list[str]:
     """The text in parts of at most so many tokens."""
     tokens = model.tokenizer.encode_words(text)
-    if len(tokens) <= room:
+    if len(tokens) <= max_tokens:
         return [text]
-    step = room // 2  # a part that is cut anew may take more tokens than before
+    step = max_tokens // 2  # a part that is cut anew may take more tokens than before
     return [model.tokenizer.decode(tokens[at : at + step]) for at in range(0, len(tokens), step)]

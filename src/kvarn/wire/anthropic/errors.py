@@ -30,7 +30,7 @@ def error_body(error: ApiError, request_id: str) -> dict[str, Any]:
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     named = error.param is None or error.param in error.message
     message = error.message if named else f"{error.param}: {error.message}"
-    told: dict[str, Any] = {"type": kind, "message": message}
+    shown: dict[str, Any] = {"type": kind, "message": message}
     if error.param == "thread":  # Anthropic's client then sends the whole conversation by itself
-        told["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-    return {"type": "error", "error": told, "request_id": request_id}
+        shown["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": shown, "request_id": request_id}

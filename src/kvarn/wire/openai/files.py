@@ -32,11 +32,3 @@ class FileObject(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "file"
     status: str = "processed"
     expires_at: int | UnsetType = UNSET
-
-
-class FileDeleted(msgspec.Struct, frozen=True, kw_only=True):
-    """A file is gone."""
-
-    id: str
-    object: str = "file"
-    deleted: bool = True

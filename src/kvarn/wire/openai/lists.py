@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Generic, TypedDict, TypeVar
 
+import msgspec
+
 ItemT = TypeVar("ItemT")
 
 
@@ -17,9 +19,9 @@ class ListObject(TypedDict, Generic[ItemT]):
     has_more: bool
 
 
-class DeletedObject(TypedDict):
+class DeletedObject(msgspec.Struct, frozen=True, kw_only=True):
     """What is left of a deleted object."""
 
-    object: str
     id: str
-    deleted: bool
+    object: str
+    deleted: bool = True

@@ -13,8 +13,8 @@ from kvarn.metering.prices import BILLIONTHS, billionths
 from kvarn.store.models import Budget
 from kvarn.store.repositories.usage import budgets
 from kvarn.wire.openai.errors import invalid_request
-from kvarn.wire.openai.lists import ListObject
-from kvarn.wire.openai.organization.budgets import BudgetCreate, BudgetDeleted, BudgetObject, BudgetUpdate
+from kvarn.wire.openai.lists import DeletedObject, ListObject
+from kvarn.wire.openai.organization.budgets import BudgetCreate, BudgetObject, BudgetUpdate
 
 router = APIRouter(
     prefix="/v1/organization/budgets", tags=["organization"], route_class=JsonRoute, dependencies=ADMINISTRATION
@@ -65,12 +65,12 @@ async def modify_budget(
 
 
 @router.delete("/{budget_id}", summary="Delete a budget")
-async def delete_budget(admin: AdminDep, budget_id: str) -> BudgetDeleted:
+async def delete_budget(admin: AdminDep, budget_id: str) -> DeletedObject:
     """Its limits hold no longer."""
     async with admin.audited_change() as change:
         budget = await budgets.find_budget(change.session, admin.organization_id, budget_id)
         await budgets.delete_budget(change, budget)
-    return BudgetDeleted(id=budget_id)
+    return DeletedObject(id=budget_id, object="organization.budget.deleted")
 
 
 def _stored(unit: str, name: str, amount: float | None) -> int | None:

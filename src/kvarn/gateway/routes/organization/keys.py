@@ -14,7 +14,6 @@ from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import ItemT, OldestFirstQuery, OrderedOldestFirstQuery, list_answer
 from kvarn.gateway.routes.organization.objects import (
     admin_key_object,
-    deleted_object,
     project_key_object,
     scopes_of,
 )
@@ -83,7 +82,7 @@ async def delete_admin_key(admin: AdminDep, key_id: str) -> DeletedObject:
     """Revoke a key; not the last with which the organisation can be administered."""
     async with admin.audited_change() as change:
         await keys.revoke_key(change, admin.organization_id, key_id, admin=True)
-    return deleted_object("organization.admin_api_key", key_id)
+    return DeletedObject(id=key_id, object="organization.admin_api_key.deleted")
 
 
 @router.get(_PROJECT_KEYS, summary="List a project's API keys")
@@ -134,7 +133,7 @@ async def delete_project_key(admin: AdminDep, project_id: str, key_id: str) -> D
     """Revoke a key: at this gateway at once, at the others within `auth.refresh_s`."""
     async with admin.audited_change() as change:
         await keys.revoke_key(change, admin.organization_id, key_id, project_id=project_id)
-    return deleted_object("organization.project.api_key", key_id)
+    return DeletedObject(id=key_id, object="organization.project.api_key.deleted")
 
 
 async def _list(

@@ -9,7 +9,6 @@ from kvarn.store.models import ApiKey, Organization, Project, User
 from kvarn.store.owner import LimitRule, Role, Scopes
 from kvarn.store.repositories.tenants.audit_log import AuditRecord
 from kvarn.store.repositories.tenants.users import Member
-from kvarn.wire.openai.lists import DeletedObject
 from kvarn.wire.openai.organization.objects import (
     AdminKeyObject,
     AuditLogObject,
@@ -179,9 +178,9 @@ def rate_limit_object(rule: LimitRule) -> RateLimitObject:
     }
 
 
-def limit_changes(asked: RateLimitUpdate) -> dict[str, int | None]:
+def limit_changes(body: RateLimitUpdate) -> dict[str, int | None]:
     """What a request sets; null and `UNLIMITED` take a limit away."""
-    given = {wire: getattr(asked, wire) for wire in _WIRE_LIMITS if wire in asked.model_fields_set}
+    given = {wire: getattr(body, wire) for wire in _WIRE_LIMITS if wire in body.model_fields_set}
     return {_WIRE_LIMITS[wire]: None if limit == UNLIMITED else limit for wire, limit in given.items()}
 
 
@@ -208,28 +207,23 @@ def storage_fields(stored: int, max_bytes: int) -> dict[str, int]:
 def audit_log_object(record: AuditRecord) -> AuditLogObject:
     """An entry of the audit log: what was done stands under the name of its type."""
     entry = record.entry
-    told: AuditLogObject = {
+    described: AuditLogObject = {
         "id": entry.id,
         "type": entry.type,
         "effective_at": entry.effective_at,
         "actor": _actor(record),
     }
     if entry.project_id is not None:
-        told["project"] = {"id": entry.project_id, "name": record.project_name or ""}
-    told[entry.type] = {"id": entry.object_id, **entry.detail}  # type: ignore[literal-required]
-    return told
-
-
-def deleted_object(kind: str, object_id: str) -> DeletedObject:
-    """What is left of a deleted object."""
-    return {"object": f"{kind}.deleted", "id": object_id, "deleted": True}
+        described["project"] = {"id": entry.project_id, "name": record.project_name or ""}
+    described[entry.type] = {"id": entry.object_id, **entry.detail}  # type: ignore[literal-required]
+    return described
 
 
 def _owner(user: User) -> dict[str, Any]:
-    told = {"id": user.id, "name": user.name, "created_at": user.created_at}
+    shown = {"id": user.id, "name": user.name, "created_at": user.created_at}
     if user.kind == "service_account":
-        return {"type": "service_account", "service_account": {**told, "role": "member"}}
-    return {"type": "user", "user": {**told, "email": user.email, "role": wire_role(user.role)}}
+        return {"type": "service_account", "service_account": {**shown, "role": "member"}}
+    return {"type": "user", "user": {**shown, "email": user.email, "role": wire_role(user.role)}}
 
 
 def _actor(record: AuditRecord) -> dict[str, Any]:

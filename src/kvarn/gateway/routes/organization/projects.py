@@ -11,7 +11,6 @@ from kvarn.gateway.dependencies import ADMINISTRATION, AdminDep, json_body
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import Flag, OldestFirstQuery, list_answer
 from kvarn.gateway.routes.organization.objects import (
-    deleted_object,
     project_object,
     scopes_of,
     service_account_key_object,
@@ -141,7 +140,7 @@ async def delete_account(admin: AdminDep, project_id: str, user_id: str) -> Dele
     """Delete it with all its keys."""
     async with admin.audited_change() as change:
         await users.delete_service_account(change, admin.organization_id, project_id, user_id)
-    return deleted_object("organization.project.service_account", user_id)
+    return DeletedObject(id=user_id, object="organization.project.service_account.deleted")
 
 
 @router.post(_ACCOUNTS + "/{user_id}/api_keys", summary="Create a service account's key")

@@ -17,7 +17,6 @@ from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import BackwardQuery, OldestFirstQuery, list_answer
 from kvarn.gateway.routes.organization.objects import (
     RATE_LIMIT_PREFIX,
-    deleted_object,
     limit_changes,
     rate_limit_object,
 )
@@ -107,7 +106,7 @@ def _add_routes(path: str, whose: str, find: Callable[..., Awaitable[Holder]]) -
         model = _model_of(rate_limit_id)
         async with holder.admin.audited_change() as change:
             await rate_limits.drop_limit(change, holder.organization_id, holder.id, model, project_id=holder.project_id)
-        return deleted_object("project.rate_limit", rate_limit_id)
+        return DeletedObject(id=rate_limit_id, object="project.rate_limit.deleted")
 
 
 _add_routes("/projects/{project_id}/rate_limits", "a project's", _project)

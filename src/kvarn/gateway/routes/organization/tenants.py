@@ -12,7 +12,6 @@ from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import Flag, OldestFirstQuery, QueryModel, list_answer
 from kvarn.gateway.routes.organization.objects import (
     admin_key_object,
-    deleted_object,
     project_object,
     tenant_object,
 )
@@ -96,4 +95,4 @@ async def delete_tenant(
     """Delete an organisation and all it owns; its usage stays in the ledger unless `erase_usage=true`, now or later.
     A large one takes a while; interrupted, the request may be made again."""
     await delete_organization(admin.gateway.store, admin.audited_change, tenant_id, erase_usage=query.erase_usage)
-    return deleted_object("organization.tenant", tenant_id)
+    return DeletedObject(id=tenant_id, object="organization.tenant.deleted")

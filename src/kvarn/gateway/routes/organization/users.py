@@ -10,7 +10,7 @@ from pydantic import Field
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminDep, json_body
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import OldestFirstQuery, Texts, list_answer
-from kvarn.gateway.routes.organization.objects import deleted_object, project_user_object, role_of, user_object
+from kvarn.gateway.routes.organization.objects import project_user_object, role_of, user_object
 from kvarn.store.repositories.tenants import users
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization.objects import ProjectUserObject, UserObject
@@ -66,7 +66,7 @@ async def delete_user(admin: AdminDep, user_id: str) -> DeletedObject:
     """Delete a person with all their keys."""
     async with admin.audited_change() as change:
         await users.delete_user(change, admin.organization_id, user_id)
-    return deleted_object("organization.user", user_id)
+    return DeletedObject(id=user_id, object="organization.user.deleted")
 
 
 @router.get(_MEMBERS, summary="List a project's users")
@@ -116,4 +116,4 @@ async def delete_member(admin: AdminDep, project_id: str, user_id: str) -> Delet
     """Take a person out of the project; the keys they have in it are revoked."""
     async with admin.audited_change() as change:
         await users.remove_member(change, admin.organization_id, project_id, user_id)
-    return deleted_object("organization.project.user", user_id)
+    return DeletedObject(id=user_id, object="organization.project.user.deleted")

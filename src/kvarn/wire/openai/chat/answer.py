@@ -93,14 +93,6 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     extension)."""
 
 
-class ChatCompletionDeleted(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored completion is gone."""
-
-    id: str
-    object: str = "chat.completion.deleted"
-    deleted: bool = True
-
-
 class FunctionCallDelta(msgspec.Struct, frozen=True, kw_only=True):
     """More of a call: its name once, its arguments in pieces."""
 

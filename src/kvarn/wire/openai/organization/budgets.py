@@ -58,11 +58,3 @@ class BudgetObject(msgspec.Struct, frozen=True, kw_only=True):
     spent: float
     alerted_period: str | None
     """The period for which the alert of the soft limit has been given last, such as `2026-11`."""
-
-
-class BudgetDeleted(msgspec.Struct, frozen=True, kw_only=True):
-    """A budget is gone."""
-
-    object: str = "organization.budget.deleted"
-    id: str
-    deleted: bool = True

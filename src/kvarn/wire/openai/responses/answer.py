@@ -103,14 +103,6 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     """What may be wrong with the calls it makes."""
 
 
-class DeletedResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """Says that a response is no more."""
-
-    id: str
-    object: str = "response"
-    deleted: bool = True
-
-
 class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
     """How many tokens a response's prompt would have."""
 
@@ -135,60 +127,49 @@ class ItemEvent(msgspec.Struct, frozen=True, kw_only=True):
     sequence_number: int
 
 
-class PartEvent(msgspec.Struct, frozen=True, kw_only=True):
+class ContentEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Something about a part of an item's content."""
+
+    item_id: str
+    output_index: int
+    content_index: int
+    sequence_number: int
+
+
+class PartEvent(ContentEvent, frozen=True, kw_only=True):
     """A part of a message begins or ends: `response.content_part.added`, `.done`."""
 
     type: str
-    item_id: str
-    output_index: int
-    content_index: int
     part: dict[str, Any]
-    sequence_number: int
 
 
-class TextDeltaEvent(msgspec.Struct, frozen=True, kw_only=True):
+class TextDeltaEvent(ContentEvent, frozen=True, kw_only=True):
     """More text."""
 
-    item_id: str
-    output_index: int
-    content_index: int
     delta: str
-    sequence_number: int
     logprobs: list[TokenLogprobs | msgspec.Raw]
     type: str = "response.output_text.delta"
 
 
-class TextDoneEvent(msgspec.Struct, frozen=True, kw_only=True):
+class TextDoneEvent(ContentEvent, frozen=True, kw_only=True):
     """The text has ended."""
 
-    item_id: str
-    output_index: int
-    content_index: int
     text: str
-    sequence_number: int
     logprobs: list[TokenLogprobs | msgspec.Raw]
     type: str = "response.output_text.done"
 
 
-class RefusalDeltaEvent(msgspec.Struct, frozen=True, kw_only=True):
+class RefusalDeltaEvent(ContentEvent, frozen=True, kw_only=True):
     """More of a refusal."""
 
-    item_id: str
-    output_index: int
-    content_index: int
     delta: str
-    sequence_number: int
     type: str = "response.refusal.delta"
 
 
-class RefusalDoneEvent(msgspec.Struct, frozen=True, kw_only=True):
+class RefusalDoneEvent(ContentEvent, frozen=True, kw_only=True):
     """The refusal has ended."""
 
-    item_id: str
-    output_index: int
-    content_index: int
     refusal: str
-    sequence_number: int
     type: str = "response.refusal.done"
 
 

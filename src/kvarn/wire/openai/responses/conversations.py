@@ -43,11 +43,3 @@ class ConversationAnswer(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     metadata: dict[str, str]
     object: str = "conversation"
-
-
-class DeletedConversation(msgspec.Struct, frozen=True, kw_only=True):
-    """Says that a conversation is no more."""
-
-    id: str
-    object: str = "conversation.deleted"
-    deleted: bool = True

@@ -1,0 +1,211 @@
+"""The real executor on plans made ahead, with proposals, with masks, and with blocks stored beyond the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine_world import DictConnector, EveryThird, packed
+from kvarn.engine.plan import BlockTransfer, BlockUpdate, NewSequence, Row, StepPlan
+from kvarn.kernels.backend import Kernels
+from kvarn.kernels.batch import KVCache
+from kvarn.kernels.linear import Linear, Norm
+from kvarn.models import Decoder, load_model
+from kvarn.wire.messages import Submit
+from kvarn.wire.sampling import SamplingParams
+from kvarn.worker import InProcessExecutor, PlanError
+from kvarn.worker.kv_blocks import load_blocks, store_blocks
+from kvarn.worker.sampler import sample
+
+VOCABULARY = 500
+
+
+def requests(**extra: Any) -> list[Submit]:
+    """Greedy and drawn, with penalties, stop tokens and log-probabilities."""
+    rng = np.random.default_rng(3)
+    samplings: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.9, "top_p": 0.9},
+        {"temperature": 1.0, "frequency_penalty": 0.8, "repetition_penalty": 1.3},
+        {"temperature": 0.7, "logprobs": 2, "n": 2},
+        {"temperature": 1.0, "bad_words": [[5, 6], [7]], "min_tokens": 4, "stop_token_ids": list(range(0, 500, 20))},
+    ]
+    return [
+        Submit(
+            request_id=f"r{index}",
+            prompt_token_ids=rng.integers(4, VOCABULARY, 17 + 9 * index).tolist(),
+            sampling=SamplingParams(seed=index, max_tokens=20, **sampling),
+            **extra,
+        )
+        for index, sampling in enumerate(samplings)
+    ]
+
+
+def answers(stack: Any, messages: list[Submit]) -> dict[Any, Any]:
+    return {
+        key: (answer.token_ids, answer.logprobs, answer.finish_reason)
+        for key, answer in stack.generate(messages).items()
+    }
+
+
+class Oracle:
+    """Proposes what the answers given before say, every fifth token wrong."""
+
+    def __init__(self, known: dict[Any, Any]) -> None:
+        self._known = known
+        self.num_proposed = 0
+
+    def propose(self, sequence: Any, limit: int) -> list[int]:
+        tokens = self._known[sequence.request.request_id, sequence.index][0]
+        first = sequence.num_tokens - sequence.num_prompt
+        proposals = [
+            (token + 1) % VOCABULARY if place % 5 == 4 else token
+            for place, token in enumerate(tokens[first : first + min(limit, 4)], start=first)
+        ]
+        self.num_proposed += len(proposals)
+        return proposals
+
+
+@pytest.fixture(scope="module")
+def plain(stack: Any, tiny_model: Callable[[str], Decoder]) -> dict[Any, Any]:
+    """What the synchronous loop answers."""
+    return answers(stack(tiny_model("llama")), requests())
+
+
+def test_steps_planned_before_the_last_tokens_were_known_give_the_same_tokens(
+    stack: Any, tiny_model: Callable[[str], Decoder], plain: dict[Any, Any]
+) -> None:
+    assert answers(stack(tiny_model("llama"), plans_ahead=True), requests()) == plain
+
+
+def test_proposals_change_no_token_and_no_logprob(
+    stack: Any, tiny_model: Callable[[str], Decoder], plain: dict[Any, Any]
+) -> None:
+    """Log-probabilities are of the same positions, computed beside others: the last bits may differ."""
+    oracle = Oracle(plain)
+    found = answers(stack(tiny_model("llama"), proposer=oracle), requests())
+    assert oracle.num_proposed > 60
+    assert {key: (tokens, reason) for key, (tokens, _, reason) in found.items()} == {
+        key: (tokens, reason) for key, (tokens, _, reason) in plain.items()
+    }
+    for key, (_, entries, _) in plain.items():
+        assert [entry.chosen.token_id for entry in found[key][1]] == [entry.chosen.token_id for entry in entries]
+        close = [entry.chosen.logprob for entry in entries]
+        assert [entry.chosen.logprob for entry in found[key][1]] == pytest.approx(close, abs=1e-4)
+
+
+def test_a_mask_forces_tokens_whatever_else_is_demanded(stack: Any, tiny_model: Callable[[str], Decoder]) -> None:
+    class OneToken:
+        def pack(self, index: int, output_token_ids: list[int], proposals: list[int]) -> tuple[bytes, ...]:
+            places = range(len(output_token_ids), len(output_token_ids) + len(proposals) + 1)
+            return tuple(packed([100 + place], VOCABULARY) for place in places)
+
+    for options in ({}, {"plans_ahead": True}):
+        masked = stack(tiny_model("llama"), masks=lambda message: OneToken() if message.cache_salt else None, **options)
+        for tokens, _, _ in answers(masked, requests(cache_salt="s")).values():
+            assert tokens == list(range(100, 100 + len(tokens)))
+
+
+def test_masks_and_proposals_go_together(stack: Any, tiny_model: Callable[[str], Decoder]) -> None:
+    masks = {"masks": lambda message: EveryThird()}
+    alone = answers(stack(tiny_model("llama"), **masks), requests())
+    oracle = Oracle(alone)
+    found = answers(stack(tiny_model("llama"), proposer=oracle, **masks), requests())
+    assert {key: tokens for key, (tokens, _, _) in found.items()} == {key: t for key, (t, _, _) in alone.items()}
+    assert all(token % 3 == place % 3 and token < 50 for t, _, _ in alone.values() for place, token in enumerate(t))
+
+
+def test_a_mask_that_allows_nothing_is_an_error_that_names_the_slot(slot_table: Any) -> None:
+    with pytest.raises(PlanError, match="slot 0 allows no token"):
+        sample(torch.zeros(1, 10), np.array([0]), slot_table(10, [{}]), masks={0: packed([], 10)})
+
+
+def test_a_preempted_sequence_goes_on_from_stored_blocks_with_the_same_tokens(
+    stack: Any, tiny_model: Callable[[str], Decoder], plain: dict[Any, Any]
+) -> None:
+    connector = DictConnector()
+    small = stack(tiny_model("llama"), num_blocks=10, connector=connector, prefix_cache=False)
+    found = answers(small, requests())
+    assert small.engine.stats().preemptions_total > 0
+    assert connector.num_loaded > 0
+    assert {key: tokens for key, (tokens, _, _) in found.items()} == {key: t for key, (t, _, _) in plain.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_a_block_comes_back_as_it_was_stored(dtype: torch.dtype) -> None:
+    def part() -> torch.Tensor:
+        return torch.randint(-100, 100, (6, 2, 16, 3)).to(dtype)
+
+    cache, connector = KVCache((part(), part()), (part(), part())), DictConnector()
+    before = [tensor[2].clone() for tensor in (*cache.keys, *cache.values)]
+    store_blocks(cache, [BlockTransfer(2, b"name")], connector)
+    load_blocks(cache, [BlockTransfer(5, b"name")], connector)
+    for tensor, contents in zip((*cache.keys, *cache.values), before, strict=True):
+        assert torch.equal(tensor[5], contents)
+    connector.blocks[b"name"] = connector.blocks[b"name"][:-1]
+    with pytest.raises(PlanError, match="bytes were stored"):
+        load_blocks(cache, [BlockTransfer(5, b"name")], connector)
+
+
+class ScaledLinear:
+    """A layer whose adapters 0 and 1 multiply its results."""
+
+    def __init__(self, base: Linear) -> None:
+        self.base = base
+        self.out_features, self.in_features, self.nbytes = base.out_features, base.in_features, base.nbytes
+        self.rows = base.rows
+        self.scales = torch.tensor([1.3, 0.6, 1.0])  # of -1, the last one
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        *,
+        norm: Norm | None = None,
+        add_to: torch.Tensor | None = None,
+        adapters: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        out = self.base(x, norm=norm)
+        if adapters is not None:
+            out = out * self.scales[adapters, None]
+        return out if add_to is None else add_to.add_(out)
+
+
+class ScaledKernels(Kernels):
+    def pack_linear(self, *args: Any, **named: Any) -> Linear:
+        return ScaledLinear(super().pack_linear(*args, **named))
+
+
+@pytest.mark.parametrize("plans_ahead", [False, True])
+def test_the_adapter_that_a_request_names_reaches_every_row_of_it(
+    stack: Any, tiny_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, plans_ahead: bool
+) -> None:
+    monkeypatch.setattr("kvarn.models.load.kernels_for", lambda *_: ScaledKernels())
+    monkeypatch.setattr(Decoder, "adapters", {"loud": 0, "quiet": 1})
+    model = load_model(tiny_checkpoint("llama"), dtype="float32")
+
+    def ask(*names: str) -> dict[str, list[int]]:
+        """Each adapter's answer to the same prompt."""
+        sampling = SamplingParams(seed=1, temperature=0.0, max_tokens=12)
+        messages = [
+            Submit(request_id=name, prompt_token_ids=list(range(5, 45)), sampling=sampling, adapter=name)
+            for name in names
+        ]
+        served = stack(model, plans_ahead=plans_ahead)
+        return {key[0]: answer.token_ids for key, answer in served.generate(messages).items()}
+
+    together = ask("", "quiet", "loud")
+    assert together == ask("") | ask("loud") | ask("quiet")
+    assert len({tuple(tokens) for tokens in together.values()}) == 3
+
+
+def test_a_plan_that_stores_blocks_needs_a_connector(tiny_model: Callable[[str], Decoder]) -> None:
+    executor = InProcessExecutor(tiny_model("llama"), num_blocks=4, max_num_seqs=1)
+    new = NewSequence(0, SamplingParams(seed=0), 0, [5], [])
+    with pytest.raises(PlanError, match="no KV connector"):
+        executor.execute(
+            StepPlan(1, [], [new], [], [Row(0, 0, [5], [BlockUpdate(0, 0)], True)], [BlockTransfer(1, b"name")])
+        )
