@@ -72,7 +72,7 @@ def gateways(
 
 
 def knows_budgets(server: Any) -> bool:
-    return bool(metering_of(server).budgets.all_standings(time.time()))
+    return bool(metering_of(server).budgets.all_statuses(time.time()))
 
 
 def metering_of(server: Any) -> Metering:

@@ -54,7 +54,8 @@ async def test_a_forbidden_word_is_never_shown_wherever_it_stands_and_the_stream
     text = " ".join(part for part in (before, FORBIDDEN, after) if part)
     shown, reason = await shown_of(pieces_of(text, cuts, bare_end=bare_end), look_every, hold_back)
     assert reason == "content_filter"
-    assert text.startswith(shown) and FORBIDDEN not in shown.split()
+    end = len(before) + bool(before) + len(FORBIDDEN)
+    assert text.startswith(shown) and len(shown) < end, "a part of `committee` may be shown, but not the word"
 
 
 @given(WORDS, CUTS, st.booleans(), st.integers(1, 60), st.integers(0, 60))

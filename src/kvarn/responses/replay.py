@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kvarn.responses.writer import Cuts, ResponseWriter
 from kvarn.serving.choice import ChoiceDelta
-from kvarn.serving.tiers import asked_tier
+from kvarn.serving.tiers import requested_tier
 from kvarn.wire.openai.chat.answer import FunctionCallDelta, ToolCallDelta
 from kvarn.wire.openai.responses.answer import Response, StreamEvent
 from kvarn.wire.openai.responses.items import StoredItem
@@ -71,7 +71,9 @@ def as_queued(response: Response, request: Mapping[str, Any]) -> Response:
         response: As it stands.
         request: The fields of its request, as JSON has them.
     """
-    return replace(unwritten(response), model=request["model"], service_tier=asked_tier(request.get("service_tier")))
+    return replace(
+        unwritten(response), model=request["model"], service_tier=requested_tier(request.get("service_tier"))
+    )
 
 
 def _message_again(item: StoredItem, lengths: list[list[int]]) -> Iterator[ChoiceDelta]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from kvarn.serving.tiers import asked_tier
+from kvarn.serving.tiers import requested_tier
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.parse import validate
@@ -55,7 +55,7 @@ def new_response(request: ResponseRequest, response_id: str, created_at: int) ->
         temperature=1.0 if request.temperature is None else request.temperature,
         top_p=1.0 if request.top_p is None else request.top_p,
         top_logprobs=request.top_logprobs or 0,
-        service_tier=asked_tier(request.service_tier),
+        service_tier=requested_tier(request.service_tier),
         metadata=request.metadata or {},
         user=UNSET if request.user is None else request.user,
         safety_identifier=request.safety_identifier,

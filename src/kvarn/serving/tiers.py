@@ -16,8 +16,8 @@ def priority_of(service_tier: str | None, priority: int, best: int) -> int:
     return max(priority or _PRIORITIES[service_tier or "auto"], best)
 
 
-def asked_tier(service_tier: str | None) -> str:
-    """What an answer says of its tier before it is known: what was asked for."""
+def requested_tier(service_tier: str | None) -> str:
+    """The tier that an answer names before its own is known."""
     return "default" if service_tier is None or service_tier == "auto" else service_tier
 
 
