@@ -24,7 +24,7 @@ importlib.util.find_spec = lambda name, package=None: None if name in ("asyncpg"
     found(name, package))
 sys.meta_path.insert(0, Hide())
 if sys.argv[1] == "import":
-    import kvarn.gateway.app, kvarn.gateway.platform, kvarn.gateway.processes.worker
+    import kvarn.gateway.app, kvarn.gateway.services, kvarn.gateway.processes.worker
 else:
     from kvarn.cli.main import main
     main()
@@ -62,7 +62,8 @@ def test_the_gateway_is_imported_without_the_extras(tmp_path: Path) -> None:
 
 
 def test_without_the_extras_the_database_in_a_file_is_served(tmp_path: Path) -> None:
-    upgraded = kvarn(tmp_path, {}, "store", "upgrade")
+    config: dict[str, object] = {"store": {"url": f"sqlite:///{tmp_path}/kvarn.db"}}
+    upgraded = kvarn(tmp_path, config, "store", "upgrade")
     assert upgraded.returncode == 0, upgraded.stderr
-    counted = kvarn(tmp_path, {}, "meter", "--from-ledger")
+    counted = kvarn(tmp_path, config, "meter", "--from-ledger")
     assert counted.returncode == 0 and counted.stdout == "0 usage events counted\n", counted.stderr

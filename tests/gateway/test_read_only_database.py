@@ -16,7 +16,7 @@ from sqlalchemy import select
 
 from kvarn.config.platform import AuthConfig, StoreConfig
 from kvarn.config.schema import KvarnConfig
-from kvarn.gateway.platform import Platform
+from kvarn.gateway.services import Services
 from kvarn.identity.bootstrap import FILE
 from kvarn.store.models import UsageEvent
 from read_only import SqliteSwitch, set_postgres_read_only
@@ -133,9 +133,9 @@ async def test_a_gateway_starts_on_a_database_that_takes_no_writes(
     config = KvarnConfig.model_validate(settings)
     for read_only in (False, True):
         await set_postgres_read_only(url, read_only)
-        platform = Platform(config)
-        await platform.start()
-        assert platform.metering._tasks, "all of it runs: its schema and an administrator's key are there"
+        services = Services(config)
+        await services.start()
+        assert services.metering._tasks, "all of it runs: its schema and an administrator's key are there"
         key = (tmp_path / FILE).read_text().strip()
-        assert await platform.identity.key_cache.bearer_of(key) is not None
-        await platform.stop()
+        assert await services.identity.key_cache.bearer_of(key) is not None
+        await services.stop()

@@ -13,7 +13,7 @@ from sqlalchemy import event
 
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
-from kvarn.gateway.platform import Platform
+from kvarn.gateway.services import Services
 from kvarn.identity.bootstrap import FILE, ensure_admin_key
 from kvarn.identity.mode import auth_mode
 from kvarn.store.engine import Store
@@ -96,33 +96,33 @@ async def test_a_file_that_cannot_be_written_leaves_no_key_behind(store: Store, 
 async def test_a_new_database_gets_one_key_and_a_known_one_no_other(database_url: str, tmp_path, mode) -> None:
     config = config_of(tmp_path, database_url, mode=mode)
     for _ in range(2):
-        platform = Platform(config)
-        await platform.start()
-        assert len(await keys_in(platform.store)) == 1
-        await platform.stop()
+        services = Services(config)
+        await services.start()
+        assert len(await keys_in(services.store)) == 1
+        await services.stop()
 
 
 async def test_a_server_that_asks_for_keys_makes_one_where_the_last_is_gone(database_url: str, tmp_path) -> None:
     counts = []
     for mode in ("open", "open", "keys"):
-        platform = Platform(config_of(tmp_path, database_url, mode=mode))
-        await platform.start()
-        keys = await keys_in(platform.store)
+        services = Services(config_of(tmp_path, database_url, mode=mode))
+        await services.start()
+        keys = await keys_in(services.store)
         counts.append(len([key for key in keys if key.revoked_at is None]))
-        async with audited_change(platform.store, Actor("test")) as change:
+        async with audited_change(services.store, Actor("test")) as change:
             for key in keys:
                 (await change.session.get_one(ApiKey, key.id)).revoked_at = change.now
-        await platform.stop()
+        await services.stop()
     assert counts == [1, 0, 1]
 
 
 async def test_without_a_place_for_its_key_a_server_that_asks_for_keys_does_not_start(database_url, tmp_path) -> None:
     (tmp_path / "data" / FILE / "in-the-way").mkdir(parents=True)
-    asking = Platform(config_of(tmp_path / "data", database_url, mode="keys"))
+    asking = Services(config_of(tmp_path / "data", database_url, mode="keys"))
     with pytest.raises(StoreError, match="cannot write the administrator"):
         await asking.start()
     await asking.stop()
-    open_one = Platform(config_of(tmp_path / "data", database_url, mode="open"))
+    open_one = Services(config_of(tmp_path / "data", database_url, mode="open"))
     await open_one.start()
     await open_one.stop()
 
@@ -151,4 +151,4 @@ def test_only_an_address_of_this_machine_alone_is_open(host: str, wanted: str, m
 def test_open_to_other_machines_is_refused(host: str) -> None:
     config = KvarnConfig.model_validate({"gateway": {"host": host}, "auth": {"mode": "open"}})
     with pytest.raises(ConfigError, match="anybody could administer"):
-        Platform(config)
+        Services(config)

@@ -19,8 +19,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.gateway import platform as gateway_platform
-from kvarn.gateway.platform import Platform
+from kvarn.gateway import services as gateway_services
+from kvarn.gateway.services import Services
 from kvarn.store import migrate
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError, StoreRefusedError
@@ -90,7 +90,7 @@ async def test_a_time_out_of_the_driver_says_that_the_database_is_away(postgres_
 async def test_a_gateway_that_began_without_its_database_tries_until_all_of_it_works(
     postgres_url: str, tmp_path: Path, monkeypatch, caplog
 ) -> None:
-    monkeypatch.setattr(gateway_platform, "_RETRY_S", 0.02)
+    monkeypatch.setattr(gateway_services, "_RETRY_S", 0.02)
     faults = [StoreAwayError("cut"), StoreError("half a schema"), StoreError("half a schema"), ValueError("unforeseen")]
     real = migrate.upgrade
 
@@ -99,28 +99,28 @@ async def test_a_gateway_that_began_without_its_database_tries_until_all_of_it_w
             raise faults.pop(0)
         await real(store)
 
-    monkeypatch.setattr(gateway_platform.migrate, "upgrade", upgrade)
+    monkeypatch.setattr(gateway_services.migrate, "upgrade", upgrade)
     caplog.set_level(logging.INFO, "kvarn.gateway")
-    platform = Platform(config_of(postgres_url, tmp_path, timeout_s=5))
+    services = Services(config_of(postgres_url, tmp_path, timeout_s=5))
     async with being_migrated(postgres_url):
-        await platform.start()
+        await services.start()
         await asyncio.sleep(0.5)
     async with asyncio.timeout(10):
-        await asyncio.gather(*platform._tasks)
+        await asyncio.gather(*services._tasks)
     assert caplog.messages[-1] == "the database is back"
-    assert platform.metering._tasks
+    assert services.metering._tasks
     assert [message for message in caplog.messages if "cannot be used yet" in message] == [
         "the database cannot be used yet: half a schema",
         "the database cannot be used yet: unforeseen",
     ]
-    await platform.stop()
+    await services.stop()
 
 
 @pytest.mark.parametrize("schema", ["base", "0001"])
 async def test_a_gateway_starts_on_a_read_only_database_that_was_not_prepared(
     own_postgres, make_database, tmp_path: Path, monkeypatch, schema: str
 ) -> None:
-    monkeypatch.setattr(gateway_platform, "_RETRY_S", 0.02)
+    monkeypatch.setattr(gateway_services, "_RETRY_S", 0.02)
     url = make_database(own_postgres.port)
     async with opened(url, timeout_s=5) as store:
         await migrate.upgrade(store)
@@ -129,19 +129,19 @@ async def test_a_gateway_starts_on_a_read_only_database_that_was_not_prepared(
             async with store.transaction() as session:
                 await session.execute(text("ALTER TABLE api_keys DROP COLUMN scopes"))
     await set_postgres_read_only(url, True)
-    platform = Platform(config_of(url, tmp_path, timeout_s=5))
-    await platform.start()
+    services = Services(config_of(url, tmp_path, timeout_s=5))
+    await services.start()
     try:
-        assert await platform.identity.key_cache.anybody() is not None
+        assert await services.identity.key_cache.anybody() is not None
         with pytest.raises(ApiError) as refusal:
-            await platform.identity.key_cache.bearer_of(new_key().value)
+            await services.identity.key_cache.bearer_of(new_key().value)
         assert refusal.value.status == 503
-        for use in (platform.store.reading, platform.store.transaction):
+        for use in (services.store.reading, services.store.transaction):
             with pytest.raises(StoreAwayError, match="not prepared yet"):
                 async with use() as session:
                     await session.execute(text("SELECT scopes FROM api_keys"))
     finally:
-        await platform.stop()
+        await services.stop()
 
 
 async def test_a_table_that_is_missing_from_a_prepared_database_is_a_fault(postgres_url: str) -> None:
@@ -211,10 +211,10 @@ def test_a_certificates_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 async def test_a_gateway_does_not_start_where_its_database_refuses_it(postgres_url: str, tmp_path: Path) -> None:
-    platform = Platform(config_of(postgres_url.replace("kvarn@", "nobody@"), tmp_path))
+    services = Services(config_of(postgres_url.replace("kvarn@", "nobody@"), tmp_path))
     with pytest.raises(StoreRefusedError, match="nobody"):
-        await platform.start()
-    await platform.stop()
+        await services.start()
+    await services.stop()
 
 
 async def test_libpqs_ways_to_encrypt_are_understood(own_postgres, make_database, tmp_path: Path) -> None:

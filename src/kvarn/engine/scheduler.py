@@ -125,11 +125,11 @@ class Scheduler:
         if result.step != step.plan.step or len(result.rows) != len(step.sequences):
             raise ProtocolError(f"the result of step {result.step} does not answer the plan of step {step.plan.step}")
         self.step_time.observe(step.shape, result.elapsed_s)
-        update = StepUpdate(step.shape)
+        update, discarded = StepUpdate(step.shape), step.discarded
         for sequence, row, row_result in zip(step.sequences, step.plan.rows, result.rows, strict=True):
             if row.slot != row_result.slot:
                 raise ProtocolError(f"step {result.step}: a result for slot {row_result.slot} out of turn")
-            if sequence not in step.discarded:
+            if not discarded or sequence not in discarded:
                 self._take_row(sequence, row, row_result, update)
         return update
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from kvarn.config.schema import BLOCK_SIZE, EngineConfig
@@ -132,7 +133,7 @@ class StepBuilder:
         copies = [copy for copies in self.copies.values() for copy in copies]
         rows = [self._row(sequence, num_tokens) for sequence, num_tokens in self.rows.items()]
         plan = StepPlan(number, releases, new_sequences, copies, rows, kv_stores, kv_loads, self._masks)
-        return SubmittedStep(plan, list(self.rows), self.shape)
+        return SubmittedStep(plan, self.rows, self.shape)
 
     def _row(self, sequence: Sequence, num_tokens: int) -> Row:
         slot, start, tokens = sequence.slot, sequence.num_computed, sequence.tokens
@@ -164,8 +165,8 @@ class SubmittedStep:
     """A step whose result is not there yet."""
 
     plan: StepPlan
-    sequences: list[Sequence]
-    """One for each of the plan's rows."""
+    sequences: Collection[Sequence]
+    """One for each of the plan's rows, in their order."""
     shape: StepShape
     discarded: set[Sequence] = field(default_factory=set)
     """Sequences that stopped since the step was planned: its results for them are dropped."""
@@ -186,7 +187,8 @@ def apply_result(sequence: Sequence, row: Row, result: RowResult) -> TokenDelta 
     request = sequence.request
     if result.prompt_logprobs is not None:
         _collect_prompt_logprobs(request, row.start, result.prompt_logprobs)
-    first = sequence.index == 0 and len(sequence.tokens) == sequence.num_prompt
+    num_prompt = sequence.num_prompt
+    first = row.start < num_prompt and sequence.index == 0 and len(sequence.tokens) == num_prompt
     kept = sequence.accept(result.token_ids)
     if row.sample:
         sequence.num_pending -= 1

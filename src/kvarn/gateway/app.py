@@ -19,7 +19,6 @@ from kvarn.gateway.body import BodyReader
 from kvarn.gateway.errors import add_error_handlers
 from kvarn.gateway.middleware import PUBLIC, OpenRequests, RequestMiddleware
 from kvarn.gateway.openapi import JsonRoute, extend_openapi
-from kvarn.gateway.platform import Platform
 from kvarn.gateway.processes.shared import SharedState
 from kvarn.gateway.routes import (
     batches,
@@ -48,6 +47,7 @@ from kvarn.gateway.routes.organization import (
     usage,
     users,
 )
+from kvarn.gateway.services import Services
 from kvarn.gateway.state import Gateway
 from kvarn.identity.authenticator import Authenticator
 from kvarn.jobs.retention import retention_worker
@@ -125,25 +125,25 @@ def create_app(
     engines = EngineCollector({model.name: model.replicas for model in table})
     if shared is None or shared.is_main:
         metrics.registry.register(engines)
-    platform = Platform(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
-    background = BackgroundResponses(platform.store, config.responses, lambda run: run_background(gateway, run))
+    services = Services(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
+    background = BackgroundResponses(services.store, config.responses, lambda run: run_background(gateway, run))
     open_requests = OpenRequests()
     held = ByteBudget(config.gateway.max_held_bytes)
     gateway = Gateway(
         config=config,
         models=table,
         metrics=metrics,
-        store=platform.store,
-        pipeline=platform.pipeline,
+        store=services.store,
+        pipeline=services.pipeline,
         moderation=Moderation(config.safety, table, text),
-        prompts=platform.prompts,
+        prompts=services.prompts,
         text=text,
-        storage_quota=StorageQuota(platform.store, config.retention.max_stored_bytes),
+        storage_quota=StorageQuota(services.store, config.retention.max_stored_bytes),
         held=held,
         responses=background,
-        key_cache=platform.identity.key_cache,
-        bodies=BodyReader(config.gateway, text, held, platform.admission.check_body),
-        reports=Reports(platform.store),
+        key_cache=services.identity.key_cache,
+        bodies=BodyReader(config.gateway, text, held, services.admission.check_body),
+        reports=Reports(services.store),
         shared=shared,
     )
 
@@ -151,7 +151,7 @@ def create_app(
         title="Kvarn",
         version=kvarn.__version__,
         summary="OpenAI-compatible serving of large language models.",
-        lifespan=lambda app: _lifespan(app, gateway, platform, open_requests, pool, engines),
+        lifespan=lambda app: _lifespan(app, gateway, services, open_requests, pool, engines),
         docs_url=None,  # FastAPI's page fetches its scripts from a CDN; ours works offline
         redoc_url=None,
         redirect_slashes=False,
@@ -162,9 +162,9 @@ def create_app(
     app.add_middleware(
         RequestMiddleware,
         metrics=gateway.metrics,
-        authenticator=authenticator or platform.identity.authenticator,
+        authenticator=authenticator or services.identity.authenticator,
         open_requests=open_requests,
-        check_process=platform.admission.check_process,
+        check_process=services.admission.check_process,
     )
     _add_cors(app, config.gateway.allowed_origins)
     add_error_handlers(app)
@@ -194,7 +194,7 @@ def _add_cors(app: FastAPI, origins: Collection[str] | None) -> None:
 async def _lifespan(
     app: FastAPI,
     gateway: Gateway,
-    platform: Platform,
+    services: Services,
     open_requests: OpenRequests,
     pool: ThreadPoolExecutor,
     engines: EngineCollector,
@@ -205,7 +205,7 @@ async def _lifespan(
     if config.batches.enabled:
         workers.append(BatchWorker(gateway).worker)
     try:
-        await platform.start()
+        await services.start()
     except StoreError as error:
         app.state.start_error = error
         raise
@@ -217,7 +217,7 @@ async def _lifespan(
     work = [
         gateway.models.load_text(pool, config.gateway),
         _watch_engines(engines),
-        gateway.storage_quota.watch(platform.store_metrics.nearly_full.set),
+        gateway.storage_quota.watch(services.store_metrics.nearly_full.set),
     ]
     tasks = [asyncio.create_task(each) for each in work]
     try:
@@ -231,7 +231,7 @@ async def _lifespan(
         await asyncio.gather(*[worker.stop() for worker in workers])
         await gateway.storage_quota.close()
         await gateway.models.close()
-        await platform.stop()
+        await services.stop()
         pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -93,7 +93,9 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
     blocks = block_tables[row_of_token, positions // BLOCK_SIZE].astype(np.int64)
     slot_mapping = blocks * BLOCK_SIZE + positions % BLOCK_SIZE
 
-    adapters = slots.adapter[row_slots]
+    adapters = slots.adapter[row_slots] if slots.adapter_indices else None
+    if adapters is not None and adapters.max() == BASE_MODEL:
+        adapters = None
     sampled_rows = [index for index, row in enumerate(rows) if row.sample]
     first_drawn = query_starts[1:][sampled_rows] - 1
     proposal_spans: list[ProposalSpan] = []
@@ -113,7 +115,7 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
             context_lens=torch.from_numpy(context_lens.astype(np.int32)).to(device),
             block_tables=torch.from_numpy(block_tables).to(device),
             slot_mapping=torch.from_numpy(slot_mapping).to(device),
-            adapters=torch.from_numpy(adapters[row_of_token]).to(device) if adapters.max() != BASE_MODEL else None,
+            adapters=None if adapters is None else torch.from_numpy(adapters[row_of_token]).to(device),
         ),
         logits_rows=torch.from_numpy(np.concatenate((*drawn_tokens, *prompt_tokens))).to(device),
         sampled_rows=sampled_rows,

@@ -35,7 +35,7 @@ class SlotTable:
         vocab_size: int,
         adapters: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        self._adapters = adapters
+        self.adapter_indices = adapters
         self._max_context_length = max_context_length
         self._vocab_size = vocab_size
         max_blocks = -(-max_context_length // BLOCK_SIZE)
@@ -69,7 +69,7 @@ class SlotTable:
         """Take a sequence into a free slot; its block table is empty."""
         slot, sampling = new.slot, new.sampling
         self._check(slot, occupied=False)
-        if new.adapter and new.adapter not in self._adapters:
+        if new.adapter and new.adapter not in self.adapter_indices:
             raise InvalidSamplingError(slot, f"the model has no adapter {new.adapter!r}: load it, or name none")
         if needs_constraints(sampling):
             self.constraints[slot] = TokenConstraints(new, self._vocab_size)
@@ -82,7 +82,7 @@ class SlotTable:
         self.top_p[slot] = max(sampling.top_p, _SMALLEST_TOP_P)
         self.min_p[slot] = sampling.min_p
         self.seed[slot] = new.seed
-        self.adapter[slot] = self._adapters[new.adapter] if new.adapter else BASE_MODEL
+        self.adapter[slot] = self.adapter_indices[new.adapter] if new.adapter else BASE_MODEL
         self.num_output[slot] = len(new.output_token_ids)
         self.num_logprobs[slot] = NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs
 

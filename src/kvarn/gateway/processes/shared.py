@@ -46,7 +46,7 @@ class LocalBudgets:
     longest_unnoticed_s = 0.0
 
     def __init__(self, counts: BudgetCounts | None = None) -> None:
-        self._counts = counts or BudgetCounts()
+        self._counts = BudgetCounts() if counts is None else counts
         self.probes: list[Call] = []
         self.when_back: list[Callable[[], None]] = []
 

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -199,22 +199,16 @@ class GatewayProcesses:
 
         return {**running.counts.handlers(), SERVING: serving, METRICS: self._answer_metrics}
 
-    def _answer_metrics(self, _: bytes) -> Awaitable[bytes]:
-        async def answer() -> bytes:
-            return msgspec.msgpack.encode(await self._all_families())
-
-        return answer()
+    async def _answer_metrics(self, _: bytes) -> bytes:
+        return msgspec.msgpack.encode(await self._all_families())
 
     async def _all_metrics(self) -> CollectorRegistry:
         return as_registry(await self._all_families())
 
     async def _all_families(self) -> list[MetricFamily]:
-        await self._ask_all()
+        await asyncio.gather(*(self._ask(each) for each in list(self._running.values()) if each.serving))
         own = [] if self._metrics is None else self._metrics.snapshot()
         return merge_families([own, self._ended, *(each.counted for each in self._running.values())])
-
-    async def _ask_all(self) -> None:
-        await asyncio.gather(*(self._ask(each) for each in list(self._running.values()) if each.serving))
 
     async def _ask(self, running: _Process) -> bool:
         """Whether it answered."""

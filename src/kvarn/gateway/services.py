@@ -1,4 +1,4 @@
-"""What stands around the models: the database, keys, limits and the ledger; started and stopped with the app."""
+"""What serving needs besides models: the database, keys, limits and the ledger; started and stopped with the app."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _RETRY_S = 1.0
 _log = logging.getLogger("kvarn.gateway")
 
 
-class Platform:
-    """The parts, joined.
+class Services:
+    """The services of one gateway process, joined.
 
     Args:
         config: The whole configuration.
