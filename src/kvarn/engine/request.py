@@ -1,4 +1,4 @@
-"""A request and its choices, as the scheduler sees them.
+"""A request and its choices, as the scheduler sees them, and the queue in which these wait.
 
 A `Request` is what a client sent; a `Sequence` is one of its `n` choices. There is no prefill phase and no decode
 phase: a sequence has `tokens` known and `num_computed` of them in the KV cache, and each step closes some of the gap.
@@ -7,11 +7,14 @@ A step that is submitted counts as computed at once; what it will draw counts as
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Protocol
 
+from kvarn.engine.errors import IntegrityError
 from kvarn.engine.plan import BlockUpdate
 from kvarn.engine.prefix_cache import PrefixNode, PrefixScope
 from kvarn.engine.tenants import TenantAccount
+from kvarn.fairness.queue import FairQueue
 from kvarn.wire.messages import FinishReason, PositionLogprobs, Submit
 from kvarn.wire.sampling import SamplingParams, choice_seed
 
@@ -226,3 +229,44 @@ class Proposer(Protocol):
     def propose(self, sequence: Sequence, limit: int) -> list[int]:
         """At most `limit` tokens that may follow the sequence's known ones; none where it has no guess."""
         ...
+
+
+class WaitingQueue(FairQueue[Sequence]):
+    """Sequences that wait for a slot, in fair order: new ones, siblings to be forked, and preempted ones."""
+
+    def __init__(self, ageing_s: float) -> None:
+        super().__init__(ageing_s)
+        self._tokens_by_priority = Counter[int]()
+
+    def tokens_by_priority(self) -> dict[int, int]:
+        """Tokens to compute by priority, where the prefix cache holds none of them."""
+        return {priority: self._tokens_by_priority[priority] for priority in self.by_priority()}
+
+    def push(self, sequence: Sequence, *, new: bool = False) -> None:
+        """Add a sequence. `new` where it comes from a client, not back from running: a tenant that had nothing waiting
+        has saved up no credit."""
+        if new and sequence.account.name not in self._tenants:
+            self.lift(sequence.account)
+        super().push(sequence)
+        self._tokens_by_priority[sequence.priority] += sequence.num_tokens
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take out a sequence that waits."""
+        super().remove(sequence)
+        self._tokens_by_priority[sequence.priority] -= sequence.num_tokens
+
+    def check_integrity(self) -> None:
+        """Recount the waiting sequences. Raises `IntegrityError`."""
+        counted, tokens = Counter[int](), Counter[int]()
+        for name, tenant in self._tenants.items():
+            if not tenant.entries or tenant.entries != sorted(tenant.entries, key=lambda entry: entry[:2]):
+                raise IntegrityError(f"the waiting sequences of tenant {name!r} are missing or out of order")
+            for *_, sequence in tenant.entries:
+                counted[sequence.priority] += 1
+                tokens[sequence.priority] += sequence.num_tokens
+                if sequence.slot is not None or sequence.blocks:
+                    raise IntegrityError(f"{sequence.request.request_id} waits, but holds a slot or blocks")
+        if counted != self._by_priority:
+            raise IntegrityError(f"the queue counts {self._by_priority}, but holds {counted}")
+        if tokens != self._tokens_by_priority:
+            raise IntegrityError(f"the queue counts tokens {self._tokens_by_priority}, but holds {tokens}")

@@ -14,8 +14,7 @@ from kvarn.engine.errors import IntegrityError, OutOfBlocksError, ProtocolError
 from kvarn.engine.kv_memory import KVMemory, Placement
 from kvarn.engine.memory_pressure import Headroom, Preemption, RecomputePreemption
 from kvarn.engine.plan import BlockCopy, Row, RowResult, StepPlan, StepResult
-from kvarn.engine.queue import WaitingQueue
-from kvarn.engine.request import Proposer, Request, Sequence
+from kvarn.engine.request import Proposer, Request, Sequence, WaitingQueue
 from kvarn.engine.step import SlotAllocator, StepBuilder, SubmittedStep, apply_result
 from kvarn.engine.step_time import StepShape, StepTimeModel
 from kvarn.engine.tenants import TenantLedger
