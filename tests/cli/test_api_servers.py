@@ -45,7 +45,7 @@ def command_of(pid: int) -> str:
 
 def workers(served: Served) -> list[int]:
     """Gateway processes beside the main one."""
-    return served.children("kvarn.gateway.processes.worker")
+    return served.children("kvarn.api_servers.worker")
 
 
 def open_files(pid: int) -> int:

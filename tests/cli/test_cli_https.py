@@ -51,7 +51,7 @@ def test_a_gateway_process_that_cannot_start_says_why_in_one_line(serve, certifi
     files = ("--ssl-certfile", str(file), "--ssl-keyfile", str(key))
     served = serve("kvarn-demo", "--api-server-count", "2", *files, *small)
     file.write_text("nothing")
-    (worker,) = served.children("kvarn.gateway.processes.worker")
+    (worker,) = served.children("kvarn.api_servers.worker")
     os.kill(worker, signal.SIGKILL)
     deadline = time.monotonic() + 60
     while not any("a gateway process cannot serve: the certificate cannot be used" in line for line in served.log):

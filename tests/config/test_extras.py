@@ -24,7 +24,7 @@ importlib.util.find_spec = lambda name, package=None: None if name in ("asyncpg"
     found(name, package))
 sys.meta_path.insert(0, Hide())
 if sys.argv[1] == "import":
-    import kvarn.gateway.app, kvarn.gateway.services, kvarn.gateway.processes.worker
+    import kvarn.gateway.app, kvarn.gateway.services, kvarn.api_servers.worker
 else:
     from kvarn.cli.main import main
     main()

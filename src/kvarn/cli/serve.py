@@ -70,8 +70,8 @@ class _Gateway:
 
     def __init__(self, config: KvarnConfig, engines: Engines, began: float, *, needs_key: bool) -> None:
         # Imported here: they take their time, and by now the engines use it.
+        from kvarn.api_servers.supervisor import GatewayProcesses
         from kvarn.gateway.app import create_app
-        from kvarn.gateway.processes.supervisor import GatewayProcesses
         from kvarn.gateway.server import bind, build_server, collect_garbage_less, share_port
         from kvarn.serving.models import ServedModel
 

@@ -15,11 +15,11 @@ from starlette.middleware.cors import CORSMiddleware
 import kvarn
 from kvarn.batches.worker import BatchWorker
 from kvarn.config.schema import KvarnConfig
+from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.body import BodyReader
 from kvarn.gateway.errors import add_error_handlers
 from kvarn.gateway.middleware import PUBLIC, OpenRequests, RequestMiddleware
 from kvarn.gateway.openapi import JsonRoute, extend_openapi
-from kvarn.gateway.processes.shared import SharedState
 from kvarn.gateway.routes import (
     batches,
     chat,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from prometheus_client import CollectorRegistry
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.gateway.processes.shared import SharedState
+from kvarn.fleet.shared_counts import SharedState
 from kvarn.identity.service import Identity
 from kvarn.limits.limiter import Limiter
 from kvarn.metering.service import Metering

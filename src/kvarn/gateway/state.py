@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.body import BodyReader
-from kvarn.gateway.processes.shared import SharedState
 from kvarn.identity.key_cache import KeyCache
 from kvarn.metering.usage_reports import Reports
 from kvarn.responses.responses_context import ResponsesContext

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from kvarn.api_servers.start import METRICS, REPLICA, SERVING, SNAPSHOT, START, Start
 from kvarn.config.schema import KvarnConfig
+from kvarn.fleet.channel import Channel, ChannelClosedError, Handler
 from kvarn.fleet.process_exit import describe_exit, exit_of
 from kvarn.fleet.restart import keep_running
+from kvarn.fleet.shared_counts import LocalBudgets, MainCounts, ProcessCounts, SharedState
 from kvarn.fleet.supervisor import EngineSupervisor
-from kvarn.gateway.processes.channel import Channel, ChannelClosedError, Handler
-from kvarn.gateway.processes.shared import LocalBudgets, MainCounts, ProcessCounts, SharedState
-from kvarn.gateway.processes.start import METRICS, REPLICA, SERVING, SNAPSHOT, START, Start
 from kvarn.observe.merge import MetricFamily, as_registry, merge_families, totals_of
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.replica.client.protocol import ReplicaStatus
@@ -246,5 +246,5 @@ class GatewayProcesses:
 
 def _spawn(channel: int) -> subprocess.Popen[bytes]:
     """In a session of its own: Ctrl-C in the terminal reaches this process only, which passes it on."""
-    command = [sys.executable, "-P", "-m", "kvarn.gateway.processes.worker", str(channel)]
+    command = [sys.executable, "-P", "-m", "kvarn.api_servers.worker", str(channel)]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[channel], start_new_session=True)

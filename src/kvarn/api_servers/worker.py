@@ -1,4 +1,4 @@
-"""A gateway process beside the main one: `python -m kvarn.gateway.processes.worker CHANNEL`.
+"""A gateway process beside the main one: `python -m kvarn.api_servers.worker CHANNEL`.
 
 The argument is a descriptor that it inherits: its end of the channel to the main process. It ends with the main
 process, however that ends.
@@ -19,12 +19,12 @@ import msgspec
 import uvicorn
 from prometheus_client import CollectorRegistry
 
+from kvarn.api_servers.start import METRICS, REPLICA, SERVING, SNAPSHOT, START, Start
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
+from kvarn.fleet.channel import Channel
+from kvarn.fleet.shared_counts import RemoteBackend, RemoteBudgets, SharedState
 from kvarn.gateway.app import create_app
-from kvarn.gateway.processes.channel import Channel
-from kvarn.gateway.processes.shared import RemoteBackend, RemoteBudgets, SharedState
-from kvarn.gateway.processes.start import METRICS, REPLICA, SERVING, SNAPSHOT, START, Start
 from kvarn.gateway.server import GatewayServer, bind, build_server, collect_garbage_less
 from kvarn.gateway.state import Gateway
 from kvarn.observe.logging import configure_gateway_logging

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from kvarn.gateway.processes.channel import Channel, ChannelClosedError, Handler
+from kvarn.fleet.channel import Channel, ChannelClosedError, Handler
 from kvarn.limits.local import LocalBackend, Timing
 from kvarn.limits.scripts import Call, ScriptRunner
 from kvarn.limits.types import Backend, Decision, LimitsAwayError, Reservation
