@@ -100,10 +100,10 @@ def test_a_client_that_leaves_with_its_call_has_had_a_whole_answer(
 
     class Watch:
         async def enter(self, work: Any) -> Any:
-            return self
+            async def settle(work: Any) -> None:
+                outcomes.append(str(work.outcome))
 
-        async def leave(self, work: Any) -> None:
-            outcomes.append(str(work.outcome))
+            return settle
 
     stages = server.gateway.pipeline._stages
     server.gateway.pipeline._stages = (*stages, Watch())
