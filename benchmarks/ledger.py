@@ -60,15 +60,15 @@ class Round:
         for wave in waves:  # 64 requests in flight at a time
             began = time.thread_time()
             for work in wave:
-                work.tickets.append(await self._ledger.enter(work))
+                work.settlements.append(await self._ledger.enter(work))
             after_take = time.thread_time()
             for work in wave:
-                work.progress.count(prompt=100)
+                work.usage.count(prompt=100)
                 for _ in range(COUNTS):
-                    work.progress.count(completion=1)
+                    work.usage.count(completion=1)
             after_count = time.thread_time()
             for work in wave:
-                await work.tickets.pop().leave(work)
+                await work.settlements.pop()(work)
             taken += after_take - began
             counted += after_count - after_take
             finished += time.thread_time() - after_count
@@ -89,10 +89,10 @@ class Round:
 
     def _bare_counts(self) -> float:
         """A count that nobody watches, which the ledger is not to blame for."""
-        progress = make_work().progress
+        usage = make_work().usage
         began = time.thread_time()
         for _ in range(self._requests):
-            progress.count(completion=1)
+            usage.count(completion=1)
         return 1e6 * (time.thread_time() - began) / self._requests
 
 

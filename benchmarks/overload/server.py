@@ -85,7 +85,7 @@ def running(engine: str, path: str, target: Target, folder: Path, *, admission: 
             process.wait()
 
 
-async def _serve(server: GatewayServer, config: KvarnConfig, supervisor: EngineSupervisor) -> None:
+async def _serve(server: GatewayServer, config: KvarnConfig, supervisor: EngineSupervisor, model: ServedModel) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.handle_exit, number, None)
@@ -94,6 +94,8 @@ async def _serve(server: GatewayServer, config: KvarnConfig, supervisor: EngineS
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         await supervisor.wait_until_ready()
+        while not model.ready:  # noqa: ASYNC110  the gateway hears of it after the supervisor
+            await asyncio.sleep(0.01)
         print(listener.getsockname()[1], flush=True)
         await serving
     finally:
@@ -126,10 +128,10 @@ def main() -> None:
         factory = "benchmarks.overload.engine:build" if asked.engine == MODELLED else DEFAULT_FACTORY
         directory = resolve_checkpoint(asked.path)
         supervisor, replica = launch_engine(config.models[0], directory, factory, config.replica)
-        served = {MODEL: ServedModel(MODEL, config.models[0], [replica], directory)}
-        server = build_server(create_app(config, served, Doorkeeper()), config.gateway)
+        served = ServedModel(MODEL, config.models[0], [replica], directory)
+        server = build_server(create_app(config, {MODEL: served}, Doorkeeper()), config.gateway)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            runner.run(_serve(server, config, supervisor))
+            runner.run(_serve(server, config, supervisor, served))
 
 
 if __name__ == "__main__":

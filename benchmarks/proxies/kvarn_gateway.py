@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "src" / "kvarn" / "assets" / "kvarn-demo"
 
 
-async def _serve(server: GatewayServer, config: KvarnConfig, supervisor: EngineSupervisor) -> None:
+async def _serve(server: GatewayServer, config: KvarnConfig, supervisor: EngineSupervisor, model: ServedModel) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.handle_exit, number, None)
@@ -34,6 +34,8 @@ async def _serve(server: GatewayServer, config: KvarnConfig, supervisor: EngineS
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         await supervisor.wait_until_ready()
+        while not model.ready:  # noqa: ASYNC110  the gateway hears of it after the supervisor
+            await asyncio.sleep(0.01)
         print(listener.getsockname()[1], flush=True)
         await serving
     finally:
@@ -53,9 +55,10 @@ def main() -> None:
         model = config.models[0].model_copy(update={"name": "m"})
         os.environ[STEP_VARIABLE] = str(step_s)
         supervisor, replica = launch_engine(model, DEMO, "benchmarks.proxies.clock_engine:build")
-        server = build_server(create_app(config, {"m": ServedModel("m", model, [replica], DEMO)}), config.gateway)
+        served = ServedModel("m", model, [replica], DEMO)
+        server = build_server(create_app(config, {"m": served}), config.gateway)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
-            runner.run(_serve(server, config, supervisor))
+            runner.run(_serve(server, config, supervisor, served))
 
 
 if __name__ == "__main__":
