@@ -18,14 +18,14 @@ import torch
 
 from benchmarks.kernels.attention import SHAPES as HEADS
 from benchmarks.kernels.attention import decode_batch
-from benchmarks.kernels.linear_integer import random_weight
 from kvarn.kernels.batch import PagedBatch, Rotation
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.cpu.attention import plan_attention
 from kvarn.kernels.cpu.kv_cache import new_kv_cache
 from kvarn.kernels.cpu.linear import CpuLinear
 from kvarn.kernels.cpu.packing import pack
-from kvarn.kernels.weights import Weight
+from kvarn.kernels.torch.quantize import quantize
+from kvarn.kernels.weights import Quantization, Weight
 
 OUT, IN = 6144, 1024
 """Gate and up of a layer."""
@@ -34,10 +34,10 @@ LAYERS = 8
 Work = Callable[[_native.Backend], object]
 
 
-def products(kind: str, rows: int) -> Work:
-    """Gate and up of several layers."""
-    plain = kind == "bfloat16"
-    weight = Weight(torch.randn(OUT, IN).bfloat16()) if plain else random_weight(kind, OUT, IN, 64)
+def products(kind: Quantization | None, rows: int) -> Work:
+    """Gate and up of several layers; without a `kind`, bfloat16."""
+    values = torch.randn(OUT, IN)
+    weight = quantize(values, kind) if kind else Weight(values.bfloat16())
     packed = pack(weight, None, "silu")
     layers = [replace(packed, blob=packed.blob.clone()) for _ in range(LAYERS)]
     x = torch.randn(rows, IN)
@@ -74,9 +74,10 @@ def prompt(tokens: int) -> PagedBatch:
 
 def works() -> Iterator[tuple[str, Callable[[], Work]]]:
     """What is timed, by name."""
-    for kind in ("bfloat16", "int8", "int4"):
+    kinds: tuple[Quantization | None, ...] = (None, "int8", "int4")
+    for kind in kinds:
         for rows in (1, 8, 32, 256):
-            yield f"linear {kind}, {rows} rows", lambda kind=kind, rows=rows: products(kind, rows)
+            yield f"linear {kind or 'bfloat16'}, {rows} rows", lambda kind=kind, rows=rows: products(kind, rows)
     yield "attention, decode 8 x 1024", lambda: attentions(decode_batch(8, 1024, 0))
     yield "attention, prompt of 512", lambda: attentions(prompt(512))
 

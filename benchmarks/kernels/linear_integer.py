@@ -18,7 +18,8 @@ from kvarn.kernels.activation import Activation
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.cpu.linear import CpuLinear
 from kvarn.kernels.cpu.packing import pack
-from kvarn.kernels.weights import Weight
+from kvarn.kernels.torch.quantize import quantize
+from kvarn.kernels.weights import Quantization
 
 SHAPES: dict[str, tuple[int, int, Activation | None]] = {
     "qkv": (4096, 1024, None),
@@ -27,16 +28,9 @@ SHAPES: dict[str, tuple[int, int, Activation | None]] = {
     "down": (1024, 3072, None),
     "head": (32000, 1024, None),
 }
+KINDS: tuple[Quantization, ...] = ("int8", "int4")
 LAYERS = 28
 MAX_WEIGHT_BYTES = 400_000_000
-
-
-def random_weight(kind: str, out: int, in_features: int, group: int) -> Weight:
-    """A weight whose numbers do not matter."""
-    if kind == "int8":
-        return Weight(torch.randint(-127, 128, (out, in_features), dtype=torch.int8), torch.rand(out))
-    values = torch.randint(0, 16, (out, in_features), dtype=torch.uint8)
-    return Weight(values, torch.rand(out, in_features // group).half(), None, group)
 
 
 def best_seconds(layers: list[CpuLinear], x: torch.Tensor, seconds: float) -> float:
@@ -57,7 +51,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rows", default="1,2,4,8,16,32,64,256,1024")
     parser.add_argument("--shapes", default=",".join(SHAPES))
-    parser.add_argument("--group", type=int, default=64, help="inputs that share an int4 scale")
     parser.add_argument("--seconds", type=float, default=0.5, help="for each figure")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -65,8 +58,8 @@ def main() -> None:
     print(f"{'shape':8} {'kind':5} {'rows':>5} {'GB/s':>7} {'GOP/s':>7}")
     for name in options.shapes.split(","):
         out, in_features, activation = SHAPES[name]
-        for kind in ("int8", "int4"):
-            packed = pack(random_weight(kind, out, in_features, options.group), None, activation)
+        for kind in KINDS:
+            packed = pack(quantize(torch.randn(out, in_features), kind), None, activation)
             size = packed.blob.nbytes
             copies = max(1, min(LAYERS, MAX_WEIGHT_BYTES // size))
             layers = [CpuLinear(backend, replace(packed, blob=packed.blob.clone())) for _ in range(copies)]

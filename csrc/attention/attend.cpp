@@ -1,5 +1,8 @@
+#include <type_traits>
+
 #include "attention/attention.h"
 #include "attention/segment.h"
+#include "attention/tiles.h"
 #include "attention/write.h"
 #include "core/parallel.h"
 
@@ -7,17 +10,30 @@ namespace kvarn::KVARN_ISA {
 
 namespace {
 
+// Tiles multiply bfloat16; a cache of floats is read in float32 on every instruction set.
+#if KVARN_HAS_TILES
+template <KvType type>
+using SegmentAttention = std::conditional_t<type == KvType::f32, VectorAttention<type>, TileAttention<type>>;
+#else
+template <KvType type>
+using SegmentAttention = VectorAttention<type>;
+#endif
+
 // Scratch memory of one call.
+template <KvType type>
 struct Scratch {
+    static constexpr int kRows = SegmentAttention<type>::kRows;
+
     float* queries;     // [T, H, D]
     float* partials;    // [plan.num_partials, H, result]
     float* threads;     // [threads, thread_floats]
-    std::int64_t thread_floats;
+    std::int64_t segment_floats, thread_floats;
 
     Scratch(Carver& carver, const AttentionCall& call) {
         const HeadShape& shape = call.shape;
         const std::int64_t stride = result_stride(shape);
-        thread_floats = kMaxRows * (kScoreStride + stride) + kTileTokens * shape.group() * stride;
+        segment_floats = SegmentAttention<type>::scratch_floats(shape);
+        thread_floats = segment_floats + (kRows + kTileTokens * shape.group()) * stride;
         queries = carver.take<float>(call.plan->num_tokens() * shape.query_heads * shape.dim);
         partials = carver.take<float>(call.plan->num_partials * shape.query_heads * stride);
         threads = carver.take<float>(omp_get_max_threads() * thread_floats);
@@ -28,17 +44,20 @@ struct Scratch {
 template <KvType type>
 class ItemWork {
   public:
-    ItemWork(const AttentionCall& call, const Scratch& scratch, const WorkItem& item, std::int64_t kv_head)
+    ItemWork(const AttentionCall& call, const Scratch<type>& scratch, const WorkItem& item, std::int64_t kv_head)
         : call_(call), shape_(call.shape), scratch_(scratch), item_(item), tokens_(call.plan->tokens_of(item)),
           kv_head_(kv_head), stride_(result_stride(call.shape)),
-          scores_(scratch.threads + omp_get_thread_num() * scratch.thread_floats),
-          later_(scores_ + kMaxRows * kScoreStride), states_(later_ + kMaxRows * stride_) {}
+          later_(scratch.threads + omp_get_thread_num() * scratch.thread_floats + scratch.segment_floats),
+          states_(later_ + kRows * stride_), attention_(shape_, call.softcap, later_ - scratch.segment_floats) {}
 
     void run() {
         const int rows = static_cast<int>(item_.num_tokens * shape_.group());
-        const int parts = (rows + kMaxRows - 1) / kMaxRows, rows_each = (rows + parts - 1) / parts;
+        const int parts = (rows + kRows - 1) / kRows, rows_each = (rows + parts - 1) / parts;
+        SegmentBlocks blocks, next = blocks_of(item_.first_segment);
         for (std::int64_t segment = item_.first_segment; segment < item_.last_segment; ++segment) {
-            find_blocks(segment);
+            blocks = next;
+            next = segment + 1 < item_.last_segment ? blocks_of(segment + 1) : SegmentBlocks{};
+            attention_.begin(blocks, next);
             for (int row = 0; row < rows; row += rows_each)
                 attend_rows(segment, row, std::min(rows, row + rows_each));
         }
@@ -47,19 +66,22 @@ class ItemWork {
     }
 
   private:
+    static constexpr int kRows = SegmentAttention<type>::kRows;
+
     const TokenReads& reads(int row) const { return call_.plan->reads[tokens_[row / shape_.group()]]; }
     std::int64_t head(int row) const { return kv_head_ * shape_.group() + row % shape_.group(); }
     float* out(int row) const {
         return call_.out + tokens_[row / shape_.group()] * call_.out_stride + head(row) * shape_.dim;
     }
 
-    void find_blocks(std::int64_t segment) {
-        const auto ids = call_.plan->blocks_of(item_.sequence, segment);
-        for (std::size_t i = 0; i < ids.size(); ++i) {
-            const std::int64_t place = ids[i] * shape_.block_bytes() + kv_head_ * shape_.block_head_bytes();
-            blocks_.keys[i] = call_.keys + place;
-            blocks_.values[i] = call_.values + place;
+    SegmentBlocks blocks_of(std::int64_t segment) const {
+        SegmentBlocks blocks;
+        for (const std::int32_t id : call_.plan->blocks_of(item_.sequence, segment)) {
+            const std::int64_t place = id * shape_.block_bytes() + kv_head_ * shape_.block_head_bytes();
+            blocks.keys[blocks.count] = call_.keys + place;
+            blocks.values[blocks.count++] = call_.values + place;
         }
+        return blocks;
     }
 
     Visible visible(const TokenReads& token, std::int64_t segment) const {
@@ -70,8 +92,8 @@ class ItemWork {
     }
 
     void attend_rows(std::int64_t segment, int first_row, int last_row) {
-        AttendRows part;
-        std::array<float*, kMaxRows> join;    // the state a row's result is joined to; null where it is the state
+        AttendRows<kRows> part;
+        std::array<float*, kRows> join;    // the state a row's result is joined to; null where it is the state
         for (int row = first_row; row < last_row; ++row) {
             const TokenReads& token = reads(row);
             const Visible seen = visible(token, segment);
@@ -85,7 +107,7 @@ class ItemWork {
             part.results[r] = first ? first_result(token, row, segment) : later_ + r * stride_;
         }
         if (part.rows == 0) return;
-        attend_segment<type>(part, blocks_, shape_, call_.softcap, scores_);
+        attention_.attend(part);
         for (int r = 0; r < part.rows; ++r)
             if (join[r]) fold(join[r], part.results[r], shape_.padded_dim());
     }
@@ -98,16 +120,16 @@ class ItemWork {
 
     const AttentionCall& call_;
     const HeadShape& shape_;
-    const Scratch& scratch_;
+    const Scratch<type>& scratch_;
     const WorkItem& item_;
     const std::span<const std::int32_t> tokens_;
     const std::int64_t kv_head_, stride_;
-    float *const scores_, *const later_, *const states_;
-    SegmentBlocks blocks_;
+    float *const later_, *const states_;
+    SegmentAttention<type> attention_;
 };
 
 template <KvType type>
-void attend_items(const AttentionCall& call, const Scratch& scratch) {
+void attend_items(const AttentionCall& call, const Scratch<type>& scratch) {
     const auto& items = call.plan->items;
     const std::int64_t heads = call.shape.kv_heads;
     parallel_pieces(static_cast<std::int64_t>(items.size()) * heads, [&](std::int64_t piece) {
@@ -116,7 +138,7 @@ void attend_items(const AttentionCall& call, const Scratch& scratch) {
 }
 
 // Joins the segments of the tokens that several items read for.
-void join_partials(const AttentionCall& call, const Scratch& scratch) {
+void join_partials(const AttentionCall& call, float* partials) {
     const HeadShape& shape = call.shape;
     const std::int64_t heads = shape.query_heads, stride = result_stride(shape), groups = shape.kv_heads;
     const auto& tokens = call.plan->split_tokens;
@@ -124,7 +146,7 @@ void join_partials(const AttentionCall& call, const Scratch& scratch) {
         const std::int64_t token = tokens[piece / groups], first_head = piece % groups * shape.group();
         const TokenReads& reads = call.plan->reads[token];
         for (std::int64_t head = first_head; head < first_head + shape.group(); ++head) {
-            float* state = scratch.partials + (reads.partial * heads + head) * stride;
+            float* state = partials + (reads.partial * heads + head) * stride;
             for (std::int64_t i = 1; i < reads.last_segment - reads.first_segment; ++i)
                 fold(state, state + i * heads * stride, shape.padded_dim());
             finish(state, shape.dim, call.out + token * call.out_stride + head * shape.dim);
@@ -132,20 +154,25 @@ void join_partials(const AttentionCall& call, const Scratch& scratch) {
     });
 }
 
+template <KvType type>
+void run(const AttentionCall& call) {
+    Carver count;
+    Scratch<type>(count, call);
+    Carver carver(call.workspace->reserve(count.used()));
+    const Scratch<type> scratch(carver, call);
+    write_step(call, scratch.queries);
+    attend_items<type>(call, scratch);
+    join_partials(call, scratch.partials);
+}
+
 }  // namespace
 
 void attention(const AttentionCall& call) {
-    Carver count;
-    Scratch(count, call);
-    Carver carver(call.workspace->reserve(count.used()));
-    const Scratch scratch(carver, call);
-    write_step(call, scratch.queries);
     switch (call.shape.kv_type) {
-        case KvType::f32: attend_items<KvType::f32>(call, scratch); break;
-        case KvType::bf16: attend_items<KvType::bf16>(call, scratch); break;
-        case KvType::int8: attend_items<KvType::int8>(call, scratch); break;
+        case KvType::f32: return run<KvType::f32>(call);
+        case KvType::bf16: return run<KvType::bf16>(call);
+        case KvType::int8: return run<KvType::int8>(call);
     }
-    join_partials(call, scratch);
 }
 
 }  // namespace kvarn::KVARN_ISA

@@ -42,6 +42,7 @@ constexpr std::int64_t kScoreStride = kSegment + (kMostBeside - 1) * kBlock;
 
 // The blocks of one head in one segment.
 struct SegmentBlocks {
+    int count = 0;
     std::array<const std::byte*, kSegmentBlocks> keys, values;
 };
 

@@ -38,9 +38,10 @@ inline bool whole_block(const Visible& visible, int position) {
 }
 
 // Turns one row's scores into weights, 0 where it sees nothing; result[0] and [1] are the largest score and the sum.
-inline void soften(const SegmentRows& part, const Visible& visible, float softcap, float* scores, float* result) {
+inline void soften(int first_block, int last_block, const Visible& visible, float softcap, float* scores,
+                   float* result) {
     const F16 hidden = splat(-INFINITY);
-    const int first = part.first_block * kBlock, last = part.last_block * kBlock;
+    const int first = first_block * kBlock, last = last_block * kBlock;
     F16 peaks = hidden;
     for (int p = first; p < last; p += kBlock) {
         F16 score = load(scores + p);
@@ -60,46 +61,72 @@ inline void soften(const SegmentRows& part, const Visible& visible, float softca
     result[1] = reduce_add(sums);
 }
 
-// Multiplies weights with the scales of the values, of which those nobody has written may be NaN.
-inline void scale_weights(const SegmentRows& part, const SegmentBlocks& blocks, const Visible& visible, float* weights) {
-    for (int block = part.first_block; block < part.last_block; ++block) {
-        float* at = weights + block * kBlock;
-        const F16 scaled = mul(load(at), load(scales_of(blocks.values[block])));
-        const int position = block * static_cast<int>(kBlock);
-        store(at, whole_block(visible, position) ? scaled : where_visible(visible, position, scaled, zero()));
-    }
+// Multiplies weights with the scale of a block's values, of which those nobody has written may be NaN.
+inline void scale_weights(const float* scales, int block, const Visible& visible, float* weights) {
+    const int position = block * static_cast<int>(kBlock);
+    const F16 scaled = mul(load(weights + position), load(scales));
+    store(weights + position, whole_block(visible, position) ? scaled : where_visible(visible, position, scaled, zero()));
 }
 
-// The rows of one call of attend_segment. Row r sees visible[r] (never empty); its result goes to results[r].
+// Some rows of queries of one segment. Row r sees visible[r] (never empty); its result goes to results[r].
+template <int kRows>
 struct AttendRows {
     int rows = 0;
-    std::array<const float*, kMaxRows> queries;
-    std::array<Visible, kMaxRows> visible;
-    std::array<float*, kMaxRows> results;
+    std::array<const float*, kRows> queries;
+    std::array<Visible, kRows> visible;
+    std::array<float*, kRows> results;
+
+    // Positions that some row sees lie between these.
+    Visible seen() const {
+        Visible all{kSegment, 0};
+        for (int r = 0; r < rows; ++r) {
+            all.first = std::min(all.first, visible[r].first);
+            all.last = std::max(all.last, visible[r].last);
+        }
+        return all;
+    }
 };
 
+// Attention of rows to a segment in vector registers, in float32.
 template <KvType type>
-void attend_segment(const AttendRows& rows, const SegmentBlocks& blocks, const HeadShape& shape, float softcap,
-                    float* scores) {
-    int first = kSegment, last = 0;
-    SegmentRows part{rows.rows, 0, 0, 0, rows.queries, {}, scores};
-    for (int r = 0; r < rows.rows; ++r) {
-        first = std::min(first, rows.visible[r].first);
-        last = std::max(last, rows.visible[r].last);
-        part.sums[r] = rows.results[r] + kResultValues;
-        std::fill_n(part.sums[r], shape.padded_dim(), 0.0f);
+class VectorAttention {
+  public:
+    static constexpr int kRows = kMaxRows;
+
+    static std::int64_t scratch_floats(const HeadShape&) { return kRows * kScoreStride; }
+
+    // `scratch` has so many floats, on a 64-byte boundary.
+    VectorAttention(const HeadShape& shape, float softcap, float* scratch)
+        : shape_(shape), softcap_(softcap), scores_(scratch) {}
+
+    // Takes the blocks of a segment, and those of the one that is read after it (none: count 0).
+    void begin(const SegmentBlocks& blocks, const SegmentBlocks&) { blocks_ = blocks; }
+
+    void attend(const AttendRows<kRows>& rows) const {
+        const Visible seen = rows.seen();
+        const int first = seen.first / static_cast<int>(kBlock);
+        const int last = (seen.last + static_cast<int>(kBlock) - 1) / static_cast<int>(kBlock);
+        SegmentRows part{rows.rows, first, last, seen.last, rows.queries, {}, scores_};
+        for (int r = 0; r < rows.rows; ++r) {
+            part.sums[r] = rows.results[r] + kResultValues;
+            std::fill_n(part.sums[r], shape_.padded_dim(), 0.0f);
+        }
+        score<type>(part, blocks_, shape_);
+        for (int r = 0; r < rows.rows; ++r) {
+            float* row = scores_ + r * kScoreStride;
+            soften(first, last, rows.visible[r], softcap_, row, rows.results[r]);
+            if constexpr (type == KvType::int8)
+                for (int b = first; b < last; ++b) scale_weights(scales_of(blocks_.values[b]), b, rows.visible[r], row);
+        }
+        weigh<type>(part, blocks_, shape_);
     }
-    part.first_block = first / static_cast<int>(kBlock);
-    part.last_block = (last + static_cast<int>(kBlock) - 1) / static_cast<int>(kBlock);
-    part.last_position = last;
-    score<type>(part, blocks, shape);
-    for (int r = 0; r < rows.rows; ++r) {
-        float* row = scores + r * kScoreStride;
-        soften(part, rows.visible[r], softcap, row, rows.results[r]);
-        if constexpr (type == KvType::int8) scale_weights(part, blocks, rows.visible[r], row);
-    }
-    weigh<type>(part, blocks, shape);
-}
+
+  private:
+    const HeadShape shape_;
+    const float softcap_;
+    float* const scores_;
+    SegmentBlocks blocks_;
+};
 
 inline float exp_of(float x) {
     alignas(64) float lanes[16];

@@ -2,6 +2,7 @@
 #include "bindings/topics.h"
 #include "linear/linear.h"
 #include "linear/pack.h"
+#include "linear/quantise_weights.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -9,7 +10,12 @@ using namespace nb::literals;
 namespace kvarn {
 
 #define KVARN_DECLARE(name) \
-    namespace name { void linear_float(const LinearCall&); void linear_integer(const LinearCall&); }
+    namespace name { \
+        void linear_float(const LinearCall&); \
+        void linear_integer(const LinearCall&); \
+        void quantise_int8_weight(const PlainWeight&, const Int8Weight&); \
+        void quantise_int4_weight(const PlainWeight&, const Int4Weight&); \
+    }
 KVARN_FOR_EACH_ISA(KVARN_DECLARE)
 #undef KVARN_DECLARE
 
@@ -21,10 +27,12 @@ void bind_packing(nb::module_& m) {
     nb::class_<PackedWeight>(m, "PackedWeight")
         .def("__init__",
              [](PackedWeight* self, int layout, std::int64_t out, std::int64_t in, std::int64_t group, bool has_zeros,
-                bool gated) {
-                 new (self) PackedWeight{static_cast<Format>(layout), out, in, group, has_zeros, gated, nullptr};
+                bool gated, bool has_multipliers) {
+                 new (self) PackedWeight{static_cast<Format>(layout), out,   in,     group, has_zeros,
+                                         has_multipliers,             gated, nullptr};
              },
-             "layout"_a, "out"_a, "in_"_a, "group"_a, "has_zeros"_a, "gated"_a)
+             "layout"_a, "out"_a, "in_"_a, "group"_a, "has_zeros"_a, "gated"_a,
+             "has_multipliers"_a = false)
         .def_prop_ro("size", [](const PackedWeight& self) { return sections(self).size; }, "Bytes of its blob.")
         .def_prop_rw(
             "blob", [](const PackedWeight& self) { return reinterpret_cast<std::uintptr_t>(self.blob); },
@@ -46,12 +54,12 @@ void bind_packing(nb::module_& m) {
     m.def(
         "pack_int4",
         [](const PackedWeight& weight, std::uintptr_t values, std::uintptr_t scales, std::uintptr_t zeros,
-           std::uintptr_t blob) {
+           std::uintptr_t blob, std::uintptr_t multipliers) {
             nb::gil_scoped_release unlocked;
             pack_int4(weight, at<const std::uint8_t>(values), at<const std::uint16_t>(scales),
-                      at<const std::uint8_t>(zeros), at<std::byte>(blob));
+                      at<const std::uint8_t>(zeros), at<const std::int8_t>(multipliers), at<std::byte>(blob));
         },
-        "weight"_a, "values"_a, "scales"_a, "zeros"_a, "blob"_a);
+        "weight"_a, "values"_a, "scales"_a, "zeros"_a, "blob"_a, "multipliers"_a = 0);
     m.def(
         "unpack_rows",
         [](const PackedWeight& weight, std::uintptr_t ids, std::int64_t count, std::uintptr_t out) {
@@ -82,6 +90,26 @@ void bind_linear(nb::module_& m, BackendClass& backend) {
         },
         "weight"_a, "x"_a, "rows"_a, "x_stride"_a, "norm"_a, "eps"_a, "activation"_a, "bias"_a, "out"_a,
         "out_stride"_a, "accumulate"_a);
+    backend.def(
+        "quantize_int8",
+        [](Backend& self, std::uintptr_t plain, bool is_bf16, std::int64_t out, std::int64_t in, std::uintptr_t values,
+           std::uintptr_t scales) {
+            const PlainWeight weight{at<const void>(plain), is_bf16, out, in};
+            const Int8Weight result{at<std::int8_t>(values), at<float>(scales)};
+            const Turn turn(self);
+            KVARN_CALL(self.isa, quantise_int8_weight, weight, result);
+        },
+        "plain"_a, "is_bf16"_a, "out"_a, "in_"_a, "values"_a, "scales"_a);
+    backend.def(
+        "quantize_int4",
+        [](Backend& self, std::uintptr_t plain, bool is_bf16, std::int64_t out, std::int64_t in, std::uintptr_t values,
+           std::uintptr_t scales, std::uintptr_t multipliers) {
+            const PlainWeight weight{at<const void>(plain), is_bf16, out, in};
+            const Int4Weight result{at<std::uint8_t>(values), at<std::uint16_t>(scales), at<std::int8_t>(multipliers)};
+            const Turn turn(self);
+            KVARN_CALL(self.isa, quantise_int4_weight, weight, result);
+        },
+        "plain"_a, "is_bf16"_a, "out"_a, "in_"_a, "values"_a, "scales"_a, "multipliers"_a);
 }
 
 }  // namespace kvarn

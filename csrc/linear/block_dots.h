@@ -30,7 +30,7 @@ void multiply_dots(const Block& block, Ask& ask) {
     const std::byte* rows = block.rows;
     const std::byte* panels = block.panels;
     for (std::int64_t s = 0; s < block.steps; ++s, rows += kStep, panels += kStep) {
-        for (int p = 0; p < P; ++p) ask(panels + static_cast<std::size_t>(p) * block.panel_stride);
+        for (int p = 0; p < P; ++p) ask.panel(panels + static_cast<std::size_t>(p) * block.panel_stride);
         for (std::size_t pair = 0; pair < 16; ++pair) {
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
@@ -52,6 +52,8 @@ void multiply_dots(const Block& block, Ask& ask) {
 
 class Multiplier {
   public:
+    static constexpr bool kUsesTiles = false;
+
     explicit Multiplier(std::int64_t) {}
 
     template <class Product, class Ask>

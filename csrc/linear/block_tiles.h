@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <utility>
 
 #include "linear/blocked.h"
 #include "simd/tiles.h"
@@ -19,14 +18,6 @@ struct Int8Product {
     template <int C, int A, int B>
     static void add() { tile_dot_int8<C, A, B>(); }
 };
-
-// Calls body(0), body(1) ... body(N - 1) with constants, which is what instructions on tiles need.
-template <int N, class Body>
-void each(Body&& body) {
-    [&]<int... i>(std::integer_sequence<int, i...>) {
-        (body(std::integral_constant<int, i>()), ...);
-    }(std::make_integer_sequence<int, N>());
-}
 
 // Tiles 0 to 3 hold sums (of the second tile of rows: 2 and 3), 4 and 5 rows, the rest take the panels' steps in turn.
 constexpr int kRowTile = 4;
@@ -47,11 +38,14 @@ void multiply_tiles(const Block& block, Ask& ask) {
     const std::byte* rows = block.rows;
     const std::byte* panels = block.panels;
     for (std::int64_t s = 0; s < block.steps; ++s, rows += kStep, panels += kStep) {
-        each<R>([&](auto r) { tile_load<kRowTile + r>(rows + r * block.tile_stride, kLine); });
+        each<R>([&](auto r) {
+            ask.rows(rows + r * block.tile_stride);
+            tile_load<kRowTile + r>(rows + r * block.tile_stride, kLine);
+        });
         each<P>([&](auto p) {
             constexpr int panel = kRowTile + R + p % (8 - kRowTile - R);
             const std::byte* step = panels + p * block.panel_stride;
-            ask(step);
+            ask.panel(step);
             tile_load<panel>(step, kLine);
             each<R>([&](auto r) { Product::template add<sum_tile(r, p), kRowTile + r, panel>(); });
         });
@@ -63,6 +57,8 @@ void multiply_tiles(const Block& block, Ask& ask) {
 // second where there are fewer than 32.
 class Multiplier {
   public:
+    static constexpr bool kUsesTiles = true;
+
     explicit Multiplier(std::int64_t rows) : scope_(shapes(rows)) {}
 
     template <class Product, class Ask>

@@ -41,23 +41,44 @@ struct Block {
     bool begins;                 // sums begin at zero, else with what stands there
 };
 
-// Asks for the weights that will be read next, as a block's panels are read step by step.
+// Calls into the caches what will be read next: `panel` is told of each step of a panel that is about to be read, `rows`
+// of each step of a tile of rows.
 //
-// Where each weight is used once, they are those a little further on in the same panel.
+// Where each weight is used once: the weights a little further on in the same panel.
 struct AskFurtherOn {
     static constexpr std::size_t kDistance = 2 * kStep;
-    void operator()(const std::byte* step) const {
+    void panel(const std::byte* step) const {
         for (std::size_t i = 0; i < kStep; i += kLine) __builtin_prefetch(step + kDistance + i);
     }
+    void rows(const std::byte*) const {}
 };
-// Where a block of weights meets many rows, they are those of the block after it, brought to the second cache little by
-// little while the rows pass: `lines` at each step of a panel, in runs of `run` bytes with `gap` bytes between.
+// Where tiles multiply two tiles of rows by panels that both stay in the second cache: what comes two steps further on
+// in either, and the lines in which the outputs will be written, a row of them at each step of a panel.
+struct AskForTiles : AskFurtherOn {
+    std::byte* out;
+    std::size_t out_stride, out_bytes;
+    std::int64_t out_rows;
+
+    AskForTiles(float* first, std::int64_t stride, std::int64_t floats, std::int64_t count)
+        : out(reinterpret_cast<std::byte*>(first)), out_stride(static_cast<std::size_t>(stride) * sizeof(float)),
+          out_bytes(static_cast<std::size_t>(floats) * sizeof(float)), out_rows(count) {}
+
+    void panel(const std::byte* step) {
+        AskFurtherOn::panel(step);
+        if (out_rows-- <= 0) return;
+        for (std::size_t i = 0; i < out_bytes; i += kLine) __builtin_prefetch(out + i, 1);
+        out += out_stride;
+    }
+    void rows(const std::byte* step) const { AskFurtherOn::panel(step); }
+};
+// Where dot products multiply a block of weights by many rows: the block after it, brought to the second cache little
+// by little while the rows pass: `lines` at each step of a panel, in runs of `run` bytes with `gap` bytes between.
 struct AskForNextBlock {
     const std::byte* at;
     const std::byte* run_end;
     std::size_t run, gap, lines;
 
-    void operator()(const std::byte*) {
+    void panel(const std::byte*) {
         for (std::size_t i = 0; i < lines; ++i, at += kLine) {
             if (at == run_end) {
                 at += gap;

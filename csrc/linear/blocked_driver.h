@@ -1,10 +1,15 @@
 // Linear layers whose rows and panels lie in lines of 64 bytes (linear/blocked.h): what is common to bfloat16 and int8.
 //
 // First every row is brought into its lines. Then pieces of work are handed out. Up to 32 rows stream the weights: all
-// inputs of a few panels at once, each weight read from memory exactly once. More rows go through the inputs block by
-// block: two panels' block of weights stays in the first cache while the piece's rows, which stay in the second, pass
-// by, and the next block of weights is brought near meanwhile. Sums that wait in memory between blocks keep their bits,
-// so the cutting never shows in the results.
+// inputs of a few panels at once, each weight read from memory exactly once. More rows multiply in one of two ways:
+//
+//   tiles   Some panels stay in the second cache while pairs of row tiles pass, each with all inputs of two panels at a
+//           time: sums stay in the tiles until they are finished.
+//   dots    The inputs are gone through block by block: two panels' block of weights stays in the first cache while the
+//           piece's rows, which stay in the second, pass by, and the next block of weights is brought near meanwhile.
+//           Sums that wait in memory between blocks keep their bits.
+//
+// The cutting never shows in the results.
 //
 // `Form` says what the lines hold:
 //
@@ -41,6 +46,8 @@ constexpr std::int64_t kPieceRows = 256;                // rows of a piece: 1 Mi
 constexpr std::int64_t kBlockSteps = 16;                // of two panels: 32 KiB, two thirds of the first cache
 constexpr std::int64_t kMostPanels = 32;                // of a piece; fewer where threads would stand idle at the end
 constexpr std::int64_t kPiecesEach = 8;                 // pieces for each thread, where there are panels enough
+constexpr std::int64_t kTilePanels = 16;                // panels that stay in the second cache, where they are no more
+constexpr std::int64_t kTilePanelBytes = 768 * 1024;    //   than so many bytes
 
 template <class Form>
 class BlockedLinear {
@@ -52,6 +59,7 @@ class BlockedLinear {
     void run() const {
         prepare();
         if (call_.rows <= kStreamRows) stream_all();
+        else if constexpr (Multiplier::kUsesTiles) tile_all();
         else pass_all();
     }
 
@@ -98,6 +106,37 @@ class BlockedLinear {
         AskFurtherOn ask;
         multiplier.template multiply<typename Form::Product>(block, ask);
         finish(0, call_.rows, panel, panels, sums);
+    }
+
+    // Panels that stay near are a piece of work with all rows, or with some of them where there are too few pieces.
+    void tile_all() const {
+        const std::int64_t panels = call_.weight.panels(), pairs = (tiles_of(call_.rows) + 1) / 2;
+        const std::int64_t fitting = kTilePanelBytes / static_cast<std::int64_t>(panel_bytes_) / 2 * 2;
+        const std::int64_t each = std::clamp<std::int64_t>(fitting, 2, kTilePanels), groups = (panels + each - 1) / each;
+        const std::int64_t wanted = kPiecesEach * omp_get_max_threads();
+        const std::int64_t row_pieces = std::clamp<std::int64_t>((wanted + groups - 1) / groups, 1, pairs);
+        parallel_pieces(groups * row_pieces, [&](std::int64_t piece) {
+            const std::int64_t first = piece / row_pieces * each, end = std::min(panels, first + each);
+            const std::int64_t part = piece % row_pieces;
+            const Multiplier multiplier(kStreamRows);
+            for (std::int64_t pair = pairs * part / row_pieces; pair < pairs * (part + 1) / row_pieces; ++pair)
+                for (std::int64_t panel = first; panel < end; panel += 2)
+                    tile_pair(multiplier, pair * kStreamRows, panel, static_cast<int>(std::min<std::int64_t>(2, end - panel)));
+        });
+    }
+
+    // Two tiles of rows (the second may be missing) and one or two panels. Tiles are multiplied whole: what the last one
+    // holds past the last row is never looked at.
+    void tile_pair(const Multiplier& multiplier, std::int64_t first_row, std::int64_t panel, int panels) const {
+        alignas(64) std::byte sums[kStreamRows * 2 * kLine];
+        const std::int64_t rows = std::min(kStreamRows, call_.rows - first_row);
+        const std::int64_t outputs = (call_.weight.gated ? 1 : panels) * kPanel;
+        const std::int64_t first_output = panel / (call_.weight.gated ? 2 : 1) * kPanel;
+        const Block block{rows_.line(first_row, 0), rows_.tile_bytes(), tiles_of(rows) * kTileHeight, step_of(panel, 0),
+                          panel_bytes_, panels, rows_.steps, sums, static_cast<std::size_t>(panels) * kLine, true};
+        AskForTiles ask(call_.out + first_row * call_.out_stride + first_output, call_.out_stride, outputs, rows);
+        multiplier.template multiply<typename Form::Product>(block, ask);
+        finish(first_row, rows, panel, panels, sums);
     }
 
     void pass_all() const {

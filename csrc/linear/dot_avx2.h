@@ -6,8 +6,8 @@
 // 160 billion operations per second; unsigned weights times inputs with their sign (vpsignb, vpmaddubsw, vpmaddwd),
 // which needs no spreading, gave 145.
 //
-// int4: a product of an unsigned nibble and a signed byte is at most 1905, so all eight pairs of a block of 32 inputs
-// add up in 16 bits (vpmaddubsw), which makes int4 the faster of the two.
+// int4: a product of an unsigned nibble and a signed byte is at most 1905, so all eight pairs of 32 inputs add up in
+// 16 bits (vpmaddubsw), which makes int4 the faster of the two. Bringing them to 32 bits multiplies them too (vpmaddwd).
 #pragma once
 
 #include <algorithm>
@@ -147,8 +147,8 @@ inline void dots8(const Rows8<Q8>& x, const Panel8& panel, std::int32_t* dots) {
 }
 
 // Minus the sums of the inputs that share a 16-bit lane, two words: inputs 0 and 1, and 2 and 3, of each quad. Times
-// the zero point they are what a block's 16-bit sums begin with; that product may wrap, the finished sum fits again.
-inline std::int32_t block_sum(const std::int8_t* q) {
+// the zero point they are what the 16-bit sums begin with; that product may wrap, the finished sum fits again.
+inline std::int32_t sum32(const std::int8_t* q) {
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), load_256(q));
     const __m128i four = _mm_add_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
     const __m128i two = _mm_add_epi16(four, _mm_shuffle_epi32(four, 0x4e));
@@ -159,10 +159,11 @@ inline std::int32_t block_sum(const std::int8_t* q) {
 inline __m256i low_nibbles(__m256i bytes) { return _mm256_and_si256(bytes, _mm256_set1_epi8(15)); }
 inline __m256i high_nibbles(__m256i bytes) { return low_nibbles(_mm256_srli_epi16(bytes, 4)); }
 
+// Quads of inputs of one panel; `part` counts 32 inputs from the first that `values` holds.
 struct PackedNibbles {
     const std::uint8_t* values;
-    __m256i bytes(std::int64_t block, int quad, int side) const {
-        const std::uint8_t* line = values + block * (kBlock * kPanel / 2) + quad / 2 * 64;
+    __m256i bytes(std::int64_t part, int quad, int side) const {
+        const std::uint8_t* line = values + part * (kMultiplied * kPanel / 2) + quad / 2 * 64;
         if (quad % 2 == 0 && side == 0) __builtin_prefetch(line + kAhead);
         const __m256i both = load_256(line + side * 32);
         return quad % 2 ? high_nibbles(both) : low_nibbles(both);
@@ -171,42 +172,44 @@ struct PackedNibbles {
 struct SpreadNibbles {
     const std::uint8_t* values;   // [quad][16][4]
     const std::uint8_t* next;     // packed weights to be spread after these: asked for meanwhile
-    __m256i bytes(std::int64_t block, int quad, int side) const {
-        if (quad % 2 == 0 && side == 0) __builtin_prefetch(next + block * (kBlock * kPanel / 2) + quad / 2 * 64);
-        return load_256(values + block * (kBlock * kPanel) + quad * 64 + side * 32);
+    __m256i bytes(std::int64_t part, int quad, int side) const {
+        if (quad % 2 == 0 && side == 0) __builtin_prefetch(next + part * (kMultiplied * kPanel / 2) + quad / 2 * 64);
+        return load_256(values + part * (kMultiplied * kPanel) + quad * 64 + side * 32);
     }
 };
 
-// Scale and zero point of each output in one block.
-struct BlockOfWeights {
-    __m256 scale[2];
-    __m256i zero[2];   // 16-bit words, each twice
+// Sixteen bytes as 16-bit words, each twice.
+struct WordsTwice {
+    __m256i side[2];
 };
-
-inline BlockOfWeights block_of_weights(const Panel4& panel, std::int64_t group) {
-    const auto* scales = reinterpret_cast<const __m128i*>(panel.scales + group * kPanel);
-    const __m256 low = _mm256_cvtph_ps(_mm_loadu_si128(scales)), high = _mm256_cvtph_ps(_mm_loadu_si128(scales + 1));
-    if (!panel.zeros) return {{low, high}, {_mm256_set1_epi16(8), _mm256_set1_epi16(8)}};
-    const __m128i zero = _mm_loadu_si128(reinterpret_cast<const __m128i*>(panel.zeros + group * kPanel));
-    const auto twice = [](__m256i words) { return _mm256_or_si256(words, _mm256_slli_epi32(words, 16)); };
-    return {{low, high},
-            {twice(_mm256_cvtepu8_epi32(zero)), twice(_mm256_cvtepu8_epi32(_mm_srli_si128(zero, 8)))}};
+inline __m256i twice(__m256i ints) {
+    return _mm256_or_si256(_mm256_and_si256(ints, _mm256_set1_epi32(0xffff)), _mm256_slli_epi32(ints, 16));
 }
+inline WordsTwice unsigned_twice(const std::uint8_t* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {twice(_mm256_cvtepu8_epi32(bytes)), twice(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+inline WordsTwice signed_twice(const std::int8_t* p) {
+    const __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i quarters = _mm256_permute4x64_epi64(words, 0xd8);    // words 0-3, 8-11, 4-7, 12-15
+    return {_mm256_unpacklo_epi16(quarters, quarters), _mm256_unpackhi_epi16(quarters, quarters)};
+}
+inline WordsTwice splat_twice(std::int16_t x) { return {_mm256_set1_epi16(x), _mm256_set1_epi16(x)}; }
 
-// Adds one block of 32 inputs, the `from`-th of `weights`, to sums [R][16].
+// sums[r] = products of 32 inputs in 16-bit words: `part` from the first input, `from` from the first of `weights`.
 template <int R, class Weights>
-void block4(const Rows4& x, std::int64_t row, std::int64_t blocks, std::int64_t block, const Weights& weights,
-            std::int64_t from, const BlockOfWeights& of_block, float* out) {
-    __m256i sums[R][2];
+[[gnu::always_inline]] inline void dots32(const Rows4& x, std::int64_t row, std::int64_t part, std::int64_t parts,
+                                          const Weights& weights, std::int64_t from, const WordsTwice& zero,
+                                          __m256i (&sums)[R][2]) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-        const __m256i minus = splat_32(x.sums + (row + r) * blocks + block);
+        const __m256i minus = splat_32(x.sums + (row + r) * parts + part);
 #pragma GCC unroll 2
-        for (int side = 0; side < 2; ++side) sums[r][side] = _mm256_mullo_epi16(of_block.zero[side], minus);
+        for (int side = 0; side < 2; ++side) sums[r][side] = _mm256_mullo_epi16(zero.side[side], minus);
     }
-    const std::int8_t* q = x.values + row * x.stride + block * kBlock;
+    const std::int8_t* q = x.values + row * x.stride + part * kMultiplied;
 #pragma GCC unroll 8
-    for (int i = 0; i < kBlock / kQuad; ++i) {
+    for (int i = 0; i < kMultiplied / kQuad; ++i) {
         const __m256i low = weights.bytes(from, i, 0), high = weights.bytes(from, i, 1);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
@@ -217,31 +220,43 @@ void block4(const Rows4& x, std::int64_t row, std::int64_t blocks, std::int64_t 
             settle(sums[r][1]);
         }
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-        const __m256 scale = _mm256_set1_ps(x.scales[(row + r) * blocks + block]);
-#pragma GCC unroll 2
-        for (int side = 0; side < 2; ++side) {
-            float* at = out + r * kPanel + side * 8;
-            const __m256i dot = _mm256_madd_epi16(sums[r][side], _mm256_set1_epi16(1));
-            _mm256_storeu_ps(at, _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(scale, of_block.scale[side]),
-                                                 _mm256_loadu_ps(at)));
-        }
-    }
 }
 
-// Adds `blocks` blocks from `first` on to out [R][16]; `weights` begins at the first of them.
-template <int R, class Weights>
+// Adds `inputs` inputs from `first` on, whole blocks of them, to out [R][16]; `weights` begins at the first of them.
+template <int R, std::int64_t kBlockParts, class Weights>
 void tile4(const Rows4& x, std::int64_t row, const Panel4& panel, const Weights& weights, std::int64_t first,
-           std::int64_t blocks, float* out) {
-    const std::int64_t group_blocks = panel.group / kBlock;
-    std::int64_t group = first / group_blocks, left = (group + 1) * group_blocks - first;
-    for (std::int64_t block = 0; block < blocks; ++block) {
-        block4<R>(x, row, panel.in / kBlock, first + block, weights, block,
-                  block_of_weights(panel, group), out);
-        if (--left == 0) {
-            ++group;
-            left = group_blocks;
+           std::int64_t inputs, float* out) {
+    const std::int64_t parts = panel.in / kMultiplied, blocks = panel.blocks();
+    const std::int64_t first_part = first / kMultiplied, last_part = first_part + inputs / kMultiplied;
+    alignas(32) std::int32_t totals[R * kPanel];    // of the parts of a block so far
+#pragma GCC unroll 16
+    for (int i = 0; i < 2 * R; ++i) store_256(totals + i * 8, _mm256_setzero_si256());
+    for (std::int64_t part = first_part; part < last_part; ++part) {
+        const std::int64_t group = part * kMultiplied / panel.group;
+        const WordsTwice zero = panel.zeros ? unsigned_twice(panel.zeros + group * kPanel) : splat_twice(8);
+        __m256i sums[R][2];
+        dots32<R>(x, row, part, parts, weights, part - first_part, zero, sums);
+        const WordsTwice multiplier =
+            panel.multipliers ? signed_twice(panel.multipliers + part * kPanel) : splat_twice(1);
+        const bool begins = part % kBlockParts == 0;
+        const bool ends = part % kBlockParts == kBlockParts - 1 || part + 1 == last_part;
+        const auto* scales = reinterpret_cast<const __m128i*>(panel.scales + group * kPanel);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+            for (int side = 0; side < 2; ++side) {
+                __m256i total = _mm256_madd_epi16(sums[r][side], multiplier.side[side]);
+                std::int32_t* of_block = totals + r * kPanel + side * 8;
+                if (!begins) total = _mm256_add_epi32(total, load_256(of_block));
+                if (ends) {
+                    float* at = out + r * kPanel + side * 8;
+                    const __m256 scale = _mm256_set1_ps(x.scales[(row + r) * blocks + part / kBlockParts]);
+                    const __m256 of_both = _mm256_mul_ps(scale, _mm256_cvtph_ps(_mm_loadu_si128(scales + side)));
+                    _mm256_storeu_ps(at, _mm256_fmadd_ps(_mm256_cvtepi32_ps(total), of_both, _mm256_loadu_ps(at)));
+                } else {
+                    store_256(of_block, total);
+                }
+            }
         }
     }
 }
@@ -255,24 +270,30 @@ inline void spread_nibbles(const std::uint8_t* values, std::int64_t quads, std::
     }
 }
 
-inline void dots4(const Rows4& x, const Panel4& panel, float* sums) {
+template <std::int64_t kBlockParts>
+void blocks_of_dots4(const Rows4& x, const Panel4& panel, float* sums) {
     std::memset(sums, 0, static_cast<std::size_t>(x.count) * kPanel * sizeof(float));
     alignas(64) std::uint8_t bytes[kSpread * kPanel];
     for (std::int64_t first = 0; first < panel.in; first += kSpread) {
-        const std::int64_t inputs = std::min(kSpread, panel.in - first), block = first / kBlock;
+        const std::int64_t inputs = std::min(kSpread, panel.in - first);
         const std::uint8_t* packed = panel.values + first * kPanel / 2;
         if (x.count <= kPackedRows) {
             in_row_tiles<kPackedTile>(x.count, [&]<int R>(std::integral_constant<int, R>, std::int64_t row) {
-                tile4<R>(x, row, panel, PackedNibbles{packed}, block, inputs / kBlock, sums + row * kPanel);
+                tile4<R, kBlockParts>(x, row, panel, PackedNibbles{packed}, first, inputs, sums + row * kPanel);
             });
             continue;
         }
         spread_nibbles(packed, inputs / kQuad, bytes);
         const SpreadNibbles weights{bytes, packed + kSpread * kPanel / 2};
         in_row_tiles<kDotRows>(x.count, [&]<int R>(std::integral_constant<int, R>, std::int64_t row) {
-            tile4<R>(x, row, panel, weights, block, inputs / kBlock, sums + row * kPanel);
+            tile4<R, kBlockParts>(x, row, panel, weights, first, inputs, sums + row * kPanel);
         });
     }
+}
+
+inline void dots4(const Rows4& x, const Panel4& panel, float* sums) {
+    if (panel.block == kScaleInputs) blocks_of_dots4<kScaleInputs / kMultiplied>(x, panel, sums);
+    else blocks_of_dots4<1>(x, panel, sums);
 }
 
 }  // namespace kvarn::KVARN_ISA

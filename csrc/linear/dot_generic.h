@@ -1,6 +1,7 @@
 // Integer dot products in plain C++.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -27,16 +28,16 @@ inline void dots8(const Rows8<Q8>& x, const Panel8& panel, std::int32_t* dots) {
     }
 }
 
-inline std::int32_t block_sum(const std::int8_t* q) {
+inline std::int32_t sum32(const std::int8_t* q) {
     std::int32_t sum = 0;
-    for (std::int64_t k = 0; k < kBlock; ++k) sum += q[k];
+    for (std::int64_t k = 0; k < kMultiplied; ++k) sum += q[k];
     return sum;
 }
 
-// Dots of one row with one block of a panel, without zero points.
-inline void block_dots(const std::int8_t* q, const std::uint8_t* values, std::int32_t* dots) {
+// Dots of 32 inputs of one row with a panel, as if zero points were 0.
+inline void dots32(const std::int8_t* q, const std::uint8_t* values, std::int32_t* dots) {
     for (std::int64_t n = 0; n < kPanel; ++n) dots[n] = 0;
-    for (std::int64_t k = 0; k < kBlock; ++k) {
+    for (std::int64_t k = 0; k < kMultiplied; ++k) {
         const std::uint8_t* weights = values + k / (2 * kQuad) * (kQuad * kPanel) + k % kQuad;
         const int shift = k / kQuad % 2 ? 4 : 0;
         for (std::int64_t n = 0; n < kPanel; ++n) dots[n] += q[k] * (weights[n * kQuad] >> shift & 15);
@@ -44,21 +45,27 @@ inline void block_dots(const std::int8_t* q, const std::uint8_t* values, std::in
 }
 
 inline void dots4(const Rows4& x, const Panel4& panel, float* sums) {
-    const std::int64_t blocks = panel.in / kBlock;
+    const std::int64_t blocks = panel.blocks(), all_parts = panel.in / kMultiplied;
+    const std::int64_t block_parts = panel.block / kMultiplied;
     for (std::int64_t r = 0; r < x.count; ++r) {
         float* out = sums + r * kPanel;
         for (std::int64_t n = 0; n < kPanel; ++n) out[n] = 0.0f;
         for (std::int64_t b = 0; b < blocks; ++b) {
-            const std::int64_t group = b * kBlock / panel.group;
-            std::int32_t dots[kPanel];
-            float scales[kPanel];
-            block_dots(x.values + r * x.stride + b * kBlock, panel.values + b * (kBlock * kPanel / 2), dots);
-            store(scales, mul(splat(x.scales[r * blocks + b]), from_half(panel.scales + group * kPanel)));
-            for (std::int64_t n = 0; n < kPanel; ++n) {
-                const std::int32_t zero = panel.zeros ? panel.zeros[group * kPanel + n] : 8;
-                // One rounding, as on the other instruction sets.
-                out[n] = std::fma(static_cast<float>(dots[n] - zero * x.sums[r * blocks + b]), scales[n], out[n]);
+            const std::int64_t group = b * panel.block / panel.group;
+            std::int32_t total[kPanel] = {}, dots[kPanel];
+            for (std::int64_t part = b * block_parts; part < std::min((b + 1) * block_parts, all_parts); ++part) {
+                dots32(x.values + r * x.stride + part * kMultiplied,
+                       panel.values + part * (kMultiplied * kPanel / 2), dots);
+                for (std::int64_t n = 0; n < kPanel; ++n) {
+                    const std::int32_t zero = panel.zeros ? panel.zeros[group * kPanel + n] : 8;
+                    const std::int32_t multiplier = panel.multipliers ? panel.multipliers[part * kPanel + n] : 1;
+                    total[n] += multiplier * (dots[n] - zero * x.sums[r * all_parts + part]);
+                }
             }
+            float scales[kPanel];
+            store(scales, mul(splat(x.scales[r * blocks + b]), from_half(panel.scales + group * kPanel)));
+            // One rounding, as on the other instruction sets.
+            for (std::int64_t n = 0; n < kPanel; ++n) out[n] = std::fma(static_cast<float>(total[n]), scales[n], out[n]);
         }
     }
 }

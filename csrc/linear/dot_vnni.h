@@ -4,6 +4,7 @@
 // int4: weights are unsigned as they are.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <utility>
@@ -51,19 +52,18 @@ inline void dots8(const Rows8<Q8>& x, const Panel8& panel, std::int32_t* dots) {
     });
 }
 
-inline std::int32_t block_sum(const std::int8_t* q) {
+// Minus the sum.
+inline std::int32_t sum32(const std::int8_t* q) {
     std::int32_t sum = 0;
-    for (std::int64_t k = 0; k < kBlock; ++k) sum += q[k];
+    for (std::int64_t k = 0; k < kMultiplied; ++k) sum -= q[k];
     return sum;
 }
 
-// sums[r][n] = products of one block of inputs `q` with a panel's weights, zero points not yet taken off.
+// sums[r][n] += products of 32 inputs `q` with a panel's weights, as if zero points were 0.
 template <int R>
-void block_dots(const std::int8_t* q, std::int64_t stride, const std::uint8_t* weights, I16 (&sums)[R]) {
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) sums[r] = splat_int(0);
+void add_dots32(const std::int8_t* q, std::int64_t stride, const std::uint8_t* weights, I16 (&sums)[R]) {
 #pragma GCC unroll 4
-    for (std::int64_t k = 0; k < kBlock; k += 2 * kQuad) {
+    for (std::int64_t k = 0; k < kMultiplied; k += 2 * kQuad) {
         const I16 both = load_ints(weights + k * kPanel / 2), low = low_nibbles(both), high = high_nibbles(both);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
@@ -73,27 +73,57 @@ void block_dots(const std::int8_t* q, std::int64_t stride, const std::uint8_t* w
     }
 }
 
-inline void dots4(const Rows4& x, const Panel4& panel, float* out) {
-    const std::int64_t blocks = panel.in / kBlock, group_blocks = panel.group / kBlock;
+// sums[r][n] = products of one block of inputs with a panel's weights. `part` counts the 32 inputs before it.
+template <bool kHasMultipliers, int R>
+[[gnu::always_inline]] inline void block_dots(const Rows4& x, std::int64_t row, const Panel4& panel, std::int64_t part, std::int64_t parts,
+                I16 zeros, I16 (&sums)[R]) {
+    const std::int64_t all_parts = panel.in / kMultiplied;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) sums[r] = splat_int(0);
+    for (const std::int64_t end = part + parts; part < end; ++part) {
+        const std::int8_t* q = x.values + row * x.stride + part * kMultiplied;
+        const std::uint8_t* weights = panel.values + part * (kMultiplied * kPanel / 2);
+        const std::int32_t* of_part = x.sums + row * all_parts + part;
+        I16 multipliers{}, dots[R];
+        if constexpr (kHasMultipliers) multipliers = from_int8_words(panel.multipliers + part * kPanel);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const I16 minus = splat_int(of_part[r * all_parts]);
+            dots[r] = kHasMultipliers ? times_eight(minus) : multiply_low(zeros, minus);
+        }
+        add_dots32<R>(q, x.stride, weights, dots);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+            sums[r] = kHasMultipliers ? add_products(sums[r], dots[r], multipliers) : add_ints(sums[r], dots[r]);
+    }
+}
+
+template <bool kHasMultipliers, std::int64_t kBlockParts>
+void blocks_of_dots4(const Rows4& x, const Panel4& panel, float* out) {
+    const std::int64_t blocks = panel.blocks(), group_blocks = panel.group / panel.block;
+    const std::int64_t all_parts = panel.in / kMultiplied;
     in_row_tiles(x.count, [&]<int R>(std::integral_constant<int, R>, std::int64_t first) {
         F16 totals[R] = {};
         for (std::int64_t block = 0; block < blocks; ++block) {
-            I16 sums[R];
-            block_dots<R>(x.values + first * x.stride + block * kBlock, x.stride,
-                          panel.values + block * (kBlock * kPanel / 2), sums);
-            const std::int64_t group = block / group_blocks * kPanel;
+            const std::int64_t group = block / group_blocks * kPanel, part = block * kBlockParts;
             const I16 zeros = panel.zeros ? from_uint8(panel.zeros + group) : splat_int(8);
             const F16 scales = from_half(panel.scales + group);
+            I16 sums[R];
+            block_dots<kHasMultipliers, R>(x, first, panel, part, kBlockParts == 1 ? 1 : std::min(kBlockParts, all_parts - part), zeros, sums);
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) {
-                const std::int64_t at = (first + r) * blocks + block;
-                const F16 dots = to_floats(subtract(sums[r], multiply_low(zeros, splat_int(x.sums[at]))));
-                totals[r] = fma(dots, mul(splat(x.scales[at]), scales), totals[r]);
-            }
+            for (int r = 0; r < R; ++r)
+                totals[r] = fma(to_floats(sums[r]), mul(splat(x.scales[(first + r) * blocks + block]), scales), totals[r]);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) store(out + (first + r) * kPanel, totals[r]);
     });
+}
+
+inline void dots4(const Rows4& x, const Panel4& panel, float* out) {
+    constexpr std::int64_t kMany = kScaleInputs / kMultiplied;
+    if (panel.multipliers) blocks_of_dots4<true, kMany>(x, panel, out);
+    else if (panel.block == kScaleInputs) blocks_of_dots4<false, kMany>(x, panel, out);
+    else blocks_of_dots4<false, 1>(x, panel, out);
 }
 
 }  // namespace kvarn::KVARN_ISA

@@ -2,9 +2,11 @@
 //
 // int8: one scale for each row of inputs, one for each output:
 //     out = float(sum_k q[k] w[k]) * (row scale * output scale)
-// int4: a scale for each 32 inputs of a row, one for each group of an output's weights; weights are held in 4 bits,
-// inputs in 8, as llama.cpp does. Block by block of 32 inputs, in ascending order:
-//     out = fma(float(sum_k q[k] (v[k] - zero)), block scale * group scale, out)
+// int4: a scale for each 128 inputs of a row (each 32 where the weights' groups are not multiples of 128), one for each
+// group of an output's weights; weights are held in 4 bits, inputs in 8. A multiplier, where there are some, is a whole
+// number for 32 weights: their scale as a multiple of the group's, as in llama.cpp's K-quants. Block by block of inputs,
+// in ascending order:
+//     out = fma(float(sum_k q[k] (v[k] - zero) multiplier), block scale * group scale, out)
 // Then bias, gate and what stands in out, in floats. Integer sums are exact and every float step is elementwise, in one
 // order: a row's outputs are the same bits for any number of rows and threads and on every instruction set.
 #include <algorithm>
@@ -15,6 +17,7 @@
 #include "core/parallel.h"
 #include "linear/dot.h"
 #include "linear/epilogue.h"
+#include "linear/int4_tiles.h"
 #include "linear/int8_tiles.h"
 #include "linear/linear.h"
 #include "linear/prepare.h"
@@ -67,16 +70,15 @@ class Int8 {
 class Int4 {
   public:
     Int4(const LinearCall& call, Carver& memory)
-        : weight_(call.weight), at_(sections(call.weight)), blocks_(weight_.in_padded() / kBlock),
+        : weight_(call.weight), at_(sections(call.weight)), parts_(weight_.in_padded() / kMultiplied),
+          block_(weight_.scale_inputs()), blocks_((weight_.in_padded() + block_ - 1) / block_),
           stride_(weight_.in_padded() + kRowGap), values_(memory.take<std::int8_t>(call.rows * stride_)),
-          scales_(memory.take<float>(call.rows * blocks_)), sums_(memory.take<std::int32_t>(call.rows * blocks_)) {}
+          scales_(memory.take<float>(call.rows * blocks_)), sums_(memory.take<std::int32_t>(call.rows * parts_)) {}
 
     void put(std::int64_t row, const float* x, std::int8_t*) const {
         std::int8_t* q = values_ + row * stride_;
-        for (std::int64_t b = 0; b < blocks_; ++b) {
-            scales_[row * blocks_ + b] = quantise(x + b * kBlock, kBlock, q + b * kBlock);
-            sums_[row * blocks_ + b] = block_sum(q + b * kBlock);
-        }
+        quantise_blocks(x, weight_.in_padded(), block_, q, scales_ + row * blocks_);
+        for (std::int64_t part = 0; part < parts_; ++part) sums_[row * parts_ + part] = sum32(q + part * kMultiplied);
     }
 
     void multiply(std::int64_t panel, std::int64_t first, std::int64_t count, float* sums) const {
@@ -84,15 +86,17 @@ class Int4 {
         const auto* weights = reinterpret_cast<const std::uint8_t*>(weight_.blob + at_.values + panel * at_.panel_bytes);
         const auto* scales = reinterpret_cast<const std::uint16_t*>(weight_.blob + at_.scales) + of_panel;
         const auto* zeros = reinterpret_cast<const std::uint8_t*>(weight_.blob + at_.zeros) + of_panel;
-        const std::int64_t of_rows = first * blocks_;
-        dots4({values_ + first * stride_, scales_ + of_rows, sums_ + of_rows, stride_, count},
-              {weights, scales, weight_.has_zeros ? zeros : nullptr, in, weight_.group}, sums);
+        const auto* multipliers = reinterpret_cast<const std::int8_t*>(weight_.blob + at_.multipliers);
+        dots4({values_ + first * stride_, scales_ + first * blocks_, sums_ + first * parts_, stride_, count},
+              {weights, scales, weight_.has_zeros ? zeros : nullptr,
+               weight_.has_multipliers ? multipliers + panel * parts_ * kPanel : nullptr, in, weight_.group, block_},
+              sums);
     }
 
   private:
     PackedWeight weight_;
     Sections at_;
-    std::int64_t blocks_, stride_;
+    std::int64_t parts_, block_, blocks_, stride_;    // parts: of 32 inputs
     std::int8_t* values_;
     float* scales_;
     std::int32_t* sums_;
@@ -167,6 +171,7 @@ void run(const LinearCall& call) {
 void linear_integer(const LinearCall& call) {
 #if KVARN_HAS_TILES
     if (call.weight.format == Format::int8) return linear_int8_tiles(call);
+    if (uses_int4_tiles(call)) return linear_int4_tiles(call);
 #endif
     if (call.weight.format == Format::int8) return run<Int8>(call);
     run<Int4>(call);

@@ -17,10 +17,10 @@ void pack_float(const PackedWeight& weight, const void* rows, std::byte* blob);
 // `values` [out, in]; `scales` [out].
 void pack_int8(const PackedWeight& weight, const std::int8_t* values, const float* scales, std::byte* blob);
 
-// `values` [out, in], 0 to 15; `scales` [out, groups] half precision; `zeros` [out, groups], null unless has_zeros.
-// Here groups = in / group, rounded up.
+// `values` [out, in], 0 to 15; `scales` [out, groups] half precision; `zeros` [out, groups], null unless has_zeros;
+// `multipliers` [out, in / 32], -15 to 15, null unless has_multipliers. Both divisions are rounded up; groups = in / group.
 void pack_int4(const PackedWeight& weight, const std::uint8_t* values, const std::uint16_t* scales,
-               const std::uint8_t* zeros, std::byte* blob);
+               const std::uint8_t* zeros, const std::int8_t* multipliers, std::byte* blob);
 
 // Rows `ids` [count] of the weight that was packed, 0 <= id < out, as floats: out [count, in].
 void unpack_float(const PackedWeight& weight, const std::int64_t* ids, std::int64_t count, float* out);

@@ -1,8 +1,12 @@
-#include <bit>
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
+#include <vector>
 
+#include "core/half.h"
 #include "core/parallel.h"
+#include "linear/interleave.h"
 #include "linear/pack.h"
 
 namespace kvarn {
@@ -15,13 +19,6 @@ std::int64_t quad_byte(std::int64_t quad, std::int64_t lane, std::int64_t k) {
 }
 
 int nibble_shift(std::int64_t k) { return k / kQuad % 2 ? 4 : 0; }
-
-float from_half_bits(std::uint16_t half) {
-    const float magnitude = (half & 0x7c00) == 0x7c00 ? std::bit_cast<float>((half & 0x7fffu) << 13 | 0x7f800000u)
-                            : (half & 0x7c00)         ? std::bit_cast<float>(((half & 0x7fffu) << 13) + (112u << 23))
-                                                      : static_cast<float>(half & 0x3ff) * 0x1p-24f;
-    return half & 0x8000 ? -magnitude : magnitude;
-}
 
 void unpack_int8_row(const PackedWeight& weight, const Place& place, float* out) {
     const Sections at = sections(weight);
@@ -37,11 +34,14 @@ void unpack_int4_row(const PackedWeight& weight, const Place& place, float* out)
     const auto* values = reinterpret_cast<const std::uint8_t*>(weight.blob + at.values + place.panel * at.panel_bytes);
     const auto* scales = reinterpret_cast<const std::uint16_t*>(weight.blob + at.scales) + of_panel;
     const auto* zeros = reinterpret_cast<const std::uint8_t*>(weight.blob + at.zeros) + of_panel;
+    const auto* multipliers = reinterpret_cast<const std::int8_t*>(weight.blob + at.multipliers) +
+                              place.panel * (weight.in_padded() / kMultiplied) * kPanel + place.lane;
     for (std::int64_t k = 0; k < weight.in; ++k) {
         const std::int64_t group = k / weight.group * kPanel;
         const int value = values[quad_byte(k / (2 * kQuad), place.lane, k)] >> nibble_shift(k) & 15;
         const int zero = weight.has_zeros ? zeros[group] : 8;
-        out[k] = static_cast<float>(value - zero) * from_half_bits(scales[group]);
+        const int multiplier = weight.has_multipliers ? multipliers[k / kMultiplied * kPanel] : 1;
+        out[k] = static_cast<float>((value - zero) * multiplier) * from_half_bits(scales[group]);
     }
 }
 
@@ -49,44 +49,69 @@ void unpack_int4_row(const PackedWeight& weight, const Place& place, float* out)
 
 void pack_int8(const PackedWeight& weight, const std::int8_t* values, const float* scales, std::byte* blob) {
     const Sections at = sections(weight);
-    std::memset(blob, 0, at.size);
-    parallel_pieces(weight.panels(), [&](std::int64_t panel) {
-        auto* out = reinterpret_cast<std::int8_t*>(blob + at.values + panel * at.panel_bytes);
+    each_panel(weight, [&](std::int64_t panel) {
+        const PanelRows of = rows_of(weight, panel);
+        const std::int8_t* rows = values + of.first * weight.in;
+        interleave(reinterpret_cast<const std::byte*>(rows), of.count, static_cast<std::size_t>(weight.in),
+                   weight.in_padded() / kQuad, blob + at.values + panel * at.panel_bytes);
         auto* out_scales = reinterpret_cast<float*>(blob + at.scales) + panel * kPanel;
         auto* out_sums = reinterpret_cast<std::int32_t*>(blob + at.sums) + panel * kPanel;
-        const PanelRows rows = rows_of(weight, panel);
-        for (std::int64_t lane = 0; lane < rows.count; ++lane) {
-            const std::int8_t* row = values + (rows.first + lane) * weight.in;
-            for (std::int64_t k = 0; k < weight.in; ++k) {
-                out[quad_byte(k / kQuad, lane, k)] = row[k];
-                out_sums[lane] += row[k];
-            }
-            out_scales[lane] = scales[rows.first + lane];
+        for (std::int64_t lane = 0; lane < kPanel; ++lane) {
+            const std::int8_t* row = rows + lane * weight.in;
+            out_scales[lane] = lane < of.count ? scales[of.first + lane] : 0.0f;
+            out_sums[lane] = lane < of.count ? std::accumulate(row, row + weight.in, std::int32_t{0}) : 0;
         }
     });
 }
 
+namespace {
+
+// Eight inputs as four bytes: the first four in the low nibbles, the others in the high ones.
+std::uint32_t nibbles(std::uint64_t eight) {
+    return static_cast<std::uint32_t>(eight) | static_cast<std::uint32_t>(eight >> 32) << 4;
+}
+
+// A row's inputs as nibbles; inputs that are missing at its end are 0.
+void to_nibbles(const std::uint8_t* row, std::int64_t in, std::byte* out) {
+    for (std::int64_t k = 0; k < in; k += 2 * kQuad, out += kQuad) {
+        std::uint64_t eight = 0;
+        std::memcpy(&eight, row + k, static_cast<std::size_t>(std::min(2 * kQuad, in - k)));
+        const std::uint32_t word = nibbles(eight);
+        std::memcpy(out, &word, kQuad);
+    }
+}
+
+// out [columns][16] = rows `of` of from [out, columns]; zeros past the last row, and from `columns` on to `padded`.
+template <class T>
+void transpose(const PanelRows& of, const T* from, std::int64_t columns, std::int64_t padded, T* out) {
+    for (std::int64_t c = 0; c < padded; ++c)
+        for (std::int64_t lane = 0; lane < kPanel; ++lane)
+            *out++ = lane < of.count && c < columns ? from[(of.first + lane) * columns + c] : T{};
+}
+
+}  // namespace
+
 void pack_int4(const PackedWeight& weight, const std::uint8_t* values, const std::uint16_t* scales,
-               const std::uint8_t* zeros, std::byte* blob) {
+               const std::uint8_t* zeros, const std::int8_t* multipliers, std::byte* blob) {
     const Sections at = sections(weight);
-    const std::int64_t groups = (weight.in + weight.group - 1) / weight.group;
-    std::memset(blob, 0, at.size);
-    parallel_pieces(weight.panels(), [&](std::int64_t panel) {
-        auto* out = reinterpret_cast<std::uint8_t*>(blob + at.values + panel * at.panel_bytes);
-        auto* out_scales = reinterpret_cast<std::uint16_t*>(blob + at.scales) + panel * weight.groups() * kPanel;
-        auto* out_zeros = reinterpret_cast<std::uint8_t*>(blob + at.zeros) + panel * weight.groups() * kPanel;
-        const PanelRows rows = rows_of(weight, panel);
-        for (std::int64_t lane = 0; lane < rows.count; ++lane) {
-            const std::int64_t row = rows.first + lane;
-            for (std::int64_t k = 0; k < weight.in; ++k) {
-                std::uint8_t& both = out[quad_byte(k / (2 * kQuad), lane, k)];
-                both = static_cast<std::uint8_t>(both | values[row * weight.in + k] << nibble_shift(k));
-            }
-            for (std::int64_t g = 0; g < groups; ++g) {
-                out_scales[g * kPanel + lane] = scales[row * groups + g];
-                if (weight.has_zeros) out_zeros[g * kPanel + lane] = zeros[row * groups + g];
-            }
-        }
+    const std::int64_t groups = (weight.in + weight.group - 1) / weight.group, padded = weight.groups();
+    const std::int64_t parts = (weight.in + kMultiplied - 1) / kMultiplied, all_parts = weight.in_padded() / kMultiplied;
+    const std::int64_t row_bytes = (weight.in + 2 * kQuad - 1) / (2 * kQuad) * kQuad;
+    each_panel(weight, [&](std::int64_t panel) {
+        const PanelRows of = rows_of(weight, panel);
+        std::vector<std::byte> rows(static_cast<std::size_t>(of.count * row_bytes));
+        for (std::int64_t lane = 0; lane < of.count; ++lane)
+            to_nibbles(values + (of.first + lane) * weight.in, weight.in, rows.data() + lane * row_bytes);
+        interleave(rows.data(), of.count, static_cast<std::size_t>(row_bytes), weight.in_padded() / (2 * kQuad),
+                   blob + at.values + panel * at.panel_bytes);
+        transpose(of, scales, groups, padded,
+                  reinterpret_cast<std::uint16_t*>(blob + at.scales) + panel * padded * kPanel);
+        if (weight.has_zeros)
+            transpose(of, zeros, groups, padded,
+                      reinterpret_cast<std::uint8_t*>(blob + at.zeros) + panel * padded * kPanel);
+        if (weight.has_multipliers)
+            transpose(of, multipliers, parts, all_parts,
+                      reinterpret_cast<std::int8_t*>(blob + at.multipliers) + panel * all_parts * kPanel);
     });
 }
 

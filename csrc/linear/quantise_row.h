@@ -1,6 +1,7 @@
 // Inputs brought to signed bytes that share a scale.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
@@ -26,6 +27,12 @@ inline float quantise(const float* x, std::int64_t count, std::int8_t* q) {
     for (std::int64_t i = 0; i < count; i += 16)
         store_int8(q + i, max(min(round(mul(load(x + i), factor)), most), least));
     return (usable ? peak / 127.0f : 0.0f) + reduce_add(spoiled);
+}
+
+// Quantises x [count], a multiple of 64, block by block of `block` inputs; the last one may be shorter.
+inline void quantise_blocks(const float* x, std::int64_t count, std::int64_t block, std::int8_t* q, float* scales) {
+    for (std::int64_t first = 0; first < count; first += block)
+        scales[first / block] = quantise(x + first, std::min(block, count - first), q + first);
 }
 
 }  // namespace kvarn::KVARN_ISA

@@ -28,7 +28,24 @@ inline void store_ints(void* p, I16 a) { _mm512_storeu_si512(p, a.v); }
 inline I16 from_uint8(const std::uint8_t* p) {
     return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
-inline I16 subtract(I16 a, I16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+// Sixteen signed bytes as the low words of integers, their high words zero.
+inline I16 from_int8_words(const std::int8_t* p) {
+    const __m512i ints = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return {_mm512_and_si512(ints, _mm512_set1_epi32(0xffff))};
+}
+// sums + a * b for a in [-2^15, 2^15) and b from from_int8_words.
+inline I16 add_products(I16 sums, I16 a, I16 b) { return {_mm512_dpwssd_epi32(sums.v, a.v, b.v)}; }
+inline I16 times_eight(I16 a) { return {_mm512_slli_epi32(a.v, 3)}; }
+// The low word of each integer, in both its words.
+inline I16 twice(I16 a) { return {_mm512_or_si512(a.v, _mm512_slli_epi32(a.v, 16))}; }
+// Each byte (unsigned) less its lane's zero point, times its lane's multiplier, both given as from `twice`.
+inline I16 scale_bytes(I16 bytes, I16 zeros, I16 multipliers) {
+    const __m512i low = _mm512_set1_epi16(255);
+    const __m512i even = _mm512_mullo_epi16(_mm512_sub_epi16(_mm512_and_si512(bytes.v, low), zeros.v), multipliers.v);
+    const __m512i odd = _mm512_mullo_epi16(_mm512_sub_epi16(_mm512_srli_epi16(bytes.v, 8), zeros.v), multipliers.v);
+    return {_mm512_or_si512(_mm512_and_si512(even, low), _mm512_slli_epi16(odd, 8))};
+}
+inline I16 add_ints(I16 a, I16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline I16 multiply_low(I16 a, I16 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
 inline F16 to_floats(I16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 // The low, or high, half of each byte.
@@ -59,7 +76,30 @@ inline I16 from_uint8(const std::uint8_t* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
 }
-inline I16 subtract(I16 a, I16 b) { return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)}; }
+inline I16 from_int8_words(const std::int8_t* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    const __m256i low = _mm256_set1_epi32(0xffff);
+    return {_mm256_and_si256(_mm256_cvtepi8_epi32(bytes), low),
+            _mm256_and_si256(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)), low)};
+}
+inline I16 add_products(I16 sums, I16 a, I16 b) {
+    return {_mm256_add_epi32(sums.lo, _mm256_madd_epi16(a.lo, b.lo)),
+            _mm256_add_epi32(sums.hi, _mm256_madd_epi16(a.hi, b.hi))};
+}
+inline I16 times_eight(I16 a) { return {_mm256_slli_epi32(a.lo, 3), _mm256_slli_epi32(a.hi, 3)}; }
+inline I16 twice(I16 a) {
+    return {_mm256_or_si256(a.lo, _mm256_slli_epi32(a.lo, 16)), _mm256_or_si256(a.hi, _mm256_slli_epi32(a.hi, 16))};
+}
+inline __m256i scale_bytes_256(__m256i bytes, __m256i zeros, __m256i multipliers) {
+    const __m256i low = _mm256_set1_epi16(255);
+    const __m256i even = _mm256_mullo_epi16(_mm256_sub_epi16(_mm256_and_si256(bytes, low), zeros), multipliers);
+    const __m256i odd = _mm256_mullo_epi16(_mm256_sub_epi16(_mm256_srli_epi16(bytes, 8), zeros), multipliers);
+    return _mm256_or_si256(_mm256_and_si256(even, low), _mm256_slli_epi16(odd, 8));
+}
+inline I16 scale_bytes(I16 bytes, I16 zeros, I16 multipliers) {
+    return {scale_bytes_256(bytes.lo, zeros.lo, multipliers.lo), scale_bytes_256(bytes.hi, zeros.hi, multipliers.hi)};
+}
+inline I16 add_ints(I16 a, I16 b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
 inline I16 multiply_low(I16 a, I16 b) { return {_mm256_mullo_epi32(a.lo, b.lo), _mm256_mullo_epi32(a.hi, b.hi)}; }
 inline F16 to_floats(I16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
 inline I16 low_nibbles(I16 bytes) {

@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "simd/features.h"
 
@@ -25,8 +26,8 @@ struct alignas(64) TileShapes {
     std::uint16_t row_bytes[16] = {};
     std::uint8_t rows[16] = {};
 
-    void set(int tile, std::int64_t tile_rows) {
-        row_bytes[tile] = 64;
+    void set(int tile, std::int64_t tile_rows, std::int64_t bytes = 64) {
+        row_bytes[tile] = static_cast<std::uint16_t>(bytes);
         rows[tile] = static_cast<std::uint8_t>(tile_rows);
     }
 };
@@ -49,5 +50,13 @@ class TileScope {
     TileScope& operator=(const TileScope&) = delete;
     ~TileScope() { release_tiles(); }
 };
+
+// Calls body(0), body(1) ... body(N - 1) with constants, which is what instructions on tiles need.
+template <int N, class Body>
+void each(Body&& body) {
+    [&]<int... i>(std::integer_sequence<int, i...>) {
+        (body(std::integral_constant<int, i>()), ...);
+    }(std::make_integer_sequence<int, N>());
+}
 
 }  // namespace kvarn::KVARN_ISA

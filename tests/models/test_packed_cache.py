@@ -19,10 +19,10 @@ from kvarn import kernels, models
 from kvarn.kernels.activation import Activation
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.linear import Linear
+from kvarn.kernels.torch.quantize import quantize
 from kvarn.kernels.weights import Weight
 from kvarn.models import Decoder, load_model
 from kvarn.models.packed_cache import PackedCache
-from kvarn.models.quantize import quantize
 
 cpu_backend = pytest.importorskip(
     "kvarn.kernels.cpu.backend", reason="needs the compiled kernels", exc_type=ImportError
@@ -137,11 +137,12 @@ def test_a_changed_layout_of_packed_bytes_needs_a_new_name() -> None:
     zeros = (torch.arange(40 * 3, dtype=torch.int64).view(40, 3) % 16).to(torch.uint8)
     four_bits = Weight((numbers * 64 % 16).to(torch.uint8), torch.ones(40, 3).half(), zeros, 32)
     plain = [Weight(numbers), Weight(numbers.bfloat16())]
-    weights = [*plain, quantize(numbers, "int8"), four_bits, replace(four_bits, zeros=None)]
+    multiplied = quantize(numbers, "int4")
+    weights = [*plain, quantize(numbers, "int8"), four_bits, replace(four_bits, zeros=None), multiplied]
     for activation in (None, "silu"):
         for weight in weights:
             digest.update(pack(weight, None, activation).blob.numpy().tobytes())
-    assert (LAYOUT, digest.hexdigest()[:16]) == ("panels-of-16/1", "d6f6adf24acbdfdc")
+    assert (LAYOUT, digest.hexdigest()[:16]) == ("panels-of-16/2", "0e5690e6c97d07bb")
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbage", "other form"])

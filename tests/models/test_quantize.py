@@ -8,61 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from kvarn.kernels.torch.linear import TorchLinear
-from kvarn.kernels.weights import Weight
+from kvarn.kernels.torch.quantize import quantize_int8
 from kvarn.models import Decoder, load_model
 from kvarn.models.layer import DecoderLayer
 from kvarn.models.moe import MoeMlp
-from kvarn.models.quantize import quantize_int4, quantize_int8
-from profiles import examples
 
 Factory = Callable[..., tuple[Any, Path]]
 PROMPT = list(range(5, 60))
-
-
-def relative_error(weight: torch.Tensor, quantized: Weight) -> float:
-    return float((quantized.dequantized() - weight).norm() / weight.norm())
-
-
-def test_int8_is_within_half_a_step_of_every_weight() -> None:
-    weight = torch.randn(70, 130, generator=torch.Generator().manual_seed(1)) * 0.03
-    quantized = quantize_int8(weight)
-    assert (quantized.dequantized() - weight).abs().le(quantized.scales[:, None] * 0.5001).all()
-    assert quantized.values.abs().amax(1).eq(127).all()
-
-
-def test_int4_loses_less_than_rounding_to_the_largest_weight() -> None:
-    weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(2)) * 0.03
-    groups = weight.view(-1, 32)
-    scales = (groups.abs().amax(1, keepdim=True) / 7).half().float()
-    rounded = (groups / scales).round() * scales
-    simple = float((rounded - groups).norm() / groups.norm())
-    assert relative_error(weight, quantize_int4(weight)) < 0.88 * simple
-
-
-@settings(max_examples=examples(40))
-@given(st.integers(1, 40), st.integers(1, 100), st.sampled_from([1e-3, 1.0, 300.0]), st.integers(0, 1000))
-def test_any_shape_and_size_is_quantized_within_its_type(rows: int, columns: int, size: float, seed: int) -> None:
-    weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * size
-    weight[0] = 0
-    int8, int4 = quantize_int8(weight), quantize_int4(weight)
-    assert int8.values.shape == int4.values.shape == weight.shape
-    assert int4.scales.shape == (rows, -(-columns // 32))
-    assert int(int4.values.max()) <= 15
-    assert int(int8.values.abs().max()) <= 127
-    assert torch.equal(int8.dequantized()[0], weight[0])
-    assert torch.equal(int4.dequantized()[0], weight[0])
-    assert (int4.dequantized() - weight).norm() <= 0.2 * weight.norm() + 1e-6
-
-
-@pytest.mark.parametrize("value", [torch.bfloat16, torch.float16])
-def test_half_types_are_quantized_as_the_numbers_they_are(value: torch.dtype) -> None:
-    weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(3)).to(value)
-    for quantize in (quantize_int8, quantize_int4):
-        assert torch.equal(quantize(weight).dequantized(), quantize(weight.float()).dequantized())
 
 
 @pytest.mark.parametrize(("quantization", "close"), [("int8", 0.998), ("int4", 0.93)])
@@ -97,7 +51,7 @@ def test_routers_norms_and_embeddings_stay_plain_and_the_head_is_int8(oracle_fac
         }.items()
         if isinstance(linear, TorchLinear)
     }
-    assert blocks == {"router": None, "shared_gate": None, "qkv": 32, "expert": 32, "head": 0}
+    assert blocks == {"router": None, "shared_gate": None, "qkv": 128, "expert": 128, "head": 0}
     assert model._embedding is not None
     assert model._embedding.dtype == torch.float32
     assert model.quantization == "int4"

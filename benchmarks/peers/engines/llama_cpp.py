@@ -16,7 +16,12 @@ SLOT_TOKENS = 1152
 
 FILE_TYPES = {Precision.BF16: "BF16", Precision.INT8: "Q8_0", Precision.INT4: "Q4_0"}
 
+ORDERED_TILES = ROOT / "benchmarks" / "peers" / "wrappers" / "ordered_tiles.h"
+"""Without it GCC 12 builds AMX code that crashes."""
+
 CMAKE_OPTIONS = (
+    f"-DCMAKE_C_FLAGS=-include {ORDERED_TILES}",
+    f"-DCMAKE_CXX_FLAGS=-include {ORDERED_TILES}",
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",
     "-DBUILD_SHARED_LIBS=OFF",

@@ -18,8 +18,9 @@ from kvarn.kernels.sampling import SamplingTensors
 from kvarn.kernels.torch.attention import plan_attention
 from kvarn.kernels.torch.bidirectional import TorchBidirectionalPlan
 from kvarn.kernels.torch.linear import TorchLinear, rms_norm
+from kvarn.kernels.torch.quantize import quantize
 from kvarn.kernels.torch.sampling import draw_tokens, most_likely
-from kvarn.kernels.weights import Weight
+from kvarn.kernels.weights import Quantization, Weight
 
 
 class AttentionPlan(Protocol):
@@ -90,6 +91,10 @@ class Kernels:
         """Type of the numbers between two operations of a model whose weights are of type `dtype`."""
         return dtype
 
+    def quantize(self, weight: torch.Tensor, to: Quantization) -> Weight:
+        """A float weight [out, in] as int8 or int4."""
+        return quantize(weight, to)
+
     def pack_linear(
         self, weight: Weight, bias: torch.Tensor | None = None, activation: Activation | None = None
     ) -> Linear:
@@ -107,7 +112,7 @@ class Kernels:
         raise UnsupportedByBackendError("only the compiled kernels keep packed weights")
 
     def load_linear(self, form: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Linear:
-        """The layer again, on the same bytes, which may be a read-only map of a file.
+        """The layer again, from the same bytes, which may be a read-only map of a file.
 
         Raises KernelError where form and tensors do not fit together.
         """

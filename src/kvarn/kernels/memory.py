@@ -35,6 +35,16 @@ def zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype, device: torch.de
     return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
 
 
+def in_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor in memory of its own, in huge pages where it is large; a small one as it is.
+
+    A mapped file lies in small pages: every weight read from there costs a look-up of an address each 4 KiB.
+    """
+    if tensor.nbytes < HUGE_PAGE:
+        return tensor
+    return zeros_on_demand(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+
+
 def give_back_freed() -> None:
     """Return memory that was freed, but kept for later, to the operating system.
 

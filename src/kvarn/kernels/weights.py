@@ -10,13 +10,20 @@ import torch
 
 from kvarn.kernels.errors import KernelInputError
 
+Quantization = Literal["int8", "int4"]
+"""What a plain weight becomes: int8, a scale an output; int4, a scale for 128 inputs of an output, times a whole number
+for 32 of them."""
+
+MULTIPLIED = 32
+"""Inputs that share a multiplier."""
+
 
 @dataclass(frozen=True, slots=True)
 class Weight:
     """The weight [out, in] of a linear layer: float numbers, or whole numbers with scales.
 
     int8: values[n, k] * scales[n]; multiplied with activations quantized to int8, a scale for each token.
-    int4: (values[n, k] - zeros[n, g]) * scales[n, g], where g = k // group.
+    int4: (values[n, k] - zeros[n, g]) * multipliers[n, k // 32] * scales[n, g], where g = k // group.
     """
 
     values: torch.Tensor
@@ -29,6 +36,8 @@ class Weight:
     """int4: inputs that share a scale, a multiple of 32; the last group may be shorter."""
     input_order: torch.Tensor | None = None
     """[in] int64: column k multiplies input `input_order[k]`; None: columns are in the order of the inputs."""
+    multipliers: torch.Tensor | None = None
+    """int4 without zeros: [out, in / 32] int8, -15 to 15; None: 1 everywhere."""
 
     @property
     def format(self) -> Literal["float", "int8", "int4"]:
@@ -42,7 +51,10 @@ class Weight:
                 return self.values.float() * self._scales[:, None]
             case "int4":
                 zeros = 8.0 if self.zeros is None else self._of_columns(self.zeros.float())
-                return (self.values.float() - zeros) * self._of_columns(self._scales.float())
+                centred = self.values.float() - zeros
+                if self.multipliers is not None:
+                    centred *= self.multipliers.float().repeat_interleave(MULTIPLIED, 1)[:, : self.values.shape[1]]
+                return centred * self._of_columns(self._scales.float())
             case _:
                 return self.values.float()
 
@@ -54,10 +66,9 @@ class Weight:
     def rows(self, rows: range) -> Weight:
         """Some of the outputs."""
         part = slice(rows.start, rows.stop)
-        scales = None if self.scales is None else self.scales[part]
-        return replace(
-            self, values=self.values[part], scales=scales, zeros=None if self.zeros is None else self.zeros[part]
-        )
+        tensors = (self.scales, self.zeros, self.multipliers)
+        scales, zeros, multipliers = (None if tensor is None else tensor[part] for tensor in tensors)
+        return replace(self, values=self.values[part], scales=scales, zeros=zeros, multipliers=multipliers)
 
     def columns(self, columns: range) -> Weight:
         """Some of the inputs. Raises KernelInputError where they cut a group, or where columns are reordered."""
@@ -71,14 +82,16 @@ class Weight:
             raise KernelInputError(f"inputs {start} to {stop} cut a group of {self.group} inputs that share a scale")
         groups = slice(start // self.group, -(-stop // self.group))
         zeros = None if self.zeros is None else self.zeros[:, groups]
-        return replace(self, values=values, scales=self._scales[:, groups], zeros=zeros)
+        multipliers = self.multipliers
+        if multipliers is not None:
+            multipliers = multipliers[:, start // MULTIPLIED : -(-stop // MULTIPLIED)]
+        return replace(self, values=values, scales=self._scales[:, groups], zeros=zeros, multipliers=multipliers)
 
     def to(self, device: torch.device) -> Weight:
         """The same on a device."""
-        tensors = (self.values, self.scales, self.zeros, self.input_order)
-        values, scales, zeros, order = (None if tensor is None else tensor.to(device) for tensor in tensors)
-        assert values is not None
-        return Weight(values, scales, zeros, self.group, order)
+        tensors = (self.scales, self.zeros, self.multipliers, self.input_order)
+        scales, zeros, multipliers, order = (None if tensor is None else tensor.to(device) for tensor in tensors)
+        return Weight(self.values.to(device), scales, zeros, self.group, order, multipliers)
 
     @property
     def _scales(self) -> torch.Tensor:
@@ -95,7 +108,10 @@ def concatenate(weights: Sequence[Weight]) -> Weight | None:
     if len(weights) == 1:
         return first
     same = all(
-        weight.format == first.format and weight.group == first.group and _equal(weight.input_order, first.input_order)
+        weight.format == first.format
+        and weight.group == first.group
+        and (weight.multipliers is None) == (first.multipliers is None)
+        and _equal(weight.input_order, first.input_order)
         for weight in weights
     )
     if not same:
@@ -105,8 +121,14 @@ def concatenate(weights: Sequence[Weight]) -> Weight | None:
     if any(weight.zeros is not None for weight in weights):
         eights = (torch.full(scale.shape, 8, dtype=torch.uint8) for scale in scales)
         zeros = torch.cat([eight if w.zeros is None else w.zeros for w, eight in zip(weights, eights, strict=True)])
-    values = torch.cat([weight.values for weight in weights])
-    return replace(first, values=values, scales=torch.cat(scales) if scales else None, zeros=zeros)
+    multipliers = [weight.multipliers for weight in weights if weight.multipliers is not None]
+    return replace(
+        first,
+        values=torch.cat([weight.values for weight in weights]),
+        scales=torch.cat(scales) if scales else None,
+        zeros=zeros,
+        multipliers=torch.cat(multipliers) if multipliers else None,
+    )
 
 
 def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

@@ -13,6 +13,7 @@ from kvarn import __version__
 from kvarn.costs.decoder import KvDtype, kv_bytes_per_token
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.kernels.memory import GIB, give_back_freed
+from kvarn.kernels.weights import Quantization
 from kvarn.models.checkpoint import Checkpoint, Progress
 from kvarn.models.decoder import Decoder
 from kvarn.models.encoder import Encoder
@@ -22,7 +23,6 @@ from kvarn.models.families import FAMILIES, MODEL_TYPES, decoder_spec
 from kvarn.models.hf_config import CheckpointKind, DecoderConfig, EncoderConfig
 from kvarn.models.packed_cache import PackedCache, origin_of
 from kvarn.models.parallel import Parallel
-from kvarn.models.quantize import Quantization
 from kvarn.models.weights import WeightLoader
 
 _DTYPES = dict.fromkeys(("float32", "float16", "half"), torch.float32) | {"bfloat16": torch.bfloat16}

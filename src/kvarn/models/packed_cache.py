@@ -1,7 +1,7 @@
 """Packed weights kept in a directory, so that the next start neither quantizes nor packs anything.
 
 One safetensors file a model and rank. Its name holds a hash of everything that its content follows from, so a file is
-never wrong, only unused. It is mapped into memory: processes share it through the page cache.
+never wrong, only unused.
 
 The file is written here and not by the safetensors library because packed weights must begin on 64-byte boundaries:
 the header is padded with blanks (which the format allows), and each packed weight is a multiple of 64 bytes long.
@@ -67,7 +67,7 @@ class PackedCache:
         return cache
 
     def find(self, name: str) -> Linear | None:
-        """The layer as an earlier start packed it, on mapped memory; None where it must be packed."""
+        """The layer as an earlier start packed it; None where it must be packed."""
         if name not in self._stored_layers:
             return None
         try:

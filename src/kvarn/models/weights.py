@@ -12,13 +12,14 @@ from kvarn.kernels.activation import Activation
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import LayerNorm, Linear, Norm
-from kvarn.kernels.weights import Weight, concatenate
+from kvarn.kernels.weights import Quantization, Weight, concatenate
 from kvarn.models.checkpoint import Checkpoint
 from kvarn.models.formats import WeightFormat, weight_format
 from kvarn.models.packed_cache import PackedCache
 from kvarn.models.parallel import Parallel, ParallelError, Shard
-from kvarn.models.quantize import HEAD_QUANTIZATION, Quantization, quantize
 
+HEAD_QUANTIZATION: Quantization = "int8"
+"""What the output head becomes, in both modes. See docs/quantization.md for what it costs and saves."""
 _log = logging.getLogger(__name__)
 
 
@@ -114,7 +115,10 @@ class WeightLoader:
             quantization = None if spec.role == "router" else self._quantization
             if quantization and spec.role == "head":
                 quantization = HEAD_QUANTIZATION
-            weight = quantize(weight.values, quantization) if quantization else Weight(weight.values.to(self.dtype))
+            if quantization:
+                weight = self.kernels.quantize(weight.values, quantization)
+            else:
+                weight = Weight(weight.values.to(self.dtype))
         bias = self._bias(spec) if spec.bias and (spec.inputs.is_whole or self.parallel.rank == 0) else None
         layer = self.kernels.pack_linear(weight, bias, spec.activation)
         if cache is not None:

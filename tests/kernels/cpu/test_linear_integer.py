@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -30,6 +32,11 @@ def int4_weight(out: int, in_features: int, group: int = 32, has_zeros: bool = F
     zeros = torch.randint(0, 17, (out, groups), dtype=torch.uint8) if has_zeros else None
     values = torch.randint(0, 16, (out, in_features), dtype=torch.uint8)
     return Weight(values, (torch.rand(out, groups) * 0.02 + 1e-3).half(), zeros, group)
+
+
+def multiplied_weight(out: int, in_features: int, group: int = 128) -> Weight:
+    multipliers = torch.randint(-15, 16, (out, -(-in_features // 32)), dtype=torch.int8)
+    return replace(int4_weight(out, in_features, group), multipliers=multipliers)
 
 
 def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,10 +69,14 @@ def int8_products(x: torch.Tensor, weight: Weight) -> torch.Tensor:
 def int4_products(x: torch.Tensor, weight: Weight) -> torch.Tensor:
     zeros = torch.full(weight.scales.shape, 8, dtype=torch.uint8) if weight.zeros is None else weight.zeros
     total = torch.zeros(x.shape[0], weight.values.shape[0])
-    for first in range(0, x.shape[1], 32):
+    block = 32 if weight.group % 128 else 128
+    for first in range(0, x.shape[1], block):
         group = first // weight.group
-        q, scale = quantized(x[:, first : first + 32])
-        centred = weight.values[:, first : first + 32].long() - zeros[:, group, None].long()
+        q, scale = quantized(x[:, first : first + block])
+        centred = weight.values[:, first : first + block].long() - zeros[:, group, None].long()
+        if weight.multipliers is not None:
+            multipliers = weight.multipliers.long().repeat_interleave(32, 1)
+            centred *= multipliers[:, first : first + centred.shape[1]]
         total = fused_multiply_add((q @ centred.T).float(), scale * weight.scales[:, group].float(), total)
     return total
 
@@ -78,7 +89,8 @@ def products(x: torch.Tensor, weight: Weight) -> torch.Tensor:
 def weights_of(out: int, in_features: int) -> list[Weight]:
     """One weight of every kind."""
     kinds = [(group, has_zeros) for group in GROUPS for has_zeros in (False, True)]
-    return [int8_weight(out, in_features), *(int4_weight(out, in_features, *kind) for kind in kinds)]
+    multiplied = [multiplied_weight(out, in_features), multiplied_weight(out, in_features, 256)]
+    return [int8_weight(out, in_features), *(int4_weight(out, in_features, *kind) for kind in kinds), *multiplied]
 
 
 def poison_freed_memory(size: int) -> None:
@@ -98,7 +110,7 @@ def test_products_equal_their_definition_bit_for_bit(isa: str, out: int, in_feat
     backend, bias = _native.Backend(isa), torch.randn(out)
     for weight in weights_of(out, in_features):
         plain, biased = pack_linear(backend, weight), pack_linear(backend, weight, bias)
-        for rows in (0, 1, 2, 3, 4, 5, 7, 14, 29):
+        for rows in (0, 1, 2, 3, 4, 5, 7, 14, 17, 29, 35):
             x = in_rows_of_nan(torch.randn(rows, in_features))
             want = products(x, weight)
             poison_freed_memory(rows * out)
@@ -108,7 +120,12 @@ def test_products_equal_their_definition_bit_for_bit(isa: str, out: int, in_feat
 
 def test_products_of_many_rows_equal_their_definition_bit_for_bit(isa: str) -> None:
     x = torch.randn(301, 600)
-    for weight in (int8_weight(50, 600), int4_weight(50, 600, 64, True)):
+    for weight in (
+        int8_weight(50, 600),
+        int4_weight(50, 600, 64, True),
+        int4_weight(50, 600, 128, True),
+        multiplied_weight(50, 600),
+    ):
         assert torch.equal(pack_linear(_native.Backend(isa), weight)(x), products(x, weight))
 
 
@@ -136,9 +153,11 @@ def test_extreme_inputs_and_weights_keep_to_the_definition(isa: str) -> None:
         Weight(high, small, torch.zeros(20, 5, dtype=torch.uint8), 32),
         Weight(low, small, torch.full((20, 5), 16, dtype=torch.uint8), 32),
         Weight(low, -small, None, 32),
+        Weight(low, small[:, :2], None, 128, multipliers=torch.full((20, 5), -15, dtype=torch.int8)),
+        Weight(high, small[:, :2], None, 128, multipliers=torch.full((20, 5), 15, dtype=torch.int8)),
     ):
         packed = pack_linear(_native.Backend(isa), weight)
-        for few in (x[:1], x[:3], x):
+        for few in (x[:1], x[:3], x, x.repeat(3, 1)):
             assert torch.equal(packed(few), products(few, weight))
 
 
@@ -203,7 +222,7 @@ def test_the_result_is_added_last_to_what_is_given(isa: str) -> None:
 
 def test_a_row_has_the_same_bits_alone_and_among_any_number(isa: str) -> None:
     backend, x, norm = _native.Backend(isa), torch.randn(64, 550), Norm(torch.randn(550), 1e-6)
-    for weight in (int8_weight(36, 550), int4_weight(36, 550, 128, True)):
+    for weight in (int8_weight(36, 550), int4_weight(36, 550, 128, True), multiplied_weight(36, 550)):
         gated = pack_linear(backend, weight, None, "gelu")
         alone = torch.cat([gated(row, norm=norm) for row in x.split(1)])
         for rows in range(1, 65):
@@ -213,7 +232,7 @@ def test_a_row_has_the_same_bits_alone_and_among_any_number(isa: str) -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_row_has_the_same_bits_in_the_longest_prompt_and_on_any_number_of_threads(isa: str, threads: int) -> None:
     x = torch.randn(2048, 70)
-    for weight in (int8_weight(20, 70), int4_weight(20, 70)):
+    for weight in (int8_weight(20, 70), int4_weight(20, 70), multiplied_weight(20, 70)):
         packed = pack_linear(_native.Backend(isa), weight)
         alone = torch.cat([packed(row) for row in x.split(1)])
         torch.set_num_threads(threads)
@@ -253,6 +272,8 @@ def test_weights_that_cannot_be_packed_are_refused() -> None:
         (Weight(int4.values, int4.scales, None, 64), r"\[6, 1\]"),
         (Weight(int4.values, int4.scales, None, 48), "multiple of 32"),
         (Weight(int4.values, int4.scales, int4.zeros + 17, 32), "0 to 16"),
+        (replace(int4, multipliers=torch.ones((6, 2), dtype=torch.int8)), "no zero points"),
+        (replace(multiplied_weight(6, 64), multipliers=torch.full((6, 2), 16, dtype=torch.int8)), "-15 to 15"),
     ]:
         with pytest.raises(KernelInputError, match=message):
             pack_linear(backend, wrong)

@@ -17,10 +17,12 @@ from kvarn.kernels.cpu.isa import chosen_instruction_set
 from kvarn.kernels.cpu.kv_cache import new_kv_cache
 from kvarn.kernels.cpu.linear import CpuLinear, address_of_norm, check_rows
 from kvarn.kernels.cpu.packing import ACTIVATION_NUMBERS, LAYOUT, PackedWeight, pack
+from kvarn.kernels.cpu.quantize import quantize
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Linear, Norm
+from kvarn.kernels.memory import in_huge_pages
 from kvarn.kernels.sampling import SamplingTensors, weight_bits
-from kvarn.kernels.weights import Weight
+from kvarn.kernels.weights import Quantization, Weight
 
 
 class CpuKernels(Kernels):
@@ -49,6 +51,10 @@ class CpuKernels(Kernels):
         """float32: activations are small beside the weights; each product rounds them as its format needs."""
         return torch.float32
 
+    def quantize(self, weight: torch.Tensor, to: Quantization) -> Weight:
+        """Compiled: as fast as the weight is read, with the roundings of `kvarn.kernels.torch.quantize`."""
+        return quantize(self.backend, weight, to)
+
     def pack_linear(
         self, weight: Weight, bias: torch.Tensor | None = None, activation: Activation | None = None
     ) -> CpuLinear:
@@ -64,7 +70,7 @@ class CpuKernels(Kernels):
     def load_linear(self, form: dict[str, Any], tensors: dict[str, torch.Tensor]) -> CpuLinear:
         """See `Kernels`."""
         try:
-            fields: dict[str, Any] = {**form, **tensors}
+            fields: dict[str, Any] = {**form, **tensors, "blob": in_huge_pages(tensors["blob"])}
             return CpuLinear(self.backend, PackedWeight(**fields))
         except (TypeError, KeyError, ValueError) as error:
             raise KernelInputError(f"kept weights of the form {form} cannot be used: {error}") from error

@@ -13,9 +13,9 @@ from kvarn.kernels.activation import Activation
 from kvarn.kernels.cpu import _native
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.memory import zeros_on_demand
-from kvarn.kernels.weights import Weight
+from kvarn.kernels.weights import MULTIPLIED, Weight
 
-LAYOUT = "panels-of-16/1"
+LAYOUT = "panels-of-16/2"
 """Count up when one of the layouts changes: packed weights that were kept in files are then made again."""
 
 ACTIVATION_NUMBERS: Mapping[Activation | None, int] = MappingProxyType(
@@ -43,6 +43,8 @@ class PackedWeight:
     """Inputs that share a scale (int4)."""
     has_zeros: bool = False
     """int4 with zero points of its own."""
+    has_multipliers: bool = False
+    """int4 with multipliers."""
     blob: torch.Tensor
     """uint8 on a 64-byte boundary; may be a read-only map of a file."""
     bias: torch.Tensor | None = None
@@ -52,7 +54,7 @@ class PackedWeight:
 
     def form(self) -> dict[str, Any]:
         """What the bytes mean: all fields but the tensors."""
-        names = ("format", "out", "in_features", "activation", "group", "has_zeros")
+        names = ("format", "out", "in_features", "activation", "group", "has_zeros", "has_multipliers")
         return {name: getattr(self, name) for name in names}
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -62,7 +64,9 @@ class PackedWeight:
 
     def native(self) -> _native.PackedWeight:
         """The kernels' view of it. Raises KernelInputError where the form is impossible or the bytes do not fit it."""
-        native = _native_form(self.format, self.out, self.in_features, self.group, self.has_zeros, self.activation)
+        native = _native_form(
+            self.format, self.out, self.in_features, self.group, self.has_zeros, self.activation, self.has_multipliers
+        )
         blob, bias = self.blob, self.bias
         if blob.dtype != torch.uint8 or blob.shape != (native.size,):
             raise KernelInputError(f"a packed weight needs {native.size} bytes, not {blob.dtype} {tuple(blob.shape)}")
@@ -80,10 +84,10 @@ def pack(weight: Weight, bias: torch.Tensor | None = None, activation: Activatio
     With `activation` the weight is gated: gate above up. Raises KernelInputError for a shape that cannot be packed.
     """
     out, in_features = weight.values.shape
-    has_zeros = weight.zeros is not None
+    has_zeros, has_multipliers = weight.zeros is not None, weight.multipliers is not None
     plain: Literal["f32", "bf16"] = "bf16" if weight.values.dtype == torch.bfloat16 else "f32"
     kind = plain if weight.format == "float" else weight.format
-    native = _native_form(kind, out, in_features, weight.group, has_zeros, activation)
+    native = _native_form(kind, out, in_features, weight.group, has_zeros, activation, has_multipliers)
     blob = zeros_on_demand((native.size,), torch.uint8)
     match weight.format:
         case "int8":
@@ -100,6 +104,7 @@ def pack(weight: Weight, bias: torch.Tensor | None = None, activation: Activatio
         activation=activation,
         group=weight.group,
         has_zeros=has_zeros,
+        has_multipliers=has_multipliers,
         blob=blob,
         bias=None if bias is None else bias.float().contiguous(),
         input_order=weight.input_order,
@@ -107,7 +112,13 @@ def pack(weight: Weight, bias: torch.Tensor | None = None, activation: Activatio
 
 
 def _native_form(
-    kind: str, out: int, in_features: int, group: int, has_zeros: bool, activation: Activation | None
+    kind: str,
+    out: int,
+    in_features: int,
+    group: int,
+    has_zeros: bool,
+    activation: Activation | None,
+    has_multipliers: bool,
 ) -> _native.PackedWeight:
     gated = activation is not None
     if out < 1 or in_features < 1 or (gated and out % 2):
@@ -116,7 +127,11 @@ def _native_form(
         raise KernelInputError(f"int8 weights have at most {MAX_INT8_INPUTS} inputs, not {in_features}")
     if kind == "int4" and (group < 32 or group % 32):
         raise KernelInputError(f"groups of {group} inputs cannot be packed: a group is a multiple of 32")
-    return _native.PackedWeight(_FORMAT_NUMBERS[kind], out, in_features, group, has_zeros, gated)
+    if has_multipliers and (has_zeros or group % 128):
+        raise KernelInputError(
+            "int4 weights with multipliers have no zero points and groups of a multiple of 128 inputs"
+        )
+    return _native.PackedWeight(_FORMAT_NUMBERS[kind], out, in_features, group, has_zeros, gated, has_multipliers)
 
 
 def _pack_int8(native: _native.PackedWeight, weight: Weight, blob: torch.Tensor) -> None:
@@ -128,7 +143,7 @@ def _pack_int8(native: _native.PackedWeight, weight: Weight, blob: torch.Tensor)
 
 
 def _pack_int4(native: _native.PackedWeight, weight: Weight, blob: torch.Tensor) -> None:
-    values, scales, zeros = weight.values, weight.scales, weight.zeros
+    values, scales, zeros, multipliers = weight.values, weight.scales, weight.zeros, weight.multipliers
     groups = (values.shape[0], -(-values.shape[1] // weight.group))
     if values.dtype != torch.uint8 or int(values.max()) > 15:
         raise KernelInputError("the values of an int4 weight are uint8, 0 to 15")
@@ -136,7 +151,12 @@ def _pack_int4(native: _native.PackedWeight, weight: Weight, blob: torch.Tensor)
         raise KernelInputError(f"an int4 weight with groups of {weight.group} needs float16 scales {list(groups)}")
     if zeros is not None and (zeros.dtype != torch.uint8 or zeros.shape != groups or int(zeros.max()) > 16):
         raise KernelInputError(f"the zero points of an int4 weight are uint8 {list(groups)}, 0 to 16")
-    values, scales = values.contiguous(), scales.contiguous()
-    zeros = None if zeros is None else zeros.contiguous()
-    address_of_zeros = 0 if zeros is None else zeros.data_ptr()
-    _native.pack_int4(native, values.data_ptr(), scales.data_ptr(), address_of_zeros, blob.data_ptr())
+    multiplied = (values.shape[0], -(-values.shape[1] // MULTIPLIED))
+    if multipliers is not None and (
+        multipliers.dtype != torch.int8 or multipliers.shape != multiplied or int(multipliers.abs().max()) > 15
+    ):
+        raise KernelInputError(f"the multipliers of an int4 weight are int8 {list(multiplied)}, -15 to 15")
+    # Kept until the call is over: a tensor that is not contiguous is copied.
+    held = [None if tensor is None else tensor.contiguous() for tensor in (values, scales, zeros, multipliers)]
+    of_values, of_scales, of_zeros, of_multipliers = (0 if tensor is None else tensor.data_ptr() for tensor in held)
+    _native.pack_int4(native, of_values, of_scales, of_zeros, blob.data_ptr(), of_multipliers)

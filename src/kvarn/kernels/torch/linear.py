@@ -15,8 +15,8 @@ from kvarn.kernels.activation import Activation, activate
 from kvarn.kernels.linear import Norm
 from kvarn.kernels.weights import Weight
 
-INT4_BLOCK = 32
-"""Inputs that share a scale where activations are quantized for int4 weights."""
+INT4_BLOCKS = (128, 32)
+"""Inputs that share a scale where activations are quantized for int4 weights: the first that divides their groups."""
 
 
 def rms_norm(x: torch.Tensor, norm: Norm, mean_square: torch.Tensor | None = None) -> torch.Tensor:
@@ -37,7 +37,11 @@ class TorchLinear:
         """[out, in], columns as they are stored."""
         self.bias = bias
         self.activation = activation
-        self.quantize_block = {"float": None, "int8": 0, "int4": INT4_BLOCK}[weight.format]
+        self.quantize_block = {
+            "float": None,
+            "int8": 0,
+            "int4": next((block for block in INT4_BLOCKS if weight.group % block == 0), None),
+        }[weight.format]
         """Inputs that share a scale where activations are quantized to int8; 0: all of a token. None: they are not."""
         self.input_order = weight.input_order
         self.out_features = self.source.shape[0] // (2 if activation else 1)

@@ -11,20 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 
-from kvarn.kernels.weights import Weight
+from kvarn.kernels.weights import MULTIPLIED, Quantization, Weight
 
-Quantization = Literal["int8", "int4"]
-"""What a plain weight becomes: int8, a scale an output; int4, a scale for 32 inputs of an output."""
-
-HEAD_QUANTIZATION: Quantization = "int8"
-"""What the output head becomes, in both modes. See docs/quantization.md for what it costs and saves."""
-
-INT4_GROUP = 32
+INT4_GROUP = 128
+INT4_LARGEST_MULTIPLIER = 15
+"""(value - 8) times so much still fits a signed byte, as which weights are multiplied."""
 INT4_PEAKS = (-8.0, -7.3, -8.7)
 """What the largest weight of a group is divided to. Negative: of -8 to 7 it gets the larger side, whatever its sign."""
 _NUMBERS_AT_ONCE = 30_000
@@ -52,21 +47,33 @@ def quantize_int8(weight: torch.Tensor) -> Weight:
 
 
 def quantize_int4(weight: torch.Tensor) -> Weight:
-    """A float16 scale for each output and group of `INT4_GROUP` inputs; zero is 8."""
+    """A float16 scale for each output and group of `INT4_GROUP` inputs, a multiplier for each 32 of them; zero is 8.
+
+    The best scale of each 32 inputs is found first; the largest of a group becomes 15 times the group's scale, the
+    others whole multiples of it.
+    """
     size = weight.shape[1]
+    groups, parts = -(-size // INT4_GROUP), -(-size // MULTIPLIED)
     values = torch.empty(weight.shape, dtype=torch.uint8)
-    scales = torch.empty((weight.shape[0], -(-size // INT4_GROUP)), dtype=torch.float16)
+    scales = torch.empty((weight.shape[0], groups), dtype=torch.float16)
+    multipliers = torch.empty((weight.shape[0], parts), dtype=torch.int8)
 
     def piece(rows: slice) -> None:
-        numbers = F.pad(weight[rows].float(), (0, -size % INT4_GROUP)).view(-1, INT4_GROUP)
-        scale = _best_int4_scales(numbers).half()
-        scales[rows] = scale.view(-1, scales.shape[1])
-        # Rounded with the scale as it is stored, so that its own rounding costs nothing more.
-        codes = _codes(numbers, _inverse(scale.float()), -8.0, 7.0).add_(8.0)
-        values[rows] = codes.view(-1, scales.shape[1] * INT4_GROUP)[:, :size]
+        numbers = F.pad(weight[rows].float(), (0, -size % INT4_GROUP)).view(-1, MULTIPLIED)
+        wanted = _best_int4_scales(numbers).view(-1, INT4_GROUP // MULTIPLIED)
+        scale = (wanted.abs().amax(-1) / INT4_LARGEST_MULTIPLIER).half()
+        multiplier = (wanted * _inverse(scale.float())[:, None]).round_()
+        multiplier.clamp_(-INT4_LARGEST_MULTIPLIER, INT4_LARGEST_MULTIPLIER)
+        multiplier = torch.where(multiplier == 0.0, 1.0, multiplier)
+        scales[rows] = scale.view(-1, groups)
+        multipliers[rows] = multiplier.view(-1, groups * INT4_GROUP // MULTIPLIED)[:, :parts].to(torch.int8)
+        # Rounded with the scale as it is stored, so that its own rounding costs little more.
+        stored = (multiplier * scale.float()[:, None]).flatten()
+        codes = _codes(numbers, _inverse(stored), -8.0, 7.0).add_(8.0)
+        values[rows] = codes.view(-1, groups * INT4_GROUP)[:, :size]
 
     _by_pieces(weight, piece)
-    return Weight(values, scales, None, INT4_GROUP)
+    return Weight(values, scales, multipliers=multipliers, group=INT4_GROUP)
 
 
 def _best_int4_scales(groups: torch.Tensor) -> torch.Tensor:

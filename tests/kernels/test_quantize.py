@@ -1,0 +1,93 @@
+"""Plain weights quantized, in torch and by the compiled kernels of every instruction set: how much is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvarn.kernels.dispatch import kernels_for
+from kvarn.kernels.torch.quantize import quantize
+from kvarn.kernels.weights import Quantization, Weight
+from profiles import examples
+
+Quantize = Callable[[torch.Tensor, Quantization], Weight]
+
+
+def random_weight(rows: int, columns: int, size: float = 0.03, seed: int = 1) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)) * size
+
+
+def relative_error(weight: torch.Tensor, quantized: Weight) -> float:
+    return float((quantized.dequantized() - weight).norm() / weight.norm())
+
+
+@pytest.fixture
+def compiled(isa: str) -> Quantize:
+    from kvarn.kernels.cpu.backend import CpuKernels
+
+    return CpuKernels(isa).quantize
+
+
+@pytest.fixture(params=["torch", "auto"])
+def either(request: pytest.FixtureRequest) -> Quantize:
+    return kernels_for(request.param).quantize
+
+
+def test_int8_is_within_half_a_step_of_every_weight(either: Quantize) -> None:
+    weight = random_weight(70, 130)
+    quantized = either(weight, "int8")
+    assert quantized.scales is not None
+    assert (quantized.dequantized() - weight).abs().le(quantized.scales[:, None] * 0.5001).all()
+    assert quantized.values.abs().amax(1).eq(127).all()
+
+
+def test_int4_loses_less_than_rounding_to_the_largest_weight(either: Quantize) -> None:
+    weight = random_weight(64, 256)
+    groups = weight.view(-1, 32)
+    scales = (groups.abs().amax(1, keepdim=True) / 7).half().float()
+    rounded = (groups / scales).round() * scales
+    simple = float((rounded - groups).norm() / groups.norm())
+    assert relative_error(weight, either(weight, "int4")) < 0.88 * simple
+
+
+@settings(max_examples=examples(40))
+@given(st.integers(1, 40), st.integers(1, 300), st.sampled_from([1e-3, 1.0, 300.0]), st.integers(0, 1000))
+def test_any_shape_and_size_is_quantized_within_its_type(rows: int, columns: int, size: float, seed: int) -> None:
+    weight = random_weight(rows, columns, size, seed)
+    weight[0] = 0
+    for kernels in (kernels_for("torch"), kernels_for("auto")):
+        int8, int4 = kernels.quantize(weight, "int8"), kernels.quantize(weight, "int4")
+        assert int8.values.shape == int4.values.shape == weight.shape
+        assert int4.scales is not None and int4.scales.shape == (rows, -(-columns // 128))
+        assert int4.multipliers is not None and int4.multipliers.shape == (rows, -(-columns // 32))
+        assert int(int4.multipliers.abs().max()) <= 15
+        assert int(int4.values.max()) <= 15
+        assert int(int8.values.abs().max()) <= 127
+        assert torch.equal(int8.dequantized()[0], weight[0])
+        assert torch.equal(int4.dequantized()[0], weight[0])
+        assert (int4.dequantized() - weight).norm() <= 0.2 * weight.norm() + 1e-5
+
+
+@pytest.mark.parametrize("value", [torch.bfloat16, torch.float16])
+def test_half_types_are_quantized_as_the_numbers_they_are(value: torch.dtype, either: Quantize) -> None:
+    weight = random_weight(8, 64).to(value)
+    for to in ("int8", "int4"):
+        assert torch.equal(either(weight, to).dequantized(), either(weight.float(), to).dequantized())
+
+
+@pytest.mark.parametrize("columns", [1, 33, 128, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_kernels_quantize_as_torch_does(compiled: Quantize, dtype: torch.dtype, columns: int) -> None:
+    """int8 to the bit. The sums that choose an int4 scale have another order: a few weights may differ by a step."""
+    weight = random_weight(50, columns).to(dtype)
+    weight[3] = 0
+    found, want = compiled(weight, "int8"), quantize(weight, "int8")
+    assert torch.equal(found.values, want.values)
+    assert found.scales is not None and want.scales is not None and torch.equal(found.scales, want.scales)
+    found, want = compiled(weight, "int4"), quantize(weight, "int4")
+    assert (found.values != want.values).float().mean() < 0.01
+    assert abs(relative_error(weight.float(), found) - relative_error(weight.float(), want)) < 1e-3
