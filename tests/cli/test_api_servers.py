@@ -257,17 +257,6 @@ def test_a_killed_process_is_replaced_and_each_request_is_on_the_ledger_once(ser
     assert {answer.status_code for answer in at_once(12, lambda _: post(served))} == {200}
 
 
-def test_a_process_that_hangs_is_killed_and_replaced(serve, monkeypatch):
-    served = serve("--api-server-count", "2", *SMALL)
-    (hung,) = workers(served)
-    os.kill(hung, signal.SIGSTOP)
-    until(lambda: gone(hung))
-    until(lambda: len(workers(served)) == 1)
-    until(lambda: sum("a gateway process serves" in line for line in list(served.log)) == 2)
-    assert any("no answer in 2 s" in line for line in list(served.log))
-    assert {answer.status_code for answer in at_once(12, lambda _: post(served))} == {200}
-
-
 def test_a_process_that_cannot_load_its_text_says_so_and_takes_no_requests(serve, tmp_path):
     model = tmp_path / "model"
     shutil.copytree(Path(kvarn_package.__file__).parent / "assets" / "kvarn-demo", model)

@@ -14,7 +14,7 @@ import pytest
 import kvarn.gateway.body as body_module
 from background_runs import hold
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
-from raw_http import error_of, flood, head_of, read_all
+from raw_http import error_of, flood, head_of, read_answer
 
 CHAT = "/v1/chat/completions"
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
@@ -79,7 +79,7 @@ def test_ten_megabytes_are_refused_without_being_kept(serve: Any, wait_for: Wait
         raw = server.connect()
         raw.sendall(chat_head("content-length: 10485760" if announced else "transfer-encoding: chunked"))
         flood(raw, b"x" * 65536 if announced else b"10000\r\n" + b"x" * 65536 + b"\r\n", 10 * MIB)
-        assert error_of(read_all(raw)) == (413, "request_too_large")
+        assert error_of(read_answer(raw)) == (413, "request_too_large")
         assert server.gateway.held.used == 0
         with server.client() as client:
             too_large = client.post(CHAT, content=b"x" * (5 * MIB), headers=JSON)
@@ -103,7 +103,7 @@ def test_bodies_are_bounded_all_together(serve: Any, wait_for: WaitFor) -> None:
             raw.sendall(chat_head("content-length: 1048576") + b" " * (MIB - 10_000))
         wait_for(lambda: budget.used == 3 * (MIB - 10_000), "three bodies to be held")
         slow[3].sendall(chat_head("content-length: 1048576") + b" " * 300_000)
-        refused = read_all(slow[3])
+        refused = read_answer(slow[3])
         assert error_of(refused) == (429, "over_share") and b"retry-after: 1" in refused
         assert budget.used == 3 * (MIB - 10_000), "the refused one holds nothing"
         assert client.post(CHAT, json=HELLO).status_code == 200, "a small one still fits"

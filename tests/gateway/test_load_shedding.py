@@ -172,23 +172,3 @@ def test_a_body_that_is_not_as_it_should_be_is_a_400_and_changes_no_account(
     answer = shedding.http.post(CHAT, content=content, headers={"content-type": "application/json"})
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
     assert {tenant: account.counter for tenant, account in accounts.items()} == before
-
-
-def test_a_saturated_process_refuses_before_it_reads(shedding: Any) -> None:
-    admission = shedding.http  # the process is idle: taken
-    assert admission.post(CHAT, json=body()).status_code == 200
-    stage = shedding.gateway.bodies._check.__self__
-
-    def hold_up() -> None:
-        """As if requests had been looked at late for a second."""
-        now = time.monotonic()
-        for index in range(100):
-            stage._delay.note(0.5, now - 1 + index / 100)
-
-    async def late() -> None:
-        hold_up()
-        with pytest.raises(Exception, match="overloaded"):
-            stage.check_process(1, time.monotonic() - 0.5)
-        stage.check_process(1, time.monotonic())  # it did not wait: no longer saturated
-
-    shedding.do(late())

@@ -89,7 +89,7 @@ def test_what_is_stored_gives_the_same_events_again(
 def test_the_output_is_what_the_deltas_said(script: list[tuple[str, object, int]], end: str) -> None:
     writer, events = written(script, end, background=False)
     for index, item in enumerate(writer.response.output):
-        told = "".join(getattr(event, "delta", "") for event in events if getattr(event, "output_index", -1) == index)
+        told = "".join(str(event.delta or "") for event in events if event.output_index == index)
         part = item["content"][0] if item["type"] == "message" else {"arguments": item["arguments"]}
         assert told == (part.get("text") or part.get("refusal") or part.get("arguments") or "")
     statuses = [item["status"] for item in writer.response.output]

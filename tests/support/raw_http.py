@@ -25,6 +25,18 @@ def read_all(raw: socket.socket) -> bytes:
     return b"".join(parts)
 
 
+def read_answer(raw: socket.socket) -> bytes:
+    """One answer that has a content-length, on a connection that may stay open."""
+    answer = b""
+    while b"\r\n\r\n" not in answer:
+        answer += raw.recv(65536)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    while len(body) < length:
+        body += raw.recv(65536)
+    return head + b"\r\n\r\n" + body
+
+
 def error_of(answer: bytes) -> tuple[int, str]:
     """Status and code of an answer that is an error."""
     head, _, body = answer.partition(b"\r\n\r\n")

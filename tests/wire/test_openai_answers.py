@@ -6,7 +6,7 @@ import msgspec
 import openai.types as official
 import openai.types.chat as official_chat
 
-from kvarn.wire.openai import completions, embeddings, models, usage
+from kvarn.wire.openai import completions, encoders, models, usage
 from kvarn.wire.openai.chat import answer as chat_answer
 from kvarn.wire.openai.errors import ApiError, invalid_request, model_not_found
 
@@ -84,10 +84,10 @@ def test_the_official_client_reads_completions_embeddings_and_models() -> None:
     choice = completions.CompletionChoice(index=0, text="a", finish_reason="length", logprobs=logprobs)
     completion = completions.Completion(**HEAD, choices=[choice], usage=usage.usage(1, 1))
     official.Completion.model_validate(encoded(completion), strict=True)
-    vectors = embeddings.EmbeddingList(
+    vectors = encoders.EmbeddingList(
         model="m",
-        data=[embeddings.Embedding(index=0, embedding=[0.5])],
-        usage=embeddings.EmbeddingUsage(prompt_tokens=1, total_tokens=1),
+        data=[encoders.Embedding(index=0, embedding=[0.5])],
+        usage=encoders.EmbeddingUsage(prompt_tokens=1, total_tokens=1),
     )
     official.CreateEmbeddingResponse.model_validate(encoded(vectors), strict=True)
     official.Model.model_validate(encoded(models.Model(id="m", created=1)), strict=True)

@@ -10,10 +10,10 @@ from openai.types.chat import completion_create_params as chat_create_params
 from pydantic import BaseModel
 
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
+from kvarn.wire.openai.common import as_list
 from kvarn.wire.openai.completions import CompletionRequest
-from kvarn.wire.openai.embeddings import EmbeddingRequest
+from kvarn.wire.openai.encoders import EmbeddingRequest
 from kvarn.wire.openai.errors import ApiError
-from kvarn.wire.openai.inputs import as_list
 from kvarn.wire.openai.parse import parse_request
 from kvarn.wire.openai.tokenize import DetokenizeRequest, TokenizeRequest
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from kvarn.api_servers.start import METRICS, REPLICA, SERVING, SNAPSHOT, START, Start
+from kvarn.api_servers import METRICS, REPLICA, SERVING, SNAPSHOT, START, Start
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.channel import Channel, ChannelClosedError, Handler
 from kvarn.fleet.process_exit import describe_exit, exit_of
@@ -27,28 +27,22 @@ from kvarn.observe.metrics import GatewayMetrics
 from kvarn.replica.client.protocol import ReplicaStatus
 from kvarn.serving.models import ServedModel
 
-_WATCH_EVERY_S = 1.0
 _SNAPSHOT_S = 2.0
-"""In which a process sends what it has counted; of one that is slower, what it sent last is shown."""
-_STOP_GRACE_S = 20.0
-"""Beyond `drain_timeout_s`, for what a process writes at its end; then it is killed."""
+_STOP_GRACE_S = 20.0  # beyond `drain_timeout_s`, for what a process writes at its end; then it is killed
 
 _log = logging.getLogger("kvarn.gateway")
 
 
+@dataclass(eq=False)
 class _Process:
     """A gateway process that runs."""
 
-    def __init__(self, number: int, process: subprocess.Popen[bytes], counts: ProcessCounts) -> None:
-        self.number = number
-        self.process = process
-        self.counts = counts
-        self.channel: Channel | None = None
-        self.serving = False
-        self.unanswered = 0
-        """Calls in a row that `_watch` made of it."""
-        self.counted: list[MetricFamily] = []
-        """As it last sent it."""
+    number: int
+    process: subprocess.Popen[bytes]
+    counts: ProcessCounts
+    channel: Channel | None = None
+    serving: bool = False
+    counted: list[MetricFamily] = field(default_factory=list)  # as it last sent it
 
 
 class GatewayProcesses:
@@ -76,12 +70,10 @@ class GatewayProcesses:
         self._metrics: GatewayMetrics | None = None
         self._numbers = itertools.count(1)
         self._running: dict[int, _Process] = {}
-        self._ended: list[MetricFamily] = []
-        """Totals of the processes that have ended."""
+        self._ended: list[MetricFamily] = []  # totals of the processes that have ended, as they last sent them
         self._any_ended = False
         self._stopping = asyncio.Event()
         self._keepers: list[asyncio.Task[None]] = []
-        self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self.shared = SharedState(
             self._counts.limits, LocalBudgets(self._counts.budgets), self._all_metrics, is_main=True
@@ -93,12 +85,10 @@ class GatewayProcesses:
         self._metrics = metrics
         for replica in self._replicas.values():
             replica.subscribe(self._tell)
-        self._tasks = [asyncio.create_task(self._watch())]
         backoff_s = self._config.replica.restart_backoff_s
-        self._keepers = [
-            asyncio.create_task(keep_running(self._run_next, self._stopping, backoff_s, self._ended_early))
-            for _ in range(self._config.gateway.api_server_count - 1)
-        ]
+        for _ in range(self._config.gateway.api_server_count - 1):
+            keeping = keep_running(self._run_next, self._stopping, backoff_s, self._ended_early)
+            self._keepers.append(asyncio.create_task(keeping))
 
     async def wait_until_serving(self) -> None:
         """Wait until every process takes requests, or one has ended instead."""
@@ -127,18 +117,13 @@ class GatewayProcesses:
                 _log.error("a gateway process did not end and is killed", extra={"number": each.number})
                 each.process.kill()
             await asyncio.wait(self._keepers)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _run_next(self) -> str:
         """One process from its start to its end; returns why it ended."""
         try:
             return describe_exit(await self._run(next(self._numbers)), "the gateway process")
-        except OSError as error:
-            return f"a gateway process cannot be started: {error}"
         except Exception as error:
-            _log.exception("the supervision of a gateway process failed")
+            _log.exception("a gateway process could not be started or supervised")
             return repr(error)
 
     def _ended_early(self, failure: str | None, backoff_s: float) -> None:
@@ -152,16 +137,20 @@ class GatewayProcesses:
         """One process from its start to its end; returns its exit status."""
         own_end, other_end = socket.socketpair()
         with other_end:
-            try:
-                process = _spawn(other_end.fileno())
-            except OSError:
-                own_end.close()
-                raise
+            process = _spawn(other_end.fileno())
         running = self._running[number] = _Process(number, process, ProcessCounts(self._counts))
         ended = exit_of(process)
         try:
             channel = running.channel = await Channel.open(own_end, self._handlers(running))
-            channel.send(START, msgspec.msgpack.encode(self._start_message(number)))
+            start = Start(
+                number=number,
+                config=self._config.model_dump_json(),
+                directories={model.name: str(model.directory) for model in self._models},
+                created={model.name: model.created for model in self._models},
+                broken=[model.name for model in self._models if model.load_error is not None],
+                replicas=[replica.status for replica in self._replicas.values()],
+            )
+            channel.send(START, msgspec.msgpack.encode(start))
             status = await ended
             await channel.closed.wait()  # what it sent before its end has been read
             return status
@@ -170,16 +159,6 @@ class GatewayProcesses:
             if running.channel is not None:
                 running.channel.close()
             self._forget(running)
-
-    def _start_message(self, number: int) -> Start:
-        return Start(
-            number=number,
-            config=self._config.model_dump_json(),
-            directories={model.name: str(model.directory) for model in self._models},
-            created={model.name: model.created for model in self._models},
-            broken=[model.name for model in self._models if model.load_error is not None],
-            replicas=[replica.status for replica in self._replicas.values()],
-        )
 
     def _forget(self, gone: _Process) -> None:
         """A process has ended: its requests are aborted; what it counted stays."""
@@ -197,44 +176,30 @@ class GatewayProcesses:
             self._changed.set()
             _log.info("a gateway process serves", extra={"number": running.number, "pid": running.process.pid})
 
-        return {**running.counts.handlers(), SERVING: serving, METRICS: self._answer_metrics}
+        async def metrics(_: bytes) -> bytes:
+            return msgspec.msgpack.encode(await self._all_families())
 
-    async def _answer_metrics(self, _: bytes) -> bytes:
-        return msgspec.msgpack.encode(await self._all_families())
+        return {**running.counts.handlers(), SERVING: serving, METRICS: metrics}
 
     async def _all_metrics(self) -> CollectorRegistry:
         return as_registry(await self._all_families())
 
     async def _all_families(self) -> list[MetricFamily]:
-        await asyncio.gather(*(self._ask(each) for each in list(self._running.values()) if each.serving))
+        await asyncio.gather(*(self._read_metrics(each) for each in list(self._running.values()) if each.serving))
         own = [] if self._metrics is None else self._metrics.snapshot()
         return merge_families([own, self._ended, *(each.counted for each in self._running.values())])
 
-    async def _ask(self, running: _Process) -> bool:
-        """Whether it answered."""
+    async def _read_metrics(self, running: _Process) -> None:
+        """Ask a process what it has counted. Of one that does not answer, what it sent last is shown."""
         assert running.channel is not None
         try:
             async with asyncio.timeout(_SNAPSHOT_S):
                 answer = await running.channel.call(SNAPSHOT)
         except (ChannelClosedError, TimeoutError) as error:
-            reason = f"no answer in {_SNAPSHOT_S:g} s" if isinstance(error, TimeoutError) else str(error)
+            reason = str(error) or f"no answer in {_SNAPSHOT_S:g} s"
             _log.warning("a gateway process does not tell its metrics: %s", reason, extra={"number": running.number})
-            return not isinstance(error, TimeoutError)
-        running.counted = msgspec.msgpack.decode(answer, type=list[MetricFamily])
-        return True
-
-    async def _watch(self) -> None:
-        """Keep what the processes have counted (of one that dies, what it counted since is lost), and kill one that has
-        not answered for as long as an engine's heartbeat may take."""
-        max_unanswered = max(2, math.ceil(self._config.replica.heartbeat_timeout_s / (_WATCH_EVERY_S + _SNAPSHOT_S)))
-        while True:
-            await asyncio.sleep(_WATCH_EVERY_S)
-            watched = [each for each in self._running.values() if each.serving]
-            for each, answered in zip(watched, await asyncio.gather(*map(self._ask, watched)), strict=True):
-                each.unanswered = 0 if answered else each.unanswered + 1
-                if each.unanswered == max_unanswered:
-                    _log.error("a gateway process hangs and is killed", extra={"number": each.number})
-                    each.process.kill()
+        else:
+            running.counted = msgspec.msgpack.decode(answer, type=list[MetricFamily])
 
     def _tell(self, status: ReplicaStatus) -> None:
         """Tell all processes what becomes of an engine."""

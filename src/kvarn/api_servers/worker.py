@@ -19,7 +19,7 @@ import msgspec
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from kvarn.api_servers.start import METRICS, REPLICA, SERVING, SNAPSHOT, START, Start
+from kvarn.api_servers import METRICS, REPLICA, SERVING, SNAPSHOT, START, Start
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.channel import Channel
@@ -31,14 +31,12 @@ from kvarn.observe.logging import configure_gateway_logging
 from kvarn.observe.merge import MetricFamily, as_registry
 from kvarn.replica.client.protocol import ReplicaStatus
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
-from kvarn.replica.server.parent import die_with_parent
 from kvarn.safety.errors import SafetyError
 from kvarn.serving.models import ModelTable, ServedModel
 from kvarn.store.errors import StoreError
 from kvarn.text.errors import TextError
 
-_EXIT_ORPHAN = 1
-_EXIT_NO_TEXT = 1
+_EXIT_LOST = 1  # the main process is gone, or a tokenizer cannot be loaded
 _EXIT_NOT_STARTED = 2
 _LOOK_EVERY_S = 0.02
 
@@ -59,7 +57,9 @@ class Worker:
         channel = await Channel.open(end, handlers)
         orphaned = asyncio.create_task(_end_with(channel))
         start = await self._start
-        config = _own_config(start)
+        config = KvarnConfig.model_validate_json(start.config)
+        here = {"batches": config.batches.model_copy(update={"enabled": False})}  # batches run in the main process
+        config = config.model_copy(update=here)
         configure_gateway_logging(config.log_level, config.log_format, start.number)
         models = {
             model.name: ServedModel(
@@ -78,7 +78,7 @@ class Worker:
         for model in models.values():
             if model.load_error is not None and model.name not in start.broken:
                 _log.error(model.load_error)
-                return _EXIT_NO_TEXT
+                return _EXIT_LOST
 
         async def metrics() -> CollectorRegistry:
             return as_registry(msgspec.msgpack.decode(await channel.call(METRICS), type=list[MetricFamily]))
@@ -119,16 +119,10 @@ class Worker:
         return msgspec.msgpack.encode([] if self._gateway is None else self._gateway.metrics.snapshot())
 
 
-def _own_config(start: Start) -> KvarnConfig:
-    """The server's configuration, for a process beside the main one: batches run there."""
-    config = KvarnConfig.model_validate_json(start.config)
-    return config.model_copy(update={"batches": config.batches.model_copy(update={"enabled": False})})
-
-
 async def _end_with(channel: Channel) -> None:
     """Without the main process there are neither engines nor limits."""
     await channel.closed.wait()
-    os._exit(_EXIT_ORPHAN)
+    os._exit(_EXIT_LOST)
 
 
 async def _tell_when_serving(server: GatewayServer, channel: Channel) -> None:
@@ -139,14 +133,12 @@ async def _tell_when_serving(server: GatewayServer, channel: Channel) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run the process; returns its exit status."""
-    die_with_parent()
     end = socket.socket(fileno=int(arguments[0]))
-    factory = uvicorn.Config("", log_config=None).get_loop_factory()
 
     async def run() -> int:
         return await Worker().run(end)
 
-    with asyncio.Runner(loop_factory=factory) as runner:
+    with asyncio.Runner(loop_factory=uvicorn.Config("", log_config=None).get_loop_factory()) as runner:
         try:
             return runner.run(run())
         except (ConfigError, SafetyError, StoreError, TextError, OSError) as error:

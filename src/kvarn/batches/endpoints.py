@@ -15,9 +15,8 @@ from kvarn.serving.moderation.operation import start_moderation
 from kvarn.serving.record import RequestRecord
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.completions import CompletionRequest
-from kvarn.wire.openai.embeddings import EmbeddingRequest
+from kvarn.wire.openai.encoders import EmbeddingRequest, ModerationRequest
 from kvarn.wire.openai.errors import invalid_request
-from kvarn.wire.openai.moderations import ModerationRequest
 from kvarn.wire.openai.parse import parse_request
 from kvarn.wire.openai.responses.request import ResponseRequest
 

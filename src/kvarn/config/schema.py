@@ -109,7 +109,8 @@ class ModelConfig(Section):
 
     quantization: Literal["int8", "int4"] | None = None
     """Quantise plain weights when the model is loaded: int8 with a scale for each output, or int4 with a scale for each
-    32 inputs. Weights that the checkpoint holds quantised (GPTQ, AWQ, compressed-tensors) stay as they are. See
+    128 inputs and a multiplier for each 32. Weights that the checkpoint holds quantised (GPTQ, AWQ,
+    compressed-tensors) stay as they are. See
     docs/quantization.md."""
 
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
@@ -184,28 +185,28 @@ class GatewayConfig(Section):
     """PEM file of the certificate's private key. Default: in `ssl_certfile`."""
 
     max_connections: int = Field(16384, ge=1)
-    """Connections open at once at most, in each gateway process; more get 503 before they are read."""
+    """Connections that each gateway process makes room for: its limit of open files is raised at the start. How many
+    of them are answered at once is `max_requests`."""
 
     max_requests: int = Field(8192, ge=1)
     """Requests answered, or waiting, at once at most, in each gateway process. One more gets 503 before it is read."""
 
     idle_timeout_s: float = Field(75.0, gt=0)
-    """Seconds an idle connection is kept. Longer than the usual 60 s of load balancers, so that it is they who
-    close."""
+    """Seconds a connection is kept after an answer. Longer than the usual 60 s of load balancers, so that it is they
+    who close. Rounded up to whole seconds."""
 
     header_timeout_s: float = Field(10.0, gt=0)
-    """Seconds a request's headers may take to arrive once their first byte has."""
+    """Without effect; accepted so that older files load. A proxy in front bounds the time of headers."""
 
     write_timeout_s: float = Field(60.0, gt=0)
     """Seconds for which a client may leave its answer unread, once the socket's buffers are full, before the connection
     is cut and the request ended."""
 
     max_header_bytes: int = Field(64 * 1024, ge=1024)
-    """A request's target and headers together, and what is around a chunked body (chunk sizes, trailers). Longer ones
-    get 431."""
+    """A request's target and headers together. Longer ones get 431."""
 
     max_headers: int = Field(100, ge=8)
-    """Headers of a request at most."""
+    """Headers of a request at most; more get 431."""
 
     max_held_bytes: int = Field(512 * 1024 * 1024, ge=1024 * 1024)
     """Memory that all running requests may hold together: their bodies, tokens that a slow client has not read yet, and
@@ -218,7 +219,7 @@ class GatewayConfig(Section):
     """Largest request body. A longer one gets 413 before it is read to its end."""
 
     body_timeout_s: float = Field(30.0, gt=0)
-    """Seconds a request's body may take to arrive before the client gets 408."""
+    """Seconds a request's body may take to arrive, and one more for each 64 KiB of it, before the client gets 408."""
 
     max_stop_strings: int = Field(16, ge=0)
     """Stop strings in one request at most."""

@@ -16,7 +16,7 @@ from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.restart import keep_running
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, ReplicaStatus
 from kvarn.replica.spec import ReplicaSpec
-from kvarn.wire.messages import Drain, Leave, ModelCard, Progress, Ready, Stop
+from kvarn.wire.messages import Leave, ModelCard, Progress, Ready, Stop
 
 _STOP_GRACE_S = 2.0
 """Seconds an engine gets to end by itself before it is killed."""
@@ -96,7 +96,7 @@ class EngineSupervisor:
         if self._task is not None and self._run is not None and self.status.state is ReplicaState.READY:
             self._leaving.set()
             self._update(state=ReplicaState.DRAINING)
-            self._run.send(Drain())
+            self._run.send(Stop(drain=True))
             done, _ = await asyncio.wait({self._task}, timeout=timeout_s)
             finished = bool(done) and self.failure is None
         await self.stop()

@@ -25,15 +25,11 @@ from kvarn.gateway.routes import (
     chat,
     completions,
     conversations,
-    docs,
-    embeddings,
+    encoders,
     files,
-    health,
     messages,
-    metrics,
     models,
-    moderations,
-    rerank,
+    operation,
     responses,
     tokens,
 )
@@ -66,8 +62,7 @@ from kvarn.store.errors import StoreError
 
 _OBSERVE_EVERY_S = 1.0
 
-_SETTLE_S = 5.0
-"""Given to requests whose time to finish is over: to put away what they have, and to be settled."""
+_SETTLE_S = 5.0  # given to requests whose time to finish is over: to put away what they have, and to be settled
 
 _THIS_MACHINE = r"https?://(localhost|([a-z0-9-]+\.)+localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?"
 """Origins that `check_host` takes for this machine's."""
@@ -75,32 +70,13 @@ _THIS_MACHINE = r"https?://(localhost|([a-z0-9-]+\.)+localhost|127(\.\d{1,3}){3}
 _log = logging.getLogger("kvarn.gateway")
 
 
-_ROUTES = (
-    audit_logs,
-    batches,
-    budgets,
-    chat,
-    completions,
-    conversations,
-    docs,
-    embeddings,
-    files,
-    health,
-    keys,
-    messages,
-    metrics,
-    models,
-    moderations,
-    projects,
-    rate_limits,
-    rerank,
-    responses,
-    tenants,
-    tokens,
-    usage,
-    users,
-)
-"""Modules, each with a `router`. The first route that matches answers: those of one router stand in its own order."""
+_ROUTERS = [
+    module.router
+    for module in (
+        *(chat, completions, messages, responses, conversations, encoders, tokens, models, files, batches, operation),
+        *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets),
+    )
+]
 
 
 def create_app(
@@ -165,12 +141,13 @@ def create_app(
         authenticator=authenticator or services.identity.authenticator,
         open_requests=open_requests,
         check_process=services.admission.check_process,
+        config=config.gateway,
     )
     _add_cors(app, config.gateway.allowed_origins)
     add_error_handlers(app)
-    for resource in _ROUTES:
-        app.include_router(resource.router)
-    routes = [route for resource in _ROUTES for route in resource.router.routes if isinstance(route, JsonRoute)]
+    for router in _ROUTERS:
+        app.include_router(router)
+    routes = [route for router in _ROUTERS for route in router.routes if isinstance(route, JsonRoute)]
     extend_openapi(app, routes, PUBLIC)
     return app
 

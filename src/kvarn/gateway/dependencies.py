@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Concatenate, Generic, ParamSpec, TypeVar
 
 from fastapi import Depends, Request
 from pydantic import BaseModel
@@ -20,6 +20,8 @@ from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.owner import Owner, Principal, Role
 from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange, audited_change
 
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
 # All are `async`: FastAPI runs others in a thread.
@@ -84,6 +86,20 @@ class AdminContext:
             if change is not None and change.may_hold:
                 self.gateway.key_cache.renew(change.touched)
 
+    async def read(
+        self, query: Callable[Concatenate[AsyncSession, str, P], Awaitable[ResultT]], *args: P.args, **kwargs: P.kwargs
+    ) -> ResultT:
+        """What a query of the store finds in the organisation."""
+        async with self.reading() as session:
+            return await query(session, self.organization_id, *args, **kwargs)
+
+    async def change(
+        self, act: Callable[Concatenate[AuditedChange, str, P], Awaitable[ResultT]], *args: P.args, **kwargs: P.kwargs
+    ) -> ResultT:
+        """What an audited change of the organisation makes."""
+        async with self.audited_change() as change:
+            return await act(change, self.organization_id, *args, **kwargs)
+
     @property
     def actor(self) -> Actor:
         """Who acts."""
@@ -119,8 +135,7 @@ async def current_platform_admin(admin: AdminDep) -> AdminContext:
 
 PlatformAdminDep = Annotated[AdminContext, Depends(current_platform_admin)]
 
-ADMINISTRATION = [Depends(current_admin), Depends(check_query)]
-"""Dependencies of all routes of administrators."""
+ADMINISTRATION = [Depends(current_admin), Depends(check_query)]  # dependencies of all routes of administrators
 
 
 class JsonBodyReader(Generic[RequestT]):
@@ -133,8 +148,3 @@ class JsonBodyReader(Generic[RequestT]):
         """The validated body."""
         gateway = await current_gateway(request)
         return await gateway.bodies.read(request, self.model)
-
-
-def json_body(model: type[BaseModel]) -> Any:
-    """`Annotated[BatchRequest, json_body(BatchRequest)]`: a parameter that is the body of the request."""
-    return Depends(JsonBodyReader(model))

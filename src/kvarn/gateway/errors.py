@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -11,12 +9,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match
-from starlette.types import Receive, Scope, Send
 
 from kvarn.gateway.record import record_of
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.serving.errors import to_api_error
-from kvarn.serving.held_bytes import BodyRefusedError
 from kvarn.serving.record import RequestRecord
 from kvarn.store.errors import (
     ConflictError,
@@ -25,11 +21,10 @@ from kvarn.store.errors import (
     StoreAwayError,
 )
 from kvarn.text.errors import ChatTemplateError, TokenizerError
-from kvarn.wire.anthropic.errors import error_body, speaks_anthropic
+from kvarn.wire.anthropic.errors import error_body, is_anthropic_path
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.openai.parse import field_error
 
-_LINGER_S = 2.0
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 _HANDLED: tuple[type[Exception], ...] = (
@@ -47,11 +42,9 @@ _HANDLED: tuple[type[Exception], ...] = (
 
 def error_response(error: ApiError, record: RequestRecord) -> Response:
     """The HTTP answer that carries an error: in OpenAI's shape, in Anthropic's on the paths of its API."""
-    unread = isinstance(error, BodyRefusedError) and not record.body_bytes
-    kind = _LingeringResponse if unread else Response
-    theirs = speaks_anthropic(record.endpoint)
+    theirs = is_anthropic_path(record.endpoint)
     body = msgspec.json.encode(error_body(error, record.request_id) if theirs else error.body())
-    return kind(body, status_code=error.status, headers=error.headers, media_type="application/json")
+    return Response(body, status_code=error.status, headers=error.headers, media_type="application/json")
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -83,7 +76,8 @@ async def _answer_routing(request: Request, error: Exception) -> Response:
         hint = _path_hint(request) or "/docs lists the operations."
         answer = ApiError(404, f"Unknown request URL: {where}. {hint}", code="unknown_url")
     elif error.status_code == 405:
-        allowed = ", ".join(_allowed_methods(request))
+        # Starlette's error names the methods of one route only, and paths have several.
+        allowed = ", ".join(_methods_of(request, request.scope["path"]))
         message = f"Not allowed to {where}; allowed: {allowed}."
         answer = ApiError(405, message, code="method_not_allowed", headers={"allow": allowed})
     else:
@@ -97,14 +91,9 @@ def _path_hint(request: Request) -> str | None:
     bare = path.rstrip("/").removeprefix("/v1").removeprefix("/v1")
     for meant in (f"/v1{bare}", bare):
         if meant and _methods_of(request, meant):
-            base = str(request.base_url) + ("v1" if meant.startswith("/v1/") and not speaks_anthropic(meant) else "")
+            base = str(request.base_url) + ("v1" if meant.startswith("/v1/") and not is_anthropic_path(meant) else "")
             return f"Did you mean {meant}? Clients of this server have the base URL {base.rstrip('/')}."
     return None
-
-
-def _allowed_methods(request: Request) -> list[str]:
-    """The methods of a request's path. Starlette's error names those of one route only, and paths have several."""
-    return _methods_of(request, request.scope["path"])
 
 
 def _methods_of(request: Request, path: str) -> list[str]:
@@ -120,25 +109,3 @@ def _methods_of(request: Request, path: str) -> list[str]:
 async def _note_disconnect(request: Request, _: Exception) -> Response:
     record_of(request.scope).disconnected = True
     return Response(status_code=499)  # nobody reads it
-
-
-class _LingeringResponse(Response):
-    """Answers a request whose body is not read to its end.
-
-    Closing a socket with unread input resets the connection, and the client may never see the answer. So the answer is
-    sent whole, then what still arrives is thrown away until the client leaves or a short time is over.
-    """
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.headers["connection"] = "close"
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": self.body, "more_body": True})
-        try:
-            async with asyncio.timeout(_LINGER_S):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect" or not message.get("more_body", False):
-                        break
-        except TimeoutError:
-            pass  # long enough: the connection closes now
-        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -7,11 +7,11 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
 
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kvarn.config.schema import GatewayConfig
 from kvarn.gateway.errors import error_response
 from kvarn.gateway.record import client_left, new_record
 from kvarn.identity.authenticator import Authenticator
@@ -21,55 +21,38 @@ from kvarn.serving.errors import shutting_down, to_api_error
 from kvarn.serving.record import RequestRecord
 from kvarn.wire.openai.errors import ApiError, invalid_request
 
-CLIENT_LEFT = 499
-"""Status under which metrics count requests whose client left before an answer began."""
+CLIENT_LEFT = 499  # status under which metrics count requests whose client left before an answer began
 
 _BEFORE_CLIENT_TEXT = ("ignored unknown field", "ignored unknown query parameter")
 """How warnings begin that go on with what the client wrote."""
-WARNING_HEADER = "x-kvarn-warning"
-"""Header of an answer that names what of its request was ignored."""
+WARNING_HEADER = "x-kvarn-warning"  # header of an answer that names what of its request was ignored
 
 _PROBES = frozenset({"/health", "/load", "/metrics", "/ping", "/ready", "/version"})
 """Asked every few seconds by machines: their log lines are for debugging only."""
 
-PUBLIC = frozenset({"/", "/docs", "/openapi.json", *_PROBES})
-"""Paths that need no key."""
+PUBLIC = frozenset({"/", "/docs", "/openapi.json", *_PROBES})  # paths that need no key
 
 _SINGLE = frozenset({b"authorization", b"content-length", b"content-type", b"host", b"x-api-key"})
 """Headers that decide who asks for what, and how it is read."""
+_ANNOUNCE_BODY = frozenset({b"content-length", b"transfer-encoding"})
+
+_POLL_S = 0.05
 
 _log = logging.getLogger("kvarn.gateway")
 
 
 class OpenRequests:
-    """Counts requests from their headers to their last settlement, which the database and the ledger must outlive. Each
-    is a `with` block."""
+    """Counts requests from their headers to their last settlement, which the database and the ledger must outlive."""
 
     def __init__(self) -> None:
-        self._count = 0
-        self._none = asyncio.Event()
-        self._none.set()
-
-    def __enter__(self) -> None:
-        self._count += 1
-        self._none.clear()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._count -= 1
-        if not self._count:
-            self._none.set()
-
-    def __len__(self) -> int:
-        return self._count
+        self.count = 0
 
     async def over(self, seconds: float) -> int:
         """Wait until there are none, but not longer than this; returns how many there still are."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._none.wait()
-        except TimeoutError:
-            pass  # the caller logs it
-        return self._count
+        deadline = time.monotonic() + seconds
+        while self.count and time.monotonic() < deadline:  # noqa: ASYNC110  an event for each request would cost more
+            await asyncio.sleep(_POLL_S)
+        return self.count
 
 
 class RequestMiddleware:
@@ -81,21 +64,26 @@ class RequestMiddleware:
         metrics: GatewayMetrics,
         authenticator: Authenticator,
         open_requests: OpenRequests,
-        check_process: Callable[[int, float], None],
+        check_process: Callable[[int], None],
+        config: GatewayConfig,
     ) -> None:
         self._app = app
         self._metrics = metrics
         self._authenticator = authenticator
         self._open = open_requests
         self._check_process = check_process
+        self._config = config
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, _without_traceback(send))
             return
-        with self._open:
+        self._open.count += 1
+        try:
             await self._answer(scope, receive, send)
+        finally:
+            self._open.count -= 1
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = new_record(scope)
@@ -116,9 +104,9 @@ class RequestMiddleware:
 
         self._metrics.in_flight.inc()
         try:
-            refuse_repeated(scope)
+            check_headers(scope, self._config)
             if record.endpoint not in PUBLIC:
-                self._check_process(len(self._open), record.began)
+                self._check_process(self._open.count)
                 if "\0" in scope["path"]:
                     raise invalid_request("The path holds a NUL byte.")
                 record.principal = await self._authenticator.principal(scope)
@@ -176,16 +164,27 @@ def _without_traceback(send: Send) -> Send:
     return send_plain
 
 
-def refuse_repeated(scope: Scope) -> None:
-    """Refuse a request that says twice what may be said once: proxies and servers would believe different ones.
+def check_headers(scope: Scope, config: GatewayConfig) -> None:
+    """Refuse headers that are too many or too long, that say twice what may be said once (proxies and servers would
+    believe different ones), or that ask for another protocol before a body.
 
     Raises:
-        ApiError: 400 that names the header.
+        ApiError: 431, or a 400 that names the header.
     """
-    names = [name for name, _ in scope["headers"] if name in _SINGLE]
-    if len(names) > len(set(names)):
-        name = next(name for name in names if names.count(name) > 1).decode()
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(name) + len(value) for name, value in headers)
+    if len(headers) > config.max_headers or size > config.max_header_bytes:
+        limits = f"{config.max_headers} headers, {config.max_header_bytes} bytes"
+        why = f"Too many headers, or too long ones: at most {limits} (gateway.max_headers, gateway.max_header_bytes)."
+        raise ApiError(431, why, code="headers_too_large")
+    names = [name for name, _ in headers]
+    single = [name for name in names if name in _SINGLE]
+    if len(single) > len(set(single)):
+        name = next(name for name in single if single.count(name) > 1).decode()
         raise invalid_request(f"The header {name!r} stands in the request more than once.", name, "duplicate_header")
+    if b"upgrade" in names and not _ANNOUNCE_BODY.isdisjoint(names):  # the HTTP server would drop the body
+        why = "The server speaks HTTP/1.1 only: send a request that has a body without the header 'upgrade'."
+        raise ApiError(400, why, code="upgrade_not_supported", headers={"connection": "close"})
 
 
 def endpoint_label(scope: Scope) -> str:

@@ -4,10 +4,11 @@ errors that all operations have."""
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Awaitable, Callable, Collection
 from typing import Annotated, Any, Final, get_origin, get_type_hints
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI, Query
 from fastapi.routing import APIRoute
 from msgspec.json import schema_components
 from pydantic.json_schema import models_json_schema
@@ -15,11 +16,12 @@ from starlette.responses import Response
 
 from kvarn.gateway.answer import json_response
 from kvarn.gateway.dependencies import JsonBodyReader
-from kvarn.wire.anthropic.errors import speaks_anthropic
+from kvarn.gateway.query import QueryModel
+from kvarn.wire.anthropic.errors import is_anthropic_path
+from kvarn.wire.openai.common import RequestModel
 
 _REF = "#/components/schemas/{name}"
-_ANSWER = "Answer.{name}"
-"""Name of an answer's schema: some bodies have the same names."""
+_ANSWER = "Answer.{name}"  # name of an answer's schema: some bodies have the same names
 _SECURITY_SCHEMES: Final = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "An API key. Servers in open mode need none."},
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "As Anthropic's clients do."},
@@ -65,27 +67,38 @@ _ERRORS: Final = {
 
 
 class JsonRoute(APIRoute):
-    """A route whose function returns what msgspec encodes; the annotation of what it returns is the answer's schema.
+    """A route whose function takes pydantic models (a `QueryModel` is the query, a `RequestModel` the JSON body) and
+    returns what msgspec encodes; the annotation of what it returns is the answer's schema.
 
     One that returns a `Response`, or plain data, names the schema beside it: `Annotated[Response, ChatCompletion]`.
-    (FastAPI's response models are pydantic's, which take tens of microseconds to check and encode.)
+    (FastAPI's own bodies are not bounded, and its response models take tens of microseconds to check and encode.)
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Awaitable[Any]], **options: Any) -> None:
-        answer = get_type_hints(endpoint, include_extras=True)["return"]
+        hints = get_type_hints(endpoint, include_extras=True)
+        answer = hints["return"]
         if get_origin(answer) is Annotated:
             answer = answer.__metadata__[0]
         self.answer = None if isinstance(answer, type) and issubclass(answer, Response) else answer
-        super().__init__(path, _encoded(endpoint), **{**options, "response_model": None})
+
+        @functools.wraps(endpoint)
+        async def respond(*args: Any, **arguments: Any) -> Response:
+            made = await endpoint(*args, **arguments)
+            return made if isinstance(made, Response) else json_response(made)
+
+        signature = inspect.signature(endpoint)
+        parameters = [each.replace(annotation=_read_by(hints[each.name])) for each in signature.parameters.values()]
+        respond.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        super().__init__(path, respond, **{**options, "response_model": None})
 
 
-def _encoded(endpoint: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Response]]:
-    @functools.wraps(endpoint)
-    async def respond(*args: Any, **arguments: Any) -> Response:
-        answer = await endpoint(*args, **arguments)
-        return answer if isinstance(answer, Response) else json_response(answer)
-
-    return respond
+def _read_by(hint: Any) -> Any:
+    """The annotation by which FastAPI reads an argument."""
+    if isinstance(hint, type) and issubclass(hint, QueryModel):
+        return Annotated[hint, Query()]
+    if isinstance(hint, type) and issubclass(hint, RequestModel):
+        return Annotated[hint, Depends(JsonBodyReader(hint))]
+    return hint
 
 
 def extend_openapi(app: FastAPI, routes: Collection[JsonRoute], public: Collection[str]) -> None:
@@ -153,7 +166,7 @@ def _simplify(parameter: dict[str, Any]) -> None:
 
 def _errors(path: str) -> dict[str, Any]:
     """What an operation answers with when it refuses a request, or fails."""
-    schema = {"$ref": _REF.format(name="AnthropicErrorResponse" if speaks_anthropic(path) else "ErrorResponse")}
+    schema = {"$ref": _REF.format(name="AnthropicErrorResponse" if is_anthropic_path(path) else "ErrorResponse")}
     content = {"application/json": {"schema": schema}}
     return {
         "4XX": {"description": "The request is refused.", "content": content},

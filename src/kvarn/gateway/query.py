@@ -22,12 +22,10 @@ from kvarn.wire.openai.lists import ListObject
 ItemT = TypeVar("ItemT")
 DescribedT = TypeVar("DescribedT")
 
-LATEST_S = (1 << 40) - 1
-"""The last second that a parameter may name."""
+LATEST_S = (1 << 40) - 1  # the last second that a parameter may name
 
 _ADMINISTRATION = "/v1/organization/"
-_PAGING = {"after", "before", "limit", "order"}
-"""Not ignored by operations that lack them: the answer would be another."""
+_PAGING = {"after", "before", "limit", "order"}  # not ignored by operations that lack them: the answer would be another
 _MAX_WARNINGS = 8
 
 
@@ -46,8 +44,7 @@ def _check_flag(value: object) -> object:
 Text = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_check_printable)]
 Texts = Annotated[list[Text], Field(default_factory=list)]
 Flag = Annotated[bool, BeforeValidator(_check_flag)]
-Time = Annotated[int, Field(ge=0, le=LATEST_S)]
-"""Seconds since 1970."""
+Time = Annotated[int, Field(ge=0, le=LATEST_S)]  # seconds since 1970
 
 
 def only_false(why: str) -> Any:
@@ -67,25 +64,11 @@ class QueryModel(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     @classmethod
-    def parameters(cls) -> dict[str, str]:
-        """The names by which fields are given, by the same names without `[]`."""
-        aliases = (field.alias or name for name, field in cls.model_fields.items())
-        return {alias.removesuffix("[]"): alias for alias in aliases}
-
-    @classmethod
-    def is_object(cls, name: str) -> bool:
-        """Whether a field is given as `name[key]=`."""
-        kind = cls.model_fields[name].annotation if name in cls.model_fields else None
-        return get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, BaseModel))
-
-    @classmethod
-    def is_list(cls, name: str) -> bool:
-        """Whether a field may be given more than once."""
-        return any(
-            get_origin(field.annotation) is list
-            for key, field in cls.model_fields.items()
-            if name in (key, field.alias)
-        )
+    def parameters(cls) -> dict[str, tuple[str, Any]]:
+        """For each name without `[]`: the name that pydantic knows, and whether it takes a `list`, a `dict` or a
+        `str`."""
+        named = {field.alias or name: field.annotation for name, field in cls.model_fields.items()}
+        return {name.removesuffix("[]"): (name, _form(annotation)) for name, annotation in named.items()}
 
     @model_validator(mode="before")
     @classmethod
@@ -95,24 +78,28 @@ class QueryModel(BaseModel):
         joined: dict[str, Any] = {}
         for key, value in data.items():
             stem, _, inner = key.partition("[")
-            name = names.get(stem)
-            if name is None:
-                continue
-            if inner in ("", "]"):
-                is_list = cls.is_list(name)
-                joined[name] = [*joined.get(name, ()), *_as_list(value)] if is_list else value
-            elif inner.endswith("]"):
+            name, form = names.get(stem, ("", str))
+            if name and inner in ("", "]"):
+                values = value if isinstance(value, list) else [value]
+                joined[name] = [*joined.get(name, ()), *values] if form is list else value
+            elif name and inner.endswith("]"):
                 entries = joined.setdefault(name, {})
                 if isinstance(entries, dict):
                     entries[inner[:-1]] = value
         return joined
 
 
+def _form(annotation: Any) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return dict
+    origin = get_origin(annotation)
+    return origin if origin in (list, dict) else str
+
+
 class ListQuery(QueryModel):
     """Which page of a list."""
 
-    oldest_first: ClassVar[bool] = False
-    """Where a request cannot say."""
+    oldest_first: ClassVar[bool] = False  # where a request cannot say
 
     limit: int = Field(20, ge=1, le=100, description="Objects at most.")
     after: Text | None = Field(None, description="Id of the object behind which the page begins.")
@@ -120,9 +107,8 @@ class ListQuery(QueryModel):
     @property
     def cursor(self) -> Cursor:
         """The page for the store."""
-        chosen = self.model_dump(include={"before", "order"})
-        ascending = chosen.get("order", "asc" if self.oldest_first else "desc") == "asc"
-        return Cursor(self.limit, self.after, chosen.get("before"), ascending)
+        order = getattr(self, "order", "asc" if self.oldest_first else "desc")
+        return Cursor(self.limit, self.after, getattr(self, "before", None), order == "asc")
 
 
 class OldestFirstQuery(ListQuery):
@@ -132,7 +118,7 @@ class OldestFirstQuery(ListQuery):
 
 
 class OrderedQuery(ListQuery):
-    """A list whose order a request may choose; else from the newest object on."""
+    """A list whose order a request may choose; else newest first."""
 
     order: Literal["asc", "desc"] = Field("desc", description="By age: `asc` is oldest first.")
 
@@ -166,17 +152,17 @@ async def check_query(request: Request) -> None:
     """
     if not request.scope["query_string"]:
         return
-    model = _query_model(request.scope["route"])
-    names = model.parameters()
+    names = _query_model(request.scope["route"]).parameters()
     refuses = request.url.path.startswith(_ADMINISTRATION)
     warnings, seen = record_of(request.scope).warnings, set[str]()
     for key, _ in sorted(request.query_params.multi_items()):
         stem, _, inner = key.partition("[")
         key = key.removesuffix("[]")
-        known = stem in names and (inner in ("", "]") or (inner.endswith("]") and model.is_object(stem)))
+        _, form = names.get(stem, ("", None))
+        known = form is not None and (inner in ("", "]") or (inner.endswith("]") and form is dict))
         if not known and (refuses or stem in names or stem in _PAGING):
             raise invalid_request(f"Unrecognized query parameter supplied: {key[:80]}", key[:80], "unknown_parameter")
-        if known and key in seen and not model.is_list(names[stem]):
+        if known and key in seen and form is not list:
             raise invalid_request(f"{key!r} may be given once only.", key)
         if not known and key not in seen and len(warnings) < _MAX_WARNINGS:
             warnings.append(f"ignored unknown query parameter {key[:40]!a}")
@@ -184,15 +170,8 @@ async def check_query(request: Request) -> None:
 
 
 def _query_model(route: APIRoute) -> type[QueryModel]:
-    for field in route.dependant.query_params:
-        kind = field.field_info.annotation
-        if isinstance(kind, type) and issubclass(kind, QueryModel):
-            return kind
-    return QueryModel
-
-
-def _as_list(value: str | list[str]) -> list[str]:
-    return value if isinstance(value, list) else [value]
+    kinds = (field.field_info.annotation for field in route.dependant.query_params)
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, QueryModel)), QueryModel)
 
 
 def list_answer(page: Page[ItemT], describe: Callable[[ItemT], DescribedT]) -> ListObject[DescribedT]:
@@ -200,15 +179,6 @@ def list_answer(page: Page[ItemT], describe: Callable[[ItemT], DescribedT]) -> L
 
     The ids of an empty page are empty strings: OpenAI's document wants strings in most lists, and has no word for none.
     """
-    data = [describe(item) for item in page.items]
-    return {
-        "object": "list",
-        "data": data,
-        "first_id": _id(data[0]) if data else "",
-        "last_id": _id(data[-1]) if data else "",
-        "has_more": page.has_more,
-    }
-
-
-def _id(described: Any) -> str:
-    return str(described["id"] if isinstance(described, dict) else described.id)
+    data: list[Any] = [describe(item) for item in page.items]
+    ids = [str(each["id"] if isinstance(each, dict) else each.id) for each in (*data[:1], *data[-1:])] or ["", ""]
+    return {"object": "list", "data": data, "first_id": ids[0], "last_id": ids[1], "has_more": page.has_more}

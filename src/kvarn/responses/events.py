@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import TypeGuard
 
-from kvarn.wire.openai.responses.answer import ENDED, ResponseEvent, StreamEvent
+from kvarn.wire.openai.responses.answer import ENDED, Response, StreamEvent
 
 _MAX_BATCH = 64
 """Events of a log in one write."""
@@ -55,6 +54,6 @@ class EventLog:
         changed.set()
 
 
-def is_end(event: StreamEvent) -> TypeGuard[ResponseEvent]:
+def is_end(event: StreamEvent) -> bool:
     """Whether it says how a response ended."""
-    return isinstance(event, ResponseEvent) and event.response.status in ENDED
+    return isinstance(event.response, Response) and event.response.status in ENDED

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from kvarn.responses.ending import ResponseEnding
 from kvarn.responses.events import is_end
 from kvarn.serving.errors import to_api_error
-from kvarn.wire.openai.responses.answer import ErrorEvent, StreamEvent
+from kvarn.wire.openai.responses.answer import Response, StreamEvent
 from kvarn.wire.sse import encode_json
 
 
@@ -42,13 +42,19 @@ class ResponseStream:
         api_error = to_api_error(error)
         number = self._next
         return last + encode_event(
-            ErrorEvent(code=api_error.code, message=api_error.message, param=api_error.param, sequence_number=number)
+            StreamEvent(
+                type="error",
+                sequence_number=number,
+                code=api_error.code,
+                message=api_error.message,
+                param=api_error.param,
+            )
         )
 
     def _encode(self, batch: Sequence[StreamEvent]) -> bytes:
         for event in batch:
             self._next = event.sequence_number + 1
-            self._has_end = is_end(event) and event.response.status != "failed"
+            self._has_end = is_end(event) and isinstance(event.response, Response) and event.response.status != "failed"
         return b"".join(map(encode_event, batch))
 
 

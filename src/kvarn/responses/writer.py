@@ -6,32 +6,20 @@ from what is stored: the finished response, and where its deltas were cut (`repl
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import replace
 
 from kvarn.serving.choice import ChoiceDelta
 from kvarn.wire.openai.chat.answer import FinishReason, TokenLogprobs, ToolCallDelta
 from kvarn.wire.openai.responses.answer import (
-    ArgumentsDeltaEvent,
-    ArgumentsDoneEvent,
-    IncompleteDetails,
-    ItemEvent,
-    PartEvent,
-    RefusalDeltaEvent,
-    RefusalDoneEvent,
     Response,
     ResponseError,
-    ResponseEvent,
     ResponseStatus,
     ResponseUsage,
     StreamEvent,
-    TextDeltaEvent,
-    TextDoneEvent,
 )
 from kvarn.wire.openai.responses.items import StoredItem, output_text
 
@@ -120,7 +108,7 @@ class ResponseWriter:
         """It has ended by itself."""
         reasons = {"length": "max_output_tokens", "content_filter": "content_filter"}
         if finish_reason in reasons:
-            details = msgspec.convert({"reason": reasons[finish_reason]}, IncompleteDetails)
+            details = {"reason": reasons[finish_reason]}
             self.response = replace(self.response, status="incomplete", incomplete_details=details, usage=usage)
         else:
             self.response = replace(self.response, status="completed", completed_at=now, usage=usage)
@@ -143,7 +131,7 @@ class ResponseWriter:
         """Begin a message."""
         events = self._open_item(_Item(""))
         assert self._open is not None
-        return [*events, self._at_part(PartEvent, type="response.content_part.added", part=self._open.part())]
+        return [*events, self._at_part("response.content_part.added", part=self._open.part())]
 
     def refuse(self, text: str) -> list[StreamEvent]:
         """The answer ends with a refusal: a message of its own, since what came before it was no part of it."""
@@ -153,10 +141,10 @@ class ResponseWriter:
         part = {"type": "refusal", "refusal": text}
         place = {"item_id": opened.id, "output_index": self._index, "content_index": 0}
         events += [
-            self._event(PartEvent, type="response.content_part.added", part={**part, "refusal": ""}, **place),
-            self._event(RefusalDeltaEvent, delta=text, **place),
-            self._event(RefusalDoneEvent, refusal=text, **place),
-            self._event(PartEvent, type="response.content_part.done", part=part, **place),
+            self._event("response.content_part.added", part={**part, "refusal": ""}, **place),
+            self._event("response.refusal.delta", delta=text, **place),
+            self._event("response.refusal.done", refusal=text, **place),
+            self._event("response.content_part.done", part=part, **place),
         ]
         return [*events, self._add_item(opened.as_json("completed") | {"content": [part]})]
 
@@ -168,11 +156,11 @@ class ResponseWriter:
         text = "".join(closed.texts)
         events: list[StreamEvent]
         if closed.is_message:
-            done = self._at_part(TextDoneEvent, text=text, logprobs=closed.logprobs)
-            events = [done, self._at_part(PartEvent, type="response.content_part.done", part=closed.part())]
+            done = self._at_part("response.output_text.done", text=text, logprobs=closed.logprobs)
+            events = [done, self._at_part("response.content_part.done", part=closed.part())]
         else:
             names = {"item_id": closed.id, "name": closed.name, "output_index": self._index}
-            events = [self._event(ArgumentsDoneEvent, arguments=text, **names)]
+            events = [self._event("response.function_call_arguments.done", arguments=text, **names)]
         self._open = None
         return [*events, self._add_item(closed.as_json(status))]
 
@@ -184,7 +172,7 @@ class ResponseWriter:
         message.logprobs += logprobs
         self.cuts[-1].append([len(text), len(logprobs)])
         self._logprobs = []
-        return [*events, self._at_part(TextDeltaEvent, delta=text, logprobs=logprobs)]
+        return [*events, self._at_part("response.output_text.delta", delta=text, logprobs=logprobs)]
 
     def _call(self, delta: ToolCallDelta) -> list[StreamEvent]:
         events: list[StreamEvent] = []
@@ -196,7 +184,11 @@ class ResponseWriter:
         if isinstance(text, str) and text and call is not None and not call.is_message:
             call.texts.append(text)
             self.cuts[-1].append([len(text), 0])
-            events.append(self._event(ArgumentsDeltaEvent, item_id=call.id, output_index=self._index, delta=text))
+            events.append(
+                self._event(
+                    "response.function_call_arguments.delta", item_id=call.id, output_index=self._index, delta=text
+                )
+            )
         return events
 
     @property
@@ -213,33 +205,33 @@ class ResponseWriter:
         self.cuts.append([])
         item = opened.as_json("in_progress")
         kind = "response.output_item.added"
-        return [*events, self._event(ItemEvent, type=kind, output_index=self._index, item=item)]
+        return [*events, self._event(kind, output_index=self._index, item=item)]
 
     def _add_item(self, item: StoredItem) -> StreamEvent:
         """Add a finished item to the output."""
-        done = self._event(ItemEvent, type="response.output_item.done", output_index=self._index, item=item)
+        done = self._event("response.output_item.done", output_index=self._index, item=item)
         self.response = replace(self.response, output=[*self.response.output, item])
         return done
 
     def _state(self, kind: str) -> StreamEvent:
-        return self._event(ResponseEvent, type=kind, response=self.response)
+        return self._event(kind, response=self.response)
 
-    def _at_part(self, kind: Callable[..., StreamEvent], **fields: Any) -> StreamEvent:
+    def _at_part(self, kind: str, **fields: Any) -> StreamEvent:
         """An event of the open message's only part."""
         assert self._open is not None
         return self._event(kind, item_id=self._open.id, output_index=self._index, content_index=0, **fields)
 
-    def _event(self, kind: Callable[..., StreamEvent], **fields: Any) -> StreamEvent:
+    def _event(self, kind: str, **fields: Any) -> StreamEvent:
         """An event with the next number."""
         self._number += 1
-        return kind(sequence_number=self._number - 1, **fields)
+        return StreamEvent(type=kind, sequence_number=self._number - 1, **fields)
 
 
-def end_event(response: Response, number: int) -> ResponseEvent:
+def end_event(response: Response, number: int) -> StreamEvent:
     """The event that tells how a response ended. A cancelled one has no event of its own in OpenAI's document: it ends
     as an incomplete one, and its status tells."""
     kind = "incomplete" if response.status == "cancelled" else response.status
-    return ResponseEvent(type=f"response.{kind}", response=response, sequence_number=number)
+    return StreamEvent(type=f"response.{kind}", response=response, sequence_number=number)
 
 
 def item_id(prefix: str, response_id: str, number: int) -> str:

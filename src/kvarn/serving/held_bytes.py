@@ -24,8 +24,7 @@ _RETRY_AFTER = {"retry-after": "1"}
 
 
 class BodyRefusedError(ApiError):
-    """There is no memory for the request, or no patience. If its body has not been read to its end it will not be, and
-    the connection is closed after the answer."""
+    """There is no memory for the request."""
 
 
 class ByteBudget(FairSemaphore):

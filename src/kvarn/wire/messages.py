@@ -48,16 +48,11 @@ class Submit(Message, frozen=True, kw_only=True):
     prompt_token_ids: list[int]
     sampling: SamplingParams
     tenant: str = ""
-    weight: float = 1.0
-    """Share of this tenant relative to others under saturation; > 0."""
-    priority: int = 0
-    """Tier: lower runs first (vLLM's meaning). 0 is interactive; batch work uses 10."""
-    cache_salt: str = ""
-    """Prompts share cached blocks only with prompts of the same tenant and salt."""
-    adapter: str = ""
-    """One of the model card's; empty for the model itself."""
-    gateway: int = 0
-    """Number of the gateway process that asks, and is answered."""
+    weight: float = 1.0  # share of this tenant relative to others under saturation; > 0
+    priority: int = 0  # tier: lower runs first (vLLM's meaning). 0 is interactive; batch work uses 10.
+    cache_salt: str = ""  # prompts share cached blocks only with prompts of the same tenant and salt
+    adapter: str = ""  # one of the model card's; empty for the model itself
+    gateway: int = 0  # number of the gateway process that asks, and is answered
 
 
 class Embed(Message, frozen=True, kw_only=True):
@@ -65,8 +60,7 @@ class Embed(Message, frozen=True, kw_only=True):
 
     request_id: str
     inputs: list[list[int]]
-    gateway: int = 0
-    """As in `Submit`."""
+    gateway: int = 0  # as in `Submit`
 
 
 class Abort(Message, frozen=True, kw_only=True):
@@ -83,8 +77,7 @@ class Join(Message, frozen=True, kw_only=True):
     """
 
     gateway: int
-    address: str
-    """ZMQ address that it reads."""
+    address: str  # ZMQ address that it reads
 
 
 class Leave(Message, frozen=True, kw_only=True):
@@ -93,15 +86,13 @@ class Leave(Message, frozen=True, kw_only=True):
     gateway: int
 
 
-class Drain(Message, frozen=True, kw_only=True):
-    """Refuse new requests, finish the running ones, then exit."""
-
-
 class Stop(Message, frozen=True, kw_only=True):
-    """Exit now."""
+    """Exit."""
+
+    drain: bool = False  # when the running requests have finished; new ones are refused
 
 
-ToEngine = Submit | Embed | Abort | Join | Leave | Drain | Stop
+ToEngine = Submit | Embed | Abort | Join | Leave | Stop
 
 
 # From the engine -------------------------------------------------------------------------------------------------
@@ -112,8 +103,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     token_id: int
     logprob: float
-    rank: int
-    """1 for the most likely token of the vocabulary."""
+    rank: int  # 1 for the most likely token of the vocabulary
 
 
 _PACKED_LOGPROB = struct.Struct("<IId")
@@ -166,15 +156,12 @@ class TokenDelta(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     request_id: str
     index: int = 0
     token_ids: list[int] = []
-    logprobs: list[PositionLogprobs] | None = None
-    """One for each of `token_ids` where asked for."""
+    logprobs: list[PositionLogprobs] | None = None  # one for each of `token_ids` where asked for
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     """One for each prompt token, None for the first; in the request's first delta of choice 0 only."""
     finish_reason: FinishReason | None = None
-    cached_tokens: int = 0
-    """Prompt tokens found in the prefix cache; in the first delta of choice 0."""
-    queue_s: float = 0.0
-    """Seconds from arrival to the first step; in the first delta of choice 0."""
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache; in the first delta of choice 0
+    queue_s: float = 0.0  # seconds from arrival to the first step; in the first delta of choice 0
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,14 +171,10 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     fixed_s: float
-    prefill_token_s: float
-    """For a token of a prompt's chunk."""
-    prefill_pair_s: float
-    """For a (query, key) pair of a prompt's chunk."""
-    decode_row_s: float
-    """For a sequence that decodes."""
-    decode_token_s: float
-    """For a cached token that a decoding sequence reads."""
+    prefill_token_s: float  # for a token of a prompt's chunk
+    prefill_pair_s: float  # for a (query, key) pair of a prompt's chunk
+    decode_row_s: float  # for a sequence that decodes
+    decode_token_s: float  # for a cached token that a decoding sequence reads
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,30 +186,19 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     waiting_by_priority: dict[int, int] = {}
     waiting_tokens_by_priority: dict[int, int] = {}
     """Tokens that waiting sequences have to compute, at most: part of them may be in the prefix cache."""
-    prefill_tokens: int = 0
-    """Tokens that running sequences still have to compute before they decode."""
-    decode_rows: int = 0
-    """Running sequences that decode."""
-    decode_context: int = 0
-    """Tokens that those have, prompt and output."""
-    step_times: StepTimes | None = None
-    """None until the engine knows how long its steps take."""
+    prefill_tokens: int = 0  # tokens that running sequences still have to compute before they decode
+    decode_rows: int = 0  # running sequences that decode
+    decode_context: int = 0  # tokens that those have, prompt and output
+    step_times: StepTimes | None = None  # None until the engine knows how long its steps take
     kv_blocks_total: int = 0
-    kv_blocks_free: int = 0
-    """Free or held only by the prefix cache (evictable at once)."""
-    kv_blocks_cached: int = 0
-    """Held only by the prefix cache."""
-    kv_waste_ratio: float = 0.0
-    """Allocated KV slots of running requests that hold no token, over all allocated slots."""
-    batch_tokens: int = 0
-    """Tokens computed in the latest step."""
+    kv_blocks_free: int = 0  # free or held only by the prefix cache (evictable at once)
+    kv_blocks_cached: int = 0  # held only by the prefix cache
+    kv_waste_ratio: float = 0.0  # allocated KV slots of running requests that hold no token, over all allocated slots
+    batch_tokens: int = 0  # tokens computed in the latest step
     batch_seqs: int = 0
-    step_s: float = 0.0
-    """Seconds of the latest step."""
-    prompt_tokens_total: int = 0
-    """Prompt tokens computed."""
-    cached_tokens_total: int = 0
-    """Prompt tokens taken from the prefix cache."""
+    step_s: float = 0.0  # seconds of the latest step
+    prompt_tokens_total: int = 0  # prompt tokens computed
+    cached_tokens_total: int = 0  # prompt tokens taken from the prefix cache
     output_tokens_total: int = 0
     preemptions_total: int = 0
     aborts_total: int = 0
@@ -234,22 +206,17 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     refused_total: dict[str, int] = {}
     kv_tokens_read_total: int = 0
     """Cached tokens read by decode rows, those that several sequences share counted for each."""
-    attended_pairs_total: int = 0
-    """(query, key) pairs attended."""
-    read_bytes_total: int = 0
-    """Weights and cached tokens that the steps had to read (`kvarn.costs`)."""
-    operations_total: int = 0
-    """Operations that the steps had to do; a multiply-add counts as two."""
+    attended_pairs_total: int = 0  # (query, key) pairs attended
+    read_bytes_total: int = 0  # weights and cached tokens that the steps had to read (`kvarn.costs`)
+    operations_total: int = 0  # operations that the steps had to do; a multiply-add counts as two
     evictions_total: int = 0
-    tenant_tokens_total: dict[str, int] = {}
-    """Tokens served (prompt computed + output) by tenant."""
+    tenant_tokens_total: dict[str, int] = {}  # tokens served (prompt computed + output) by tenant
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine serves; sent once when it is ready."""
 
-    kind: str
-    """`generate` or `embed`."""
+    kind: str  # `generate` or `embed`
     architecture: str
     dtype: str
     vocab_size: int
@@ -257,18 +224,14 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     num_parameters: int
     quantization: str = ""
     """How weights are held: `int8`, `int4`, or the method of a quantised checkpoint; empty: in `dtype`."""
-    kernels: str = ""
-    """The backend that multiplies."""
+    kernels: str = ""  # the backend that multiplies
     embedding_size: int = 0
     kv_blocks: int = 0
-    kv_dtype: str = ""
-    """Type of cached keys and values; empty where there are none."""
+    kv_dtype: str = ""  # type of cached keys and values; empty where there are none
     block_size: int = 16
-    adapters: list[str] = []
-    """Adapters that a request may name."""
+    adapters: list[str] = []  # adapters that a request may name
     load_s: float = 0.0
-    start_s: dict[str, float] = {}
-    """Seconds spent in each phase of the start, by name."""
+    start_s: dict[str, float] = {}  # seconds spent in each phase of the start, by name
 
 
 class Ready(Message, frozen=True, kw_only=True):
@@ -312,8 +275,7 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     """The process lives; `step` shows whether its loop moves."""
 
     step: int
-    busy_s: float = 0.0
-    """Seconds the present step has been running; 0 when idle."""
+    busy_s: float = 0.0  # seconds the present step has been running; 0 when idle
 
 
 class Failed(Message, frozen=True, kw_only=True):

@@ -12,35 +12,26 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     so that it depends on this request alone.
     """
 
-    seed: int
-    """64-bit seed; the gateway draws one where the client gave none, so that a request can be replayed."""
+    seed: int  # 64-bit seed; the gateway draws one where the client gave none, so that a request can be replayed
 
-    temperature: float = 1.0
-    """0 is greedy: the most likely token, ties to the lowest id."""
+    temperature: float = 1.0  # 0 is greedy: the most likely token, ties to the lowest id
 
-    top_k: int = 0
-    """Keep the k most likely tokens; 0 keeps all."""
+    top_k: int = 0  # keep the k most likely tokens; 0 keeps all
 
-    top_p: float = 1.0
-    """Keep the smallest set of most likely tokens whose probability reaches this."""
+    top_p: float = 1.0  # keep the smallest set of most likely tokens whose probability reaches this
 
-    min_p: float = 0.0
-    """Keep tokens at least this share as likely as the most likely one."""
+    min_p: float = 0.0  # keep tokens at least this share as likely as the most likely one
 
     repetition_penalty: float = 1.0
     """Divide (positive) or multiply (negative) the logits of tokens in prompt or output (CTRL, Keskar 2019)."""
 
-    presence_penalty: float = 0.0
-    """Subtract once from the logit of each token already in the output."""
+    presence_penalty: float = 0.0  # subtract once from the logit of each token already in the output
 
-    frequency_penalty: float = 0.0
-    """Subtract once for each time a token is already in the output."""
+    frequency_penalty: float = 0.0  # subtract once for each time a token is already in the output
 
-    logit_bias: dict[int, float] = {}
-    """Added to the logits of these token ids."""
+    logit_bias: dict[int, float] = {}  # added to the logits of these token ids
 
-    allowed_token_ids: list[int] | None = None
-    """Only these token ids may be drawn."""
+    allowed_token_ids: list[int] | None = None  # only these token ids may be drawn
 
     bad_words: list[list[int]] = []
     """Token sequences that may not appear: the last token is masked when the ones before it are the tail."""
@@ -49,20 +40,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Token ids that end the answer (the model's end tokens included unless `ignore_eos`). Kept in the output's
     token ids; the gateway shows no text for them."""
 
-    min_tokens: int = 0
-    """Stop tokens are masked until this many tokens are out."""
+    min_tokens: int = 0  # stop tokens are masked until this many tokens are out
 
-    max_tokens: int = 16
-    """Tokens of output at most, per choice."""
+    max_tokens: int = 16  # tokens of output at most, per choice
 
-    logprobs: int | None = None
-    """Report the log-probability of each drawn token and of this many most likely ones."""
+    logprobs: int | None = None  # report the log-probability of each drawn token and of this many most likely ones
 
-    prompt_logprobs: int | None = None
-    """The same for the tokens of the prompt (from the second on)."""
+    prompt_logprobs: int | None = None  # the same for the tokens of the prompt (from the second on)
 
-    n: int = 1
-    """Choices: answers drawn from one prompt. Their blocks are shared until they differ."""
+    n: int = 1  # choices: answers drawn from one prompt. Their blocks are shared until they differ.
 
 
 def choice_seed(seed: int, index: int) -> int:

@@ -8,7 +8,7 @@ import typer
 
 from kvarn.cli.administration.database import Database, JsonOption, OptionError, checked, database_command
 from kvarn.cli.output import show, show_fields, show_secret
-from kvarn.gateway.routes.organization.objects import project_object, storage_fields, tenant_object
+from kvarn.gateway.routes.organization.objects import project_object, tenant_object
 from kvarn.store.owner import Role
 from kvarn.store.repositories.pages import Cursor
 from kvarn.store.repositories.retention.organization_deletion import delete_organization
@@ -72,8 +72,7 @@ async def show_tenant(database: Database, tenant: TenantArgument, as_json: JsonO
         limits = await rate_limits.limits_of(session, [tenant])
         keys = [key for key in await list_all_keys(session, tenant) if key.revoked_at is None]
     own: dict[str, Any] = {
-        **tenant_object(organization),
-        **storage_fields(stored, database.config.retention.max_stored_bytes),
+        **tenant_object(organization, stored_bytes=stored, max_stored_bytes=database.config.retention.max_stored_bytes),
         "keys": len(keys),
     }
     shown_projects = [{**project_object(project)} for project in projects]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends
 
 from kvarn.batches.operation import describe_batch, start_batch
-from kvarn.gateway.dependencies import GatewayDep, OwnerDep, PrincipalDep, json_body
+from kvarn.gateway.dependencies import GatewayDep, OwnerDep, PrincipalDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import ListQuery, check_query, list_answer
 from kvarn.store.repositories.batches.batches import cancel_batch, find_batch, list_batches
@@ -18,17 +16,13 @@ router = APIRouter(prefix="/v1/batches", tags=["batches"], route_class=JsonRoute
 
 
 @router.post("", summary="Run a file of requests")
-async def create_batch(
-    gateway: GatewayDep, principal: PrincipalDep, body: Annotated[BatchRequest, json_body(BatchRequest)]
-) -> BatchObject:
+async def create_batch(gateway: GatewayDep, principal: PrincipalDep, body: BatchRequest) -> BatchObject:
     """Take a batch; it is checked and run in the background."""
     return await start_batch(gateway, principal, body)
 
 
 @router.get("", summary="List batches")
-async def list_all_batches(
-    gateway: GatewayDep, owner: OwnerDep, query: Annotated[ListQuery, Query()]
-) -> ListObject[BatchObject]:
+async def list_all_batches(gateway: GatewayDep, owner: OwnerDep, query: ListQuery) -> ListObject[BatchObject]:
     """The project's batches, newest first."""
     return list_answer(await list_batches(gateway.store, owner, query.cursor), describe_batch)
 

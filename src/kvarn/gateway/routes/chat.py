@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends
 from pydantic import Field
 from starlette.responses import Response
 
 from kvarn.gateway.answer import event_stream, json_when_done
-from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep, json_body
+from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
 from kvarn.gateway.openapi import EVENTS, JsonRoute
 from kvarn.gateway.query import OrderedOldestFirstQuery, Text, check_query, list_answer
 from kvarn.serving.chat.operation import start_chat
@@ -29,8 +29,7 @@ router = APIRouter(prefix="/v1/chat/completions", tags=["chat"], route_class=Jso
 
 _CHECKED = [Depends(check_query)]
 
-PlainCompletion = Annotated[dict[str, Any], ChatCompletion]
-"""A completion as it was stored."""
+PlainCompletion = Annotated[dict[str, Any], ChatCompletion]  # a completion as it was stored
 
 
 class StoredCompletionsQuery(OrderedOldestFirstQuery):
@@ -46,7 +45,7 @@ class StoredCompletionsQuery(OrderedOldestFirstQuery):
 
 @router.post("", summary="Answer a conversation", openapi_extra=EVENTS)
 async def create_chat_completion(
-    gateway: GatewayDep, record: RecordDep, body: Annotated[ChatCompletionRequest, json_body(ChatCompletionRequest)]
+    gateway: GatewayDep, record: RecordDep, body: ChatCompletionRequest
 ) -> Annotated[Response, ChatCompletion]:
     """Answer the messages of a chat, as one object or as a stream of events. With `store` the answer is kept."""
     run = await start_chat(gateway, record, body)
@@ -55,7 +54,7 @@ async def create_chat_completion(
 
 @router.get("", summary="List stored chat completions", dependencies=_CHECKED)
 async def list_chat_completions(
-    gateway: GatewayDep, owner: OwnerDep, query: Annotated[StoredCompletionsQuery, Query()]
+    gateway: GatewayDep, owner: OwnerDep, query: StoredCompletionsQuery
 ) -> Annotated[ListObject[dict[str, Any]], ListObject[ChatCompletion]]:
     """The project's stored completions by age, oldest first unless `order` is `desc`; of one `model`, or with entries
     of `metadata[key]`."""
@@ -71,10 +70,7 @@ async def get_chat_completion(gateway: GatewayDep, owner: OwnerDep, completion_i
 
 @router.post("/{completion_id}", summary="Change a stored chat completion", dependencies=_CHECKED)
 async def change_chat_completion(
-    gateway: GatewayDep,
-    owner: OwnerDep,
-    completion_id: str,
-    body: Annotated[CompletionChange, json_body(CompletionChange)],
+    gateway: GatewayDep, owner: OwnerDep, completion_id: str, body: CompletionChange
 ) -> PlainCompletion:
     """Replace the metadata of a stored completion: nothing else of it can be changed."""
     metadata, max_bytes = body.metadata or {}, gateway.storage_quota.max_bytes
@@ -90,7 +86,7 @@ async def delete_chat_completion(gateway: GatewayDep, owner: OwnerDep, completio
 
 @router.get("/{completion_id}/messages", summary="Read the messages of a stored chat completion", dependencies=_CHECKED)
 async def list_chat_messages(
-    gateway: GatewayDep, owner: OwnerDep, completion_id: str, query: Annotated[OrderedOldestFirstQuery, Query()]
+    gateway: GatewayDep, owner: OwnerDep, completion_id: str, query: OrderedOldestFirstQuery
 ) -> ListObject[dict[str, Any]]:
     """What a stored completion answers, first message first unless `order` is `desc`."""
     stored = await find_completion(gateway.store, owner, completion_id)

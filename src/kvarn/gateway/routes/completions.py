@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from kvarn.gateway.answer import event_stream, json_when_done
-from kvarn.gateway.dependencies import GatewayDep, RecordDep, json_body
+from kvarn.gateway.dependencies import GatewayDep, RecordDep
 from kvarn.gateway.openapi import EVENTS, JsonRoute
 from kvarn.serving.completions.operation import start_completion
 from kvarn.wire.openai.completions import Completion, CompletionRequest
@@ -18,7 +18,7 @@ router = APIRouter(prefix="/v1", tags=["completions"], route_class=JsonRoute)
 
 @router.post("/completions", summary="Continue a text", openapi_extra=EVENTS)
 async def create_completion(
-    gateway: GatewayDep, record: RecordDep, body: Annotated[CompletionRequest, json_body(CompletionRequest)]
+    gateway: GatewayDep, record: RecordDep, body: CompletionRequest
 ) -> Annotated[Response, Completion]:
     """Continue one prompt or several, as one object or as a stream of events."""
     run = await start_completion(gateway, record, body)

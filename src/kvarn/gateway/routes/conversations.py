@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends
 from pydantic import Field
 
-from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep, json_body
+from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import OrderedQuery, QueryModel, check_query, list_answer
 from kvarn.responses.items import add_items, resolve_items
@@ -15,13 +15,13 @@ from kvarn.store.models import Conversation
 from kvarn.store.repositories.conversations import conversations as stored
 from kvarn.store.repositories.pages import Page
 from kvarn.wire.openai.lists import DeletedObject, ListObject
-from kvarn.wire.openai.responses.conversations import (
+from kvarn.wire.openai.responses.items import (
     ConversationAnswer,
     CreateConversationRequest,
     CreateItemsRequest,
+    StoredItem,
     UpdateConversationRequest,
 )
-from kvarn.wire.openai.responses.items import StoredItem
 from kvarn.wire.openai.responses.request import Include
 
 router = APIRouter(
@@ -51,10 +51,7 @@ class ItemListQuery(OrderedQuery):
 
 @router.post("", summary="Make a conversation")
 async def create_conversation(
-    gateway: GatewayDep,
-    record: RecordDep,
-    owner: OwnerDep,
-    body: Annotated[CreateConversationRequest, json_body(CreateConversationRequest)],
+    gateway: GatewayDep, record: RecordDep, owner: OwnerDep, body: CreateConversationRequest
 ) -> ConversationAnswer:
     """A new conversation, empty or begun with items."""
     items = await resolve_items(gateway, record, body.items or [])
@@ -70,10 +67,7 @@ async def get_conversation(gateway: GatewayDep, owner: OwnerDep, conversation_id
 
 @router.post("/{conversation_id}", summary="Change a conversation")
 async def update_conversation(
-    gateway: GatewayDep,
-    owner: OwnerDep,
-    conversation_id: str,
-    body: Annotated[UpdateConversationRequest, json_body(UpdateConversationRequest)],
+    gateway: GatewayDep, owner: OwnerDep, conversation_id: str, body: UpdateConversationRequest
 ) -> ConversationAnswer:
     """Give a conversation other metadata."""
     metadata, max_bytes = body.metadata or {}, gateway.storage_quota.max_bytes
@@ -89,11 +83,7 @@ async def delete_conversation(gateway: GatewayDep, owner: OwnerDep, conversation
 
 @router.post("/{conversation_id}/items", summary="Add items")
 async def create_items(
-    gateway: GatewayDep,
-    record: RecordDep,
-    conversation_id: str,
-    body: Annotated[CreateItemsRequest, json_body(CreateItemsRequest)],
-    query: Annotated[ItemQuery, Query()],
+    gateway: GatewayDep, record: RecordDep, conversation_id: str, body: CreateItemsRequest, query: ItemQuery
 ) -> ListObject[StoredItem]:
     """Add items at the end of a conversation."""
     items = await add_items(gateway, record, conversation_id, body.items)
@@ -102,7 +92,7 @@ async def create_items(
 
 @router.get("/{conversation_id}/items", summary="List a conversation's items")
 async def list_items(
-    gateway: GatewayDep, owner: OwnerDep, conversation_id: str, query: Annotated[ItemListQuery, Query()]
+    gateway: GatewayDep, owner: OwnerDep, conversation_id: str, query: ItemListQuery
 ) -> ListObject[StoredItem]:
     """The items of a conversation, newest first unless `order` is `asc`."""
     page = await stored.list_items(gateway.store, owner, conversation_id, query.cursor)
@@ -111,7 +101,7 @@ async def list_items(
 
 @router.get("/{conversation_id}/items/{item_id}", summary="Retrieve an item")
 async def get_item(
-    gateway: GatewayDep, owner: OwnerDep, conversation_id: str, item_id: str, query: Annotated[ItemQuery, Query()]
+    gateway: GatewayDep, owner: OwnerDep, conversation_id: str, item_id: str, query: ItemQuery
 ) -> StoredItem:
     """One item of a conversation."""
     return await stored.find_item(gateway.store, owner, conversation_id, item_id)

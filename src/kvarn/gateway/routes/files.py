@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import urllib.parse
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 from starlette.responses import Response, StreamingResponse
 
-from kvarn.gateway.body import read_stream
+from kvarn.gateway.body import limit_body
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import OrderedQuery, Text, check_query, list_answer
@@ -22,8 +22,7 @@ router = APIRouter(prefix="/v1/files", tags=["files"], route_class=JsonRoute, de
 
 _UPLOAD_BYTES = 2 * 1024 * 1024
 """Memory that an upload takes at most while it is written: a megabyte, and the same on its way to the database."""
-_FORM_BYTES = 64 * 1024
-"""What a form may hold besides its file."""
+_FORM_BYTES = 64 * 1024  # what a form may hold besides its file
 _MAX_LISTED = 10_000
 _FORM: dict[str, Any] = {
     "requestBody": {
@@ -67,14 +66,12 @@ async def create_file(request: Request, gateway: GatewayDep, record: RecordDep, 
     declared = request.headers.get("content-length")
     size = _UPLOAD_BYTES if declared is None else min(int(declared), _UPLOAD_BYTES)
     gateway.hold(record, min(size, gateway.limits.max_held_bytes // 2))  # one is taken however little there is
-    body = read_stream(request, max_bytes, gateway.limits.body_timeout_s)
-    return await take_file(gateway, owner, request.headers.get("content-type", ""), body)
+    receive = limit_body(request, max_bytes, gateway.limits.body_timeout_s, "retention.max_file_bytes")
+    return await take_file(gateway, owner, request, receive)
 
 
 @router.get("", summary="List files")
-async def list_all_files(
-    gateway: GatewayDep, owner: OwnerDep, query: Annotated[FileQuery, Query()]
-) -> ListObject[FileObject]:
+async def list_all_files(gateway: GatewayDep, owner: OwnerDep, query: FileQuery) -> ListObject[FileObject]:
     """The project's files by age, newest first unless `order` is `asc`; of one `purpose`, or all."""
     return list_answer(await list_files(gateway.store, owner, query.cursor, query.purpose), describe_file)
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from kvarn.gateway.answer import event_stream, json_when_done
-from kvarn.gateway.dependencies import GatewayDep, RecordDep, json_body
+from kvarn.gateway.dependencies import GatewayDep, RecordDep
 from kvarn.gateway.openapi import EVENTS, JsonRoute
 from kvarn.serving.messages.operation import count_tokens, start_message
 from kvarn.wire.anthropic.answer import Message, TokenCount
@@ -18,9 +18,7 @@ router = APIRouter(prefix="/v1/messages", tags=["messages"], route_class=JsonRou
 
 
 @router.post("", summary="Answer a conversation, in Anthropic's words", openapi_extra=EVENTS)
-async def create_message(
-    gateway: GatewayDep, record: RecordDep, body: Annotated[MessagesRequest, json_body(MessagesRequest)]
-) -> Annotated[Response, Message]:
+async def create_message(gateway: GatewayDep, record: RecordDep, body: MessagesRequest) -> Annotated[Response, Message]:
     """Answer messages, as one object or as a stream of Anthropic's events."""
     record.headers["request-id"] = record.request_id
     run = await start_message(gateway, record, body)
@@ -28,8 +26,6 @@ async def create_message(
 
 
 @router.post("/count_tokens", summary="Count a prompt's tokens")
-async def count_message_tokens(
-    gateway: GatewayDep, record: RecordDep, body: Annotated[CountTokensRequest, json_body(CountTokensRequest)]
-) -> TokenCount:
+async def count_message_tokens(gateway: GatewayDep, record: RecordDep, body: CountTokensRequest) -> TokenCount:
     """How many tokens the prompt of a message would have."""
     return await count_tokens(gateway, record, body)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends
 from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from kvarn.gateway.answer import event_stream, json_response, json_when_done
-from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep, json_body
+from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
 from kvarn.gateway.openapi import EVENTS, JsonRoute
 from kvarn.gateway.query import Flag, QueryModel, check_query, list_answer, only_false
 from kvarn.gateway.routes.conversations import Includes, ItemListQuery
@@ -53,7 +53,7 @@ class ResponseQuery(QueryModel):
 
 @router.post("", summary="Make a response", openapi_extra=EVENTS)
 async def create_response(
-    gateway: GatewayDep, record: RecordDep, body: Annotated[ResponseRequest, json_body(ResponseRequest)]
+    gateway: GatewayDep, record: RecordDep, body: ResponseRequest
 ) -> Annotated[Response, answer.Response]:
     """Answer input items, going on from earlier turns where the request names one: as one object, as a stream of
     events, or in the background."""
@@ -65,16 +65,14 @@ async def create_response(
 
 
 @router.post("/input_tokens", summary="Count a response's input tokens")
-async def count_tokens(
-    gateway: GatewayDep, record: RecordDep, body: Annotated[TokenCountRequest, json_body(TokenCountRequest)]
-) -> answer.InputTokens:
+async def count_tokens(gateway: GatewayDep, record: RecordDep, body: TokenCountRequest) -> answer.InputTokens:
     """How many tokens the prompt of a response would have."""
     return await count_input_tokens(gateway, record, body)
 
 
 @router.get("/{response_id}", summary="Retrieve a response", openapi_extra=EVENTS, dependencies=_CHECKED)
 async def get_response(
-    gateway: GatewayDep, owner: OwnerDep, response_id: str, query: Annotated[ResponseQuery, Query()]
+    gateway: GatewayDep, owner: OwnerDep, response_id: str, query: ResponseQuery
 ) -> Annotated[Response, answer.Response]:
     """A stored response as it stands, or (`stream=true`) its events above number `starting_after`, up to its end."""
     if query.stream:
@@ -98,7 +96,7 @@ async def cancel_response(gateway: GatewayDep, owner: OwnerDep, response_id: str
 
 @router.get("/{response_id}/input_items", summary="List a response's input items", dependencies=_CHECKED)
 async def list_input_items(
-    gateway: GatewayDep, owner: OwnerDep, response_id: str, query: Annotated[ItemListQuery, Query()]
+    gateway: GatewayDep, owner: OwnerDep, response_id: str, query: ItemListQuery
 ) -> ListObject[StoredItem]:
     """The items that the request for a response brought."""
     row = await find_response(gateway.store, owner, response_id)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from fastapi import APIRouter
 
-from kvarn.gateway.dependencies import GatewayDep, RecordDep, json_body
+from kvarn.gateway.dependencies import GatewayDep, RecordDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.state import Gateway
 from kvarn.serving.models import ReadyModel
@@ -24,9 +22,7 @@ router = APIRouter(tags=["tokens"], route_class=JsonRoute)
 
 
 @router.post("/tokenize", summary="Text or messages to token ids")
-async def tokenize(
-    gateway: GatewayDep, record: RecordDep, body: Annotated[TokenizeRequest, json_body(TokenizeRequest)]
-) -> TokenizeResponse:
+async def tokenize(gateway: GatewayDep, record: RecordDep, body: TokenizeRequest) -> TokenizeResponse:
     """Tokenize a prompt, or the messages of a chat as the model would see them."""
     model = gateway.ready_model(record, body.model or _default(gateway))
     tokens = await _tokenize(gateway, record, body, model)
@@ -40,9 +36,7 @@ async def tokenize(
 
 
 @router.post("/detokenize", summary="Token ids to text")
-async def detokenize(
-    gateway: GatewayDep, record: RecordDep, body: Annotated[DetokenizeRequest, json_body(DetokenizeRequest)]
-) -> DetokenizeResponse:
+async def detokenize(gateway: GatewayDep, record: RecordDep, body: DetokenizeRequest) -> DetokenizeResponse:
     """The text of token ids, special tokens included."""
     model = gateway.ready_model(record, body.model or _default(gateway))
     text = await gateway.run(record, lambda: model.tokenizer.decode(body.tokens, skip_special_tokens=False))

@@ -11,7 +11,6 @@ from kvarn.replica.server.response_router import ResponseRouter
 from kvarn.replica.server.transport import Inbox, UnreadableRequest
 from kvarn.wire.messages import (
     Abort,
-    Drain,
     Embed,
     Join,
     Leave,
@@ -91,7 +90,7 @@ class EngineLoop:
             case Leave():
                 for request_id in self._router.leave(message.gateway):
                     self._service.abort(request_id)
-            case Drain():
+            case Stop(drain=True):
                 self._drain()
             case Stop():
                 self._stopped = True

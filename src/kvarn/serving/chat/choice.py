@@ -23,7 +23,7 @@ from kvarn.wire.openai.chat.answer import (
     ToolCall,
     ToolCallDelta,
 )
-from kvarn.wire.openai.chat.tools import ToolUse
+from kvarn.wire.openai.chat.request import ToolUse
 
 
 class ToolCallReader:

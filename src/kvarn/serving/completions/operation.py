@@ -21,9 +21,9 @@ from kvarn.serving.models import ReadyModel
 from kvarn.serving.pipeline import DegradedError, TokenUsage
 from kvarn.serving.record import RequestRecord
 from kvarn.text.sampling import check_sampling, completion_sampling
+from kvarn.wire.openai.common import as_list
 from kvarn.wire.openai.completions import Completion, CompletionChoice, CompletionRequest
 from kvarn.wire.openai.errors import invalid_request
-from kvarn.wire.openai.inputs import as_list
 from kvarn.wire.openai.usage import Usage
 from kvarn.wire.sse import TextEvents, event
 

@@ -13,9 +13,9 @@ from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.pipeline import Work
 from kvarn.serving.record import RequestRecord
-from kvarn.wire.openai.embeddings import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
+from kvarn.wire.openai.common import as_list
+from kvarn.wire.openai.encoders import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
 from kvarn.wire.openai.errors import ContextLengthError, invalid_request
-from kvarn.wire.openai.inputs import as_list
 
 _BYTES = 64
 """Memory of a number of an answer: as float32, as Python's object, and as JSON."""

@@ -15,19 +15,16 @@ from kvarn.serving.embeddings.operation import embed_tokens
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.pipeline import Work
 from kvarn.serving.record import RequestRecord
-from kvarn.wire.openai.embeddings import EmbeddingUsage
-from kvarn.wire.openai.errors import ContextLengthError, invalid_request
-from kvarn.wire.openai.rerank import (
+from kvarn.wire.openai.encoders import (
+    EmbeddingUsage,
     RerankAnswer,
-    RerankDocument,
-    RerankMeta,
     RerankRequest,
     RerankResult,
-    RerankTokens,
     Score,
     ScoreAnswer,
     ScoreRequest,
 )
+from kvarn.wire.openai.errors import ContextLengthError, invalid_request
 
 Vector = tuple[float, ...]
 
@@ -62,11 +59,11 @@ async def start_rerank(
             id=f"rerank-{record.id}",
             model=model.name,
             results=[
-                RerankResult(index=i, relevance_score=scores[i], document=RerankDocument(texts[i]) if show else UNSET)
+                RerankResult(index=i, relevance_score=scores[i], document={"text": texts[i]} if show else UNSET)
                 for i in ranked
             ],
             usage=_usage(work),
-            meta=RerankMeta(tokens=RerankTokens(input_tokens=work.prompt_tokens)),
+            meta={"tokens": {"input_tokens": work.prompt_tokens}},
         )
 
     return run()
@@ -77,7 +74,7 @@ async def start_score(
 ) -> Coroutine[None, None, ScoreAnswer]:
     """As `start_rerank`, for pairs of texts. Raises as it does."""
     model = serving.ready_model(record, request.model, "embed")
-    left, right = request.left, request.right
+    left, right = request.text_1, request.text_2
     _check_count(serving, len(left), "text_1")
     _check_count(serving, len(right), "text_2")
     named = [(f"text_1[{i}]", text) for i, text in enumerate(left)]

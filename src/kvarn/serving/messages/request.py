@@ -6,18 +6,20 @@ from typing import Any
 
 import msgspec
 
-from kvarn.wire.anthropic.blocks import (
+from kvarn.wire.anthropic.messages import (
     AssistantMessage,
     Message,
+    MessagesPrompt,
+    MessagesRequest,
     TextBlock,
+    ToolChoice,
+    ToolDefinition,
     ToolResultBlock,
     ToolUseBlock,
     UserMessage,
     text_of,
 )
-from kvarn.wire.anthropic.messages import Choice, MessagesPrompt, MessagesRequest, NoChoice, ToolChoice, ToolDefinition
-from kvarn.wire.openai.chat.request import ChatCompletionRequest
-from kvarn.wire.openai.chat.tools import FunctionDefinition, Tool
+from kvarn.wire.openai.chat.request import ChatCompletionRequest, FunctionDefinition, Tool
 from kvarn.wire.openai.errors import ApiError, ContextLengthError
 from kvarn.wire.openai.parse import validate
 
@@ -106,11 +108,11 @@ def _tool(tool: ToolDefinition) -> Tool:
     return Tool.model_construct(type="function", function=function)
 
 
-def _choice(choice: Choice) -> dict[str, Any]:
-    if isinstance(choice, NoChoice):
+def _choice(choice: ToolChoice) -> dict[str, Any]:
+    if choice.type == "none":
         return {"tool_choice": "none"}
     parallel = {"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {}
-    if isinstance(choice, ToolChoice):
+    if choice.type == "tool":
         return {"tool_choice": {"type": "function", "function": {"name": choice.name}}, **parallel}
     return {"tool_choice": "required" if choice.type == "any" else "auto", **parallel}
 

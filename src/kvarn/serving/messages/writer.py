@@ -14,19 +14,10 @@ from kvarn.wire.anthropic.answer import (
     AnswerBlock,
     AnswerText,
     AnswerToolUse,
-    BlockDelta,
-    BlockStart,
-    BlockStop,
+    Delta,
     Event,
-    InputDelta,
     Message,
-    MessageDelta,
-    MessageStart,
-    MessageStop,
-    Ping,
-    Stop,
     StopReason,
-    TextDelta,
     Usage,
 )
 from kvarn.wire.openai.chat.answer import ToolCallDelta
@@ -66,12 +57,13 @@ class MessageWriter:
         self._tokens = usage
         self._blocks: list[_Block] = []
         self._open = False
-        self._stop: Stop | None = None
+        self._stop_reason: StopReason | None = None
+        self._stop_sequence: str | None = None
         self._warnings: list[str] = []
 
     def begin(self) -> list[Event]:
         """The first events. The prompt's tokens must have been counted."""
-        return [MessageStart(message=self.message()), Ping()]
+        return [Event(type="message_start", message=self.message()), Event(type="ping")]
 
     def take(self, delta: ChoiceDelta) -> list[Event]:
         """Write the next delta; the last one ends the message."""
@@ -88,8 +80,8 @@ class MessageWriter:
             id=self._id,
             model=self._model,
             content=[block.finished() for block in self._blocks],
-            stop_reason=None if self._stop is None else self._stop.stop_reason,
-            stop_sequence=None if self._stop is None else self._stop.stop_sequence,
+            stop_reason=self._stop_reason,
+            stop_sequence=self._stop_sequence,
             usage=self._usage(),
             warnings=self._warnings or UNSET,
         )
@@ -97,7 +89,10 @@ class MessageWriter:
     def _take_text(self, text: str) -> list[Event]:
         opening = self._begin_block(_Block()) if not self._open or self._blocks[-1].name else []
         self._blocks[-1].texts.append(text)
-        return [*opening, BlockDelta(index=len(self._blocks) - 1, delta=TextDelta(text=text))]
+        return [
+            *opening,
+            Event(type="content_block_delta", index=len(self._blocks) - 1, delta=Delta(type="text_delta", text=text)),
+        ]
 
     def _take_call(self, call: ToolCallDelta) -> list[Event]:
         events: list[Event] = []
@@ -106,27 +101,36 @@ class MessageWriter:
             events += self._begin_block(_Block(call_id, call.function.name))
         if isinstance(call.function.arguments, str) and call.function.arguments:
             self._blocks[-1].texts.append(call.function.arguments)
-            delta = InputDelta(partial_json=call.function.arguments)
-            events.append(BlockDelta(index=len(self._blocks) - 1, delta=delta))
+            delta = Delta(type="input_json_delta", partial_json=call.function.arguments)
+            events.append(self._block_event("delta", delta=delta))
         return events
 
     def _begin_block(self, block: _Block) -> list[Event]:
         closing = self._end_block()
         self._blocks.append(block)
         self._open = True
-        return [*closing, BlockStart(index=len(self._blocks) - 1, content_block=block.begun())]
+        return [*closing, self._block_event("start", content_block=block.begun())]
 
     def _end_block(self) -> list[Event]:
         was_open, self._open = self._open, False
-        return [BlockStop(index=len(self._blocks) - 1)] if was_open else []
+        return [self._block_event("stop")] if was_open else []
+
+    def _block_event(self, kind: str, **fields: Any) -> Event:
+        """An event of the last block."""
+        return Event(type=f"content_block_{kind}", index=len(self._blocks) - 1, **fields)
 
     def _end(self, delta: ChoiceDelta) -> list[Event]:
         matched = delta.stop_reason if isinstance(delta.stop_reason, str) else None
-        self._stop = Stop(stop_reason=self._reason(delta, matched), stop_sequence=matched)
+        self._stop_reason, self._stop_sequence = self._reason(delta, matched), matched
         self._warnings = delta.warnings
         closing = self._end_block()
-        last = MessageDelta(delta=self._stop, usage=self._usage(), warnings=self._warnings or UNSET)
-        return [*closing, last, MessageStop()]
+        last = Event(
+            type="message_delta",
+            delta=Delta(stop_reason=self._stop_reason, stop_sequence=matched),
+            usage=self._usage(),
+            warnings=self._warnings or UNSET,
+        )
+        return [*closing, last, Event(type="message_stop")]
 
     def _reason(self, delta: ChoiceDelta, matched: str | None) -> StopReason:
         if delta.finish_reason == "length":

@@ -12,8 +12,8 @@ from kvarn.serving.context import ServingContext
 from kvarn.serving.moderation.checks import ALIASES
 from kvarn.serving.pipeline import Work
 from kvarn.serving.record import RequestRecord
+from kvarn.wire.openai.encoders import EmbeddingUsage, ModerationList, ModerationRequest, ModerationResult
 from kvarn.wire.openai.errors import ApiError, invalid_request, model_not_found
-from kvarn.wire.openai.moderations import ModerationList, ModerationRequest, ModerationResult, ModerationUsage
 
 _BYTES_PER_TOKEN = 4
 """The classifier knows no tokens: a text's bytes are counted as so many."""
@@ -43,14 +43,14 @@ async def start_moderation(
     name = serving.moderation.moderator.name
     if request.model is not None and request.model not in ALIASES and request.model != name:
         raise model_not_found(request.model[:200], [name, *sorted(ALIASES)])
-    limit = serving.limits.max_embedding_inputs
-    if len(request.input) > limit:
-        raise invalid_request(f"'input' has {len(request.input)} items; this server takes at most {limit}.", "input")
+    limit, texts = serving.limits.max_embedding_inputs, request.texts
+    if len(texts) > limit:
+        raise invalid_request(f"'input' has {len(texts)} items; this server takes at most {limit}.", "input")
     record.model = name
-    size = sum(len(text.encode()) for text in request.input)
-    tokens = max(len(request.input), -(-size // _BYTES_PER_TOKEN))
+    size = sum(len(text.encode()) for text in texts)
+    tokens = max(len(texts), -(-size // _BYTES_PER_TOKEN))
     work = await serving.begin(record, BuiltInModel(name), prompt_tokens=tokens)
-    return _moderate(serving, record.id, request.input, work)
+    return _moderate(serving, record.id, texts, work)
 
 
 async def _moderate(serving: ServingContext, request_id: str, texts: list[str], work: Work) -> ModerationList:
@@ -70,7 +70,7 @@ async def _moderate(serving: ServingContext, request_id: str, texts: list[str], 
         id=f"modr-{request_id}",
         model=work.model,
         results=results,
-        usage=ModerationUsage(prompt_tokens=work.prompt_tokens, total_tokens=work.prompt_tokens),
+        usage=EmbeddingUsage(prompt_tokens=work.prompt_tokens, total_tokens=work.prompt_tokens),
     )
 
 

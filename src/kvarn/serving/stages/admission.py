@@ -10,7 +10,6 @@ from functools import partial
 
 from kvarn.admission.controller import Reason, Refusal
 from kvarn.admission.demand import Demand
-from kvarn.admission.process_delay import ProcessDelay
 from kvarn.config.schema import KvarnConfig
 from kvarn.identity.scopes import may_use_model
 from kvarn.observe.admission import AdmissionMetrics
@@ -50,25 +49,14 @@ class AdmissionStage:
         self._replicas: dict[str, ReplicaAdmission] = {}
         """By the replica's name."""
         self._shedding = frozenset(name for name, model in models.items() if config.sheds_load(model.config))
-        targets = [config.slo_of(models[name].config).ttft_target_s for name in self._shedding]
-        self._delay = ProcessDelay(max(targets, default=config.slo.ttft_target_s))
 
-    def check_process(self, in_flight: int, began: float) -> None:
-        """Refuse a request whose headers came at `began`, where this process cannot answer it.
-
-        Raises:
-            ApiError: 503; as many requests are being answered as may, or none would be answered in time.
-        """
-        limit, now = self._config.gateway.max_requests, time.monotonic()
-        self._delay.note(now - began, now)
+    def check_process(self, in_flight: int) -> None:
+        """Refuse a request (`ApiError`, 503) where this process answers as many as it may."""
+        limit = self._config.gateway.max_requests
         if in_flight > limit:
-            why = f"The server answers as many requests as it may (gateway.max_requests, {limit})."
-        elif len(self._shedding) == len(self._models) and self._delay.is_too_long(now - began):
-            why = "The server is overloaded: the answer would begin too late."
-        else:
-            return
-        self._metrics.shed(UNKNOWN, 0, CODE_BUSY)
-        raise ApiError(503, f"{why} Try again.", type="server_error", code=CODE_BUSY, headers={"retry-after": "1"})
+            self._metrics.shed(UNKNOWN, 0, CODE_BUSY)
+            why = f"The server answers as many requests as it may (gateway.max_requests, {limit}). Try again."
+            raise ApiError(503, why, type="server_error", code=CODE_BUSY, headers={"retry-after": "1"})
 
     def check_body(self, record: RequestRecord, body: bytes) -> None:
         """Refuse a request whose body has come, before it is parsed, where it would be answered too late: a refusal

@@ -48,83 +48,29 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage
     type: str = "message"
     role: str = "assistant"
+    warnings: list[str] | UnsetType = UNSET  # what is not as it was asked for (an extension)
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """More of a block (`text_delta`, `input_json_delta`), or why the message ends (without a type)."""
+
+    type: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    partial_json: str | UnsetType = UNSET
+    stop_reason: StopReason | UnsetType = UNSET
+    stop_sequence: str | UnsetType | None = UNSET
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a stream: `type` says what has happened, and so which fields there are."""
+
+    type: str  # such as `message_start` or `content_block_delta`
+    message: Message | UnsetType = UNSET
+    index: int | UnsetType = UNSET  # of the block
+    content_block: AnswerBlock | UnsetType = UNSET
+    delta: Delta | UnsetType = UNSET
+    usage: Usage | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
-    """What is not as it was asked for (an extension)."""
-
-
-class MessageStart(msgspec.Struct, frozen=True, kw_only=True):
-    """The first event: a message without content."""
-
-    message: Message
-    type: str = "message_start"
-
-
-class BlockStart(msgspec.Struct, frozen=True, kw_only=True):
-    """Block number `index` begins."""
-
-    index: int
-    content_block: AnswerBlock
-    type: str = "content_block_start"
-
-
-class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """More text."""
-
-    text: str
-    type: str = "text_delta"
-
-
-class InputDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """More of the JSON text of a call's input."""
-
-    partial_json: str
-    type: str = "input_json_delta"
-
-
-class BlockDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """More of a block."""
-
-    index: int
-    delta: TextDelta | InputDelta
-    type: str = "content_block_delta"
-
-
-class BlockStop(msgspec.Struct, frozen=True, kw_only=True):
-    """A block is complete."""
-
-    index: int
-    type: str = "content_block_stop"
-
-
-class Stop(msgspec.Struct, frozen=True, kw_only=True):
-    """Why the message ends."""
-
-    stop_reason: StopReason
-    stop_sequence: str | None
-
-
-class MessageDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """The message is complete."""
-
-    delta: Stop
-    usage: Usage
-    type: str = "message_delta"
-    warnings: list[str] | UnsetType = UNSET
-
-
-class MessageStop(msgspec.Struct, frozen=True, kw_only=True):
-    """The last event."""
-
-    type: str = "message_stop"
-
-
-class Ping(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing, to show that the connection lives."""
-
-    type: str = "ping"
-
-
-Event = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | Ping
 
 
 class TokenCount(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ _TYPES = {
 }
 
 
-def speaks_anthropic(endpoint: str) -> bool:
+def is_anthropic_path(endpoint: str) -> bool:
     """Whether the operation at this path is one of Anthropic's."""
     return endpoint == "/v1/messages" or endpoint.startswith("/v1/messages/")
 

@@ -9,17 +9,97 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from kvarn.wire.anthropic.blocks import (
-    AssistantMessage,
-    CacheControl,
-    Messages,
-    TextBlocks,
-    ToolResultBlock,
-    ToolUseBlock,
-    UserMessage,
+from kvarn.wire.openai.chat.request import Strict
+from kvarn.wire.openai.common import (
+    SAMPLING_FIELDS,
+    LenientModel,
+    Refused,
+    RequestModel,
+    Strings,
+    disagreement,
+    only,
+    refused,
 )
-from kvarn.wire.openai.chat.tools import Strict
-from kvarn.wire.openai.common import SAMPLING_FIELDS, LenientModel, RequestModel, Strings, disagreement, only, refused
+
+
+class CacheControl(RequestModel):
+    """A hint: every prompt is cached anyway, as far as there is room."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class TextBlock(RequestModel):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = None
+    citations: Refused = None
+
+
+class ToolUseBlock(RequestModel):
+    """A call the model made in an earlier turn."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+    caller: Annotated[dict[str, Any] | None, only({"type": "direct"})] = None
+    toolset_name: Refused = None
+
+
+class ToolResultBlock(RequestModel):
+    """The result of a call."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+    toolset_name: Refused = None
+
+    @property
+    def text(self) -> str:
+        """What the model is shown."""
+        text = text_of(self.content or "")
+        return f"Error: {text}" if self.is_error else text
+
+
+TextBlocks = Annotated[list[TextBlock], Field(fail_fast=True, min_length=1)]
+UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
+AssistantBlock = Annotated[TextBlock | ToolUseBlock, Field(discriminator="type")]
+
+
+class UserMessage(RequestModel):
+    """What the user says, and what the tools gave."""
+
+    role: Literal["user"]
+    content: str | Annotated[list[UserBlock], Field(fail_fast=True, min_length=1)]
+
+
+class AssistantMessage(RequestModel):
+    """What the model said in an earlier turn, or, as the last message, how its answer begins."""
+
+    role: Literal["assistant"]
+    content: str | Annotated[list[AssistantBlock], Field(fail_fast=True, min_length=1)]
+
+
+class SystemMessage(RequestModel):
+    """Instructions in the middle of a conversation."""
+
+    role: Literal["system"]
+    content: str | TextBlocks
+
+
+Message = Annotated[UserMessage | AssistantMessage | SystemMessage, Field(discriminator="role")]
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1)]
+
+
+def text_of(content: str | list[TextBlock]) -> str:
+    """Blocks as one text."""
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 
 class ToolDefinition(RequestModel):
@@ -30,51 +110,31 @@ class ToolDefinition(RequestModel):
     type: Annotated[Literal["custom"] | None, only("custom", why="Only tools of type 'custom' are supported.")] = None
     description: str | None = None
     cache_control: CacheControl | None = None
-    eager_input_streaming: bool | None = None
-    """Taken as a hint: inputs are always streamed while they are written."""
+    eager_input_streaming: bool | None = None  # taken as a hint: inputs are always streamed while they are written
     strict: Strict = None
-    defer_loading: Annotated[bool | None, only(False, why="'defer_loading' is not supported.")] = None
-    allowed_callers: Annotated[list[str] | None, only(["direct"], why="'allowed_callers' may only be ['direct'].")] = (
-        None
-    )
-    input_examples: Annotated[None, refused("'input_examples' are not supported: describe them in words.")] = None
-
-
-class AutoChoice(RequestModel):
-    """The model decides."""
-
-    type: Literal["auto"]
-    disable_parallel_tool_use: bool | None = None
-
-
-class AnyChoice(RequestModel):
-    """The model must use some tool."""
-
-    type: Literal["any"]
-    disable_parallel_tool_use: bool | None = None
+    defer_loading: Annotated[bool | None, only(False)] = None
+    allowed_callers: Annotated[list[str] | None, only(["direct"])] = None
+    input_examples: Annotated[None, refused("describe them in words")] = None
 
 
 class ToolChoice(RequestModel):
-    """The model must use this tool."""
+    """Whether the model decides (`auto`), must use some tool (`any`), must use this one (`tool`), or none."""
 
-    type: Literal["tool"]
-    name: str
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None  # of type `tool`
     disable_parallel_tool_use: bool | None = None
 
-
-class NoChoice(RequestModel):
-    """The model must not use tools."""
-
-    type: Literal["none"]
-
-
-Choice = Annotated[AutoChoice | AnyChoice | ToolChoice | NoChoice, Field(discriminator="type")]
+    @model_validator(mode="after")
+    def _names_a_tool(self) -> ToolChoice:
+        if (self.type == "tool") != (self.name is not None):
+            raise disagreement("'tool_choice.name' belongs to the type 'tool', and to no other.", "tool_choice.name")
+        return self
 
 
 class Thinking(RequestModel):
     """Only `disabled`: the models served do not think apart from what they write."""
 
-    type: Annotated[Literal["disabled"], only("disabled", why="'thinking' may only be disabled.")]
+    type: Annotated[Literal["disabled"], only("disabled")]
 
 
 class MessagesPrompt(LenientModel):
@@ -88,11 +148,11 @@ class MessagesPrompt(LenientModel):
     messages: Messages
     system: str | TextBlocks | None = None
     tools: Annotated[list[ToolDefinition], Field(fail_fast=True, max_length=128)] | None = None
-    tool_choice: Choice | None = None
+    tool_choice: ToolChoice | None = None
     cache_control: CacheControl | None = None
     thinking: Thinking | None = None
-    output_config: Annotated[None, refused("'output_config' is not supported yet.")] = None
-    speed: Annotated[str | None, only("standard", why="'speed' may only be 'standard'.")] = None
+    output_config: Refused = None
+    speed: Annotated[str | None, only("standard")] = None
 
     @model_validator(mode="after")
     def _results_belong_to_calls(self) -> MessagesPrompt:
@@ -133,9 +193,9 @@ class MessagesRequest(MessagesPrompt):
     top_k: Annotated[int, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    container: Annotated[None, refused("'container' is not supported.")] = None
-    diagnostics: Annotated[None, refused("'diagnostics' is not supported.")] = None
-    inference_geo: Annotated[None, refused("'inference_geo' is not supported.")] = None
+    container: Refused = None
+    diagnostics: Refused = None
+    inference_geo: Refused = None
 
 
 class CountTokensRequest(MessagesPrompt):

@@ -11,8 +11,7 @@ from pydantic import Field
 from kvarn.wire.openai.common import Metadata, RequestModel
 from kvarn.wire.openai.files import FileExpiry
 
-WINDOW_S = {"24h": 24 * 3600}
-"""Seconds of each completion window."""
+WINDOW_S = {"24h": 24 * 3600}  # seconds of each completion window
 
 
 class BatchRequest(RequestModel):
@@ -75,8 +74,7 @@ class LineResponse(msgspec.Struct, frozen=True, kw_only=True):
     status_code: int
     request_id: str
     body: Any
-    warnings: list[str] | UnsetType = UNSET
-    """What of the request was ignored (an extension)."""
+    warnings: list[str] | UnsetType = UNSET  # what of the request was ignored (an extension)
 
 
 class OutputLine(msgspec.Struct, frozen=True, kw_only=True):

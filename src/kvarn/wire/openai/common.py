@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from difflib import get_close_matches
 from heapq import nsmallest
 from math import isfinite
@@ -21,10 +22,8 @@ from pydantic_core import PydanticCustomError
 
 _MAX_METADATA = 16
 
-_MAX_WARNINGS = 8
-"""About one request: they go into a header, and each takes a look at all known names."""
-_MAX_NAME = 40
-"""Characters of an unknown field that are shown."""
+_MAX_WARNINGS = 8  # about one request: they go into a header, and each takes a look at all known names
+_MAX_NAME = 40  # characters of an unknown field that are shown
 _MORE = "ignored more"
 
 FIELDS_OF_OTHER_SERVERS = frozenset(
@@ -38,11 +37,21 @@ FIELDS_OF_OTHER_SERVERS = frozenset(
 """Fields of vLLM, SGLang and llama.cpp that cannot be ignored where they are unknown: the answer would be another."""
 
 
+def validation_error(kind: str, message: str, param: str | None = None) -> PydanticCustomError:
+    """What a validator raises: the kind of error, what is wrong, and the field where it is another than the one that
+    is validated."""
+    return PydanticCustomError(kind, "{message}", {"message": message} | ({"param": param} if param else {}))
+
+
+def disagreement(message: str, param: str) -> PydanticCustomError:
+    """An error about fields that are each valid but do not go together; `param` is the one to change."""
+    return validation_error("disagreement", message, param)
+
+
 def _check_metadata_size(value: object) -> object:
     # Asked first: pydantic would look at every entry and gather a complaint about each.
     if isinstance(value, dict) and len(value) > _MAX_METADATA:
-        why = f"may have at most {_MAX_METADATA} entries, not {len(value)}"
-        raise PydanticCustomError("too_long", "{why}", {"why": why})
+        raise validation_error("too_long", f"may have at most {_MAX_METADATA} entries, not {len(value)}")
     return value
 
 
@@ -74,8 +83,7 @@ class LenientModel(RequestModel):
     def _look_at_unknown_fields(cls, data: Any, info: ValidationInfo) -> Any:
         unknown = data.keys() - cls.model_fields.keys() if isinstance(data, dict) else set()
         for name in sorted(name for name in unknown & cls.unsupported_fields if data[name] is not None):
-            why = f"{name!r} is not supported."
-            raise PydanticCustomError("unsupported_parameter", "{why}", {"why": why, "param": name})
+            raise validation_error("unsupported_parameter", f"{name!r} is not supported.", name)
         for name in nsmallest(_MAX_WARNINGS + 1, unknown):
             near = get_close_matches(name[:_MAX_NAME], cls.model_fields, 1, 0.8)
             hint = f", did you mean {near[0]!r}?" if near else ""
@@ -103,30 +111,34 @@ def ignored(why: str, *without_warning: object) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def refused(why: str) -> BeforeValidator:
+def refused(hint: str = "") -> BeforeValidator:
     """Marks a field that OpenAI defines and Kvarn does not serve: null is fine, anything else is a 400."""
 
-    def check(value: object) -> None:
+    def check(value: object, info: ValidationInfo) -> None:
         if value is not None:
-            raise PydanticCustomError("unsupported_parameter", "{why}", {"why": why})
+            raise validation_error(
+                "unsupported_parameter", f"{info.field_name!r} is not supported{hint and ': '}{hint}."
+            )
 
     return BeforeValidator(check)
 
 
-def only(*values: object, why: str) -> BeforeValidator:
-    """Let through the named values and null; anything else is a 400 that says why."""
+Refused = Annotated[None, refused()]
 
-    def check(value: object) -> object:
-        if value is not None and not any(value == allowed and type(value) is type(allowed) for allowed in values):
-            raise PydanticCustomError("unsupported_value", "{why}", {"why": why})
+
+def only(*values: object, types: Collection[str] = (), why: str = "") -> BeforeValidator:
+    """Let through the named values, objects with one of these `types`, and null; anything else is a 400 that says
+    why."""
+
+    def check(value: object, info: ValidationInfo) -> object:
+        is_typed = isinstance(value, dict) and value.get("type") in types
+        known = is_typed or any(value == each and type(value) is type(each) for each in values)
+        if value is not None and not known:
+            message = why or f"{info.field_name!r} may only be {' or '.join(map(repr, values))}."
+            raise validation_error("unsupported_value", message)
         return value
 
     return BeforeValidator(check)
-
-
-def disagreement(message: str, param: str) -> PydanticCustomError:
-    """An error about fields that are each valid but do not go together; `param` is the one to change."""
-    return PydanticCustomError("disagreement", "{message}", {"message": message, "param": param})
 
 
 def _check_biases(value: object) -> object:
@@ -166,8 +178,7 @@ Obfuscation = Annotated[bool | None, ignored("ignored 'include_obfuscation', eve
 class StreamOptions(LenientModel):
     """How a stream is sent."""
 
-    include_usage: bool | None = None
-    """Send one more chunk with the request's usage before `[DONE]`."""
+    include_usage: bool | None = None  # send one more chunk with the request's usage before `[DONE]`
     include_obfuscation: Obfuscation = None
 
 
@@ -191,12 +202,10 @@ class SamplingFields(LenientModel):
     user: str | None = None
 
     # Extensions, with vLLM's names and meanings.
-    top_k: int | None = None
-    """Keep the k most likely tokens; 0 or -1 keeps all."""
+    top_k: int | None = None  # keep the k most likely tokens; 0 or -1 keeps all
     min_p: float | None = None
     repetition_penalty: float | None = None
-    ignore_eos: bool = False
-    """Go on past the model's end tokens."""
+    ignore_eos: bool = False  # go on past the model's end tokens
     min_tokens: int = 0
     stop_token_ids: TokenIds | None = None
     bad_words: Strings | None = None
@@ -207,12 +216,10 @@ class SamplingFields(LenientModel):
     add_special_tokens: bool | None = None
     """Let the tokenizer add its own tokens (such as the first one). Default: chat no (the template writes them),
     completions yes."""
-    priority: int = 0
-    """Lower runs first."""
+    priority: int = 0  # lower runs first
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
     """Only requests with the same salt share cached prompts."""
-    return_token_ids: bool = False
-    """Send the token ids of prompt and answer beside the text."""
+    return_token_ids: bool = False  # send the token ids of prompt and answer beside the text
 
     @model_validator(mode="after")
     def _stream_fields_agree(self) -> SamplingFields:
@@ -230,3 +237,43 @@ class SamplingFields(LenientModel):
 
 SAMPLING_FIELDS = FIELDS_OF_OTHER_SERVERS | SamplingFields.model_fields.keys()
 """Those too that chat and text completions know: for requests that know them not, or by other names."""
+
+
+_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        {"type": "array", "items": {"type": "integer"}, "minItems": 1},
+        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}, "minItems": 1}, "minItems": 1},
+    ]
+}
+
+
+def _check(value: object) -> object:
+    # By hand, since a union would try each form on a hundred thousand ids and gather as many complaints.
+    if isinstance(value, str) or (isinstance(value, list) and value and _is_list_of_one_kind(value)):
+        return value
+    why = "must be a string, a list of strings, a list of token ids or a list of lists of token ids, and not empty"
+    raise validation_error("input_form", why)
+
+
+def _is_list_of_one_kind(items: list[Any]) -> bool:
+    first = items[0]
+    if isinstance(first, list):
+        return all(isinstance(item, list) and item and _all_of(item, int) for item in items)
+    return _all_of(items, str) or _all_of(items, int)
+
+
+def _all_of(items: list[Any], kind: type) -> bool:
+    return all(type(item) is kind for item in items)  # bool is an int to isinstance
+
+
+Forms = str | list[str] | list[int] | list[list[int]]
+TextOrTokens = Annotated[Forms, PlainValidator(_check), WithJsonSchema(_SCHEMA)]
+
+
+def as_list(value: Forms) -> list[str | list[int]]:
+    """The inputs one by one, each text or token ids."""
+    if isinstance(value, str) or isinstance(value[0], int):
+        return [value]
+    return list(value)

@@ -8,22 +8,18 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import model_validator
 
-from kvarn.wire.openai.common import SamplingFields, disagreement, refused
-from kvarn.wire.openai.inputs import TextOrTokens
+from kvarn.wire.openai.common import SamplingFields, TextOrTokens, disagreement, refused
 from kvarn.wire.openai.usage import PromptLogprobs, Usage
 
 
 class CompletionRequest(SamplingFields):
     """The body of a completion request: every field of OpenAI's `CreateCompletionRequest`, and vLLM's extensions."""
 
-    prompt: TextOrTokens
-    """One prompt or several, as text or as token ids."""
-    best_of: int | None = None
-    """Only as many as `n`: picking the best of more is not supported."""
-    echo: bool | None = None
-    """Begin the answer with the prompt."""
+    prompt: TextOrTokens  # one prompt or several, as text or as token ids
+    best_of: int | None = None  # only as many as `n`: picking the best of more is not supported
+    echo: bool | None = None  # begin the answer with the prompt
     logprobs: int | None = None
-    suffix: Annotated[None, refused("'suffix' is not supported: this model does not fill in.")] = None
+    suffix: Annotated[None, refused("this model does not fill in")] = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> CompletionRequest:

@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-RETRY_AFTER_S = 1.0
-"""Seconds a client is told to wait where nothing better is known."""
+RETRY_AFTER_S = 1.0  # seconds a client is told to wait where nothing better is known
 
 
 class ApiError(Exception):

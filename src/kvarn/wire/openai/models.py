@@ -21,14 +21,11 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     object: str = "model"
     owned_by: str = "kvarn"
-    aliases: list[str] = []
-    """More names that the `model` field of a request may use."""
-    kind: str | None = None
-    """`generate` or `embed`; None until it is known."""
+    aliases: list[str] = []  # more names that the `model` field of a request may use
+    kind: str | None = None  # `generate` or `embed`; None until it is known
     state: str = "starting"
     ready: bool = False
-    max_model_len: int | None = None
-    """Prompt and answer together, in tokens (vLLM's name)."""
+    max_model_len: int | None = None  # prompt and answer together, in tokens (vLLM's name)
     default_sampling_params: dict[str, float | int | None] | None = None
     """What a request that leaves sampling parameters out gets; None for models that do not generate."""
     capacity: Capacity | None = None

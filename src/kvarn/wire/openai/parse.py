@@ -11,14 +11,13 @@ from pydantic_core import ErrorDetails
 
 from kvarn.wire.openai.errors import ApiError, invalid_request
 
-MAX_DEPTH = 64
-"""Levels of objects and arrays that a body may nest."""
+MAX_DEPTH = 64  # levels of objects and arrays that a body may nest
 
 MAX_CONTAINERS = 20_000
 """Objects and arrays in a body at most. Validating one takes some 4 us, during which nothing else runs: a hundred
 thousand tiny messages in 3 MB would hold up every other request for half a second."""
 
-_MOST_COMPLAINTS = 100
+_MAX_COMPLAINTS = 100
 """Of pydantic's complaints about one body that are looked at: an object of 100,000 unknown fields has as many."""
 
 _CODES = {
@@ -37,22 +36,15 @@ def parse_request(model: type[RequestT], body: bytes, warnings: list[str] | None
     Raises:
         ApiError: 400; `param` is the path of the offending field, such as `messages[0].content`.
     """
-    return read_fields(model, decode_body(body), warnings)
-
-
-def read_fields(model: type[RequestT], data: dict[str, Any], warnings: list[str] | None = None) -> RequestT:
-    """Validate a decoded body. Adds warnings and raises as `parse_request` does."""
-    unknown = data.keys() - model.model_fields.keys()
-    if unknown and model.model_config.get("extra") == "forbid":  # asked first: one cheap answer however many there are
-        name = min(unknown)
-        raise invalid_request(
-            f"Unrecognized request argument supplied: {_shorten(name)}", _shorten(name), "unknown_parameter"
-        )
-    return validate(model, data, warnings)
+    return validate(model, decode_body(body), warnings)
 
 
 def validate(model: type[RequestT], data: dict[str, Any], warnings: list[str] | None = None) -> RequestT:
-    """Validate decoded data of any model. Adds warnings and raises as `parse_request` does."""
+    """Validate decoded data. Adds warnings and raises as `parse_request` does."""
+    unknown = data.keys() - model.model_fields.keys()
+    if unknown and model.model_config.get("extra") == "forbid":  # asked first: one cheap answer however many there are
+        name = _shorten(min(unknown))
+        raise invalid_request(f"Unrecognized request argument supplied: {name}", name, "unknown_parameter")
     try:
         return model.model_validate(data, context=warnings)
     except ValidationError as error:
@@ -105,7 +97,7 @@ def _too_deep() -> ApiError:
 
 def _to_api_error(error: ValidationError, data: dict[str, Any]) -> ApiError:
     """The most telling of pydantic's complaints: of a union's branches, the one that came furthest into the data."""
-    details = error.errors(include_url=False, include_input=False)[:_MOST_COMPLAINTS]
+    details = error.errors(include_url=False, include_input=False)[:_MAX_COMPLAINTS]
     path, worst = max(((_path(detail, data), detail) for detail in details), key=lambda pair: len(pair[0]))
     return field_error(_format_path(path), worst)
 
@@ -127,22 +119,17 @@ def field_error(param: str, detail: Mapping[str, Any]) -> ApiError:
 def _path(detail: ErrorDetails, data: Any) -> list[str | int]:
     """Pydantic's location without the labels of union branches: only steps that exist in the data."""
     path: list[str | int] = []
-    steps: Sequence[str | int] = detail["loc"]
-    for position, step in enumerate(steps):
-        if _has(data, step):
+    for step in detail["loc"]:
+        try:
             data = data[step]
-            path.append(step)
-        elif detail["type"] == "missing" and position == len(steps) - 1:
-            path.append(step)
+        except (LookupError, TypeError):
+            continue
+        path.append(step)
+    if detail["type"] == "missing":
+        path.append(detail["loc"][-1])
     if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):  # the tag is at fault, not what it stands in
         path.append(str(detail["ctx"]["discriminator"]).strip("'"))
     return path
-
-
-def _has(data: object, step: str | int) -> bool:
-    if isinstance(data, dict):
-        return step in data
-    return isinstance(data, list) and isinstance(step, int) and step < len(data)
 
 
 def _format_path(path: Sequence[str | int]) -> str:

@@ -9,16 +9,14 @@ from msgspec import UNSET, UnsetType
 from pydantic import model_validator
 
 from kvarn.wire.openai.chat.messages import Messages, plain_messages
-from kvarn.wire.openai.chat.request import TemplateKwargs
-from kvarn.wire.openai.chat.tools import Tools
+from kvarn.wire.openai.chat.request import TemplateKwargs, Tools
 from kvarn.wire.openai.common import LenientModel, TokenIds, disagreement
 
 
 class TokenizeRequest(LenientModel):
     """Tokenize a prompt, or the chat that `messages` render to."""
 
-    model: str | None = None
-    """Default: the first served model."""
+    model: str | None = None  # default: the first served model
     prompt: str | None = None
     messages: Messages | None = None
     tools: Tools | None = None
@@ -59,8 +57,7 @@ class DetokenizeRequest(LenientModel):
     """Turn token ids back into text."""
 
     tokens: TokenIds
-    model: str | None = None
-    """Default: the first served model."""
+    model: str | None = None  # default: the first served model
 
 
 class DetokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, AdminDep, PlatformAdminDep
@@ -49,15 +49,13 @@ class AuditLogQuery(BackwardQuery):
 
 
 @router.get("/audit_logs", summary="List the audit log")
-async def list_audit_logs(admin: AdminDep, query: Annotated[AuditLogQuery, Query()]) -> ListObject[AuditLogObject]:
+async def list_audit_logs(admin: AdminDep, query: AuditLogQuery) -> ListObject[AuditLogObject]:
     """Every administrative act in the organisation, newest first."""
     return await _list(admin, query, admin.organization_id)
 
 
 @router.get("/tenants/{tenant_id}/audit_logs", summary="List an organisation's audit log")
-async def list_of_tenant(
-    admin: PlatformAdminDep, tenant_id: str, query: Annotated[AuditLogQuery, Query()]
-) -> ListObject[AuditLogObject]:
+async def list_of_tenant(admin: PlatformAdminDep, tenant_id: str, query: AuditLogQuery) -> ListObject[AuditLogObject]:
     """Ours: the log of any organisation. It outlives its organisation."""
     return await _list(admin, query, tenant_id)
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 
-from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, AdminDep, json_body
+from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, AdminDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import OrderedOldestFirstQuery, list_answer
 from kvarn.metering.prices import BILLIONTHS, billionths
 from kvarn.store.models import Budget
+from kvarn.store.repositories.pages import Page
 from kvarn.store.repositories.usage import budgets
 from kvarn.wire.openai.errors import invalid_request
 from kvarn.wire.openai.lists import DeletedObject, ListObject
-from kvarn.wire.openai.organization.budgets import BudgetCreate, BudgetObject, BudgetUpdate
+from kvarn.wire.openai.organization.objects import BudgetObject
+from kvarn.wire.openai.organization.requests import BudgetCreate, BudgetUpdate
 
 router = APIRouter(
     prefix="/v1/organization/budgets", tags=["organization"], route_class=JsonRoute, dependencies=ADMINISTRATION
@@ -22,46 +24,36 @@ router = APIRouter(
 
 
 @router.get("", summary="List budgets")
-async def list_budgets(admin: AdminDep, query: Annotated[OrderedOldestFirstQuery, Query()]) -> ListObject[BudgetObject]:
+async def list_budgets(admin: AdminDep, query: OrderedOldestFirstQuery) -> ListObject[BudgetObject]:
     """The organisation's budgets and those of its projects, oldest first unless `order` is `desc`."""
-    async with admin.reading() as session:
-        page = await budgets.list_budgets(session, admin.organization_id, query.cursor)
-        rules = [budgets.rule_of(each) for each in page.items]
-        spent = await budgets.spent(session, rules, admin.gateway.store.now())
-    return list_answer(page, lambda budget: _describe(budget, spent[budget.id]))
+    page = await admin.read(budgets.list_budgets, query.cursor)
+    return list_answer(Page(await _described(admin, page.items), page.has_more), lambda budget: budget)
 
 
 @router.post("", summary="Create a budget")
-async def create_budget(admin: AdminDep, body: Annotated[BudgetCreate, json_body(BudgetCreate)]) -> BudgetObject:
+async def create_budget(admin: AdminDep, body: BudgetCreate) -> BudgetObject:
     """A budget of the organisation, or of one of its projects. It holds for requests from now on, at every gateway
     within `metering.budget_refresh_s`; what was spent before in the period counts."""
     hard, soft = (_stored(body.unit, name, getattr(body, name)) for name in ("hard_limit", "soft_limit"))
     currency = admin.gateway.config.metering.currency if body.unit == "cost" else None
-    async with admin.audited_change() as change:
-        budget = await budgets.add_budget(
-            change, admin.organization_id, body.project_id, body.unit, currency, body.period, hard, soft
-        )
-    return await _with_spent(admin, budget)
+    budget = await admin.change(budgets.add_budget, body.project_id, body.unit, currency, body.period, hard, soft)
+    return (await _described(admin, [budget]))[0]
 
 
 @router.get("/{budget_id}", summary="Retrieve a budget")
 async def get_budget(admin: AdminDep, budget_id: str) -> BudgetObject:
     """One budget, with what has been spent of it."""
-    async with admin.reading() as session:
-        budget = await budgets.find_budget(session, admin.organization_id, budget_id)
-    return await _with_spent(admin, budget)
+    return (await _described(admin, [await admin.read(budgets.find_budget, budget_id)]))[0]
 
 
 @router.post("/{budget_id}", summary="Modify a budget")
-async def modify_budget(
-    admin: AdminDep, budget_id: str, body: Annotated[BudgetUpdate, json_body(BudgetUpdate)]
-) -> BudgetObject:
+async def modify_budget(admin: AdminDep, budget_id: str, body: BudgetUpdate) -> BudgetObject:
     """Set or take away its limits."""
     async with admin.audited_change() as change:
         budget = await budgets.find_budget(change.session, admin.organization_id, budget_id)
         changes = {name: _stored(budget.unit, name, getattr(body, name)) for name in sorted(body.model_fields_set)}
         budgets.change_budget(change, budget, changes)
-    return await _with_spent(admin, budget)
+    return (await _described(admin, [budget]))[0]
 
 
 @router.delete("/{budget_id}", summary="Delete a budget")
@@ -79,7 +71,7 @@ def _stored(unit: str, name: str, amount: float | None) -> int | None:
         return None
     if unit == "cost":
         stored = billionths(amount)
-        if amount and not stored:  # nothing may be spent is what 0 says
+        if amount and not stored:  # 0 would allow nothing
             raise invalid_request(f"{name!r} is less than a billionth: 0 allows nothing, null everything.", name)
         return stored
     if amount != int(amount):
@@ -87,10 +79,11 @@ def _stored(unit: str, name: str, amount: float | None) -> int | None:
     return int(amount)
 
 
-async def _with_spent(admin: AdminContext, budget: Budget) -> BudgetObject:
+async def _described(admin: AdminContext, found: Sequence[Budget]) -> list[BudgetObject]:
+    """Budgets with what has been spent of each."""
     async with admin.reading() as session:
-        spent = await budgets.spent(session, [budgets.rule_of(budget)], admin.gateway.store.now())
-    return _describe(budget, spent[budget.id])
+        spent = await budgets.spent(session, [budgets.rule_of(each) for each in found], admin.gateway.store.now())
+    return [_describe(each, spent[each.id]) for each in found]
 
 
 def _describe(budget: Budget, spent: int) -> BudgetObject:

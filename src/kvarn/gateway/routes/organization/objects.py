@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from kvarn.store.models import ApiKey, Organization, Project, User
 from kvarn.store.owner import LimitRule, Role, Scopes
@@ -21,27 +21,16 @@ from kvarn.wire.openai.organization.objects import (
     TenantObject,
     UserObject,
 )
-from kvarn.wire.openai.organization.requests import UNLIMITED, OrganizationRole, RateLimitUpdate
+from kvarn.wire.openai.organization.requests import UNLIMITED, OrganizationRole
 
-RATE_LIMIT_PREFIX = "rl-"
-"""A rate limit's id is this and the model's name: known before the limit is set."""
+RATE_LIMIT_PREFIX = "rl-"  # a rate limit's id is this and the model's name: known before the limit is set
 
-_ROLES: dict[OrganizationRole, Role] = {"owner": Role.ADMIN, "reader": Role.MEMBER}
-_WIRE_LIMITS = {
-    "max_requests_per_1_minute": "requests_per_minute",
-    "max_tokens_per_1_minute": "tokens_per_minute",
-    "max_concurrent_requests": "concurrency",
-}
+ShapeT = TypeVar("ShapeT")
 
 
 def role_of(wire: OrganizationRole) -> Role:
     """OpenAI's role in an organisation as ours."""
-    return _ROLES[wire]
-
-
-def wire_role(role: str) -> str:
-    """The other way."""
-    return "owner" if role == Role.ADMIN else "reader"
+    return Role.ADMIN if wire == "owner" else Role.MEMBER
 
 
 def scopes_of(texts: Sequence[str]) -> Scopes:
@@ -55,175 +44,89 @@ def scopes_of(texts: Sequence[str]) -> Scopes:
 
 def project_object(project: Project) -> ProjectObject:
     """`organization.project`."""
-    return {
-        "object": "organization.project",
-        "id": project.id,
-        "name": project.name,
-        "created_at": project.created_at,
-        "archived_at": project.archived_at,
-        "status": "active" if project.archived_at is None else "archived",
-        "log_prompts": project.log_prompts,
-    }
+    return _shown(ProjectObject, project, object="organization.project", status=_status(project))
 
 
-def project_key_object(key: ApiKey, user: User | None, value: str | None = None) -> ProjectKeyObject:
-    """`organization.project.api_key`. `user` is its owner; one without is the project's own. `value` where it is
-    new."""
-    described: ProjectKeyObject = {
-        "object": "organization.project.api_key",
-        "id": key.id,
-        "name": key.name,
-        "redacted_value": key.redacted,
-        "created_at": key.created_at,
-        "last_used_at": key.last_used_at,
-        "expires_at": key.expires_at,
-        "role": key.role,
-        "scopes": [f"{kind}:{value}" for kind, values in key.scopes.items() for value in values],
-        "owner_project_access": "active",
-        "owner": {} if user is None else _owner(user),
-    }
-    return described if value is None else described | {"value": value}
-
-
-def admin_key_object(key: ApiKey, user: User | None, value: str | None = None) -> AdminKeyObject:
-    """`organization.admin_api_key`. One without a user is the organisation's own. `value` where it is new."""
-    if user is None:
-        owner: dict[str, Any] = {
-            "type": "organization",
-            "object": "organization",
-            "id": key.organization_id,
-            "role": "owner",
-        }
-    else:
-        owner = {
-            "type": "user",
-            "object": "organization.user",
-            "id": user.id,
-            "name": user.name,
-            "created_at": user.created_at,
-            "role": wire_role(user.role),
-        }
-    described: AdminKeyObject = {
-        "object": "organization.admin_api_key",
-        "id": key.id,
-        "name": key.name,
-        "redacted_value": key.redacted,
-        "created_at": key.created_at,
-        "expires_at": key.expires_at,
-        "last_used_at": key.last_used_at,
-        "owner": owner,
-    }
-    return described if value is None else described | {"value": value}
-
-
-def service_account_key_object(key: ApiKey, value: str) -> ServiceAccountKeyObject:
-    """`organization.project.service_account.api_key`: shown once, with its value."""
-    return {
-        "object": "organization.project.service_account.api_key",
-        "id": key.id,
-        "name": key.name,
-        "created_at": key.created_at,
-        "value": value,
-    }
-
-
-def service_account_object(member: Member) -> ServiceAccountObject:
-    """`organization.project.service_account`."""
-    return {
-        "object": "organization.project.service_account",
-        "id": member.user.id,
-        "name": member.user.name,
-        "role": member.role,
-        "created_at": member.user.created_at,
-    }
-
-
-def project_user_object(member: Member) -> ProjectUserObject:
-    """`organization.project.user`."""
-    return {
-        "object": "organization.project.user",
-        "id": member.user.id,
-        "name": member.user.name,
-        "email": member.user.email,
-        "role": member.role,
-        "added_at": member.added_at,
-    }
+def tenant_object(organization: Organization, **more: Any) -> TenantObject:
+    """`organization.tenant`: ours."""
+    return _shown(TenantObject, organization, object="organization.tenant", status=_status(organization), **more)
 
 
 def user_object(user: User) -> UserObject:
     """`organization.user`."""
-    return {
-        "object": "organization.user",
-        "id": user.id,
-        "name": user.name,
-        "email": user.email,
-        "role": wire_role(user.role),
-        "added_at": user.created_at,
-    }
+    return _shown(UserObject, user, object="organization.user", role=_wire_role(user.role), added_at=user.created_at)
+
+
+def project_user_object(member: Member) -> ProjectUserObject:
+    """`organization.project.user`."""
+    own = {"object": "organization.project.user", "role": member.role, "added_at": member.added_at}
+    return _shown(ProjectUserObject, member.user, **own)
+
+
+def service_account_object(member: Member, **key: Any) -> ServiceAccountObject:
+    """`organization.project.service_account`; `api_key` where it is new."""
+    own = {"object": "organization.project.service_account", "role": member.role}
+    return _shown(ServiceAccountObject, member.user, **own, **key)
+
+
+def service_account_key_object(key: ApiKey, value: str) -> ServiceAccountKeyObject:
+    """`organization.project.service_account.api_key`: shown once, with its value."""
+    return _shown(ServiceAccountKeyObject, key, object="organization.project.service_account.api_key", value=value)
+
+
+def project_key_object(key: ApiKey, user: User | None, **value: str) -> ProjectKeyObject:
+    """`organization.project.api_key`. `user` is its owner; one without is the project's own. `value` where it is
+    new."""
+    owner: dict[str, Any] = {}
+    if user is not None:
+        owner = {"id": user.id, "name": user.name, "created_at": user.created_at}
+        is_person = user.kind != "service_account"
+        owner |= {"email": user.email, "role": _wire_role(user.role)} if is_person else {"role": "member"}
+        kind = "user" if is_person else "service_account"
+        owner = {"type": kind, kind: owner}
+    return _shown(
+        ProjectKeyObject,
+        key,
+        object="organization.project.api_key",
+        redacted_value=key.redacted,
+        scopes=[f"{kind}:{value}" for kind, values in key.scopes.items() for value in values],
+        owner_project_access="active",
+        owner=owner,
+        **value,
+    )
+
+
+def admin_key_object(key: ApiKey, user: User | None, **value: str) -> AdminKeyObject:
+    """`organization.admin_api_key`. One without a user is the organisation's own. `value` where it is new."""
+    owner: dict[str, Any] = {"type": "organization", "object": "organization", "id": key.organization_id}
+    owner["role"] = "owner"
+    if user is not None:
+        owner = {"type": "user", "object": "organization.user", "role": _wire_role(user.role)}
+        owner |= {"id": user.id, "name": user.name, "created_at": user.created_at}
+    own = {"object": "organization.admin_api_key", "redacted_value": key.redacted, "owner": owner}
+    return _shown(AdminKeyObject, key, **own, **value)
 
 
 def rate_limit_object(rule: LimitRule) -> RateLimitObject:
     """`project.rate_limit`, also of organisations and keys."""
-
-    def shown(limit: int | None) -> int:
-        return UNLIMITED if limit is None else limit
-
     return {
         "object": "project.rate_limit",
         "id": f"{RATE_LIMIT_PREFIX}{rule.model}",
         "model": rule.model,
-        "max_requests_per_1_minute": shown(rule.requests_per_minute),
-        "max_tokens_per_1_minute": shown(rule.tokens_per_minute),
-        "max_concurrent_requests": shown(rule.concurrency),
+        "max_requests_per_1_minute": UNLIMITED if rule.requests_per_minute is None else rule.requests_per_minute,
+        "max_tokens_per_1_minute": UNLIMITED if rule.tokens_per_minute is None else rule.tokens_per_minute,
+        "max_concurrent_requests": UNLIMITED if rule.concurrency is None else rule.concurrency,
     }
-
-
-def limit_changes(body: RateLimitUpdate) -> dict[str, int | None]:
-    """What a request sets; null and `UNLIMITED` take a limit away."""
-    given = {wire: getattr(body, wire) for wire in _WIRE_LIMITS if wire in body.model_fields_set}
-    return {_WIRE_LIMITS[wire]: None if limit == UNLIMITED else limit for wire, limit in given.items()}
-
-
-def tenant_object(organization: Organization) -> TenantObject:
-    """`organization.tenant`: ours."""
-    return {
-        "object": "organization.tenant",
-        "id": organization.id,
-        "name": organization.name,
-        "created_at": organization.created_at,
-        "archived_at": organization.archived_at,
-        "status": "active" if organization.archived_at is None else "archived",
-        "weight": organization.weight,
-        "priority": organization.priority,
-        "retention_days": organization.retention_days,
-    }
-
-
-def storage_fields(stored: int, max_bytes: int) -> dict[str, int]:
-    """What an organisation has stored and may store, in bytes: beside the fields of a tenant that is looked at."""
-    return {"stored_bytes": stored, "max_stored_bytes": max_bytes}
 
 
 def audit_log_object(record: AuditRecord) -> AuditLogObject:
     """An entry of the audit log: what was done stands under the name of its type."""
     entry = record.entry
-    described: AuditLogObject = {
-        "id": entry.id,
-        "type": entry.type,
-        "effective_at": entry.effective_at,
-        "actor": _actor(record),
-    }
+    described = _shown(AuditLogObject, entry, actor=_actor(record))
     if entry.project_id is not None:
         described["project"] = {"id": entry.project_id, "name": record.project_name or ""}
     described[entry.type] = {"id": entry.object_id, **entry.detail}  # type: ignore[literal-required]
     return described
-
-
-def _owner(user: User) -> dict[str, Any]:
-    shown = {"id": user.id, "name": user.name, "created_at": user.created_at}
-    if user.kind == "service_account":
-        return {"type": "service_account", "service_account": {**shown, "role": "member"}}
-    return {"type": "user", "user": {**shown, "email": user.email, "role": wire_role(user.role)}}
 
 
 def _actor(record: AuditRecord) -> dict[str, Any]:
@@ -238,3 +141,17 @@ def _actor(record: AuditRecord) -> dict[str, Any]:
     elif entry.actor_user_id is not None:
         key |= {"type": "service_account", "service_account": {"id": entry.actor_user_id}}
     return {"type": "api_key", "api_key": key, "name": entry.actor}
+
+
+def _shown(shape: type[ShapeT], row: object, **own: Any) -> ShapeT:
+    """An object of `shape`: `own`, and what the row calls by the same names."""
+    same = {name: getattr(row, name) for name in shape.__annotations__ if name not in own and hasattr(row, name)}
+    return cast(ShapeT, same | own)
+
+
+def _status(row: Organization | Project) -> str:
+    return "active" if row.archived_at is None else "archived"
+
+
+def _wire_role(role: str) -> str:
+    return "owner" if role == Role.ADMIN else "reader"

@@ -9,15 +9,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends
 from pydantic import Field
 
-from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, AdminDep, PlatformAdminDep, json_body
+from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, AdminDep, PlatformAdminDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import BackwardQuery, OldestFirstQuery, list_answer
 from kvarn.gateway.routes.organization.objects import (
     RATE_LIMIT_PREFIX,
-    limit_changes,
     rate_limit_object,
 )
 from kvarn.store.errors import NotFoundError
@@ -29,11 +28,19 @@ from kvarn.store.repositories.tenants.organizations import get_organization
 from kvarn.store.repositories.tenants.projects import get_project
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization.objects import RateLimitObject
-from kvarn.wire.openai.organization.requests import RateLimitUpdate
+from kvarn.wire.openai.organization.requests import UNLIMITED, RateLimitUpdate
 
 router = APIRouter(
     prefix="/v1/organization", tags=["administration"], route_class=JsonRoute, dependencies=ADMINISTRATION
 )
+
+
+_COLUMNS = {
+    "max_requests_per_1_minute": "requests_per_minute",
+    "max_tokens_per_1_minute": "tokens_per_minute",
+    "max_concurrent_requests": "concurrency",
+}
+"""Where the fields of a request are stored."""
 
 
 class RateLimitQuery(BackwardQuery, OldestFirstQuery):
@@ -73,7 +80,7 @@ async def _tenant(admin: PlatformAdminDep, tenant_id: str) -> Holder:
 def _add_routes(path: str, whose: str, find: Callable[..., Awaitable[Holder]]) -> None:
     @router.get(path, summary=f"List {whose} rate limits")
     async def list_limits(
-        query: Annotated[RateLimitQuery, Query()], holder: Annotated[Holder, Depends(find)]
+        query: RateLimitQuery, holder: Annotated[Holder, Depends(find)]
     ) -> ListObject[RateLimitObject]:
         """Limits of all its requests together."""
         async with holder.admin.reading() as session:
@@ -86,7 +93,7 @@ def _add_routes(path: str, whose: str, find: Callable[..., Awaitable[Holder]]) -
     @router.post(path + "/{rate_limit_id:path}", summary=f"Modify {whose} rate limit")
     async def set_limit(
         rate_limit_id: str,
-        body: Annotated[RateLimitUpdate, json_body(RateLimitUpdate)],
+        body: RateLimitUpdate,
         holder: Annotated[Holder, Depends(find)],
     ) -> RateLimitObject:
         """Set limits; what is left out stays, null takes a limit away."""
@@ -96,7 +103,7 @@ def _add_routes(path: str, whose: str, find: Callable[..., Awaitable[Holder]]) -
             if model not in known.union(_served(holder), ["*"]):
                 raise NotFoundError(f"No such rate limit: {rate_limit_id!r}.")
             rule = await rate_limits.set_limit(
-                change, holder.organization_id, holder.id, model, limit_changes(body), project_id=holder.project_id
+                change, holder.organization_id, holder.id, model, _changes(body), project_id=holder.project_id
             )
         return rate_limit_object(rule)
 
@@ -116,6 +123,12 @@ _add_routes("/tenants/{tenant_id}/rate_limits", "an organisation's", _tenant)
 
 def _served(holder: Holder) -> list[str]:
     return [model.name for model in holder.admin.gateway.models]
+
+
+def _changes(body: RateLimitUpdate) -> dict[str, int | None]:
+    """What a request sets; null and `UNLIMITED` take a limit away."""
+    given = {_COLUMNS[name]: getattr(body, name) for name in _COLUMNS if name in body.model_fields_set}
+    return {name: None if limit == UNLIMITED else limit for name, limit in given.items()}
 
 
 def _model_of(rate_limit_id: str) -> str:

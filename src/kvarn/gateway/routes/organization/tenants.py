@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from pydantic import Field
 
-from kvarn.gateway.dependencies import ADMINISTRATION, PlatformAdminDep, json_body
+from kvarn.gateway.dependencies import ADMINISTRATION, PlatformAdminDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import Flag, OldestFirstQuery, QueryModel, list_answer
 from kvarn.gateway.routes.organization.objects import (
@@ -36,9 +34,7 @@ class DeleteQuery(QueryModel):
 
 
 @router.get("", summary="List organisations")
-async def list_tenants(
-    admin: PlatformAdminDep, query: Annotated[OldestFirstQuery, Query()]
-) -> ListObject[TenantObject]:
+async def list_tenants(admin: PlatformAdminDep, query: OldestFirstQuery) -> ListObject[TenantObject]:
     """All organisations of the server, oldest first."""
     async with admin.reading() as session:
         page = await organizations.list_organizations(session, query.cursor)
@@ -46,9 +42,7 @@ async def list_tenants(
 
 
 @router.post("", summary="Create an organisation")
-async def create_tenant(
-    admin: PlatformAdminDep, body: Annotated[TenantCreate, json_body(TenantCreate)]
-) -> TenantObject:
+async def create_tenant(admin: PlatformAdminDep, body: TenantCreate) -> TenantObject:
     """A new organisation with a project and its first administrator's key, whose `value` is shown in this answer
     only: whoever has it does the rest."""
     settings = body.model_dump(exclude_none=True, exclude={"name"})
@@ -57,10 +51,8 @@ async def create_tenant(
         await change.session.flush()
         wanted = KeyRequest(name="First admin key", role=Role.ADMIN)
         key, value = await add_key(change, organization.id, project.id, wanted)
-    return tenant_object(organization) | {
-        "default_project": project_object(project),
-        "admin_api_key": admin_key_object(key, None, value),
-    }
+    admin_key = admin_key_object(key, None, value=value)
+    return tenant_object(organization, default_project=project_object(project), admin_api_key=admin_key)
 
 
 @router.get("/{tenant_id}", summary="Retrieve an organisation")
@@ -69,16 +61,12 @@ async def get_tenant(admin: PlatformAdminDep, tenant_id: str) -> TenantObject:
     async with admin.reading() as session:
         organization = await organizations.get_organization(session, tenant_id)
         stored = await sum_of(session, tenant_id)
-    return tenant_object(organization) | {
-        "stored_bytes": stored,
-        "max_stored_bytes": admin.gateway.storage_quota.max_bytes,
-    }
+    max_bytes = admin.gateway.storage_quota.max_bytes
+    return tenant_object(organization, stored_bytes=stored, max_stored_bytes=max_bytes)
 
 
 @router.post("/{tenant_id}", summary="Modify an organisation")
-async def modify_tenant(
-    admin: PlatformAdminDep, tenant_id: str, body: Annotated[TenantUpdate, json_body(TenantUpdate)]
-) -> TenantObject:
+async def modify_tenant(admin: PlatformAdminDep, tenant_id: str, body: TenantUpdate) -> TenantObject:
     """Set name, weight, priority or retention; archive it, or take it back."""
     changes = body.model_dump(exclude_none=True)
     if "retention_days" in body.model_fields_set:
@@ -89,9 +77,7 @@ async def modify_tenant(
 
 
 @router.delete("/{tenant_id}", summary="Delete an organisation")
-async def delete_tenant(
-    admin: PlatformAdminDep, tenant_id: str, query: Annotated[DeleteQuery, Query()]
-) -> DeletedObject:
+async def delete_tenant(admin: PlatformAdminDep, tenant_id: str, query: DeleteQuery) -> DeletedObject:
     """Delete an organisation and all it owns; its usage stays in the ledger unless `erase_usage=true`, now or later.
     A large one takes a while; interrupted, the request may be made again."""
     await delete_organization(admin.gateway.store, admin.audited_change, tenant_id, erase_usage=query.erase_usage)

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any, ClassVar, Literal
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends
+from pydantic import Field, model_validator
 
 from kvarn.gateway.dependencies import GatewayDep, PrincipalDep
 from kvarn.gateway.openapi import JsonRoute
-from kvarn.gateway.query import check_query
-from kvarn.gateway.routes.organization.usage_query import (
-    BucketQuery,
-    CompletionsUsageQuery,
-    CostQuery,
-    UsageQuery,
-)
+from kvarn.gateway.query import Flag, QueryModel, Text, Texts, Time, check_query
 from kvarn.metering.prices import BILLIONTHS
 from kvarn.metering.usage_reports import Reports
-from kvarn.store.ledger import UsageFilter, UsageSum
-from kvarn.wire.openai.organization.usage import (
+from kvarn.store.ledger import DAY_S, HOUR_S, UsageFilter, UsageSum
+from kvarn.store.owner import Principal, Role
+from kvarn.wire.openai.common import disagreement
+from kvarn.wire.openai.errors import ApiError, invalid_request
+from kvarn.wire.openai.organization.objects import (
     Amount,
     CompletionsUsage,
     Costs,
@@ -34,67 +33,182 @@ router = APIRouter(
     prefix="/v1/organization", tags=["organization"], route_class=JsonRoute, dependencies=[Depends(check_query)]
 )
 
-EMBEDDINGS = ("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score")
-"""Operations of encoders."""
+EMBEDDINGS = ("/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score")  # operations of encoders
 MODERATIONS = ("/v1/moderations",)
+
+_CURSOR = "page_"  # followed by the beginning of the page's first bucket
+_WIDTHS_S = {"1d": DAY_S, "1h": HOUR_S, "1m": 60}
+_GROUP_BY = "One result for each value of these. Default: one for all."
+
+
+class BucketQuery(QueryModel):
+    """Times and filters of all requests for usage and costs."""
+
+    limits: ClassVar[Mapping[str, tuple[int, int]]]  # buckets of a page by their width: the default, the maximum
+
+    start_time: Time = Field(description="The first second, since 1970, that is counted.")
+    end_time: Time | None = Field(None, description="The first second that is not counted any more. Default: now.")
+    limit: int | None = Field(None, ge=1, le=1440, description="Buckets of a page.")
+    page: Text | None = Field(None, description="`next_page` of the answer before.")
+    project_ids: Texts = Field(description="Of these projects only.")
+    api_key_ids: Texts = Field(description="Of these API keys only.")
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> BucketQuery:
+        if self.end_time is not None and self.end_time <= self.start_time:
+            raise disagreement("'end_time' must be later than 'start_time'.", "end_time")
+        name = self._chosen("bucket_width")
+        max_limit = self.limits[name][1]
+        if self.limit is not None and self.limit > max_limit:
+            why = f"Invalid value for 'limit': at most {max_limit} where 'bucket_width' is '{name}'."
+            raise disagreement(why, "limit")
+        return self
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """What results are grouped by, each once."""
+        return tuple(dict.fromkeys(self._chosen("group_by")))
+
+    def filter_for(self, principal: Principal) -> UsageFilter:
+        """The events that are summed: an administrator sees those of the organisation, a member those of the project.
+
+        Raises:
+            ApiError: 403, the key is a program's.
+        """
+        if principal.role not in (Role.ADMIN, Role.MEMBER):
+            message = "This key may not see usage: its role is 'service'. Use a key of role 'admin' or 'member'."
+            raise ApiError(403, message, code="insufficient_permissions")
+        projects = tuple(self.project_ids) or None
+        if principal.role is Role.MEMBER:
+            own = principal.project_id
+            projects = (own,) if projects is None or own in projects else ()
+        return UsageFilter(
+            organization_id=principal.organization_id,
+            project_ids=projects,
+            user_ids=tuple(getattr(self, "user_ids", ())) or None,
+            key_ids=tuple(self.api_key_ids) or None,
+            models=tuple(getattr(self, "models", ())) or None,
+            batch=getattr(self, "batch", None),
+        )
+
+    async def answer(
+        self, reports: Reports, where: UsageFilter, group_by: Sequence[str], describe: Callable[[UsageSum], ResultT]
+    ) -> UsagePage[ResultT]:
+        """All buckets of the page, aligned to their width in UTC; those too in which nothing happened.
+
+        Raises:
+            ApiError: 400, `page` is not a cursor of this query.
+        """
+        start = self.start_time
+        end = max(int(time.time()) + 1, start + 1) if self.end_time is None else self.end_time
+        name = self._chosen("bucket_width")
+        width = _WIDTHS_S[name]
+        first = self._first_bucket(end, width)
+        last = min(first + (self.limit or self.limits[name][0]) * width, end + -end % width)
+        found = await reports.sums(
+            where.organization_id or "",
+            where,
+            start=max(first, start),
+            end=min(last, end),
+            width=width,
+            group_by=group_by,
+        )
+        results: dict[int, list[ResultT]] = {}
+        for each in found:
+            results.setdefault(each.start, []).append(describe(each))
+        data = [
+            UsageBucket(
+                start_time=max(bucket, start), end_time=min(bucket + width, end), results=results.get(bucket, [])
+            )
+            for bucket in range(first, last, width)
+        ]
+        has_more = last < end
+        return UsagePage(data=data, has_more=has_more, next_page=f"{_CURSOR}{last}" if has_more else None)
+
+    def _first_bucket(self, end: int, width: int) -> int:
+        first = self.start_time - self.start_time % width
+        if self.page is None:
+            return first
+        digits = self.page.removeprefix(_CURSOR)
+        is_cursor = self.page.startswith(_CURSOR) and digits.isascii() and digits.isdecimal() and len(digits) < 14
+        begin = int(digits) if is_cursor else 0
+        if begin % width or not first <= begin < end:
+            raise invalid_request("Invalid value for 'page': give the 'next_page' of the answer before.", "page")
+        return begin
+
+    def _chosen(self, name: str) -> Any:
+        return getattr(self, name)  # each kind has its own choices
+
+
+class CostQuery(BucketQuery):
+    """`/v1/organization/costs`."""
+
+    limits: ClassVar = {"1d": (7, 180)}
+
+    bucket_width: Literal["1d"] = Field("1d", description="Width of a bucket.")
+    group_by: list[Literal["project_id", "line_item", "api_key_id"]] = Field([], description=_GROUP_BY)
+    limit: int | None = Field(None, ge=1, le=180, description="Buckets of a page. Default: 7.")
+
+
+class _UsageFields(BucketQuery):
+    limits: ClassVar = {"1d": (7, 31), "1h": (24, 168), "1m": (60, 1440)}
+
+    bucket_width: Literal["1d", "1h", "1m"] = Field("1d", description="Width of a bucket.")
+    limit: int | None = Field(
+        None,
+        ge=1,
+        le=1440,
+        description="Buckets of a page. Default: 7 of `1d` (at most 31), 24 of `1h` (at most 168), 60 of `1m`.",
+    )
+    user_ids: Texts = Field(description="Of these users only.")
+    models: Texts = Field(description="Of these models only.")
+
+
+class UsageQuery(_UsageFields):
+    """`/v1/organization/usage/...` of what has no output tokens."""
+
+    group_by: list[Literal["project_id", "user_id", "api_key_id", "model"]] = Field([], description=_GROUP_BY)
+
+
+class CompletionsUsageQuery(_UsageFields):
+    """`/v1/organization/usage/completions`."""
+
+    group_by: list[Literal["project_id", "user_id", "api_key_id", "model", "batch", "service_tier"]] = Field(
+        [], description=_GROUP_BY
+    )
+    batch: Flag | None = Field(
+        None, description="`true`: of batches only; `false`: of all else only. Default: of both."
+    )
 
 
 @router.get("/usage/completions", summary="Usage of chats, completions, responses and messages")
 async def completions(
-    gateway: GatewayDep, principal: PrincipalDep, query: Annotated[CompletionsUsageQuery, Query()]
+    gateway: GatewayDep, principal: PrincipalDep, query: CompletionsUsageQuery
 ) -> UsagePage[CompletionsUsage]:
     """Requests and tokens in buckets of a minute, an hour or a day."""
     where = replace(query.filter_for(principal), not_endpoints=EMBEDDINGS + MODERATIONS)
-    return await _page(gateway.reports, query, where, query.groups, _completions)
+    return await query.answer(gateway.reports, where, query.groups, _completions)
 
 
 @router.get("/usage/embeddings", summary="Usage of embeddings")
-async def embeddings(
-    gateway: GatewayDep, principal: PrincipalDep, query: Annotated[UsageQuery, Query()]
-) -> UsagePage[InputUsage]:
+async def embeddings(gateway: GatewayDep, principal: PrincipalDep, query: UsageQuery) -> UsagePage[InputUsage]:
     """Requests and tokens; reranking and scores, which are made of embeddings, among them."""
     where = replace(query.filter_for(principal), endpoints=EMBEDDINGS)
-    describe = _input_usage("organization.usage.embeddings.result")
-    return await _page(gateway.reports, query, where, query.groups, describe)
+    return await query.answer(gateway.reports, where, query.groups, _input_usage("embeddings"))
 
 
 @router.get("/usage/moderations", summary="Usage of moderations")
-async def moderations(
-    gateway: GatewayDep, principal: PrincipalDep, query: Annotated[UsageQuery, Query()]
-) -> UsagePage[InputUsage]:
+async def moderations(gateway: GatewayDep, principal: PrincipalDep, query: UsageQuery) -> UsagePage[InputUsage]:
     """Requests and tokens."""
     where = replace(query.filter_for(principal), endpoints=MODERATIONS)
-    describe = _input_usage("organization.usage.moderations.result")
-    return await _page(gateway.reports, query, where, query.groups, describe)
+    return await query.answer(gateway.reports, where, query.groups, _input_usage("moderations"))
 
 
 @router.get("/costs", summary="Costs by day")
-async def costs(gateway: GatewayDep, principal: PrincipalDep, query: Annotated[CostQuery, Query()]) -> UsagePage[Costs]:
+async def costs(gateway: GatewayDep, principal: PrincipalDep, query: CostQuery) -> UsagePage[Costs]:
     """Money by day, at the prices of each day (`metering.prices`); a line item is a model."""
     groups = ["model" if group == "line_item" else group for group in query.groups]
-    return await _page(gateway.reports, query, query.filter_for(principal), groups, _costs)
-
-
-async def _page(
-    reports: Reports,
-    query: BucketQuery,
-    where: UsageFilter,
-    group_by: Sequence[str],
-    describe: Callable[[UsageSum], ResultT],
-) -> UsagePage[ResultT]:
-    """All buckets of the page, those too in which nothing happened."""
-    buckets = query.buckets
-    start, end = max(buckets.first, buckets.start), min(buckets.last, buckets.end)
-    tenant = where.organization_id or ""
-    found = await reports.sums(tenant, where, start=start, end=end, width=buckets.width, group_by=group_by)
-    results: dict[int, list[ResultT]] = {}
-    for each in found:
-        results.setdefault(each.start, []).append(describe(each))
-    data = []
-    for bucket in range(buckets.first, buckets.last, buckets.width):
-        begins, ends = buckets.bounds(bucket)
-        data.append(UsageBucket(start_time=begins, end_time=ends, results=results.get(bucket, [])))
-    return UsagePage(data=data, has_more=buckets.next_page is not None, next_page=buckets.next_page)
+    return await query.answer(gateway.reports, query.filter_for(principal), groups, _costs)
 
 
 def _completions(found: UsageSum) -> CompletionsUsage:
@@ -112,12 +226,12 @@ def _completions(found: UsageSum) -> CompletionsUsage:
 
 
 def _input_usage(kind: str) -> Callable[[UsageSum], InputUsage]:
-    def describe(found: UsageSum) -> InputUsage:
-        return InputUsage(
-            object=kind, input_tokens=found.input_tokens, num_model_requests=found.requests, **found.group
-        )
-
-    return describe
+    return lambda found: InputUsage(
+        object=f"organization.usage.{kind}.result",
+        input_tokens=found.input_tokens,
+        num_model_requests=found.requests,
+        **found.group,
+    )
 
 
 def _costs(found: UsageSum) -> Costs:

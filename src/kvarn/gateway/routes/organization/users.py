@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from pydantic import Field
 
-from kvarn.gateway.dependencies import ADMINISTRATION, AdminDep, json_body
+from kvarn.gateway.dependencies import ADMINISTRATION, AdminDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import OldestFirstQuery, Texts, list_answer
 from kvarn.gateway.routes.organization.objects import project_user_object, role_of, user_object
@@ -30,59 +28,45 @@ class UserQuery(OldestFirstQuery):
 
 
 @router.get("/users", summary="List users")
-async def list_users(admin: AdminDep, query: Annotated[UserQuery, Query()]) -> ListObject[UserObject]:
+async def list_users(admin: AdminDep, query: UserQuery) -> ListObject[UserObject]:
     """People of the organisation, oldest first; with these `emails`, or all."""
-    async with admin.reading() as session:
-        page = await users.list_users(session, admin.organization_id, query.cursor, query.emails)
-    return list_answer(page, user_object)
+    return list_answer(await admin.read(users.list_users, query.cursor, query.emails), user_object)
 
 
 @router.post("/users", summary="Add a user")
-async def create_user(admin: AdminDep, body: Annotated[UserCreate, json_body(UserCreate)]) -> UserObject:
+async def create_user(admin: AdminDep, body: UserCreate) -> UserObject:
     """A new person. An operation of ours: OpenAI sends invitations by mail."""
     name = body.name or body.email.partition("@")[0]
-    async with admin.audited_change() as change:
-        user = await users.add_user(change, admin.organization_id, body.email, name, role_of(body.role))
-    return user_object(user)
+    return user_object(await admin.change(users.add_user, body.email, name, role_of(body.role)))
 
 
 @router.get("/users/{user_id}", summary="Retrieve a user")
 async def get_user(admin: AdminDep, user_id: str) -> UserObject:
     """One person."""
-    async with admin.reading() as session:
-        return user_object(await users.get_user(session, admin.organization_id, user_id))
+    return user_object(await admin.read(users.get_user, user_id))
 
 
 @router.post("/users/{user_id}", summary="Modify a user's role")
-async def modify_user(admin: AdminDep, user_id: str, body: Annotated[UserUpdate, json_body(UserUpdate)]) -> UserObject:
+async def modify_user(admin: AdminDep, user_id: str, body: UserUpdate) -> UserObject:
     """Make a person an administrator (`owner`) or not (`reader`): their administrator's keys follow."""
-    async with admin.audited_change() as change:
-        user = await users.change_user(change, admin.organization_id, user_id, role_of(body.role))
-    return user_object(user)
+    return user_object(await admin.change(users.change_user, user_id, role_of(body.role)))
 
 
 @router.delete("/users/{user_id}", summary="Delete a user")
 async def delete_user(admin: AdminDep, user_id: str) -> DeletedObject:
     """Delete a person with all their keys."""
-    async with admin.audited_change() as change:
-        await users.delete_user(change, admin.organization_id, user_id)
+    await admin.change(users.delete_user, user_id)
     return DeletedObject(id=user_id, object="organization.user.deleted")
 
 
 @router.get(_MEMBERS, summary="List a project's users")
-async def list_members(
-    admin: AdminDep, project_id: str, query: Annotated[OldestFirstQuery, Query()]
-) -> ListObject[ProjectUserObject]:
+async def list_members(admin: AdminDep, project_id: str, query: OldestFirstQuery) -> ListObject[ProjectUserObject]:
     """People in the project."""
-    async with admin.reading() as session:
-        page = await users.list_members(session, admin.organization_id, project_id, query.cursor, "person")
-    return list_answer(page, project_user_object)
+    return list_answer(await admin.read(users.list_members, project_id, query.cursor, "person"), project_user_object)
 
 
 @router.post(_MEMBERS, summary="Add a user to a project")
-async def create_member(
-    admin: AdminDep, project_id: str, body: Annotated[ProjectUserCreate, json_body(ProjectUserCreate)]
-) -> ProjectUserObject:
+async def create_member(admin: AdminDep, project_id: str, body: ProjectUserCreate) -> ProjectUserObject:
     """Give a person of the organisation a place in the project."""
     async with admin.audited_change() as change:
         if body.user_id is not None:
@@ -96,24 +80,17 @@ async def create_member(
 @router.get(_MEMBERS + "/{user_id}", summary="Retrieve a project's user")
 async def get_member(admin: AdminDep, project_id: str, user_id: str) -> ProjectUserObject:
     """One person in the project."""
-    async with admin.reading() as session:
-        member = await users.get_member(session, admin.organization_id, project_id, user_id, "person")
-    return project_user_object(member)
+    return project_user_object(await admin.read(users.get_member, project_id, user_id, "person"))
 
 
 @router.post(_MEMBERS + "/{user_id}", summary="Modify a project's user")
-async def modify_member(
-    admin: AdminDep, project_id: str, user_id: str, body: Annotated[ProjectUserUpdate, json_body(ProjectUserUpdate)]
-) -> ProjectUserObject:
+async def modify_member(admin: AdminDep, project_id: str, user_id: str, body: ProjectUserUpdate) -> ProjectUserObject:
     """Set a person's role in the project."""
-    async with admin.audited_change() as change:
-        member = await users.change_member(change, admin.organization_id, project_id, user_id, body.role)
-    return project_user_object(member)
+    return project_user_object(await admin.change(users.change_member, project_id, user_id, body.role))
 
 
 @router.delete(_MEMBERS + "/{user_id}", summary="Remove a user from a project")
 async def delete_member(admin: AdminDep, project_id: str, user_id: str) -> DeletedObject:
     """Take a person out of the project; the keys they have in it are revoked."""
-    async with admin.audited_change() as change:
-        await users.remove_member(change, admin.organization_id, project_id, user_id)
+    await admin.change(users.remove_member, project_id, user_id)
     return DeletedObject(id=user_id, object="organization.project.user.deleted")

@@ -20,12 +20,9 @@ class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
     bytes: list[int] | None
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+class TokenLogprobs(TopLogprob, frozen=True, kw_only=True):
     """The drawn token at a position and the most likely ones there."""
 
-    token: str
-    logprob: float
-    bytes: list[int] | None
     top_logprobs: list[TopLogprob]
 
 
@@ -58,8 +55,7 @@ class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "assistant"
     refusal: str | None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
-    function_call: FunctionCall | UnsetType = UNSET
-    """Where the request spoke of functions."""
+    function_call: FunctionCall | UnsetType = UNSET  # where the request spoke of functions
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from kvarn.wire.openai.common import RequestModel, disagreement, only, refused
+from kvarn.wire.openai.common import Refused, RequestModel, disagreement, only
 
 
 class TextPart(RequestModel):
@@ -20,18 +20,10 @@ class TextPart(RequestModel):
 Parts = Annotated[list[TextPart], Field(fail_fast=True, min_length=1)]
 
 
-class SystemMessage(RequestModel):
-    """Instructions; `developer` is OpenAI's newer name of the same."""
+class PlainMessage(RequestModel):
+    """What the user says, or instructions; `developer` is OpenAI's newer name of `system`."""
 
-    role: Literal["system", "developer"]
-    content: str | Parts
-    name: str | None = None
-
-
-class UserMessage(RequestModel):
-    """What the user says."""
-
-    role: Literal["user"]
+    role: Literal["user", "system", "developer"]
     content: str | Parts
     name: str | None = None
 
@@ -70,12 +62,10 @@ class AssistantMessage(RequestModel):
     name: str | None = None
     refusal: str | None = None
     tool_calls: Annotated[list[EarlierToolCall], Field(fail_fast=True)] | None = None
-    annotations: list[Any] | None = None
-    """Sent back by clients that echo an answer; not shown to the model."""
+    annotations: list[Any] | None = None  # sent back by clients that echo an answer; not shown to the model
     reasoning_content: str | None = None
-    audio: Annotated[None, refused("'audio' in messages is not supported.")] = None
-    function_call: FunctionCallArguments | None = None
-    """What `tool_calls` was before 2023-11."""
+    audio: Refused = None
+    function_call: FunctionCallArguments | None = None  # what `tool_calls` was before 2023-11
 
 
 class ToolMessage(RequestModel):
@@ -95,9 +85,7 @@ class FunctionMessage(RequestModel):
     name: str
 
 
-Message = Annotated[
-    SystemMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage, Field(discriminator="role")
-]
+Message = Annotated[PlainMessage | AssistantMessage | ToolMessage | FunctionMessage, Field(discriminator="role")]
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1)]
 
 

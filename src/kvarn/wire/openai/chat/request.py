@@ -6,23 +6,126 @@ refused by name.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
-from pydantic_core import PydanticCustomError
 
 from kvarn.wire.openai.chat.messages import Messages, check_tool_results, plain_messages
-from kvarn.wire.openai.chat.tools import (
-    AllowedToolsChoice,
-    FunctionCallChoice,
-    FunctionDefinition,
-    FunctionReference,
-    NamedToolChoice,
-    ToolChoice,
-    Tools,
-    ToolUse,
+from kvarn.wire.openai.common import (
+    Metadata,
+    Refused,
+    RequestModel,
+    SamplingFields,
+    disagreement,
+    ignored,
+    only,
+    refused,
+    validation_error,
 )
-from kvarn.wire.openai.common import Metadata, RequestModel, SamplingFields, disagreement, ignored, only, refused
+
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+Strict = Annotated[bool | None, ignored("ignored 'strict', arguments are not constrained to the schema yet", False)]
+"""Of a function: its arguments shall keep to its schema."""
+
+
+class FunctionDefinition(RequestModel):
+    """A function the model may call; `parameters` is a JSON schema."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Strict = None
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What the model is shown of it."""
+        return self.model_dump(exclude_none=True, exclude={"strict"})
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The properties that its schema says arguments must have."""
+        named = (self.parameters or {}).get("required")
+        return tuple(name for name in named if isinstance(name, str)) if isinstance(named, list) else ()
+
+
+class Tool(RequestModel):
+    """A tool the model may use."""
+
+    type: Annotated[Literal["function"], only("function", why="Only tools of type 'function' are supported.")]
+    function: FunctionDefinition
+
+
+Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=128)]
+
+
+class FunctionReference(RequestModel):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedToolChoice(RequestModel):
+    """The model must call this function."""
+
+    type: Literal["function"]
+    function: FunctionReference
+
+
+class AllowedTools(RequestModel):
+    """Which of the tools may be called, and whether one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[Tool], Field(fail_fast=True, min_length=1, max_length=128)]
+
+
+class AllowedToolsChoice(RequestModel):
+    """The model may, or must, call one of some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"]
+    | Annotated[NamedToolChoice | AllowedToolsChoice, Field(discriminator="type")]
+    | None,
+    only(
+        *("none", "auto", "required"),
+        types=("function", "allowed_tools"),
+        why="'tool_choice' must be 'none', 'auto', 'required', or an object of type 'function' or 'allowed_tools'; "
+        "custom tools are not supported.",
+    ),
+]
+FunctionCallChoice = Literal["none", "auto"] | FunctionReference
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What a request says of calls."""
+
+    functions: tuple[FunctionDefinition, ...]  # what the model is shown and may call
+    forced: bool = False  # it must call one
+    named: str | None = None  # it must call this one
+    parallel: bool = True  # it may call several at once
+    legacy: bool = False  # the client speaks of functions, not of tools
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What may be called."""
+        return frozenset(function.name for function in self.functions)
+
+    @property
+    def max_calls(self) -> int | None:
+        """Calls in one answer at most; None: any number."""
+        return 1 if self.named is not None or not self.parallel else None
+
+    @property
+    def certain_name(self) -> str | None:
+        """What will be called, where the request leaves no choice."""
+        return self.named or (self.functions[0].name if len(self.functions) == 1 else None)
 
 
 class ResponseFormat(RequestModel):
@@ -31,13 +134,7 @@ class ResponseFormat(RequestModel):
     type: Literal["text"]
 
 
-def _check_response_format(value: object) -> object:
-    if isinstance(value, dict) and value.get("type") in ("json_object", "json_schema"):
-        why = f"'response_format' of type {value['type']!r} is not supported with this model: use 'text'."
-        raise PydanticCustomError("unsupported_value", "{why}", {"why": why})
-    return value
-
-
+ServiceTier = Literal["auto", "default", "flex", "priority", "fast"]
 _TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message", "messages", "tools")
 
 
@@ -45,7 +142,7 @@ def _check_template_kwargs(value: object) -> object:
     taken = [name for name in _TEMPLATE_FIELDS if isinstance(value, dict) and name in value]
     if taken:
         why = f"'chat_template_kwargs' may not hold {taken[0]!r}: it is a field of the request."
-        raise PydanticCustomError("unsupported_value", "{why}", {"why": why})
+        raise validation_error("unsupported_value", why)
     return value
 
 
@@ -64,20 +161,15 @@ class ChatCompletionRequest(SamplingFields):
     parallel_tool_calls: bool | None = None
     functions: Annotated[list[FunctionDefinition], Field(fail_fast=True, min_length=1, max_length=128)] | None = None
     """What `tools` was before 2023-11."""
-    function_call: FunctionCallChoice | None = None
-    """What `tool_choice` was before 2023-11."""
-    response_format: Annotated[ResponseFormat | None, BeforeValidator(_check_response_format)] = None
-    modalities: Annotated[list[str] | None, only(["text"], why="'modalities' may only be ['text'].")] = None
-    metadata: Metadata | None = None
-    store: bool | None = None
-    """Keep the answer, to be read again by its id."""
-    service_tier: Annotated[
-        Literal["auto", "default", "flex", "priority", "fast"] | None,
-        only(
-            *("auto", "default", "flex", "priority", "fast"),
-            why="'service_tier' may be 'auto', 'default', 'flex', 'priority' or 'fast'.",
-        ),
+    function_call: FunctionCallChoice | None = None  # what `tool_choice` was before 2023-11
+    response_format: Annotated[
+        ResponseFormat | None,
+        only(types=("text",), why="'response_format' may only be of type 'text' here."),
     ] = None
+    modalities: Annotated[list[str] | None, only(["text"])] = None
+    metadata: Metadata | None = None
+    store: bool | None = None  # keep the answer, to be read again by its id
+    service_tier: Annotated[ServiceTier | None, only(*get_args(ServiceTier))] = None
 
     # Hints: they may be ignored without harm.
     safety_identifier: str | None = Field(None, max_length=64)
@@ -93,16 +185,15 @@ class ChatCompletionRequest(SamplingFields):
     verbosity: Annotated[str | None, ignored("ignored 'verbosity', ask for it in the messages", "medium")] = None
 
     # OpenAI's fields that Kvarn does not serve.
-    audio: Annotated[None, refused("'audio' is not supported: this server speaks text.")] = None
-    moderation: Annotated[None, refused("'moderation' is not supported.")] = None
-    web_search_options: Annotated[None, refused("'web_search_options' is not supported.")] = None
+    audio: Annotated[None, refused("this server speaks text")] = None
+    moderation: Refused = None
+    web_search_options: Refused = None
 
     # Extensions, with vLLM's names and meanings.
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: TemplateKwargs | None = None
-    echo: bool = False
-    """Begin the answer with the last message, where that is continued."""
+    echo: bool = False  # begin the answer with the last message, where that is continued
 
     @model_validator(mode="after")
     def _fields_agree(self) -> ChatCompletionRequest:
@@ -183,8 +274,7 @@ class ChatCompletionRequest(SamplingFields):
 class CompletionChange(RequestModel):
     """The body of a change to a stored completion."""
 
-    metadata: Metadata | None
-    """Stands in the place of what it had."""
+    metadata: Metadata | None  # stands in the place of what it had
 
 
 def _check_offered(name: str, offered: set[str], where: str, field: str) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from kvarn.wire.openai.common import RequestModel, disagreement, refused
+from kvarn.wire.openai.common import Refused, RequestModel, disagreement
 
 UNLIMITED = 2**53 - 1
 """How "no limit" is told where OpenAI wants a number: the largest that every JSON client keeps."""
@@ -31,38 +31,33 @@ def _check_scopes(values: list[str]) -> list[str]:
     return values
 
 
-_NOT_SERVED = "is not supported: this server has no such setting."
-
 Name = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_check_printable)]
 Email = Annotated[str, Field(max_length=320, pattern=r"^[^@\s]+@[^@\s]+$"), AfterValidator(_check_printable)]
 ObjectId = Annotated[str, Field(max_length=64), AfterValidator(_check_printable)]
-Lifetime = Annotated[int, Field(ge=1, le=31_536_000)]
-"""Seconds until a key expires: a year at most."""
+Lifetime = Annotated[int, Field(ge=1, le=31_536_000)]  # seconds until a key expires: a year at most
 Limit = Annotated[int, Field(ge=1, le=UNLIMITED)]
 Scope = Annotated[str, Field(max_length=256), AfterValidator(_check_printable)]
 ScopeList = Annotated[list[Scope], Field(max_length=256), AfterValidator(_check_scopes)]
 """What a key is restricted to, such as `["models:tiny", "endpoints:/v1/chat"]`. A kind that is not named is not
 restricted."""
 ProjectRole = Literal["owner", "member"]
-OrganizationRole = Literal["owner", "reader"]
-"""OpenAI's names of administrators and of everybody else."""
+OrganizationRole = Literal["owner", "reader"]  # OpenAI's names of administrators and of everybody else
 
 
 class ProjectCreate(RequestModel):
     """`POST /v1/organization/projects`."""
 
     name: Name
-    residency: Annotated[str | None, refused(f"'residency' {_NOT_SERVED}")] = None
-    external_key_id: Annotated[str | None, refused(f"'external_key_id' {_NOT_SERVED}")] = None
+    residency: Refused = None
+    external_key_id: Refused = None
 
 
 class ProjectUpdate(RequestModel):
     """`POST /v1/organization/projects/{project_id}`."""
 
     name: Name | None = None
-    external_key_id: Annotated[str | None, refused(f"'external_key_id' {_NOT_SERVED}")] = None
-    log_prompts: bool | None = None
-    """Ours: let prompts be sampled and kept, encrypted."""
+    external_key_id: Refused = None
+    log_prompts: bool | None = None  # ours: let prompts be sampled and kept, encrypted
 
 
 class ProjectKeyCreate(RequestModel):
@@ -102,8 +97,7 @@ class ServiceAccountKeyCreate(RequestModel):
 
     name: Name | None = None
     scopes: ScopeList = Field(default_factory=list)
-    expires_in_seconds: Lifetime | None = None
-    """Ours."""
+    expires_in_seconds: Lifetime | None = None  # ours
 
 
 class ProjectUserCreate(RequestModel):
@@ -138,9 +132,9 @@ class UserUpdate(RequestModel):
     """`POST /v1/organization/users/{user_id}`."""
 
     role: OrganizationRole
-    role_id: Annotated[str | None, refused(f"'role_id' {_NOT_SERVED}")] = None
-    technical_level: Annotated[str | None, refused(f"'technical_level' {_NOT_SERVED}")] = None
-    developer_persona: Annotated[str | None, refused(f"'developer_persona' {_NOT_SERVED}")] = None
+    role_id: Refused = None
+    technical_level: Refused = None
+    developer_persona: Refused = None
 
 
 class RateLimitUpdate(RequestModel):
@@ -148,14 +142,11 @@ class RateLimitUpdate(RequestModel):
 
     max_requests_per_1_minute: Limit | None = None
     max_tokens_per_1_minute: Limit | None = None
-    max_concurrent_requests: Limit | None = None
-    """Ours: requests that may run at once."""
-    max_images_per_1_minute: Annotated[int | None, refused(f"'max_images_per_1_minute' {_NOT_SERVED}")] = None
-    max_audio_megabytes_per_1_minute: Annotated[
-        int | None, refused(f"'max_audio_megabytes_per_1_minute' {_NOT_SERVED}")
-    ] = None
-    max_requests_per_1_day: Annotated[int | None, refused(f"'max_requests_per_1_day' {_NOT_SERVED}")] = None
-    batch_1_day_max_input_tokens: Annotated[int | None, refused(f"'batch_1_day_max_input_tokens' {_NOT_SERVED}")] = None
+    max_concurrent_requests: Limit | None = None  # ours: requests that may run at once
+    max_images_per_1_minute: Refused = None
+    max_audio_megabytes_per_1_minute: Refused = None
+    max_requests_per_1_day: Refused = None
+    batch_1_day_max_input_tokens: Refused = None
 
 
 class TenantSettings(RequestModel):
@@ -179,5 +170,32 @@ class TenantUpdate(TenantSettings):
     """`POST /v1/organization/tenants/{tenant_id}`: ours. What is left out stays."""
 
     name: Name | None = None
-    archived: bool | None = None
-    """True stops all keys of the organisation, false lets them work again."""
+    archived: bool | None = None  # true stops all keys of the organisation, false lets them work again
+
+
+MAX_AMOUNT = 9_000_000_000  # money in a limit at most: billionths of it are 64-bit integers
+
+Amount = Annotated[float, Field(ge=0, le=MAX_AMOUNT)]
+
+
+class BudgetCreate(RequestModel):
+    """A new budget: money of `metering.currency`, or tokens."""
+
+    unit: Literal["cost", "tokens"]
+    period: Literal["day", "month", "total"]  # days and months are those of UTC
+    project_id: ObjectId | None = None  # whose requests count. Default: those of the whole organisation.
+    hard_limit: Amount | None = None  # requests are refused from here on
+    soft_limit: Amount | None = None  # an alert is given once in a period
+
+    @model_validator(mode="after")
+    def _has_a_limit(self) -> BudgetCreate:
+        if self.hard_limit is None and self.soft_limit is None:
+            raise disagreement("Give 'hard_limit', 'soft_limit' or both.", "hard_limit")
+        return self
+
+
+class BudgetUpdate(RequestModel):
+    """New limits; null takes one away, one that is not given stays."""
+
+    hard_limit: Amount | None = None
+    soft_limit: Amount | None = None

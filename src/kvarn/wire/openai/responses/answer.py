@@ -16,26 +16,13 @@ ENDED: frozenset[str] = frozenset({"completed", "incomplete", "failed", "cancell
 """States in which nothing more is written."""
 
 
-class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the prompt's tokens came from. Writing to the cache is free and not counted."""
-
-    cached_tokens: int
-    cache_write_tokens: int = 0
-
-
-class OutputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """What the answer's tokens were for."""
-
-    reasoning_tokens: int = 0
-
-
 class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of a response."""
 
     input_tokens: int
-    input_tokens_details: InputTokensDetails
+    input_tokens_details: dict[str, int]
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: dict[str, int]
     total_tokens: int
 
 
@@ -43,17 +30,11 @@ def response_usage(usage: Usage) -> ResponseUsage:
     """Usage in the words of this endpoint."""
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
-        input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
+        input_tokens_details={"cached_tokens": usage.prompt_tokens_details.cached_tokens, "cache_write_tokens": 0},
         output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputTokensDetails(reasoning_tokens=usage.completion_tokens_details.reasoning_tokens),
+        output_tokens_details={"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
         total_tokens=usage.total_tokens,
     )
-
-
-class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a response ended early."""
-
-    reason: Literal["max_output_tokens", "content_filter"]
 
 
 class ResponseError(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,12 +55,10 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     completed_at: int | None = None
     background: bool = False
     error: ResponseError | None = None
-    incomplete_details: IncompleteDetails | None = None
+    incomplete_details: dict[str, str] | None = None
     output: list[StoredItem] = msgspec.field(default_factory=list)
-    usage: ResponseUsage | UnsetType = UNSET
-    """Once it has ended."""
-    store: bool = True
-    """Whether it is (or will be) kept."""
+    usage: ResponseUsage | UnsetType = UNSET  # once it has ended
+    store: bool = True  # whether it is (or will be) kept
     previous_response_id: str | None = None
     conversation: dict[str, str] | None = None
     instructions: str | None = None
@@ -99,8 +78,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     user: str | UnsetType = UNSET
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    warnings: list[str] | UnsetType = UNSET
-    """What may be wrong with the calls it makes."""
+    warnings: list[str] | UnsetType = UNSET  # what may be wrong with the calls it makes
 
 
 class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,109 +88,23 @@ class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "response.input_tokens"
 
 
-class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """The response itself has changed: `response.created`, `.queued`, `.in_progress`, and how it ended."""
+class StreamEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a stream: `type` says what has happened, and so which fields there are."""
 
-    type: str
-    response: Response
+    type: str  # such as `response.created` or `response.output_text.delta`
     sequence_number: int
-
-
-class ItemEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An item begins or ends: `response.output_item.added`, `.done`."""
-
-    type: str
-    output_index: int
-    item: StoredItem
-    sequence_number: int
-
-
-class ContentEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Something about a part of an item's content."""
-
-    item_id: str
-    output_index: int
-    content_index: int
-    sequence_number: int
-
-
-class PartEvent(ContentEvent, frozen=True, kw_only=True):
-    """A part of a message begins or ends: `response.content_part.added`, `.done`."""
-
-    type: str
-    part: dict[str, Any]
-
-
-class TextDeltaEvent(ContentEvent, frozen=True, kw_only=True):
-    """More text."""
-
-    delta: str
-    logprobs: list[TokenLogprobs | msgspec.Raw]
-    type: str = "response.output_text.delta"
-
-
-class TextDoneEvent(ContentEvent, frozen=True, kw_only=True):
-    """The text has ended."""
-
-    text: str
-    logprobs: list[TokenLogprobs | msgspec.Raw]
-    type: str = "response.output_text.done"
-
-
-class RefusalDeltaEvent(ContentEvent, frozen=True, kw_only=True):
-    """More of a refusal."""
-
-    delta: str
-    type: str = "response.refusal.delta"
-
-
-class RefusalDoneEvent(ContentEvent, frozen=True, kw_only=True):
-    """The refusal has ended."""
-
-    refusal: str
-    type: str = "response.refusal.done"
-
-
-class ArgumentsDeltaEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """More of a call's arguments."""
-
-    item_id: str
-    output_index: int
-    delta: str
-    sequence_number: int
-    type: str = "response.function_call_arguments.delta"
-
-
-class ArgumentsDoneEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """A call's arguments have ended."""
-
-    item_id: str
-    name: str
-    output_index: int
-    arguments: str
-    sequence_number: int
-    type: str = "response.function_call_arguments.done"
-
-
-class ErrorEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """The stream ends, and not as it should: what it tells is no part of the response."""
-
-    code: str | None
-    message: str
-    sequence_number: int
-    param: str | None = None
-    type: str = "error"
-
-
-StreamEvent = (
-    ResponseEvent
-    | ItemEvent
-    | PartEvent
-    | TextDeltaEvent
-    | TextDoneEvent
-    | RefusalDeltaEvent
-    | RefusalDoneEvent
-    | ArgumentsDeltaEvent
-    | ArgumentsDoneEvent
-    | ErrorEvent
-)
+    response: Response | UnsetType = UNSET
+    item: StoredItem | UnsetType = UNSET
+    item_id: str | UnsetType = UNSET
+    output_index: int | UnsetType = UNSET
+    content_index: int | UnsetType = UNSET
+    part: dict[str, Any] | UnsetType = UNSET
+    delta: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    logprobs: list[TokenLogprobs | msgspec.Raw] | UnsetType = UNSET
+    refusal: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    code: str | UnsetType | None = UNSET
+    message: str | UnsetType = UNSET
+    param: str | UnsetType | None = UNSET

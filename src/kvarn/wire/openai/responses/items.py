@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
+import msgspec
 from pydantic import BeforeValidator, Field
 
-from kvarn.wire.openai.common import RequestModel, refused
+from kvarn.wire.openai.common import Metadata, RequestModel, refused
 
-StoredItem = dict[str, Any]
-"""An item as it is kept: valid as OpenAI's `ItemResource` and as its `ConversationItem`."""
+StoredItem = dict[str, Any]  # an item as it is kept: valid as OpenAI's `ItemResource` and as its `ConversationItem`
 
 ItemId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 CallId = Annotated[str, Field(min_length=1, max_length=64)]
@@ -59,12 +59,11 @@ class MessageItem(RequestModel):
     content: str | Parts
     id: ItemId | None = None
     status: ItemStatus | None = None
-    phase: Literal["commentary", "final_answer"] | None = None
-    """A hint for models that think aloud."""
+    phase: Literal["commentary", "final_answer"] | None = None  # a hint for models that think aloud
 
 
-_NO_NAMESPACE = refused("'namespace' is not supported: tools are functions, each with a name of its own.")
-_NO_CALLER = refused("'caller' is not supported: calls are made by the model itself.")
+_NO_NAMESPACE = refused("tools are functions, each with a name of its own")
+_NO_CALLER = refused("calls are made by the model itself")
 
 
 class FunctionCallItem(RequestModel):
@@ -100,17 +99,10 @@ class ItemReference(RequestModel):
     id: ItemId
 
 
-class SummaryText(RequestModel):
-    """A piece of a summary of what a model thought."""
-
-    type: Literal["summary_text"]
-    text: str
-
-
 class ReasoningText(RequestModel):
-    """A piece of what a model thought."""
+    """A piece of what a model thought, or of a summary of it."""
 
-    type: Literal["reasoning_text"]
+    type: Literal["summary_text", "reasoning_text"]
     text: str
 
 
@@ -119,11 +111,9 @@ class ReasoningItem(RequestModel):
 
     type: Literal["reasoning"]
     id: ItemId | None = None
-    summary: Annotated[list[SummaryText], Field(fail_fast=True)] = Field(default_factory=list)
+    summary: Annotated[list[ReasoningText], Field(fail_fast=True)] = Field(default_factory=list)
     content: Annotated[list[ReasoningText], Field(fail_fast=True)] | None = None
-    encrypted_content: Annotated[
-        None, refused("'encrypted_content' is not supported: this server has no key to it.")
-    ] = None
+    encrypted_content: Annotated[None, refused("this server has no key to it")] = None
     status: ItemStatus | None = None
 
 
@@ -191,3 +181,36 @@ def _part(part: str | InputText | OutputText | Refusal, role: str) -> dict[str, 
 
 def _text(kind: str, text: str) -> dict[str, Any]:
     return {"type": kind, "text": text}
+
+
+MAX_NEW_ITEMS = 20  # items that one request may add
+
+NewItems = Annotated[list[InputItem], Field(fail_fast=True, max_length=MAX_NEW_ITEMS)]
+
+
+class CreateConversationRequest(RequestModel):
+    """The body of a request for a new conversation."""
+
+    items: NewItems | None = None
+    metadata: Metadata | None = None
+
+
+class UpdateConversationRequest(RequestModel):
+    """The body of a request to change a conversation."""
+
+    metadata: Metadata | None  # replaces what was there
+
+
+class CreateItemsRequest(RequestModel):
+    """The body of a request to add items to a conversation."""
+
+    items: NewItems
+
+
+class ConversationAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation."""
+
+    id: str
+    created_at: int
+    metadata: dict[str, str]
+    object: str = "conversation"

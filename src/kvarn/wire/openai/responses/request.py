@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, model_validator
 
-from kvarn.wire.openai.chat.tools import Strict
+from kvarn.wire.openai.chat.request import FunctionName, Strict
 from kvarn.wire.openai.common import (
     SAMPLING_FIELDS,
     LenientModel,
     Metadata,
     Obfuscation,
+    Refused,
     RequestModel,
     disagreement,
     ignored,
@@ -38,23 +38,11 @@ Include = Literal[
 
 
 class TextFormat(RequestModel):
-    """Plain text."""
+    """Plain text, any JSON object, or JSON that a schema describes; the other fields belong to that one."""
 
-    type: Literal["text"]
-
-
-class JsonObjectFormat(RequestModel):
-    """Any JSON object."""
-
-    type: Literal["json_object"]
-
-
-class JsonSchemaFormat(RequestModel):
-    """JSON that a schema describes."""
-
-    type: Literal["json_schema"]
-    name: str
-    schema_: dict[str, Any] = Field(alias="schema")
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
     description: str | None = None
     strict: bool | None = None
 
@@ -62,7 +50,7 @@ class JsonSchemaFormat(RequestModel):
 class TextConfig(RequestModel):
     """The form of the answer's text."""
 
-    format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None = None
+    format: TextFormat | None = None
     verbosity: Annotated[str | None, ignored("ignored 'text.verbosity', ask for it in the instructions", "medium")] = (
         None
     )
@@ -72,13 +60,13 @@ class FunctionTool(RequestModel):
     """A function the model may call; `parameters` is a JSON schema."""
 
     type: Annotated[Literal["function"], only("function", why="Only tools of type 'function' are supported.")]
-    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: Strict = None
-    output_schema: Annotated[None, refused("'output_schema' of functions is not supported.")] = None
-    defer_loading: Annotated[bool | None, only(False, why="'defer_loading' may only be false.")] = None
-    allowed_callers: Annotated[None, refused("'allowed_callers' of functions is not supported.")] = None
+    output_schema: Refused = None
+    defer_loading: Annotated[bool | None, only(False)] = None
+    allowed_callers: Refused = None
 
 
 class FunctionChoice(RequestModel):
@@ -96,19 +84,13 @@ class AllowedTools(RequestModel):
     tools: Annotated[list[FunctionChoice], Field(fail_fast=True, min_length=1, max_length=128)]
 
 
-_CHOICES = ("function", "allowed_tools")
-
-
-def _check_choice(value: object) -> object:
-    if isinstance(value, dict) and value.get("type") not in _CHOICES:
-        why = f"'tool_choice' of type {str(value.get('type'))[:40]!r} is not supported: use 'function'."
-        raise PydanticCustomError("unsupported_value", "{why}", {"why": why})
-    return value
-
-
 ToolChoice = Annotated[
     Literal["none", "auto", "required"] | Annotated[FunctionChoice | AllowedTools, Field(discriminator="type")],
-    BeforeValidator(_check_choice),
+    only(
+        *("none", "auto", "required"),
+        types=("function", "allowed_tools"),
+        why="'tool_choice' may be 'none', 'auto', 'required', or of type 'function' or 'allowed_tools'.",
+    ),
 ]
 
 
@@ -154,9 +136,8 @@ class ContextFields(LenientModel):
 class TokenCountRequest(ContextFields):
     """The body of a request to count a response's input tokens."""
 
-    model: str | None = None
-    """Default: the first served model."""
-    personality: Annotated[None, refused("'personality' is not supported: write it in the instructions.")] = None
+    model: str | None = None  # default: the first served model
+    personality: Annotated[None, refused("write it in the instructions")] = None
 
 
 class StreamOptions(LenientModel):
@@ -169,22 +150,21 @@ class ResponseRequest(ContextFields):
     """The body of a request for a response."""
 
     model: str
-    store: bool | None = None
-    """Default: true."""
+    store: bool | None = None  # default: true
     background: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     include: Annotated[list[Include], Field(fail_fast=True)] | None = None
     metadata: Metadata | None = None
     max_output_tokens: int | None = Field(None, ge=16)
+    # Checked here too: a response in the background is queued before the model's own limits are looked at.
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     top_logprobs: int | None = Field(None, ge=0, le=20)
     service_tier: str | None = None
 
     # Hints: they may be ignored without harm.
-    max_tool_calls: int | None = None
-    """Of built-in tools, which there are none of: functions are called by the client."""
+    max_tool_calls: int | None = None  # of built-in tools, which there are none of: functions are called by the client
     user: str | None = None
     safety_identifier: str | None = Field(None, max_length=64)
     prompt_cache_key: str | None = None
@@ -192,9 +172,9 @@ class ResponseRequest(ContextFields):
     prompt_cache_retention: str | None = None
 
     # OpenAI's fields that Kvarn does not serve.
-    context_management: Annotated[None, refused("'context_management' is not supported: use 'truncation'.")] = None
-    moderation: Annotated[None, refused("'moderation' is not supported.")] = None
-    prompt: Annotated[None, refused("'prompt' is not supported: write it in 'instructions' and 'input'.")] = None
+    context_management: Annotated[None, refused("use 'truncation'")] = None
+    moderation: Refused = None
+    prompt: Annotated[None, refused("write it in 'instructions' and 'input'")] = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> ResponseRequest:

@@ -1,12 +1,16 @@
-"""`/health`, `/ping`: the process lives. `/ready`: every model takes requests. `/load`: how busy it is. `/` and
-`/version`: what this is."""
+"""`/health`, `/ping`: the process lives. `/ready`: every model takes requests. `/load` and `/metrics`: how busy it is.
+`/`, `/version` and `/docs`: what this is."""
 
 from __future__ import annotations
 
+import gzip
+from functools import cache
+from importlib.resources import files
 from typing import Annotated, Any, NotRequired, TypedDict
 
-from fastapi import APIRouter
-from starlette.responses import Response
+from fastapi import APIRouter, Request
+from prometheus_client.exposition import choose_encoder
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 import kvarn
 from kvarn.gateway.answer import json_response
@@ -16,6 +20,7 @@ from kvarn.serving.models import ServedModel
 
 router = APIRouter(tags=["operation"], route_class=JsonRoute)
 
+_DOCS_POLICY = "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
 _NOT_READY: dict[int | str, dict[str, Any]] = {
     503: {"description": "The progress of each model, in the same shape.", "content": {"application/json": {}}}
 }
@@ -80,6 +85,31 @@ async def root(gateway: GatewayDep) -> Root:
     }
     names = [model.name for model in gateway.models]
     return {"name": "kvarn", "version": kvarn.__version__, "models": names, "links": links}
+
+
+@router.get("/docs", include_in_schema=False)
+async def docs() -> HTMLResponse:
+    """The operations of this server, on a page that needs nothing from the internet; it reads `/openapi.json`."""
+    return HTMLResponse(_page(), headers={"content-security-policy": _DOCS_POLICY})
+
+
+@cache
+def _page() -> str:
+    return files("kvarn.gateway").joinpath("docs.html").read_text(encoding="utf-8")
+
+
+@router.get("/metrics", summary="Metrics for Prometheus", response_class=PlainTextResponse)
+async def metrics(request: Request, gateway: GatewayDep) -> Response:
+    """The metrics of all gateway processes and of the engines: as OpenMetrics where `Accept` asks for it, else in
+    Prometheus' text format; compressed where `Accept-Encoding` has gzip."""
+    registry = gateway.metrics.registry if gateway.shared is None else await gateway.shared.metrics()
+    encode, content_type = choose_encoder(request.headers.get("accept", ""))
+    body = encode(registry)
+    headers = {"content-type": content_type, "vary": "Accept, Accept-Encoding"}
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        body = gzip.compress(body, compresslevel=1)
+        headers["content-encoding"] = "gzip"
+    return Response(body, headers=headers)
 
 
 @router.get("/version", summary="The version of the server")
