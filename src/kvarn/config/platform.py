@@ -34,8 +34,8 @@ class AuthConfig(Section):
     change made through this gateway holds at once."""
 
     stale_s: float = Field(300.0, ge=0)
-    """Seconds for which keys seen since the last known change of their organisation go on working while the database
-    is away."""
+    """Seconds for which keys seen since the last known change of any key, project or limit go on working while the
+    database is away."""
 
 
 class StoreConfig(Section):

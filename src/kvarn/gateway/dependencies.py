@@ -73,18 +73,16 @@ class AdminContext:
 
     @asynccontextmanager
     async def audited_change(self) -> AsyncGenerator[AuditedChange, None]:
-        """A change that is written to the audit log; once committed it holds for all requests of this gateway.
-
-        Where it failed before the commit, cached keys stay valid while the database is away. Where nobody knows whether
-        it was committed, only those of organisations that it did not touch do.
+        """A change that is written to the audit log; once committed it holds for all requests of this gateway. Where
+        nobody knows whether it was committed, keys are read again, too.
         """
         change: AuditedChange | None = None
         try:
             async with audited_change(self.gateway.store, self.actor) as change:
                 yield change
         finally:
-            if change is not None and change.may_hold:
-                self.gateway.key_cache.renew(change.touched)
+            if change is not None and change.concerns_keys:
+                self.gateway.key_cache.renew()
 
     async def read(
         self, query: Callable[Concatenate[AsyncSession, str, P], Awaitable[ResultT]], *args: P.args, **kwargs: P.kwargs

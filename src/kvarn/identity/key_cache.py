@@ -1,54 +1,57 @@
 """The principals of keys, cached: what a request asks costs no query, and no change goes unnoticed.
 
-The database numbers the changes to what known keys may do, and tells whose they are (`key_changes.py`): an
-organisation's keys are read again when it has changed, and only then. So a change made elsewhere is seen within
-`refresh_s`, and one made through this gateway (`renew`) at once.
+The database holds one number, the revision, which every change of what known keys may do advances. The cache holds what
+was read at one revision; where it finds another, it forgets everything. What is known of the revision is
 
-While the database is away keys are taken from memory for `stale_s`, but only those read since the last change of their
-organisation that is known of: what has been withdrawn stays so.
+    young    asked for less than half of `refresh_s` ago    taken as it is
+    ageing   less than `refresh_s` ago                       taken, and asked for again beside the request
+    old      longer ago                                      asked for again before the request
+    away     the last question found no answer               asked again beside requests, once in `AWAY_S`
+
+Nothing polls while no request comes. A change made through this gateway (`renew`) holds at once. While the database is
+away, the keys in the cache go on working for `stale_s`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
+import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import NamedTuple
 
 from kvarn.config.platform import AuthConfig
-from kvarn.identity.key_changes import KeyChanges, Mark, Question
 from kvarn.store.engine import Store
-from kvarn.store.errors import StoreError
-from kvarn.store.ids import DEFAULT_ORGANIZATION
+from kvarn.store.errors import StoreAwayError, StoreError
 from kvarn.store.keys import digest_of, lookup_of
 from kvarn.store.owner import ANYBODY, Principal
-from kvarn.store.repositories.tenants.principals import Grant, find_anybody, find_grant
-from kvarn.store.repositories.tenants.revisions import read_changes
+from kvarn.store.repositories.tenants.principals import Grant, find_default_principal, find_grant
+from kvarn.store.repositories.tenants.revision import read_revision
 from kvarn.wire.openai.errors import unavailable
 
+AWAY_S = 1.0
+"""Seconds for which a database that did not answer is not waited for again, and how long it is waited for."""
 _MAX_KNOWN = 65_536
 _MAX_UNKNOWN = 4_096
 """Keys remembered at most. Unknown ones apart: whoever tries keys shall not push out those in use."""
 _UNKNOWN_S = 5.0
-"""Seconds for which a key counts as unknown: no act tells of a new key, and a standby may not have it yet."""
-_NOBODY = digest_of("")
+"""Seconds for which a key counts as unknown: a new key does not advance the revision."""
+_NO_GRANT = Grant(digest_of(""), None, None)
+"""Of a key that is unknown."""
 
-ValueT = TypeVar("ValueT")
+_log = logging.getLogger("kvarn.gateway")
 
 
-@dataclass(frozen=True)
-class _Seen(Generic[ValueT]):
-    """What the database said at `mark` or later."""
+class _Question(NamedTuple):
+    """When the database was asked."""
 
-    mark: Mark
-    organization_id: str | None
-    """Whose change makes it old; None: nobody's, but what concerns all."""
-    value: ValueT
-    read_at: float
-    """When, in seconds of the clock."""
+    began: float
+    """Seconds of the clock."""
+    times_emptied: int
+    """How often the cache had been emptied."""
 
 
 class KeyCache:
@@ -64,11 +67,20 @@ class KeyCache:
         self._store = store
         self._config = config
         self._clock = clock
-        self._known = OrderedDict[str, _Seen[Grant | None]]()
-        self._unknown = OrderedDict[str, _Seen[Grant | None]]()
-        self._anybody: _Seen[Principal] | None = None
-        self._reading = dict[str, tuple[Question, asyncio.Task[_Seen[Grant | None]]]]()
-        self._changes = KeyChanges(store, config.refresh_s, clock)
+        self._revision: int | None = None
+        """At which all that follows was read."""
+        self._known = OrderedDict[str, Grant]()
+        self._unknown = OrderedDict[str, float]()
+        """When a key was found to be unknown, in seconds of the clock."""
+        self._anybody: Principal | None = None
+        self._is_anybody_current = False
+        self._times_emptied = 0
+        self._reading = dict[tuple[int, str], asyncio.Task[Grant]]()
+        self._asking: asyncio.Task[None] | None = None
+        self._asked_at = -math.inf
+        """When the revision was asked for that is known."""
+        self._away_since: float | None = None
+        self._failed_at = -math.inf
 
     async def bearer_of(self, key: str) -> Principal | None:
         """Whom a key acts for; None for one that is unknown, expired or revoked, all alike in way and time.
@@ -77,101 +89,171 @@ class KeyCache:
             ApiError: 503, the database is away and the key has not been seen lately.
         """
         grant = await self._grant(lookup_of(key))
-        same = hmac.compare_digest(digest_of(key), _NOBODY if grant is None else grant.digest)
-        principal = None if grant is None else grant.principal_at(self._store.now())
-        return principal if same else None
+        is_same = hmac.compare_digest(digest_of(key), grant.digest)
+        principal = grant.principal_at(self._store.now())
+        return principal if is_same else None
 
     async def anybody(self) -> Principal:
         """Whom requests without a key act for on an open server."""
-        changes = self._changes
-        is_current = await changes.is_current()
+        is_current = await self._is_current()
         known = self._anybody
-        if known is not None and (changes.is_away or (is_current and not self._has_changed(known))):
-            return known.value
-        if not changes.just_failed:
+        if known is not None and (self._is_away or (is_current and self._is_anybody_current)):
+            return known
+        if not self._just_failed:
             try:
                 await self._read_anybody()
             except StoreError as error:
-                changes.note_failure(error)
-        return ANYBODY if self._anybody is None else self._anybody.value
+                self._note_failure(error)
+        return self._anybody or ANYBODY
 
-    def renew(self, touched: Collection[str]) -> None:
-        """Something may have been changed through this gateway, of these organisations: their keys are read again."""
-        self._changes.renew(touched)
+    def renew(self) -> None:
+        """Something may have been changed through this gateway: keys are read again."""
+        self._empty(None)
+
+    async def settle(self) -> None:
+        """Wait until the revision is not being asked for."""
+        if self._asking is not None:
+            await asyncio.wait({self._asking})
 
     async def close(self) -> None:
         """Leave the database alone."""
-        await self._changes.close()
-        tasks = [task for _, task in self._reading.values()]
+        tasks = [*self._reading.values(), *([self._asking] if self._asking else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _grant(self, lookup: str) -> Grant | None:
-        changes, seen = self._changes, self._remembered(lookup)
-        if seen is not None and await changes.is_current() and not self._has_changed(seen):
-            return seen.value
-        known = seen if seen is not None and seen.value is not None else None
-        if not changes.just_failed and (known is None or not changes.is_away):
+    async def _grant(self, lookup: str) -> Grant:
+        if self._remembered(lookup) is not None and await self._is_current():
+            grant = self._remembered(lookup)  # again: the revision may have been found to be another
+            if grant is not None:
+                return grant
+        if not self._just_failed and not (self._is_away and lookup in self._known):
             try:
-                return (await self._read_once(lookup)).value
+                return await self._read_once(lookup)
             except StoreError as error:
-                changes.note_failure(error)
-        if known is not None and not self._has_changed(known) and changes.away_s < self._config.stale_s:
-            return known.value  # whether the database is back is asked beside the requests
+                self._note_failure(error)
+        known = self._known.get(lookup)
+        if known is not None and self._away_s < self._config.stale_s:
+            return known  # whether the database is back is asked beside the requests
         raise unavailable("Keys cannot be checked: the database is away. Try again.", "database_away")
 
-    def _has_changed(self, seen: _Seen[Grant | None] | _Seen[Principal]) -> bool:
-        return self._changes.has_changed(seen.organization_id, seen.mark)
-
-    async def _read_once(self, lookup: str) -> _Seen[Grant | None]:
+    async def _read_once(self, lookup: str) -> Grant:
         """Read a key's grant; those who ask at the same time read it once."""
-        question, task = self._reading.get(lookup, (None, None))
-        now = self._changes.question()
-        if question is None or task is None or question.mark.local < now.mark.local:
-            question = now
-            task = asyncio.create_task(self._read(lookup, question))
-            self._reading[lookup] = (question, task)
-            task.add_done_callback(lambda done: self._forget_reading(lookup, done))
+        reading = self._times_emptied, lookup
+        task = self._reading.get(reading)
+        if task is None:
+            task = self._reading[reading] = asyncio.create_task(self._read(lookup))
+            task.add_done_callback(lambda done: self._forget_reading(reading, done))
         return await asyncio.shield(task)
 
-    def _forget_reading(self, lookup: str, task: asyncio.Task[_Seen[Grant | None]]) -> None:
-        if self._reading[lookup][1] is task:
-            del self._reading[lookup]
+    def _forget_reading(self, reading: tuple[int, str], task: asyncio.Task[Grant]) -> None:
+        del self._reading[reading]
         if not task.cancelled():
             task.exception()  # told to those who wait, if anybody still does
 
-    async def _read(self, lookup: str, question: Question) -> _Seen[Grant | None]:
-        now = self._store.now()
+    async def _read(self, lookup: str) -> Grant:
+        question, now = self._question(), self._store.now()
         async with self._store.reading() as session:
-            changes = await read_changes(session, question.mark.number)  # first: what is read after it is not older
+            revision = await read_revision(session)
             grant = await find_grant(session, lookup, now)
-        mark = self._changes.note(question, changes)
-        seen = _Seen(mark, None if grant is None else grant.organization_id, grant, question.began)
-        self._remember(lookup, seen)
-        return seen
+        if self._note_answer(question, revision):
+            self._remember(lookup, grant)
+        return grant or _NO_GRANT
 
     async def _read_anybody(self) -> None:
-        question = self._changes.question()
+        question = self._question()
         async with self._store.reading() as session:
-            changes = await read_changes(session, question.mark.number)
-            principal = await find_anybody(session)
-        mark = self._changes.note(question, changes)
+            revision = await read_revision(session)
+            principal = await find_default_principal(session)
+        is_current = self._note_answer(question, revision)
         if principal is not None:
-            self._anybody = _Seen(mark, DEFAULT_ORGANIZATION, principal, question.began)
+            self._anybody, self._is_anybody_current = principal, is_current
 
-    def _remembered(self, lookup: str) -> _Seen[Grant | None] | None:
-        for table in (self._known, self._unknown):
-            seen = table.get(lookup)
-            if seen is not None and (seen.value is not None or self._clock() - seen.read_at < _UNKNOWN_S):
-                table.move_to_end(lookup)
-                return seen
-        return None
+    def _remembered(self, lookup: str) -> Grant | None:
+        if lookup in self._known:
+            self._known.move_to_end(lookup)
+            return self._known[lookup]
+        return _NO_GRANT if self._clock() - self._unknown.get(lookup, -math.inf) < _UNKNOWN_S else None
 
-    def _remember(self, lookup: str, seen: _Seen[Grant | None]) -> None:
-        table, max_size = (self._unknown, _MAX_UNKNOWN) if seen.value is None else (self._known, _MAX_KNOWN)
+    def _remember(self, lookup: str, grant: Grant | None) -> None:
         self._known.pop(lookup, None)
         self._unknown.pop(lookup, None)
-        table[lookup] = seen
-        if len(table) > max_size:
-            table.popitem(last=False)
+        if grant is not None:
+            self._known[lookup] = grant
+        else:
+            self._unknown[lookup] = self._clock()
+        if len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
+        if len(self._unknown) > _MAX_UNKNOWN:
+            self._unknown.popitem(last=False)
+
+    def _empty(self, revision: int | None) -> None:
+        self._revision = revision
+        self._times_emptied += 1
+        self._known.clear()
+        self._unknown.clear()
+        self._is_anybody_current = False  # not forgotten: everybody needs a principal while the database is away
+
+    @property
+    def _is_away(self) -> bool:
+        """Whether the last question found no answer."""
+        return self._away_since is not None
+
+    @property
+    def _away_s(self) -> float:
+        """Seconds since the database was first missed."""
+        return 0.0 if self._away_since is None else self._clock() - self._away_since
+
+    @property
+    def _just_failed(self) -> bool:
+        """Whether it is too early to ask again."""
+        return self._clock() - self._failed_at < AWAY_S
+
+    async def _is_current(self) -> bool:
+        """Whether the revision that is known is not old; asks where that may help, and waits where it must."""
+        now = self._clock()
+        if (self._is_away or self._asked_at < now - self._config.refresh_s / 2) and not self._just_failed:
+            if self._asking is None:
+                self._asking = asyncio.create_task(self._ask())
+            if self._asked_at < now - self._config.refresh_s and not self._is_away:
+                done, _ = await asyncio.wait({self._asking}, timeout=AWAY_S)
+                if not done:
+                    self._note_failure(StoreAwayError(f"the database did not answer within {AWAY_S:g} s"))
+        return self._asked_at >= now - self._config.refresh_s
+
+    async def _ask(self) -> None:
+        question = self._question()
+        try:
+            async with self._store.reading() as session:
+                revision = await read_revision(session)
+        except StoreError as error:
+            self._note_failure(error)
+        else:
+            self._note_answer(question, revision)
+        finally:
+            self._asking = None
+
+    def _question(self) -> _Question:
+        return _Question(self._clock(), self._times_emptied)
+
+    def _note_answer(self, question: _Question, revision: int) -> bool:
+        """The database answered: empty the cache where the revision is another. Answers may come in any order.
+
+        Returns:
+            Whether the cache may hold what was read at this revision.
+        """
+        if self._is_away:
+            _log.info("the database answers: keys are checked again")
+            self._away_since, self._failed_at = None, -math.inf
+        if revision != self._revision:
+            if question.times_emptied != self._times_emptied:
+                return False  # an answer that may be older than what emptied the cache since
+            self._empty(revision)
+        self._asked_at = max(self._asked_at, question.began)
+        return True
+
+    def _note_failure(self, error: StoreError) -> None:
+        self._failed_at = self._clock()
+        if self._away_since is None:
+            self._away_since = self._failed_at
+            _log.warning("keys are taken from memory: %s", error)

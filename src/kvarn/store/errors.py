@@ -25,11 +25,6 @@ class DiskFullError(StoreReadOnlyError):
     """There is no room for what was to be written. Something smaller may still find room, which says nothing."""
 
 
-class StoreBehindError(StoreError):
-    """The database answers, and does not have what it is known to have had: a standby that lags. What it says of keys
-    is not believed."""
-
-
 class StoreRefusedError(StoreAwayError):
     """The database is away for this server: there is none at that place, or it does not let the server in. Waiting does
     not mend it, its operator does."""

@@ -14,7 +14,6 @@ from sqlalchemy import Connection, text
 
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
-from kvarn.store.repositories.tenants.revisions import has_newest, restore_newest
 
 _LOCK = 0x6B7661726E  # "kvarn": the number of PostgreSQL's advisory lock
 
@@ -31,8 +30,6 @@ async def upgrade(store: Store, revision: str = "head") -> None:
     async with store.migrating() as connection:
         await connection.run_sync(_run, command.upgrade, revision)
     store.is_prepared = revision in ("head", head())
-    if store.is_prepared:
-        await _restore_revision(store)
 
 
 async def downgrade(store: Store, revision: str) -> None:
@@ -58,14 +55,6 @@ async def check(store: Store) -> None:
             f"the database's schema is at {found or 'nothing'}, this Kvarn needs {newest}: run `kvarn store upgrade`"
         )
     store.is_prepared = True
-
-
-async def _restore_revision(store: Store) -> None:
-    async with store.reading() as session:  # most often it is there, and nothing need be written to know it
-        if await has_newest(session):
-            return
-    async with store.transaction() as session:
-        await restore_newest(session)
 
 
 def head() -> str:

@@ -9,7 +9,6 @@ from kvarn.store.models.leases import Lease
 from kvarn.store.models.tenants import (
     ApiKey,
     AuditEntry,
-    ChangeNumber,
     Organization,
     Project,
     ProjectMember,
@@ -39,7 +38,6 @@ __all__ = [
     "BilledEvent",
     "BilledHour",
     "Budget",
-    "ChangeNumber",
     "Conversation",
     "ConversationItem",
     "ErasedOrganization",

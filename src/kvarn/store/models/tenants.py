@@ -154,23 +154,12 @@ class AuditEntry(Base):
 
 
 class Revision(Base):
-    """The newest change of what known keys may do: of an organisation, of what concerns all, and of all. Caches
-    ask whose number has grown (`revisions.py`). No reference: the row outlives its organisation, so that
-    no gateway misses its end."""
+    """One row: the number that every change of what known keys may do advances (`repositories/tenants/revision.py`)."""
 
     __tablename__ = "revisions"
 
-    holder: Mapped[Id] = mapped_column(primary_key=True)
-    number: Mapped[Number] = mapped_column(index=True)
-
-
-class ChangeNumber(Base):
-    """The number of a change of what known keys may do: where the one that a gateway knows is not among them,
-    the database has lost changes (`repositories/tenants/revisions.py`). Of old changes they are forgotten."""
-
-    __tablename__ = "act_numbers"
-
-    number: Mapped[Number] = mapped_column(primary_key=True, autoincrement=False)
+    name: Mapped[Id] = mapped_column(primary_key=True)
+    number: Mapped[Number]
 
 
 class PromptSample(Base):

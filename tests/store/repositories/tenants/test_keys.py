@@ -18,7 +18,7 @@ from kvarn.store.repositories.tenants.organizations import change_organization, 
 from kvarn.store.repositories.tenants.principals import find_grant
 from kvarn.store.repositories.tenants.projects import add_project, archive_project
 from kvarn.store.repositories.tenants.rate_limits import set_limit
-from kvarn.store.repositories.tenants.revisions import read_changes
+from kvarn.store.repositories.tenants.revision import read_revision
 from kvarn.store.repositories.tenants.users import add_user, change_user, delete_user
 
 ACTOR = Actor("test")
@@ -165,4 +165,4 @@ async def _grant(store: Store, value: str, now: float | None = None):
 
 async def _revision(store: Store) -> int:
     async with store.reading() as session:
-        return (await read_changes(session, 0)).number
+        return await read_revision(session)

@@ -65,7 +65,6 @@ async def delete_organization(
         await change.session.delete(organization)
         data = {"name": organization.name, "erase_usage": erase_usage}
         change.record(_DELETED, DEFAULT_ORGANIZATION, organization_id, data=data)
-        change.touched.add(organization_id)
 
 
 async def delete_organization_data(store: Store, organization_id: str) -> Counter[str]:

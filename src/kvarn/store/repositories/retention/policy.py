@@ -105,8 +105,7 @@ PARTS: Final[Mapping[type[models.Base], type[models.Base]]] = {
 KEPT: Final[Mapping[type[models.Base], str]] = {
     models.AuditEntry: "for the platform's administrators: a log that its subject can delete would be none",
     models.ErasedOrganization: "its id alone, so that no event that was still on its way brings erased usage back",
-    models.Revision: "a number, so that a gateway that looks after an organisation's end learns of it",
-    models.ChangeNumber: "numbers of changes, which name nobody; the oldest go when new ones come",
+    models.Revision: "one number, of all organisations together",
     models.Lease: "of nobody: a row for each piece of work",
 }
 """Go with nobody, and why."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import select
@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from kvarn.store.engine import Store
 from kvarn.store.ids import new_id
 from kvarn.store.models import ApiKey, AuditEntry, User
-from kvarn.store.repositories.tenants.revisions import lock_revisions, note_changes
+from kvarn.store.repositories.tenants.revision import advance_revision, lock_revision
 
 _NO_NEWS = frozenset(
     {
@@ -22,7 +22,6 @@ _NO_NEWS = frozenset(
         "budget.deleted",
         "budget.updated",
         "organization.created",
-        "organization.deleted",  # stands in the default organisation's log; the other is touched all the same
         "organization.usage_erased",
         "project.created",
         "prompts.read",
@@ -31,8 +30,8 @@ _NO_NEWS = frozenset(
         "user.added",
     }
 )
-"""Changes after which every key of the organisation grants what it did when it was seen before. All others make the
-gateways read its keys again: a kind that is missing here costs queries, and never lets a withdrawn key live on."""
+"""Changes after which every key grants what it did when it was seen before. All others make the gateways read keys
+again: a kind that is missing here costs queries, and never lets a withdrawn key live on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +58,24 @@ class AuditedChange:
     actor: Actor
     now: int
     """Seconds since 1970."""
-    touched: set[str] = field(default_factory=set)
-    """Organisations whose keys may grant something else than before; `EVERYBODY`: those of all."""
-    may_hold: bool = field(default=False)
-    """Whether there is news for all gateways: from here on it may hold, whatever is heard of the commit."""
+    concerns_keys: bool = False
+    """Whether keys may grant something else than before: then all gateways read them again."""
 
     def record(
         self, kind: str, organization_id: str, object_id: str, *, project_id: str | None = None, **detail: Any
     ) -> None:
-        """Write into the audit log of the organisation that is touched, and into that of whoever acts. Nothing secret
+        """Write into the audit log of the organisation that is changed, and into that of whoever acts. Nothing secret
         belongs into `detail`.
 
         Args:
             kind: OpenAI's name of the event, such as `api_key.created`.
-            organization_id: Whom it touches.
+            organization_id: Whose change it is.
             object_id: What was changed.
             project_id: Where it belongs.
             detail: What else there is to say, in the shape of OpenAI's event.
         """
         if kind not in _NO_NEWS:
-            self.touched.add(organization_id)
+            self.concerns_keys = True
         for reader in {organization_id, self.actor.organization_id or organization_id}:
             entry = AuditEntry(
                 id=new_id("audit_log-"),
@@ -99,18 +96,16 @@ class AuditedChange:
 
 @asynccontextmanager
 async def audited_change(store: Store, actor: Actor) -> AsyncGenerator[AuditedChange, None]:
-    """One audited change. All gateways read the principals again that it touched, and no others.
+    """One audited change.
 
     Changes happen one after the other, in all gateways: what a change has looked at is still so when it ends.
     """
     async with store.transaction() as session:
-        await lock_revisions(session)
+        await lock_revision(session)
         change = AuditedChange(session, await _known(session, actor), int(store.now()))
         yield change
-        if change.touched:
-            await session.flush()
-            await note_changes(session, change.touched)
-            change.may_hold = True
+        if change.concerns_keys:
+            await advance_revision(session)
 
 
 async def _known(session: AsyncSession, actor: Actor) -> Actor:

@@ -21,8 +21,6 @@ class Grant:
 
     digest: str
     """SHA-256 of the key."""
-    organization_id: str
-    """Whose key it is."""
     principal: Principal | None
     """None: the key is revoked or expired, or its project or organisation archived."""
     expires_at: int | None
@@ -42,7 +40,7 @@ async def find_grant_by_id(session: AsyncSession, key_id: str, now: float) -> Gr
     return await _read(session, _keys().where(ApiKey.id == key_id), now)
 
 
-async def find_anybody(session: AsyncSession) -> Principal | None:
+async def find_default_principal(session: AsyncSession) -> Principal | None:
     """Whoever reaches an open server: the default organisation's administrator. None before there is one."""
     organization = await session.get(Organization, DEFAULT_ORGANIZATION)
     project = await session.get(Project, DEFAULT_PROJECT)
@@ -87,11 +85,11 @@ async def _read(session: AsyncSession, query: Select[ApiKey, Project, Organizati
     user: User | None = row[3]
     ended = [key.revoked_at, project.archived_at, organization.archived_at]
     if any(at is not None for at in ended) or (key.expires_at is not None and key.expires_at <= now):
-        return Grant(key.digest, organization.id, None, key.expires_at)
+        return Grant(key.digest, None, key.expires_at)
     principal = await _principal_of(session, organization, project, key.id)
     scopes = scopes_from_json(key.scopes)
     principal = replace(principal, role=_role(key, user), user_id=key.user_id, key_id=key.id, scopes=scopes)
-    return Grant(key.digest, organization.id, principal, key.expires_at)
+    return Grant(key.digest, principal, key.expires_at)
 
 
 async def _principal_of(
