@@ -62,7 +62,7 @@ async def measure(
     config = LimitsConfig(redis_url=url, timeout_s=5)
     limiter, book = Limiter(config, LimitMetrics()), BudgetTracker()
     book.replace(budgets, {}, time.time())
-    reservations = BudgetReservations(book, limiter.redis, "closed", grace_ms=0)
+    reservations = BudgetReservations(book, limiter.redis, "closed")
     await limiter.start()
     reservations.start()
 

@@ -27,14 +27,6 @@ LIMIT = 1200
 LENGTHS = (1, 6, 11, 40)
 
 
-@pytest.fixture(name="own_redis")
-def known_redis(own_redis: Any) -> Any:
-    """One that has been there for long."""
-    with redis.Redis(port=own_redis.port) as client:
-        client.set("kvarn:budgets:since", 1)
-    return own_redis
-
-
 @pytest.fixture
 def gateways(
     serve: Any, tmp_path: Path, wait_for: Any, database_url: str, own_redis: Any

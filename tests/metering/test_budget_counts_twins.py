@@ -52,16 +52,15 @@ def test_both_decide_alike(
     def run_both(operation: str, asked: list[tuple[str, str, list[Any]]]) -> tuple[Any, Any]:
         client.delete("clock")
         client.rpush("clock", now // 1000, now % 1000 * 1000)
-        keys = ["since"]
+        keys: list[str] = []
         for name, period, _ in asked:
             keys += [f"{{o}}:{name}:{period}", f"{{o}}:{name}", f"{{o}}:{name}:leases"]
-        numbers = [operation, LEASE_MS, 86_400_000, 0, 86_400_000]
+        numbers = [operation, LEASE_MS, 86_400_000]
         argument = msgspec.msgpack.encode([*numbers, *[given for _, _, given in asked]])
         return msgspec.msgpack.decode(script(keys=keys, args=[argument])), msgspec.msgpack.decode(
             counts.run(keys, argument)
         )
 
-    run_both("check", [])
     for pause, operation, holder, asked in steps:
         now += pause
         budgets = [
@@ -76,6 +75,6 @@ def test_a_budget_that_nobody_calls_for_a_day_is_forgotten() -> None:
     counts = BudgetCounts(lambda: now)
     for day in range(3):
         now = day * 86_400.0
-        argument = msgspec.msgpack.encode(["take", LEASE_MS, 86_400_000, 0, 86_400_000, [100, 0, "request", 5]])
-        counts.run(["since", "period", f"budget {day}", "leases"], argument)
+        argument = msgspec.msgpack.encode(["take", LEASE_MS, 86_400_000, [100, 0, "request", 5]])
+        counts.run(["period", f"budget {day}", "leases"], argument)
         assert len(counts) == 1

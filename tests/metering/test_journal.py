@@ -7,7 +7,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +14,7 @@ from typing import Any
 import pytest
 
 from kvarn.metering import journal as journals
-from kvarn.metering.journal import FIRST_SLOTS, Journal, LiveJournal, Slot, dead_journals, decode_event, is_damage
-from kvarn.metering.old_journals import import_old_journals
+from kvarn.metering.journal import FIRST_SLOTS, Journal, LiveJournal, Slot, dead_journals, decode_event, is_unreadable
 from kvarn.metering.prices import PriceBook
 from sample_usage import make_event, make_request
 
@@ -36,8 +34,6 @@ for number in range(3):
         slot.watch(SimpleNamespace(prompt_tokens=7, cached_tokens=3, completion_tokens=number, first_token=5.5))
 os.kill(os.getpid(), signal.SIGKILL)
 """
-OLD_JOURNAL = Path(__file__).with_name("old_journal.zip")
-"""Of a gateway of the version before SQLite, killed: two requests finished, two in flight."""
 
 
 def tokens(prompt: int, output: int = 0) -> Any:
@@ -175,7 +171,7 @@ def test_a_journal_whose_pages_are_damaged_is_set_aside_when_it_is_read(tmp_path
     for dead in dead_journals(tmp_path):
         with pytest.raises(sqlite3.DatabaseError) as failed:
             dead.read(1000)
-        assert is_damage(failed.value)
+        assert is_unreadable(failed.value)
         dead.set_aside(failed.value)
     assert [path.name[:8] for path in tmp_path.iterdir()] == ["damaged-"]
 
@@ -236,34 +232,3 @@ def test_a_request_that_cannot_be_read_costs_no_other(tmp_path: Path, caplog: py
     assert len(lost(dead)) == 1
     assert b"no request".hex() in caplog.text
     dead.release()
-
-
-def test_the_journal_of_an_earlier_version_is_imported(tmp_path: Path) -> None:
-    with zipfile.ZipFile(OLD_JOURNAL) as archive:
-        archive.extractall(tmp_path)
-    import_old_journals(tmp_path, PriceBook(), "usd")
-    (dead,) = dead_journals(tmp_path)
-    events = [decode_event(record) for _, record in dead.read(10)]
-    assert [(event.id, event.outcome) for event in events] == [
-        ("use_0", "finished"),
-        ("use_1", "finished"),
-        ("use_2", "lost"),
-        ("use_3", "lost"),
-    ]
-    assert events[1] == make_event(1)
-    assert (events[3].input_tokens, events[3].cached_tokens, events[3].output_tokens) == (7, 3, 3)
-    assert events[3].ttft_ms == 500
-    dead.remove()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_spool_of_an_earlier_version_that_ends_in_a_record_is_kept_beside(tmp_path: Path) -> None:
-    with zipfile.ZipFile(OLD_JOURNAL) as archive:
-        archive.extractall(tmp_path)
-    (spool,) = tmp_path.glob("*/spool-*")
-    spool.write_bytes(spool.read_bytes()[:-3])
-    import_old_journals(tmp_path, PriceBook(), "usd")
-    (dead,) = dead_journals(tmp_path)
-    assert finished(dead) == ["use_0", "use_2", "use_3"]
-    dead.remove()
-    assert [path.name[:8] for path in tmp_path.iterdir()] == ["damaged-"]

@@ -20,7 +20,7 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.channel import Channel, ChannelClosedError, Handler
 from kvarn.fleet.process_exit import describe_exit, exit_of
 from kvarn.fleet.restart import keep_running
-from kvarn.fleet.shared_counts import LocalBudgets, MainCounts, ProcessCounts, SharedState
+from kvarn.fleet.shared_counts import MainCounts, ProcessCounts, SharedState
 from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.observe.merge import MetricFamily, as_registry, merge_families, totals_of
 from kvarn.observe.metrics import GatewayMetrics
@@ -75,9 +75,7 @@ class GatewayProcesses:
         self._stopping = asyncio.Event()
         self._keepers: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
-        self.shared = SharedState(
-            self._counts.limits, LocalBudgets(self._counts.budgets), self._all_metrics, is_main=True
-        )
+        self.shared = SharedState(self._counts.limits, self._counts.budgets, self._all_metrics, is_main=True)
         """For the application of this process."""
 
     def start(self, metrics: GatewayMetrics) -> None:

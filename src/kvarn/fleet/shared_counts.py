@@ -39,27 +39,7 @@ class SharedState:
     """Whether this is the process that supervises the engines, and shows their metrics."""
 
 
-class LocalBudgets:
-    """Budgets counted in this process; a `ScriptRunner`, which is never away."""
-
-    away = False
-    longest_unnoticed_s = 0.0
-
-    def __init__(self, counts: BudgetCounts | None = None) -> None:
-        self._counts = BudgetCounts() if counts is None else counts
-        self.probes: list[Call] = []
-        self.when_back: list[Callable[[], None]] = []
-
-    async def ask(self, call: Call) -> bytes:
-        """What the operation answers."""
-        return self._counts.run(call.keys, call.argument)
-
-    def send(self, call: Call) -> None:
-        """Run an operation whose answer nobody needs."""
-        self._counts.run(call.keys, call.argument)
-
-
-class RemoteBudgets(LocalBudgets):
+class RemoteBudgets(ScriptRunner):
     """Budgets counted in the main process."""
 
     def __init__(self, channel: Channel) -> None:

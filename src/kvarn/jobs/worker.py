@@ -11,10 +11,11 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
+from kvarn.jobs.periodic import Periodic
 from kvarn.store.errors import StoreAwayError
 
 _log = logging.getLogger("kvarn.jobs")
@@ -101,8 +102,7 @@ class Worker(Generic[JobT]):
         self._poll_s = poll_s
         self._reserved = Counter[str]()
         """Places for jobs that are not launched yet, by organisation."""
-        self._woken = asyncio.Event()
-        self._loop: asyncio.Task[None] | None = None
+        self._polls = Periodic(kind, self.poll, poll_s)
         self._releases: set[asyncio.Task[None]] = set()
 
     @property
@@ -127,13 +127,11 @@ class Worker(Generic[JobT]):
 
     def start(self) -> None:
         """Begin to take jobs."""
-        self._loop = asyncio.create_task(self._poll_until_cancelled(), name=f"worker of {self._kind}")
+        self._polls.start()
 
     async def stop(self) -> None:
         """Stop every job and give its lease back, so that another process goes on with it at once."""
-        if self._loop is not None:
-            self._loop.cancel()
-            await asyncio.wait({self._loop})
+        await self._polls.stop()
         await asyncio.gather(*[job.stop("shutdown") for job in list(self.running.values())])
         await self.idle()
 
@@ -145,7 +143,7 @@ class Worker(Generic[JobT]):
 
     def wake(self) -> None:
         """There may be a job now: look for it at once."""
-        self._woken.set()
+        self._polls.wake()
 
     def launch(self, job: JobT) -> None:
         """Run a job whose lease is held."""
@@ -172,22 +170,6 @@ class Worker(Generic[JobT]):
                     self.launch(job)
             if not claimed or self.free <= 0 or asyncio.get_running_loop().time() >= deadline:
                 return
-
-    async def _poll_until_cancelled(self) -> None:
-        away = False
-        while True:
-            self._woken.clear()
-            try:
-                await self.poll()
-                away = False
-            except StoreAwayError as error:
-                _log.log(logging.DEBUG if away else logging.WARNING, "%s wait for the database: %s", self._kind, error)
-                away = True
-            except Exception:
-                _log.exception("%s cannot be taken; it is tried again", self._kind)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._poll_s):
-                    await self._woken.wait()
 
     async def _work(self, job: JobT) -> None:
         try:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvarn.config.platform import LimitsConfig
+from kvarn.jobs.periodic import Periodic
 from kvarn.limits.local import LocalBackend, Timing
 from kvarn.limits.types import Backend, Decision, LimitsAwayError, Reservation
 from kvarn.observe.limits import LimitMetrics
@@ -65,7 +65,6 @@ class Limiter:
         local: Backend | None = None,
     ) -> None:
         timing = timing or Timing()
-        self._renew_every_s = timing.lease_ms / 1000 / _RENEWALS
         self._when_away = config.when_away
         self._local = local or LocalBackend(timing, clock)
         self._backend = self._local
@@ -79,7 +78,7 @@ class Limiter:
             self.redis = RedisScripts(config.redis_url, config.timeout_s, timing.lease_ms / 1000, metrics)
             self._backend = RedisBackend(self.redis, timing, metrics)
         self._active: set[ActiveReservation] = set()
-        self._renewing: asyncio.Task[None] | None = None
+        self._renewing = Periodic("renewals of limits", self._renew, timing.lease_ms / 1000 / _RENEWALS)
 
     @property
     def away(self) -> bool:
@@ -90,15 +89,13 @@ class Limiter:
         """Connect to Redis, where there is one, and renew what runs from now on."""
         if self.redis is not None:
             await self.redis.start()
-        self._renewing = asyncio.create_task(self._renew())
+        self._renewing.start()
 
     async def stop(self) -> None:
         """End what `start` began; settlements under way are sent first. May be called again."""
-        if self._renewing is None:
+        if not self._renewing.running:
             return
-        self._renewing.cancel()
-        await asyncio.wait({self._renewing})
-        self._renewing = None
+        await self._renewing.stop()
         if self.redis is not None:
             await self.redis.stop()
 
@@ -133,9 +130,7 @@ class Limiter:
         """Stop renewing; for `ActiveReservation.settle`."""
         self._active.discard(active)
 
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(self._renew_every_s)
-            for active in list(self._active):
-                active.renew()
-            self._local.sweep()
+    def _renew(self) -> None:
+        for active in list(self._active):
+            active.renew()
+        self._local.sweep()

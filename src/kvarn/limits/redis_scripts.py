@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from redis.asyncio import ConnectionPool
@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from kvarn.config.load import ConfigError
-from kvarn.limits.scripts import Call, Script
+from kvarn.limits.scripts import Call, Script, ScriptRunner
 from kvarn.limits.types import LimitsAwayError
 from kvarn.observe.limits import LimitMetrics
 
@@ -36,7 +36,7 @@ ResultT = TypeVar("ResultT")
 _log = logging.getLogger("kvarn.limits")
 
 
-class RedisScripts:
+class RedisScripts(ScriptRunner):
     """A `ScriptRunner` over one Redis.
 
     All calls go through one connection, as many in a round trip as have gathered during the one before. A call that is
@@ -59,6 +59,7 @@ class RedisScripts:
     """
 
     def __init__(self, url: str, timeout_s: float, keep_s: float, metrics: LimitMetrics) -> None:
+        super().__init__()
         self._timeout_s = timeout_s
         self._keep_s = keep_s
         self._metrics = metrics
@@ -69,8 +70,6 @@ class RedisScripts:
             raise ConfigError(f"limits.redis_url cannot be used: {error}") from None
         self._connection = pool.make_connection()
         """By itself: a pool and a pipeline around it would cost more than the calls."""
-        self.probes: list[Call] = []
-        self.when_back: list[Callable[[], None]] = []
         self._waited: deque[Call] = deque()
         self._owed: deque[Call] = deque()
         """For which nobody waits."""
@@ -83,11 +82,6 @@ class RedisScripts:
     def away(self) -> bool:
         """Whether Redis does not answer."""
         return self._prober is not None
-
-    @property
-    def longest_unnoticed_s(self) -> float:
-        """Seconds that may pass from Redis' being back to its being noticed."""
-        return _LAST_PROBE_S + self._timeout_s
 
     async def start(self) -> None:
         """Connect; where Redis is away, log it and go on asking in the background."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 
 class Script:
@@ -30,32 +30,28 @@ class Call:
     called: float = field(default_factory=time.monotonic)
 
 
-class ScriptRunner(Protocol):
+class ScriptRunner(ABC):
     """Runs scripts where the counts are: in Redis, or in the main process of a server."""
 
-    probes: list[Call]
-    """Run to find out whether it works."""
-    when_back: list[Callable[[], None]]
-    """Called when it works again after an outage."""
+    def __init__(self) -> None:
+        self.probes: list[Call] = []
+        """Run to find out whether it works."""
+        self.when_back: list[Callable[[], None]] = []
+        """Called when it works again after an outage."""
 
     @property
     def away(self) -> bool:
         """Whether it does not answer."""
-        ...
+        return False
 
-    @property
-    def longest_unnoticed_s(self) -> float:
-        """Seconds that may pass from its being back to its being noticed."""
-        ...
-
+    @abstractmethod
     async def ask(self, call: Call) -> bytes:
         """What a script answers.
 
         Raises:
             LimitsAwayError: It does not answer. The script may have run all the same.
         """
-        ...
 
+    @abstractmethod
     def send(self, call: Call) -> None:
         """Run a script whose answer is not needed."""
-        ...

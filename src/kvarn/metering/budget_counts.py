@@ -1,7 +1,6 @@
 """What the requests in flight of one server's gateway processes may come to: the algorithm of `budgets.lua`, in memory.
 
-The main process runs it for all of them, where they share no Redis. It never forgets what is held, as a Redis that was
-started anew would have, so nobody has to wait until everybody has said what they hold.
+The main process runs it for all of them, where they share no Redis.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+
+from kvarn.limits.scripts import Call, ScriptRunner
 
 
 @dataclass(slots=True)
@@ -54,10 +55,11 @@ class _Budget:
         return spent
 
 
-class BudgetCounts:
-    """Answers the calls that `Reservations` makes. `clock`: monotonic seconds."""
+class BudgetCounts(ScriptRunner):
+    """Answers the calls that `BudgetReservations` makes. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
         self._clock = clock
         self._budgets: dict[str, _Budget] = {}
         """By their key in Redis, in the order in which they were last called."""
@@ -68,11 +70,11 @@ class BudgetCounts:
 
     def run(self, keys: Sequence[str], argument: bytes) -> bytes:
         """Run an operation; keys, argument and answer are those of `budgets.lua`."""
-        operation, lease_ms, keep_ms, _, _, *requested = msgspec.msgpack.decode(argument)
+        operation, lease_ms, keep_ms, *requested = msgspec.msgpack.decode(argument)
         now_ms = int(self._clock() * 1000)
         budgets: list[tuple[_Budget, list[Any], int]] = []
         for number, given in enumerate(requested):
-            of_period, key = keys[3 * number + 1 : 3 * number + 3]
+            of_period, key = keys[3 * number : 3 * number + 2]
             budget = self._budgets[key] = self._budgets.pop(key, _Budget())
             budget.called_ms = now_ms
             budget.end_leases(now_ms)
@@ -80,14 +82,20 @@ class BudgetCounts:
         while self._budgets and self._budgets[first := next(iter(self._budgets))].called_ms + keep_ms <= now_ms:
             del self._budgets[first]  # its leases ended long ago
         expires_ms = now_ms + lease_ms
-        if operation == "check":
-            return msgspec.msgpack.encode([0])
         if operation == "take":
             return msgspec.msgpack.encode(_take(budgets, expires_ms))
         for budget, given, _ in budgets:
             for holder, amount in zip(given[2::2], given[3::2], strict=True):
                 budget.hold(holder, amount, expires_ms)
         return msgspec.msgpack.encode([True])
+
+    async def ask(self, call: Call) -> bytes:
+        """See `ScriptRunner`."""
+        return self.run(call.keys, call.argument)
+
+    def send(self, call: Call) -> None:
+        """See `ScriptRunner`."""
+        self.run(call.keys, call.argument)
 
 
 def _take(budgets: Sequence[tuple[_Budget, list[Any], int]], expires_ms: int) -> list[Any]:

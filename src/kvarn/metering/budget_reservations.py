@@ -6,9 +6,7 @@ not read back yet. Whatever is spent is thus counted at every moment: by its req
 reading that lets the gateway forget it; for a moment by two of them. A request is let in while all of it together
 stays within the limit. What is held has a lease: that of a dead gateway ends by itself.
 
-A Redis that starts may have forgotten what is held, or know what was held once. So it keeps since when it has known,
-only for as long as gateways check it, which each does every second; one that finds another time there tells all that it
-holds. Before each has had the time to do so, Redis lets nobody in and counts as being away.
+A Redis that starts may have forgotten what is held. Each gateway tells it all when it notices, and every two seconds.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from typing import Literal
 
 import msgspec
 
+from kvarn.jobs.periodic import Periodic
 from kvarn.limits.local import Timing
 from kvarn.limits.scripts import Call, Script, ScriptRunner
 from kvarn.limits.types import LimitsAwayError
@@ -32,14 +31,11 @@ from kvarn.store.ids import new_id
 SCRIPT = Path(__file__).with_name("budgets.lua").read_text(encoding="utf-8")
 
 _RENEWALS = 3
-"""Renewals in the life of a lease: two may be lost."""
+"""Renewals in the life of a lease, at least: two may be lost."""
+_RENEW_S = 2.0
+"""Pause between renewals, at most: for so long a Redis that starts anew may not know what is held."""
 _KEEP_MS = 86_400_000
 """How long Redis remembers a budget that nobody asks for: longer than any reading of the database is old."""
-_CHECK_S = 1.0
-_CHECK_MS = 5_000
-"""How long Redis remembers since when it has known what is held, unless a gateway checks."""
-_TELL_S = 0.5
-"""For a gateway to tell what it holds, once it has noticed that Redis may have forgotten."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +60,6 @@ class BudgetReservations:
         redis: Where gateways, or the processes of one, share what they reserve; None: they do not.
         when_away: While Redis is away, `open` decides by the book alone, `closed` refuses.
         lease_ms: How long what is held lasts unless it is renewed.
-        grace_ms: How long a Redis that has started lets nobody in. Default: until every gateway will have noticed.
     """
 
     def __init__(
@@ -73,7 +68,6 @@ class BudgetReservations:
         redis: ScriptRunner | None = None,
         when_away: Literal["open", "closed"] = "open",
         lease_ms: int = Timing().lease_ms,
-        grace_ms: int | None = None,
     ) -> None:
         self._book = book
         self._redis = redis
@@ -84,27 +78,21 @@ class BudgetReservations:
         self._holds: set[BudgetReservation] = set()
         self._reported: dict[str, int] = {}
         """By budget what Redis was last told that this gateway has not read back."""
-        self._known_since: float | None = None
-        """Since when Redis has known what is held, as it last said."""
-        self._renewing: asyncio.Task[None] | None = None
-        self._grace_ms = 0
+        self._renewing = Periodic(
+            "renewals of budget reservations", self._renew, min(_RENEW_S, lease_ms / 1000 / _RENEWALS)
+        )
         if redis is not None:
-            noticed_s = _CHECK_S + redis.longest_unnoticed_s
-            self._grace_ms = round(1000 * (noticed_s + _TELL_S)) if grace_ms is None else grace_ms
-            redis.probes.append(self._call("check", []))
+            redis.probes.append(self._call("put", []))
 
     def start(self) -> None:
         """Renew what is held from now on."""
         if self._redis is not None:
-            self._redis.when_back.append(self.renew)
-            self._renewing = asyncio.create_task(self._keep_renewing())
+            self._redis.when_back.append(self._tell_all)
+            self._renewing.start()
 
     async def stop(self) -> None:
         """End what `start` began."""
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.wait({self._renewing})
-            self._renewing = None
+        await self._renewing.stop()
 
     async def reserve(
         self, work_id: str, holders: Sequence[str], tokens: int, cost: int, now: float
@@ -163,7 +151,11 @@ class BudgetReservations:
             if status.unread != self._reported.get(budget_id, 0):
                 self._put([(status, [])])
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
+        if self._redis is not None and not self._redis.away:
+            self._tell_all()
+
+    def _tell_all(self) -> None:
         """Tell Redis all that is held: it still is."""
         statuses = {each.rule.id: each for each in self._book.all_statuses(time.time())}
         by_budget: defaultdict[str, list[str | int]] = defaultdict(list)
@@ -189,8 +181,6 @@ class BudgetReservations:
                 self._redis.send(self._call("put", [(each, [held.work_id, 0]) for each in held.statuses]))
             raise
         taken, *why = msgspec.msgpack.decode(reply)
-        if not taken and why == [0]:
-            raise LimitsAwayError("Redis has started, and may not know yet what is held")
         if not taken:
             raise _refusal(held, *map(int, why))
 
@@ -204,34 +194,14 @@ class BudgetReservations:
         self._redis.send(self._call("put", [(status, [*held, self._me, status.unread]) for status, held in changes]))
 
     def _call(self, operation: str, requested: Sequence[tuple[BudgetStatus, Sequence[str | int]]]) -> Call:
-        keys = ["kvarn:budgets:since"]
-        argument: list[object] = [operation, self._lease_ms, _KEEP_MS, self._grace_ms, _CHECK_MS]
+        keys: list[str] = []
+        argument: list[object] = [operation, self._lease_ms, _KEEP_MS]
         for status, held in requested:
             rule = status.rule
             key = f"kvarn:budgets:{{{rule.organization_id}}}:{rule.id}"
             keys += [f"{key}:{status.period}", key, f"{key}:leases"]
             argument.append([rule.hard_limit, status.read, *held])
         return Call(self._script, keys, msgspec.msgpack.encode(argument))
-
-    async def _keep_renewing(self) -> None:
-        every_s = self._lease_ms / 1000 / _RENEWALS
-        renewed = time.monotonic()
-        while True:
-            await asyncio.sleep(min(_CHECK_S, every_s))
-            if await self._has_forgotten() or time.monotonic() - renewed >= every_s:
-                self.renew()
-                renewed = time.monotonic()
-
-    async def _has_forgotten(self) -> bool:
-        """Whether Redis may have forgotten what this gateway holds since it was last asked."""
-        assert self._redis is not None
-        try:
-            reply = await self._redis.ask(self._call("check", []))
-        except LimitsAwayError:
-            return False  # when it is back, it is told
-        (since,) = msgspec.msgpack.decode(reply, type=tuple[float])
-        before, self._known_since = self._known_since, since
-        return before != since
 
 
 def _refusal(held: BudgetReservation, number: int, spent: int, ended: int) -> BudgetSpentError:

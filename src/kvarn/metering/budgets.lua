@@ -1,23 +1,21 @@
 -- What the requests in flight of several gateways may come to, under the budgets of one organisation: in one atomic step, by
 -- this server's clock.
 --
--- KEYS[1]       since when this server has known what is held, in its milliseconds; lasts only while gateways check it
--- KEYS[3i - 1]  of budget i, what is spent in the caller's period, by whose name the key is called: gateways whose clocks are in
+-- KEYS[3i - 2]  of budget i, what is spent in the caller's period, by whose name the key is called: gateways whose clocks are in
 --               different periods do not disturb each other
--- KEYS[3i]      of budget i, a hash: the sum of all that is `held`, how much of it is of requests that have `ended`, and by its name
+-- KEYS[3i - 1]  of budget i, a hash: the sum of all that is `held`, how much of it is of requests that have `ended`, and by its name
 --               what each holder holds: a request the most it can come to, a gateway (gw_...) what its requests came to and no
 --               reading of the database has. Of no period: what is in flight when one ends counts in the next
--- KEYS[3i + 1]  of budget i, a sorted set: its holders by the moment at which their leases end
--- ARGV[1]       MessagePack: operation (check, take, put), lease_ms, keep_ms, grace_ms, check_ms, then of each budget {limit, spent as
---               a gateway has read it, holder, amount, holder, amount, ...}; take has one holder, check has no budgets
+-- KEYS[3i]      of budget i, a sorted set: its holders by the moment at which their leases end
+-- ARGV[1]       MessagePack: operation (take, put), lease_ms, keep_ms, then of each budget {limit, spent as a gateway has read it,
+--               holder, amount, holder, amount, ...}; take has one holder
 -- Returns       MessagePack: of take whether it was taken; where not, the number of the budget that has no room, what is spent, and
---               held of requests that have ended; or the number 0 where this server has known for less than grace_ms, and gateways
---               may not have told it yet what they hold. Of check, since when it has known
+--               held of requests that have ended
 --
 -- What is spent of a period only grows, so of two readings the larger is the later.
 
 local request = cmsgpack.unpack(ARGV[1])
-local operation, lease_ms, keep_ms, grace_ms, check_ms = unpack(request, 1, 5)
+local operation, lease_ms, keep_ms = unpack(request, 1, 3)
 
 local time = redis.call("TIME")
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -31,10 +29,10 @@ local function number_of(key, field)
 end
 
 local budgets = {}
-for i = 1, (#KEYS - 1) / 3 do
-  local given = request[5 + i]
+for i = 1, #KEYS / 3 do
+  local given = request[3 + i]
   budgets[i] = {
-    of_period = KEYS[3 * i - 1], sums = KEYS[3 * i], leases = KEYS[3 * i + 1], limit = given[1], read = given[2], given = given,
+    of_period = KEYS[3 * i - 2], sums = KEYS[3 * i - 1], leases = KEYS[3 * i], limit = given[1], read = given[2], given = given,
   }
 end
 
@@ -73,20 +71,7 @@ end
 
 local operations = {}
 
-local function known_since()
-  local since = tonumber(redis.call("GET", KEYS[1]))
-  return since and since <= now and since or nil  -- later than now: the clock was set back
-end
-
-function operations.check()
-  local since = known_since() or now
-  redis.call("SET", KEYS[1], whole(since), "PX", check_ms)
-  return { since }
-end
-
 function operations.take()
-  local since = known_since()
-  if not since or now - since < grace_ms then return { false, 0 } end
   for i, budget in ipairs(budgets) do
     local holder, amount = budget.given[3], budget.given[4]
     local held = number_of(budget.sums, "held") - number_of(budget.sums, holder)

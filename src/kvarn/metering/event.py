@@ -46,6 +46,10 @@ class InFlight(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     """Seconds since 1970."""
 
 
+_COPIED = tuple(name for name in InFlight.__struct_fields__ if name not in ("writes", "started"))
+"""What an event has of the request as it is."""
+
+
 class Measured(msgspec.Struct, frozen=True, gc=False):
     """What a request had when it ended."""
 
@@ -67,19 +71,7 @@ def settle(request: InFlight, had: Measured, prices: PriceBook, currency: str) -
     cached = min(had.cached_tokens, had.prompt_tokens)
     cost = prices.cost(request.model, had.finished, prompt=had.prompt_tokens, cached=cached, output=had.output_tokens)
     return LedgerEvent(
-        id=request.id,
-        request_id=request.request_id,
-        organization_id=request.organization_id,
-        project_id=request.project_id,
-        user_id=request.user_id,
-        key_id=request.key_id,
-        endpoint=request.endpoint,
-        model=request.model,
-        model_version=request.model_version,
-        adapter=request.adapter,
-        replica=request.replica,
-        service_tier=request.service_tier,
-        batch_id=request.batch_id,
+        **{name: getattr(request, name) for name in _COPIED},
         outcome=had.outcome,
         input_tokens=had.prompt_tokens,
         cached_tokens=cached,

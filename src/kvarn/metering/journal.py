@@ -289,13 +289,13 @@ def dead_journals(root: Path) -> Iterator[Journal]:
         except BlockingIOError:
             continue
         except sqlite3.Error as error:
-            if not is_damage(error):
+            if not is_unreadable(error):
                 _log.warning("the journal %s cannot be opened and is tried again: %s", path, error)
                 continue
             _set_aside(path, error)
 
 
-def is_damage(error: sqlite3.Error) -> bool:
+def is_unreadable(error: sqlite3.Error) -> bool:
     """Whether the file is at fault, and trying again changes nothing."""
     return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 

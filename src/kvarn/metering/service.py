@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry
 
 from kvarn.config.schema import KvarnConfig
+from kvarn.jobs.periodic import Periodic
 from kvarn.limits.scripts import ScriptRunner
 from kvarn.metering.budget_reservations import BudgetReservations
 from kvarn.metering.budgets import BudgetTracker
 from kvarn.metering.event import InFlight, Measured, settle
 from kvarn.metering.journal import LiveJournal, Slot
 from kvarn.metering.metrics import MeteringMetrics
-from kvarn.metering.old_journals import import_old_journals
 from kvarn.metering.prices import PriceBook
 from kvarn.metering.writer import LedgerWriter
 from kvarn.store.engine import Store, data_dir
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 JOURNALS = "usage"
 """Directory under `data_dir`."""
 _LAST_WRITE_S = 5.0
+_RETRY_S = 1.0
 
 _log = logging.getLogger("kvarn.metering")
 
@@ -63,7 +64,7 @@ class Metering:
         self._writer: LedgerWriter | None = None
         self._budgets_read = float("-inf")
         self._publisher: Publisher | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._writing = Periodic("usage events", self._write, self._settings.flush_interval_s, _RETRY_S)
 
     def open(self) -> None:
         """Open the journal: from here on requests are noted. The database is not needed yet.
@@ -75,7 +76,6 @@ class Metering:
         root = data_dir(self._config) / JOURNALS
         try:
             self._journal = LiveJournal(root, self._settings.max_spool_bytes)
-            import_old_journals(root, self.prices, self._settings.currency)
         except OSError as error:
             raise StoreError(f"cannot keep usage in {root} (data_dir): {error.strerror}") from None
         self._writer = LedgerWriter(
@@ -103,25 +103,26 @@ class Metering:
 
             self._publisher = Publisher(self._store, self._settings.kafka, self.metrics)
             self._publisher.start()
-        self._tasks.append(asyncio.create_task(self._write_for_ever()))
+        self._writing.start()
 
     async def stop(self) -> None:
         """Write what is left, in a bounded time; what cannot be written is found by the next start."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        started = self._writing.running
+        await self._writing.stop()
         await self.reservations.stop()
         if self._publisher is not None:
             await self._publisher.stop()
-        if self._journal is None or self._writer is None:
+        if self._journal is None:
             return
-        if self._tasks:
+        if started:
             try:
                 async with asyncio.timeout(_LAST_WRITE_S):
-                    await self._writer.work()
-                    await self._keep_budgets()  # other gateways shall not wait for what is held to run out
-            except TimeoutError:
-                _log.warning("the database is slow: the next start writes the last usage events")
+                    self._budgets_read = float("-inf")  # other gateways shall not wait for what is held to run out
+                    await self._write()
+            except (TimeoutError, StoreAwayError) as error:
+                _log.warning("the next start writes the last usage events: %s", error or "the database is slow")
+            except Exception:
+                _log.exception("the last usage events cannot be written; they stay in the journal")
         self._journal.close()
 
     def begin(self, request: InFlight, received: float) -> Slot | None:
@@ -149,29 +150,21 @@ class Metering:
         if unused:
             _log.warning("metering.prices has prices for models that are not served: %s", ", ".join(unused))
 
-    async def _write_for_ever(self) -> None:
+    async def _write(self) -> None:
+        """Write events, then read what is spent now and then: one after the other, since what is being written while
+        the sums are read would be in both, or in neither."""
         assert self._writer is not None
-        while True:
-            await self._writer.work()
-            # By the same task: what is being written while the sums are read would be in both, or in neither.
-            if time.monotonic() - self._budgets_read >= self._settings.budget_refresh_s:
-                await self._keep_budgets()
-            await asyncio.sleep(self._settings.flush_interval_s)
-
-    async def _keep_budgets(self) -> None:
-        try:
-            await self._read_budgets()
-            for rule, period in self.budgets.alerts(self._store.now()):
-                if await note_alert(self._store, rule, period):
-                    self.metrics.budget_alerts.labels(rule.unit).inc()
-                    _log.warning(
-                        "a budget has passed its soft limit",
-                        extra={"budget": rule.id, "holder": rule.holder_id, "unit": rule.unit, "period": period},
-                    )
-        except StoreAwayError as error:
-            _log.debug("budgets are those last known: %s", error)
-        except Exception:
-            _log.exception("budgets cannot be read; those last known hold")
+        await self._writer.work()
+        if time.monotonic() - self._budgets_read < self._settings.budget_refresh_s:
+            return
+        await self._read_budgets()
+        for rule, period in self.budgets.alerts(self._store.now()):
+            if await note_alert(self._store, rule, period):
+                self.metrics.budget_alerts.labels(rule.unit).inc()
+                _log.warning(
+                    "a budget has passed its soft limit",
+                    extra={"budget": rule.id, "holder": rule.holder_id, "unit": rule.unit, "period": period},
+                )
 
     async def _read_budgets(self) -> list[BudgetRule]:
         self._budgets_read = time.monotonic()

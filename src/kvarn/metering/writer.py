@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from kvarn.metering.budgets import BudgetTracker
-from kvarn.metering.journal import Journal, LiveJournal, dead_journals, decode_event, is_damage
+from kvarn.metering.journal import Journal, LiveJournal, dead_journals, decode_event, is_unreadable
 from kvarn.metering.kafka import encode_message
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.metering.prices import PriceBook
@@ -23,8 +23,6 @@ from kvarn.store.repositories.usage import events as usage_events
 BATCH_EVENTS = 200
 """In one transaction at most."""
 _LOOK_FOR_DEAD_S = 10.0
-_RETRY_S = 1.0
-_WARN_EVERY_S = 60.0
 
 _log = logging.getLogger("kvarn.metering")
 
@@ -66,28 +64,23 @@ class LedgerWriter:
         self._metrics = metrics
         self._looked_for_dead = float("-inf")
         self._behind_since: float | None = None
-        self._warned = float("-inf")
 
     async def work(self) -> None:
-        """Write all there is. Where that fails it is said, and tried again at the next call, after a pause."""
+        """Write all there is.
+
+        Raises:
+            StoreAwayError: The database does not answer; what is left waits on disk.
+        """
         try:
             await self._write_own()
             if time.monotonic() - self._looked_for_dead >= _LOOK_FOR_DEAD_S:
                 for dead in dead_journals(self._root):
                     await self._take_over(dead)
                 self._looked_for_dead = time.monotonic()
-        except StoreAwayError as error:
-            self._observe()
-            if time.monotonic() - self._warned >= _WARN_EVERY_S:
-                self._warned = time.monotonic()
-                _log.warning("usage events wait on disk: %s", error, extra={"spool_bytes": self._journal.size})
+        except StoreAwayError:
             await asyncio.to_thread(self._journal.sync)
-            await asyncio.sleep(_RETRY_S)
-        except Exception:
-            self._observe()
-            _log.exception("usage events cannot be written; they stay in the journal")
-            await asyncio.sleep(_RETRY_S)
-        else:
+            raise
+        finally:
             self._observe()
 
     async def _write_own(self) -> None:
@@ -115,7 +108,7 @@ class LedgerWriter:
             for start in range(0, len(lost), BATCH_EVENTS):
                 self._keep_refused(await self._write(lost[start : start + BATCH_EVENTS]))
         except sqlite3.Error as error:
-            if is_damage(error):
+            if is_unreadable(error):
                 dead.set_aside(error)
                 return
             dead.release()
