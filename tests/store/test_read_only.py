@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 from collections.abc import AsyncGenerator
@@ -14,7 +13,7 @@ import pytest
 from sqlalchemy import text
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.store import health, postgres
+from kvarn.store import health
 from kvarn.store.engine import Store
 from kvarn.store.errors import DiskFullError, StoreAwayError, StoreReadOnlyError
 from kvarn.store.health import StoreState
@@ -161,19 +160,11 @@ async def test_all_connections_of_a_demoted_server_go_with_the_first_refused_wri
         await upgrade(store)
         old = set(await asyncio.gather(*[read(store, "SELECT pg_backend_pid() FROM pg_sleep(0.2)") for _ in range(4)]))
         assert len(old) == 4
-        old_report = await report(store, "SELECT pg_backend_pid()")
         await set_postgres_read_only(url, True)
         with pytest.raises(StoreReadOnlyError):
             await probe_writes(store)
         new = set(await asyncio.gather(*[read(store, "SELECT pg_backend_pid() FROM pg_sleep(0.2)") for _ in range(4)]))
         assert not old & new
-        assert await report(store, "SELECT pg_backend_pid()") != old_report
-        with pytest.raises(StoreReadOnlyError):
-            await probe_writes(store)
-        later = set(
-            await asyncio.gather(*[read(store, "SELECT pg_backend_pid() FROM pg_sleep(0.2)") for _ in range(4)])
-        )
-        assert len(new & later) >= 3, "but not with each: only the one that was refused"
 
 
 async def test_after_a_failover_the_server_that_takes_writes_is_found(own_postgres, make_database, standby) -> None:
@@ -196,8 +187,9 @@ async def test_after_a_failover_the_server_that_takes_writes_is_found(own_postgr
             assert await read(other) == 1
             assert await read(other, "SELECT pg_promote()") is True
         await set_postgres_read_only(first, True)
-        assert await read(store, "SELECT inet_server_port()") == standby.port, "a demoted server tells so by itself"
-        assert await report(store, "SELECT inet_server_port()") == standby.port
+        with pytest.raises(StoreReadOnlyError):
+            await create_organization(store, "b")
+        assert await read(store, "SELECT inet_server_port()") == standby.port
         await create_organization(store, "b")
         assert await read(store) == 2
         own_postgres.kill()
@@ -206,38 +198,11 @@ async def test_after_a_failover_the_server_that_takes_writes_is_found(own_postgr
         await set_postgres_read_only(second, True)
         with pytest.raises(StoreReadOnlyError):
             await create_organization(store, "d")
-        assert await read(store) == 3, "where no server takes writes, one that does not is read"
+        with pytest.raises(StoreAwayError, match="None of the hosts match"):
+            await read(store)
         await set_postgres_read_only(second, False)
+        assert await read(store) == 3
         own_postgres.start()
-
-
-async def test_a_standby_is_read_no_longer_than_until_the_first_server_is_back(
-    own_postgres, make_database, standby, monkeypatch
-) -> None:
-    monkeypatch.setattr(postgres, "_LOOK_EVERY_S", 0.05)
-    first = make_database(own_postgres.port)
-    hosts = f"127.0.0.1:{own_postgres.port},127.0.0.1:{standby.port}"
-    async with opened(first.replace(f"127.0.0.1:{own_postgres.port}", hosts)) as store:
-        await upgrade(store)
-        async with opened(first.replace(str(own_postgres.port), str(standby.port))) as other:
-            while not await _follows(other, 0):  # noqa: ASYNC110  replication tells nobody how far it is
-                await asyncio.sleep(0.02)
-        own_postgres.kill()
-        await asyncio.gather(*[_lost(store) for _ in range(4)])
-        port = "SELECT inet_server_port() FROM pg_sleep(0.1)"
-        assert set(await asyncio.gather(*[read(store, port) for _ in range(4)])) == {standby.port}
-        assert await report(store, port) == standby.port
-        own_postgres.start()
-        await asyncio.sleep(0.1)
-        await read(store)
-        assert set(await asyncio.gather(*[read(store, port) for _ in range(4)])) == {own_postgres.port}
-        assert await report(store, port) == own_postgres.port, "though nobody wrote"
-
-
-async def _lost(store: Store) -> None:
-    """Have a connection to a server that is gone be noticed."""
-    with contextlib.suppress(StoreAwayError):
-        await read(store)
 
 
 async def _follows(store: Store, organizations: int = 1) -> bool:
@@ -253,21 +218,8 @@ async def test_a_host_that_hangs_leaves_the_others_their_time(postgres_service, 
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         hosts = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{postgres_service.port}"
-        async with opened(url.replace(f"127.0.0.1:{postgres_service.port}", hosts), timeout_s=60) as store:
-            async with asyncio.timeout(10):  # far less than a share of 60 s
-                assert await read(store, "SELECT 1") == 1
-
-
-async def test_beside_a_host_that_hangs_a_standby_is_read(own_postgres, make_database) -> None:
-    url = make_database(own_postgres.port)
-    await set_postgres_read_only(url, True)
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        hosts = f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{own_postgres.port}"
-        async with opened(url.replace(f"127.0.0.1:{own_postgres.port}", hosts), timeout_s=60) as store:
-            async with asyncio.timeout(10):
-                assert await read(store, "SELECT 1") == 1
+        async with opened(url.replace(f"127.0.0.1:{postgres_service.port}", hosts), timeout_s=2) as store:
+            assert await read(store, "SELECT 1") == 1
 
 
 async def test_where_no_host_answers_each_is_named(tmp_path: Path) -> None:

@@ -65,8 +65,3 @@ def test_of_a_url_that_is_none_nothing_is_told(url: str) -> None:
         Store.open(config_of(url))
     assert "s3c" not in str(raised.value) and "ret," not in str(raised.value)
     assert raised.value.__suppress_context__ or raised.value.__context__ is None
-
-
-def test_what_would_prefer_a_standby_is_refused() -> None:
-    with pytest.raises(StoreError, match="prefer-standby is not served"):
-        Store.open(config_of("postgresql://kvarn@a,b/kvarn?target_session_attrs=prefer-standby"))

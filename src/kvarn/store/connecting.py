@@ -9,25 +9,23 @@ import ssl
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
 from sqlalchemy import URL, Dialect, NullPool, event
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import MissingGreenlet
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from kvarn.store.errors import StoreAwayError, StoreError, StoreRefusedError
-from kvarn.store.outages import cause_of, is_away_state
-
-if TYPE_CHECKING:
-    from kvarn.store.postgres import ServerWatch
+from kvarn.store.outages import DEMOTED_STATE, cause_of, is_away_state, sqlstate_of
 
 READING = "kvarn_reading"
 """Execution option of a connection that will only read."""
-_REPLACED_AFTER_S = 300
-"""A connection lives no longer, so that none stays for ever with a server that is the first no more."""
+_REPLACED_AFTER_S = 60
+"""A connection lives no longer, so that none stays with a server that takes no writes any more."""
 _HOSTS = re.compile(r"^(?P<scheme>[a-z0-9+]+://)(?P<user>[^@/?]*@)?(?P<hosts>[^@/?]*,[^@/?]*)(?P<rest>(?:[/?].*)?)$")
 """A URL with several of them: the comma of a password makes none."""
 _DRIVERS_OWN = frozenset({"host", "port", "ssl", "prepared_statement_cache_size"})
@@ -36,14 +34,13 @@ DSN, and there takes every other for a setting of the session."""
 _FILES = frozenset({"sslcert", "sslkey", "sslrootcert", "sslcrl"})
 
 
-def make_engine(url: URL, pool_size: int, timeout_s: float, servers: ServerWatch | None) -> AsyncEngine:
+def make_engine(url: URL, pool_size: int, timeout_s: float) -> AsyncEngine:
     """The engine that serves requests. Whoever finds no connection gets a `StoreAwayError`.
 
     Args:
         url: With an asynchronous driver.
         pool_size: Connections at most.
         timeout_s: Seconds that connecting, and a query, may take.
-        servers: Of PostgreSQL: replaces connections to a server that takes no writes, in all engines of a store.
 
     Raises:
         StoreError: The URL names a file that is not there.
@@ -76,13 +73,12 @@ def make_engine(url: URL, pool_size: int, timeout_s: float, servers: ServerWatch
             pool_recycle=_REPLACED_AFTER_S,
             connect_args=_postgres_options(url, timeout_s) | {"command_timeout": timeout_s},
         )
-        if servers is not None:
-            servers.watch(engine)
+        event.listen(engine.sync_engine, "handle_error", _leave_demoted_server)
     event.listen(engine.sync_engine, "do_connect", partial(_connect, url))
     return engine
 
 
-def make_patient_engine(url: URL, timeout_s: float) -> AsyncEngine:
+def make_migration_engine(url: URL, timeout_s: float) -> AsyncEngine:
     """An engine for PostgreSQL whose statements take as long as they take; connecting takes `timeout_s` at most."""
     options = _postgres_options(url, timeout_s)
     engine = create_async_engine(_plain(url), hide_parameters=True, poolclass=NullPool, connect_args=options)
@@ -107,11 +103,6 @@ def with_hosts_apart(url: str) -> str:
     return f"{parts['scheme']}{parts['user'] or ''}{rest}{'&' if '?' in rest else '?'}{query}"
 
 
-def prefers_writes(url: URL) -> bool:
-    """Whether there are several hosts, of which one that takes writes goes before one that does not."""
-    return isinstance(url.query.get("host"), tuple) and "target_session_attrs" not in url.query
-
-
 def _json(value: Any) -> str:
     """As short as it can be, and in a tenth of the time that Python's own encoder takes."""
     return msgspec.json.encode(value).decode()
@@ -122,19 +113,39 @@ def _plain(url: URL) -> URL:
 
 
 def _postgres_options(url: URL, timeout_s: float) -> dict[str, Any]:
-    # Imported where it is used: a server on SQLite need not wait for PostgreSQL's driver.
-    from kvarn.store.postgres import connect_first
-
     options = {name: value for name, value in url.query.items() if name not in _DRIVERS_OWN}
     for name in _FILES & options.keys():
         path = Path(str(options[name])).expanduser()
         if not path.is_file():  # the driver would not say which
             raise StoreError(f"store.url: there is no file {path} ({name})")
         options[name] = str(path)
+    if isinstance(url.query.get("host"), tuple):
+        options.setdefault("target_session_attrs", "read-write")
     dsn = {"dsn": f"postgresql://?{urlencode(options, doseq=True)}"} if options else {}
-    if options.get("target_session_attrs") == "prefer-standby":
-        raise StoreError("store.url: target_session_attrs=prefer-standby is not served: Kvarn needs the primary")
-    return {"async_creator_fn": connect_first, "timeout": timeout_s, "prefer_writes": prefers_writes(url), **dsn}
+    return {"async_creator_fn": _connect_to_any, "timeout": timeout_s, **dsn}
+
+
+async def _connect_to_any(*, host: Any = None, port: Any = None, timeout: float, **options: Any) -> Any:
+    """asyncpg's connection to the first of several hosts that takes it. asyncpg would give all the time to the first;
+    here each has its share."""
+    import asyncpg  # here: the driver is an extra
+
+    if not isinstance(host, list | tuple):
+        return await asyncpg.connect(host=host, port=port, timeout=timeout, **options)
+    failures = []
+    for name, number in zip(host, port, strict=True):
+        try:
+            return await asyncpg.connect(host=name, port=number, timeout=timeout / len(host), **options)
+        except (OSError, asyncpg.TargetServerAttributeNotMatched, asyncpg.CannotConnectNowError) as error:
+            failures.append(f"{name}: {cause_of(error)}")
+    raise ConnectionError("; ".join(failures))
+
+
+def _leave_demoted_server(context: ExceptionContext) -> None:
+    """A write that is refused as read-only has all connections of the pool replaced: new ones may lead to the server
+    that takes writes now."""
+    if sqlstate_of(context.original_exception) == DEMOTED_STATE:
+        context.is_disconnect = True
 
 
 def _connect(url: URL, dialect: Dialect, _: object, args: list[Any], options: dict[str, Any]) -> DBAPIConnection:

@@ -15,14 +15,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.store.connecting import (
-    READING,
-    make_engine,
-    make_patient_engine,
-    prefers_writes,
-    shown,
-    with_hosts_apart,
-)
+from kvarn.store.connecting import READING, make_engine, make_migration_engine, shown, with_hosts_apart
 from kvarn.store.errors import StoreAwayError, StoreError
 from kvarn.store.health import StoreHealth
 from kvarn.store.outages import cause_of, outage_of, unprepared
@@ -73,14 +66,9 @@ class Store:
         an outage, and no fault."""
         self._timeout_s = timeout_s
         self._report_timeout_s = report_timeout_s
-        servers = None
-        if not self.is_sqlite:
-            from kvarn.store.postgres import ServerWatch  # here: its driver is an extra
-
-            servers = ServerWatch(prefers_writes=prefers_writes(url))
-        self.engine = make_engine(url, _SQLITE_CONNECTIONS if self.is_sqlite else pool_size, timeout_s, servers)
+        self.engine = make_engine(url, _SQLITE_CONNECTIONS if self.is_sqlite else pool_size, timeout_s)
         self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)
-        self._report_engine = make_engine(url, REPORT_CONNECTIONS + _ACCOUNT_CONNECTIONS, report_timeout_s, servers)
+        self._report_engine = make_engine(url, REPORT_CONNECTIONS + _ACCOUNT_CONNECTIONS, report_timeout_s)
         self._report_sessions = async_sessionmaker(self._report_engine, expire_on_commit=False)
 
     @classmethod
@@ -140,7 +128,7 @@ class Store:
             StoreAwayError: The database does not answer.
             StoreError: It is none, or refuses the schema.
         """
-        engine = self.engine if self.is_sqlite else make_patient_engine(self.url, self._timeout_s)
+        engine = self.engine if self.is_sqlite else make_migration_engine(self.url, self._timeout_s)
         try:
             with self.health.watching(), self.explained(), _away_when_lost(self._timeout_s):
                 async with engine.begin() as connection:
