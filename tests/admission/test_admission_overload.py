@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from random import Random
 
 import pytest
 
@@ -106,27 +105,6 @@ def test_most_that_are_turned_away_hear_it_at_once():
 def test_most_refusals_are_made_on_arrival():
     refused = [call for level in (2.0, 4.0) for call in played(level).calls if call.refusal is not None]
     assert sum(call.refused_at == call.at for call in refused) >= 0.95 * len(refused) > 1000
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize(("level", "back"), [(1.3, 1.0), (2.0, 1.0), (2.0, 0.5), (4.0, 0.1)])
-def test_who_comes_back_when_told_to_is_let_in(level, back, seed):
-    """Some of the refused come back once their Retry-After is over, a few milliseconds late; others keep coming new."""
-    world, chance = AdmissionWorld(seed=seed, jitter=0.1), Random(seed)
-    calls: list[Call] = []
-    for tenant, (prompt, output) in LENGTHS.items():
-        rate = level * CAPACITY * OFFERED[tenant] / (sum(prompt) / 2 + sum(output))
-        calls += poisson(rate, SECONDS, tenant, prompt, output, seed, weight=WEIGHTS[tenant])
-    for call in calls:
-        call.comes_back_in_s = chance.uniform(0.001, 0.05) if chance.random() < back else None
-    world.play(calls, SECONDS)
-    told = [call for call in calls if call.told_s and call.comes_back_in_s is not None]
-    still_away = sum(call.refusal is not None and call.at >= SECONDS for call in told)
-    returns = sum(len(call.told_s) for call in told) - still_away
-    refused_again = sum(len(call.told_s) - 1 for call in told)
-    assert returns - refused_again >= 0.95 * returns > 20
-    good = sum(call.met(TTFT_S, TPOT_S) for call in calls if call.end is not None and call.end >= WARM_S)
-    assert good / (SECONDS - WARM_S) >= 0.75 * played(1.0).goodput
 
 
 def test_batch_work_fills_idle_capacity_and_costs_interactive_work_nothing():

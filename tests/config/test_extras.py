@@ -13,15 +13,16 @@ HIDE = """
 import sys
 from importlib.abc import MetaPathFinder
 
+HIDDEN = ("asyncpg", "redis", "confluent_kafka", "cryptography", "huggingface_hub")
+
 class Hide(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("asyncpg", "redis", "confluent_kafka"):
+        if name.partition(".")[0] in HIDDEN:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 import importlib.util
 found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, package=None: None if name in ("asyncpg", "redis", "confluent_kafka") else (
-    found(name, package))
+importlib.util.find_spec = lambda name, package=None: None if name in HIDDEN else found(name, package)
 sys.meta_path.insert(0, Hide())
 if sys.argv[1] == "import":
     import kvarn.gateway.app, kvarn.gateway.services, kvarn.api_servers.worker
@@ -45,6 +46,8 @@ def kvarn(directory: Path, config: dict[str, object], *arguments: str) -> subpro
         ({"store": {"url": "postgresql://kvarn@127.0.0.1/kvarn"}}, "store.url", "postgres"),
         ({"limits": {"redis_url": "redis://127.0.0.1"}}, "limits.redis_url", "redis"),
         ({"metering": {"kafka": {"bootstrap_servers": "127.0.0.1:9092"}}}, "metering.kafka", "kafka"),
+        ({"safety": {"prompt_key_file": "keys"}}, "safety.prompt_key_file", "encryption"),
+        ({"models": [{"name": "m", "path": "owner/name"}]}, "owner/name", "hub"),
     ],
 )
 def test_a_server_that_needs_an_extra_does_not_start_without_it_and_names_it(

@@ -18,6 +18,7 @@ from sqlalchemy import make_url
 from typer.testing import CliRunner
 
 from kvarn.cli.administration.prompts import app
+from kvarn.config import extras
 from kvarn.config.platform import SafetyConfig
 from kvarn.config.schema import KvarnConfig
 from kvarn.observe.logging import configure_logging
@@ -186,3 +187,14 @@ def test_keys_are_shared_rotated_and_checked(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(SafetyError, match="cannot read"):
         Seal.load(config)
+
+
+def test_a_project_cannot_allow_what_would_need_a_missing_extra(
+    client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = client.get("/v1/organization/projects").json()["data"][0]["id"]
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    refused = client.post(f"/v1/organization/projects/{project}", json={"log_prompts": True})
+    assert refused.status_code == 400 and "kvarn[encryption]" in refused.json()["error"]["message"]
+    with pytest.raises(SafetyError, match=r"kvarn\[encryption\]"):
+        Seal.load(config_of(tmp_path))

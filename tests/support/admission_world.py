@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -69,10 +68,6 @@ class Call:
     weight: float = 1.0
     priority: int = 0
     leaves_at: float | None = None
-    comes_back_in_s: float | None = None
-    """Sent again so long after the time that its refusal names; given up where None."""
-    told_s: list[float] = field(default_factory=list)
-    """What each refusal so far named."""
     first: float | None = None
     end: float | None = None
     refusal: Refusal | None = None
@@ -170,22 +165,13 @@ class AdmissionWorld:
             prompt_tokens=self.traffic.expected_prompt(call.prompt),
             output_tokens=self.traffic.expected_output(call.tenant, call.output),
             arrival_s=call.at,
-            key=(call.tenant, id(call)),
         )
         call.refusal = self.controller.offer(call.demand, self.now)
         if call.refusal is not None:
-            self._refused(call)
+            call.refused_at = self.now
             return
         self._waiting[call.demand] = call
         self._poll()
-
-    def _refused(self, call: Call) -> None:
-        assert call.refusal is not None and call.demand is not None
-        call.refused_at = self.now
-        call.told_s.append(self.controller.retry_after_s(call.demand, call.refusal, self.now))
-        if call.comes_back_in_s is not None:
-            call.at = self.now + math.ceil(call.told_s[-1]) + call.comes_back_in_s
-            heapq.heappush(self._coming, (call.at, id(call), call))
 
     def _poll(self) -> None:
         self._next_poll = self.now + POLL_EVERY_S
@@ -196,7 +182,7 @@ class AdmissionWorld:
                 self._submit(call)
             else:
                 call.refusal = refusal
-                self._refused(call)
+                call.refused_at = self.now
         self.longest_queue = max(self.longest_queue, len(self._waiting))
 
     def _leave(self, call: Call) -> None:

@@ -6,7 +6,7 @@ here for idle capacity. With load shedding
 * a request goes when its turn has come (`AdmissionQueue`) and it keeps nobody from the targets: those that run keep
   their TPOT, and few prompts wait inside the engine, so that the order stays to be decided here, as late as possible;
 * it waits as long as it is predicted to have its first token in time;
-* else it is refused at once, with the time at which it will be taken (`RetrySlots`).
+* else it is refused at once, with the time after which it would not be late.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from kvarn.admission.demand import Demand
 from kvarn.admission.engine_view import EngineView
 from kvarn.admission.predictor import OUT_OF_REACH, Load, Mix, Predictor
 from kvarn.admission.queue import AdmissionQueue
-from kvarn.admission.retry_slots import LONGEST_RETRY_S, RetrySlots
 from kvarn.admission.traffic import Traffic
 from kvarn.wire.messages import EngineStats
 
@@ -33,6 +32,8 @@ PREFILL_WINDOW = 0.25
 """Part of the TTFT target for which prompts may wait inside the engine, where their order is decided no more."""
 OVERTAKEN = 0.6
 """Part of its share that a tenant with requests waiting is expected to get: others with a better claim come later."""
+LONGEST_RETRY_S = 600
+"""No Retry-After is longer."""
 SEEK_LATE_S = 0.04
 """How often those that wait in vain are sought: it looks at each tenant."""
 
@@ -82,7 +83,6 @@ class AdmissionController:
         self._rules = rules
         self._view = view
         self._traffic = traffic
-        self._slots = RetrySlots()
         self._preparing: set[Demand] = set()
         """Accepted before they were parsed; they come again when they are tokenized."""
         self._late_sought = -math.inf
@@ -124,17 +124,6 @@ class AdmissionController:
     def prepared(self, demand: Demand) -> None:
         """An accepted request is tokenized, or will not be."""
         self._preparing.discard(demand)
-
-    def retry_after_s(self, demand: Demand, refusal: Refusal, now: float) -> float:
-        """When a refused request shall come again; where it is known by a key, it will be taken then."""
-        predictor = self._view.predictor
-        if predictor is None or demand.key is None or not demand.is_interactive:
-            return refusal.retry_after_s
-        load, mix = self._situation(demand, now)
-        row_s = predictor.row_s(max(1, load.rows), mix)
-        charged_s = predictor.service_s(mix, row_s) * demand.cost / max(1.0, mix.cost)
-        service_s, share = predictor.service_s(demand, row_s), self.queue.share(demand, now)
-        return self._slots.give(demand.key, service_s, charged_s, share, refusal.retry_after_s, now)
 
     def poll(self, now: float) -> Decisions:
         """What has been decided on waiting requests since the last call."""
@@ -212,10 +201,9 @@ class AdmissionController:
         ahead = self.queue.ahead_of(demand, now, own=own)
         before = [*ahead.demands, *(each for each in self._preparing if own or each.tenant != demand.tenant)]
         share = self.queue.share(demand, now)
-        held_s = self._slots.held_s(demand.tenant, share, now, now + self._ttft_limit_s(demand, predictor), own=own)
-        if before or ahead.unsent_cost or held_s or not self._has_place(demand, load, mix):
+        if before or ahead.unsent_cost or not self._has_place(demand, load, mix):
             row_s = predictor.row_s(max(1, load.rows), mix)
-            waits_s = held_s + sum([predictor.service_s(each, row_s) for each in before])
+            waits_s = sum([predictor.service_s(each, row_s) for each in before])
             mine_s = sum([predictor.service_s(each, row_s) for each in before if each.tenant == demand.tenant])
             waits_s = max(waits_s, mine_s / (OVERTAKEN * share) if own else 0.0)
             waits_s += predictor.service_s(mix, row_s) * (0.5 + ahead.unsent_cost / max(1.0, mix.cost))
@@ -257,10 +245,7 @@ class AdmissionController:
 
     def _decide(self, demand: Demand, now: float) -> Refusal | None:
         self._arrive(demand, now)
-        if demand.accepted:
-            return None
-        demand.promised = demand.key is not None and self._slots.use(demand.key, now)
-        return None if demand.promised else self._predict_refusal(demand, now)
+        return None if demand.accepted else self._predict_refusal(demand, now)
 
     def _send(self, demand: Demand, now: float) -> None:
         self._batch_rows += demand.sequences * demand.is_batch
@@ -284,7 +269,7 @@ class AdmissionController:
             over = self._rules.max_queue_s is not None and waited > self._rules.max_queue_s
             return Refusal(Reason.QUEUE_TIMEOUT, self._drain_s(demand, now)) if over else None
         predictor = self._view.predictor
-        if predictor is None or demand.promised:
+        if predictor is None:
             return None
         late_s = waited + predictor.first_token_s(demand, *self._situation(demand, now))
         late_s -= self._ttft_limit_s(demand, predictor)

@@ -9,9 +9,6 @@ from kvarn.fairness.queue import Account
 INTERACTIVE, BATCH = 0, 10
 """Priorities up to the first have latency targets; from the second on, requests run on idle capacity."""
 
-Key = tuple[str, int]
-"""Which request it is: its tenant and the hash of its body."""
-
 
 class TenantAccount(Account):
     """What a tenant was served, and whether it asks for more."""
@@ -43,12 +40,8 @@ class Demand:
     """Rows it becomes in a step once its prompt is computed."""
     arrival_s: float
     """Monotonic seconds at which the request came."""
-    key: Key | None = None
-    """The same request may come again after a refusal; None where it would not be known."""
     accepted: bool = False
     """It was predicted to be in time, before it was parsed."""
-    promised: bool = False
-    """It was refused, and came again at the time of its Retry-After: it is not refused for being late."""
     body_bytes: int = 0
     """Of a request that was not parsed when it was decided on; 0 where they are not all of its prompt."""
     cost: float = 0.0

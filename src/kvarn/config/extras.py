@@ -1,21 +1,38 @@
-"""What is installed only where a configuration asks for it: `pip install 'kvarn[postgres,redis,kafka]'`."""
+"""What is installed only where it is asked for: `pip install 'kvarn[postgres,redis,kafka,encryption,hub]'`."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from kvarn.config.schema import KvarnConfig
+if TYPE_CHECKING:
+    from kvarn.config.schema import KvarnConfig
+
+_PACKAGES = {
+    "postgres": "asyncpg",
+    "redis": "redis",
+    "kafka": "confluent_kafka",
+    "encryption": "cryptography",
+    "hub": "huggingface_hub",
+}
+"""What each extra installs."""
 
 
-def missing_extra(config: KvarnConfig) -> str | None:
+def missing_extra(needed_by: str, extra: str) -> str | None:
+    """What to install for something that needs an extra, in one line; None where it is there."""
+    package = _PACKAGES[extra]
+    if find_spec(package) is not None:
+        return None
+    return f"{needed_by} needs the package {package!r}, which is not installed: pip install 'kvarn[{extra}]'"
+
+
+def missing_extra_of(config: KvarnConfig) -> str | None:
     """What to install for a configuration, in one line; None where it is all there."""
-    url = config.store.url or ""
     needed = (
-        (url.startswith("postgres"), "store.url", "postgres", "asyncpg"),
-        (config.limits.redis_url is not None, "limits.redis_url", "redis", "redis"),
-        (config.metering.kafka is not None, "metering.kafka", "kafka", "confluent_kafka"),
+        ((config.store.url or "").startswith("postgres"), "store.url", "postgres"),
+        (config.limits.redis_url is not None, "limits.redis_url", "redis"),
+        (config.metering.kafka is not None, "metering.kafka", "kafka"),
+        (config.safety.prompt_key_file is not None, "safety.prompt_key_file", "encryption"),
     )
-    for is_needed, setting, extra, module in needed:
-        if is_needed and find_spec(module) is None:
-            return f"{setting} needs the package {module!r}, which is not installed: pip install 'kvarn[{extra}]'"
-    return None
+    missing = (missing_extra(setting, extra) for is_needed, setting, extra in needed if is_needed)
+    return next(filter(None, missing), None)

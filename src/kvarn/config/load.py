@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from kvarn.config.environment import known_variables
-from kvarn.config.extras import missing_extra
+from kvarn.config.extras import missing_extra_of
 from kvarn.config.schema import KvarnConfig
 
 
@@ -50,8 +50,8 @@ def load_config(
             it is no error.
 
     Raises:
-        ConfigError: A source cannot be read, a key is unknown, a value is wrong, or the client of PostgreSQL, Redis or
-            Kafka is needed and not installed.
+        ConfigError: A source cannot be read, a key is unknown, a value is wrong, or an extra is needed and
+            not installed.
     """
     merged = _merge(_read_yaml(path) if path else {}, _read_environment(warn))
     merged = _merge(merged, _without_none(flags or {}))
@@ -61,7 +61,7 @@ def load_config(
         config = KvarnConfig.model_validate(merged)
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
-    if (missing := missing_extra(config)) is not None:
+    if (missing := missing_extra_of(config)) is not None:
         raise ConfigError(missing)
     return config
 

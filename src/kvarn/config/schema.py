@@ -195,9 +195,6 @@ class GatewayConfig(Section):
     """Seconds a connection is kept after an answer. Longer than the usual 60 s of load balancers, so that it is they
     who close. Rounded up to whole seconds."""
 
-    header_timeout_s: float = Field(10.0, gt=0)
-    """Without effect; accepted so that older files load. A proxy in front bounds the time of headers."""
-
     write_timeout_s: float = Field(60.0, gt=0)
     """Seconds for which a client may leave its answer unread, once the socket's buffers are full, before the connection
     is cut and the request ended."""

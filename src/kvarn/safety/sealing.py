@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from cryptography.fernet import Fernet, InvalidToken, MultiFernet
-
+from kvarn.config.extras import missing_extra
 from kvarn.config.schema import KvarnConfig
 from kvarn.safety.errors import SafetyError
 from kvarn.store.engine import data_dir, sync_directory
@@ -17,8 +17,10 @@ KEY_FILE = "prompts.key"
 class Seal:
     """Seals with the first key and opens with any: a new key goes on top, an old one stays until nothing needs it."""
 
-    def __init__(self, keys: list[Fernet]) -> None:
-        self._fernet = MultiFernet(keys)
+    def __init__(self, keys: Sequence[str]) -> None:
+        from cryptography.fernet import Fernet, MultiFernet  # an extra
+
+        self._fernet = MultiFernet([Fernet(key) for key in keys])
 
     @classmethod
     def load(cls, config: KvarnConfig, *, make: bool = True) -> Seal:
@@ -26,14 +28,15 @@ class Seal:
         where nothing is to be sealed (`make` is false).
 
         Raises:
-            SafetyError: The file cannot be read, or holds no keys.
+            SafetyError: The file cannot be read, or holds no keys; or `kvarn[encryption]` is not installed.
         """
+        if (missing := missing_extra("keeping prompts", "encryption")) is not None:
+            raise SafetyError(missing)
         path = key_path(config)
         try:
             if make and config.safety.prompt_key_file is None:
                 _make_key(path)
-            lines = path.read_text(encoding="ascii").split()
-            return cls([Fernet(line) for line in lines])
+            return cls(path.read_text(encoding="ascii").split())
         except OSError as error:
             raise SafetyError(f"cannot read the key file {path} (safety.prompt_key_file): {error.strerror}") from None
         except ValueError:  # UnicodeDecodeError among them
@@ -51,6 +54,8 @@ class Seal:
         Raises:
             SafetyError: With a key that is not in the file, or it was tampered with.
         """
+        from cryptography.fernet import InvalidToken
+
         try:
             return self._fernet.decrypt(sealed)
         except InvalidToken:
@@ -65,6 +70,8 @@ def key_path(config: KvarnConfig) -> Path:
 
 def _make_key(path: Path) -> None:
     """Make the file where it is missing, whole from the start: several gateways may begin at once."""
+    from cryptography.fernet import Fernet
+
     if path.exists():
         return
     draft = path.with_name(f".{path.name}.{os.getpid()}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import kvarn
+from kvarn.config.extras import missing_extra
 from kvarn.text.errors import CheckpointError
 
 Progress = Callable[[str, float], None]
@@ -59,7 +60,8 @@ def _find(path: str, progress: Progress | None, files: list[str]) -> Path:
 
 
 def _download(path: str, progress: Progress | None, files: list[str]) -> Path:
-    # Imported here: a quarter of a second that a local checkpoint does not pay.
+    if (missing := missing_extra(f"downloading {path!r}", "hub")) is not None:
+        raise CheckpointError(missing)
     from httpx import HTTPError
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (

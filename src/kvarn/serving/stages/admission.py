@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 
@@ -86,7 +85,7 @@ class AdmissionStage:
             record.held.append(_EarlyDemand(replica, demand))
         elif model.config.fallback is None:
             record.model = name
-            raise self._refused(replica, demand, refusal, name, generates=True)
+            raise self._refused(demand, refusal, name, generates=True)
 
     async def enter(self, work: Work) -> Settle | None:
         """Wait until the engine can take the work; what the gateway answers by itself does not wait.
@@ -113,20 +112,18 @@ class AdmissionStage:
         if fallback is not None:
             self._metrics.decided(work.model, work.priority, "degraded")
             raise DegradedError(fallback)
-        raise self._refused(replica, demand, refusal, work.model, generates=work.max_output_tokens > 0)
+        raise self._refused(demand, refusal, work.model, generates=work.max_output_tokens > 0)
 
     async def close(self) -> None:
         """The server stops."""
         await asyncio.gather(*[replica.close() for replica in self._replicas.values()])
 
-    def _refused(
-        self, replica: ReplicaAdmission, demand: Demand, refusal: Refusal, model: str, *, generates: bool
-    ) -> ApiError:
+    def _refused(self, demand: Demand, refusal: Refusal, model: str, *, generates: bool) -> ApiError:
         self._metrics.shed(model, demand.priority, refusal.reason)
         if generates and demand.is_interactive:
             self._metrics.slo_missed(model)
         over_share = refusal.reason is Reason.OVER_SHARE
-        retry_s = max(1, math.ceil(replica.controller.retry_after_s(demand, refusal, time.monotonic())))
+        retry_s = max(1, math.ceil(refusal.retry_after_s))
         return ApiError(
             429 if over_share else 503,
             f"{_MESSAGES[refusal.reason].format(model=model)} Try again in {retry_s} s.",

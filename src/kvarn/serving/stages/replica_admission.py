@@ -75,9 +75,7 @@ class ReplicaAdmission:
             output_tokens=self.traffic.expected_output(tenant, work.max_output_tokens),
             sequences=work.sequences,
             arrival_s=work.received,
-            key=early.key if early is not None else None,
             accepted=early is not None and early.accepted,
-            promised=early is not None and early.promised,
         )
 
     def early_demand(self, record: RequestRecord, body: bytes, fields: EarlyFields) -> Demand:
@@ -93,7 +91,6 @@ class ReplicaAdmission:
             output_tokens=self.traffic.expected_output(tenant, sequences * (fields.max_output or MANY_TOKENS)),
             sequences=sequences,
             arrival_s=record.received,
-            key=(tenant, hash(body)),
             body_bytes=0 if fields.has_context_elsewhere else len(body),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from pydantic import Field
 
+from kvarn.config.extras import missing_extra
 from kvarn.gateway.dependencies import ADMINISTRATION, AdminDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import Flag, OldestFirstQuery, list_answer
@@ -16,6 +17,7 @@ from kvarn.gateway.routes.organization.objects import (
 )
 from kvarn.store.repositories.tenants import projects, users
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key
+from kvarn.wire.openai.errors import invalid_request
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.organization.objects import ProjectObject, ServiceAccountKeyObject, ServiceAccountObject
 from kvarn.wire.openai.organization.requests import (
@@ -62,6 +64,8 @@ async def get_project(admin: AdminDep, project_id: str) -> ProjectObject:
 @router.post("/{project_id}", summary="Modify a project")
 async def modify_project(admin: AdminDep, project_id: str, body: ProjectUpdate) -> ProjectObject:
     """Set its name, or whether its prompts may be sampled."""
+    if body.log_prompts and (missing := missing_extra("log_prompts", "encryption")) is not None:
+        raise invalid_request(missing, "log_prompts")
     changes = body.model_dump(exclude_none=True)
     return project_object(await admin.change(projects.change_project, project_id, changes))
 
