@@ -22,22 +22,33 @@ using SegmentAttention = VectorAttention<type>;
 // Scratch memory of one call.
 template <KvType type>
 struct Scratch {
+    using Query = typename SegmentAttention<type>::Query;
     static constexpr int kRows = SegmentAttention<type>::kRows;
 
-    float* queries;     // [T, H, D]
+    QueryPlace queries;
     float* partials;    // [plan.num_partials, H, result]
     float* threads;     // [threads, thread_floats]
     std::int64_t segment_floats, thread_floats;
 
-    Scratch(Carver& carver, const AttentionCall& call) {
+    Scratch(Carver& carver, const AttentionCall& call) : queries{nullptr, nullptr, call.shape, call.plan->num_tokens()} {
         const HeadShape& shape = call.shape;
         const std::int64_t stride = result_stride(shape);
         segment_floats = SegmentAttention<type>::scratch_floats(shape);
         thread_floats = segment_floats + (kRows + kTileTokens * shape.group()) * stride;
-        queries = carver.take<float>(call.plan->num_tokens() * shape.query_heads * shape.dim);
+        const std::int64_t rows = queries.tokens * shape.query_heads;
+        if constexpr (kRounded) queries.rounded = carver.take<std::uint16_t>(rows * queries.rounded_dim());
+        else queries.floats = carver.take<float>(rows * shape.dim);
         partials = carver.take<float>(call.plan->num_partials * shape.query_heads * stride);
         threads = carver.take<float>(omp_get_max_threads() * thread_floats);
     }
+
+    const Query* query(std::int64_t token, std::int64_t head) const {
+        if constexpr (kRounded) return queries.rounded_row(token, head);
+        else return queries.float_row(token, head);
+    }
+
+  private:
+    static constexpr bool kRounded = std::is_same_v<Query, std::uint16_t>;
 };
 
 // Answers the work item `item` for the queries of one key/value head.
@@ -57,7 +68,7 @@ class ItemWork {
         for (std::int64_t segment = item_.first_segment; segment < item_.last_segment; ++segment) {
             blocks = next;
             next = segment + 1 < item_.last_segment ? blocks_of(segment + 1) : SegmentBlocks{};
-            attention_.begin(blocks, next);
+            attention_.begin(blocks, next, rows);
             for (int row = 0; row < rows; row += rows_each)
                 attend_rows(segment, row, std::min(rows, row + rows_each));
         }
@@ -92,7 +103,7 @@ class ItemWork {
     }
 
     void attend_rows(std::int64_t segment, int first_row, int last_row) {
-        AttendRows<kRows> part;
+        AttendRows<kRows, typename Scratch<type>::Query> part;
         std::array<float*, kRows> join;    // the state a row's result is joined to; null where it is the state
         for (int row = first_row; row < last_row; ++row) {
             const TokenReads& token = reads(row);
@@ -100,7 +111,7 @@ class ItemWork {
             if (seen.last <= seen.first) continue;
             const int r = part.rows++;
             const std::int64_t of_token = tokens_[row / shape_.group()];
-            part.queries[r] = scratch_.queries + (of_token * shape_.query_heads + head(row)) * shape_.dim;
+            part.queries[r] = scratch_.query(of_token, head(row));
             part.visible[r] = seen;
             const bool first = token.partial >= 0 || segment == token.first_segment;
             join[r] = first ? nullptr : states_ + row * stride_;

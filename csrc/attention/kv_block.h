@@ -71,34 +71,54 @@ inline float quantise_head(const float* x, std::int64_t dim, std::int8_t* out, s
     return usable ? peak / kLargest : 0.0f;
 }
 
-inline void store_key(std::byte* block, KvType type, const float* key, std::int64_t dim, std::int64_t position) {
+// Writes `count` keys [count][kMaxHeadDim] to the positions from `position` on of a block.
+inline void store_keys(std::byte* block, KvType type, const float* keys, std::int64_t count, std::int64_t dim,
+                       std::int64_t position) {
     if (type == KvType::f32) {
         auto* out = reinterpret_cast<float*>(block) + position;
-        for (std::int64_t d = 0; d < dim; ++d) out[d * kBlock] = key[d];
+        for (std::int64_t d = 0; d < dim; ++d)
+            for (std::int64_t t = 0; t < count; ++t) out[d * kBlock + t] = keys[t * kMaxHeadDim + d];
     } else if (type == KvType::bf16) {
-        alignas(64) std::uint16_t rounded[kMaxHeadDim];
-        round_bf16(key, dim, rounded);
-        auto* out = reinterpret_cast<std::uint16_t*>(block) + 2 * position;
-        for (std::int64_t d = 0; d < dim; d += 2) std::memcpy(out + d * kBlock, rounded + d, 4);
+        alignas(64) std::uint32_t pairs[kBlock][kMaxHeadDim / 2];
+        for (std::int64_t t = 0; t < count; ++t)
+            round_bf16(keys + t * kMaxHeadDim, dim, reinterpret_cast<std::uint16_t*>(pairs[t]));
+        auto* out = reinterpret_cast<std::uint32_t*>(block) + position;
+        for (std::int64_t d = 0; d < dim / 2; ++d)
+            for (std::int64_t t = 0; t < count; ++t) out[d * kBlock + t] = pairs[t][d];
     } else {
         auto* out = reinterpret_cast<std::int8_t*>(block + kScaleBytes) + position;
-        reinterpret_cast<float*>(block)[position] = quantise_head(key, dim, out, kBlock);
+        for (std::int64_t t = 0; t < count; ++t)
+            reinterpret_cast<float*>(block)[position + t] = quantise_head(keys + t * kMaxHeadDim, dim, out + t, kBlock);
     }
 }
 
-inline void store_value(std::byte* block, KvType type, const float* value, const HeadShape& shape,
-                        std::int64_t position) {
+// Writes `count` values, `stride` floats apart, to the positions from `position` on of a block.
+inline void store_values(std::byte* block, KvType type, const float* values, std::int64_t stride, std::int64_t count,
+                         const HeadShape& shape, std::int64_t position) {
     const std::int64_t dim = shape.dim, padded = shape.padded_dim();
     if (type == KvType::f32) {
-        std::memcpy(reinterpret_cast<float*>(block) + position * padded, value, dim * sizeof(float));
+        auto* out = reinterpret_cast<float*>(block) + position * padded;
+        for (std::int64_t t = 0; t < count; ++t) std::memcpy(out + t * padded, values + t * stride, dim * sizeof(float));
     } else if (type == KvType::bf16) {
-        auto* out = reinterpret_cast<std::uint16_t*>(block) + position / 2 * padded * 2 + position % 2;
-        alignas(64) std::uint16_t rounded[kMaxHeadDim];
-        round_bf16(value, dim, rounded);
-        for (std::int64_t d = 0; d < dim; ++d) out[2 * d] = rounded[d];
+        alignas(64) std::uint16_t rounded[2][kMaxHeadDim];
+        for (std::int64_t t = 0; t < count;) {
+            auto* pairs = reinterpret_cast<std::uint32_t*>(block) + (position + t) / 2 * padded;
+            const bool odd = (position + t) % 2, whole = !odd && t + 2 <= count;
+            round_bf16(values + t * stride, dim, rounded[0]);
+            if (whole) {
+                round_bf16(values + (t + 1) * stride, dim, rounded[1]);
+                for (std::int64_t d = 0; d < dim; ++d)
+                    pairs[d] = rounded[0][d] | static_cast<std::uint32_t>(rounded[1][d]) << 16;
+            } else {
+                auto* out = reinterpret_cast<std::uint16_t*>(pairs) + odd;
+                for (std::int64_t d = 0; d < dim; ++d) out[2 * d] = rounded[0][d];
+            }
+            t += whole ? 2 : 1;
+        }
     } else {
         auto* out = reinterpret_cast<std::int8_t*>(block + kScaleBytes) + position * padded;
-        reinterpret_cast<float*>(block)[position] = quantise_head(value, dim, out, 1);
+        for (std::int64_t t = 0; t < count; ++t)
+            reinterpret_cast<float*>(block)[position + t] = quantise_head(values + t * stride, dim, out + t * padded, 1);
     }
 }
 

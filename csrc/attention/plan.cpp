@@ -92,11 +92,14 @@ void AttentionPlan::read_sequence(std::int64_t sequence) {
     own_from_.push_back(static_cast<std::int32_t>(own_from));
 }
 
-// Two tokens of one block share words of its values, so one range holds both.
+// Two tokens of one block share words of its values, so one range holds both, and its tokens are written together.
 void AttentionPlan::cut_writes(std::int64_t sequence) {
     const std::int64_t last = last_token(sequence);
     for (std::int64_t token = first_token(sequence); token < last;) {
-        const std::int64_t end = std::min(last, token + kBlock - reads[token].position % kBlock);
+        const std::int64_t offset = reads[token].position % kBlock, end = std::min(last, token + kBlock - offset);
+        for (std::int64_t t = token; t < end; ++t)
+            require(step.slots[t] == step.slots[token] + t - token, "tokens of one block have slots that do not follow");
+        require(step.slots[token] < 0 || step.slots[token] % kBlock == offset, "a slot is not its position's");
         writes.push_back({static_cast<std::int32_t>(token), static_cast<std::int32_t>(end)});
         token = end;
     }

@@ -69,10 +69,10 @@ inline void scale_weights(const float* scales, int block, const Visible& visible
 }
 
 // Some rows of queries of one segment. Row r sees visible[r] (never empty); its result goes to results[r].
-template <int kRows>
+template <int kRows, class Query>
 struct AttendRows {
     int rows = 0;
-    std::array<const float*, kRows> queries;
+    std::array<const Query*, kRows> queries;
     std::array<Visible, kRows> visible;
     std::array<float*, kRows> results;
 
@@ -91,6 +91,7 @@ struct AttendRows {
 template <KvType type>
 class VectorAttention {
   public:
+    using Query = float;
     static constexpr int kRows = kMaxRows;
 
     static std::int64_t scratch_floats(const HeadShape&) { return kRows * kScoreStride; }
@@ -99,10 +100,10 @@ class VectorAttention {
     VectorAttention(const HeadShape& shape, float softcap, float* scratch)
         : shape_(shape), softcap_(softcap), scores_(scratch) {}
 
-    // Takes the blocks of a segment, and those of the one that is read after it (none: count 0).
-    void begin(const SegmentBlocks& blocks, const SegmentBlocks&) { blocks_ = blocks; }
+    // Takes the blocks of a segment.
+    void begin(const SegmentBlocks& blocks, const SegmentBlocks&, int) { blocks_ = blocks; }
 
-    void attend(const AttendRows<kRows>& rows) const {
+    void attend(const AttendRows<kRows, Query>& rows) const {
         const Visible seen = rows.seen();
         const int first = seen.first / static_cast<int>(kBlock);
         const int last = (seen.last + static_cast<int>(kBlock) - 1) / static_cast<int>(kBlock);

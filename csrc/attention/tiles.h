@@ -1,4 +1,4 @@
-// Attention of up to 32 rows of queries to one segment, by AMX tiles.
+// Attention of up to 32 rows of queries to one segment, by AMX tiles; of work items of a few rows by vector registers.
 //
 // Queries and weights are rounded to bfloat16. Keys and values are bfloat16; int8 ones are widened to it, which is
 // exact, and their scales multiply the scores and the weights.
@@ -10,9 +10,11 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 
+#include "attention/few_rows.h"
 #include "attention/segment.h"
 #include "core/workspace.h"
 #include "simd/tiles.h"
@@ -22,17 +24,11 @@
 namespace kvarn::KVARN_ISA {
 
 constexpr int kTileRows = 16;
-constexpr std::int64_t kStepDims = 32;                 // numbers of a head that one tile product takes
 constexpr std::int64_t kStepBytes = kStepDims * kBlock * 2;
 // Rows of scores and of weights begin in different cache sets.
 constexpr std::int64_t kTileScoreStride = kSegment + kBlock;
 constexpr std::int64_t kWeightStride = kSegment + 2 * kBlock;
-constexpr int kBlocksAhead = 8;    // whose lines are called into the second cache
-
-inline void prefetch_lines(const std::byte* first, std::int64_t count, std::size_t stride = 64) {
-    for (std::int64_t i = 0; i < count; ++i)
-        __builtin_prefetch(first + static_cast<std::size_t>(i) * stride, 0, 2);
-}
+constexpr int kBlocksAhead = 4;    // whose lines are called into the second cache
 
 // Tiles 0 to 3 hold sums (of the second sixteen rows: 2 and 3), 4 and 5 rows, the rest take keys or values in turn.
 constexpr int row_tile(int r) { return 4 + r; }
@@ -62,6 +58,7 @@ inline TileShapes attention_shapes(int rows, int pairs) {
 template <KvType type>
 class TileAttention {
   public:
+    using Query = std::uint16_t;
     static constexpr int kRows = 2 * kTileRows;
 
     static std::int64_t scratch_floats(const HeadShape& shape) {
@@ -73,10 +70,18 @@ class TileAttention {
     TileAttention(const HeadShape& shape, float softcap, float* scratch)
         : TileAttention(shape, softcap, Carver(reinterpret_cast<std::byte*>(scratch))) {}
 
-    void begin(const SegmentBlocks& blocks, const SegmentBlocks& next) {
+    // Takes the blocks of a segment that an item of `rows` rows reads, and those that are read next.
+    void begin(const SegmentBlocks& blocks, const SegmentBlocks& next, int rows) {
         blocks_ = blocks;
         next_ = next;
-        if (!copies_keys()) return;
+        few_ = rows <= kFewRows;
+        prefetches_ = true;
+        if constexpr (type == KvType::int8)
+            for (int b = 0; b < blocks.count; ++b) {
+                key_scales_[b] = scales_of(blocks.keys[b]);
+                value_scales_[b] = scales_of(blocks.values[b]);
+            }
+        if (few_ || !copies_keys()) return;
         for (int b = 0; b < blocks.count; ++b) {
             if (b + kBlocksAhead < blocks.count) prefetch_block(blocks.keys[b + kBlocksAhead]);
             blocks_.keys[b] = copy_keys(blocks.keys[b], keys_ + b * steps() * kStepBytes);
@@ -84,26 +89,17 @@ class TileAttention {
         if constexpr (type != KvType::int8) return;
         for (int b = 0; b < blocks.count; ++b) {
             if (b + kBlocksAhead < blocks.count) prefetch_block(blocks.values[b + kBlocksAhead]);
-            key_scales_[b] = scales_of(blocks.keys[b]);
-            value_scales_[b] = scales_of(blocks.values[b]);
             blocks_.values[b] = widen_values(blocks.values[b], values_ + b * value_bytes());
         }
     }
 
-    void attend(const AttendRows<kRows>& rows) {
+    void attend(const AttendRows<kRows, Query>& rows) {
         const Visible seen = rows.seen();
         first_ = seen.first / static_cast<int>(kBlock);
         last_ = (seen.last + static_cast<int>(kBlock) - 1) / static_cast<int>(kBlock);
-        const SegmentBlocks whole = blocks_;
-        if (type == KvType::bf16 && seen.last % kBlock)
-            blocks_.values[last_ - 1] = without_unwritten(blocks_.values[last_ - 1], seen.last % kBlock);
-        round_queries(rows);
-        multiply_keys(rows.rows);
-        for (int r = 0; r < rows.rows; ++r) weigh_row(rows.visible[r], r);
-        multiply_values(rows.rows);
-        for (int r = 0; r < rows.rows; ++r)
-            std::memcpy(rows.results[r], results_ + r * result_stride(shape_), result_stride(shape_) * sizeof(float));
-        blocks_ = whole;
+        if (few_) attend_few(rows, seen.last);
+        else attend_tiles(rows, seen.last);
+        prefetches_ = false;
     }
 
   private:
@@ -113,6 +109,7 @@ class TileAttention {
           queries_(carver.take<std::uint16_t>(kRows * steps() * kStepDims)),
           scores_(carver.take<float>(kRows * kTileScoreStride)),
           weights_(carver.take<std::uint16_t>(kRows * kWeightStride)),
+          few_queries_(carver.take<float>(kFewRows * kMaxHeadDim)),
           results_(carver.take<float>(kRows * result_stride(shape))),
           last_values_(carver.take<std::byte>(value_bytes())),
           keys_(carver.take<std::byte>(copies_keys() ? kSegmentBlocks * steps() * kStepBytes : 0)),
@@ -155,47 +152,108 @@ class TileAttention {
         return last_values_;
     }
 
-    void round_queries(const AttendRows<kRows>& rows) {
-        for (int r = 0; r < rows.rows; ++r) {
-            std::uint16_t* out = queries_ + r * steps() * kStepDims;
-            for (std::int64_t d = 0; d < steps() * kStepDims; d += 16) {
-                const auto left = std::clamp<std::int64_t>(shape_.dim - d, 0, 16);
-                store_bf16(out + d, load_first(rows.queries[r] + d, static_cast<int>(left)));
-            }
-        }
+    void attend_tiles(const AttendRows<kRows, Query>& rows, int last_position) {
+        const std::byte* last_values = blocks_.values[last_ - 1];
+        if (type == KvType::bf16 && last_position % kBlock)
+            blocks_.values[last_ - 1] = without_unwritten(last_values, last_position % kBlock);
+        multiply_keys(queries_of(rows), rows.rows);
+        for (int r = 0; r < rows.rows; ++r) weigh_row(rows.visible[r], r);
+        multiply_values(rows.rows);
+        for (int r = 0; r < rows.rows; ++r)
+            std::memcpy(rows.results[r], results_ + r * result_stride(shape_), result_stride(shape_) * sizeof(float));
+        blocks_.values[last_ - 1] = last_values;
     }
 
-    void multiply_keys(int rows) const {
+    // Rows of an item mostly follow one another; others are copied.
+    const std::uint16_t* queries_of(const AttendRows<kRows, Query>& rows) const {
+        const std::int64_t dim = steps() * kStepDims;
+        bool follow = true;
+        for (int r = 1; r < rows.rows; ++r) follow &= rows.queries[r] == rows.queries[0] + r * dim;
+        if (follow) return rows.queries[0];
+        for (int r = 0; r < rows.rows; ++r) std::memcpy(queries_ + r * dim, rows.queries[r], 2 * dim);
+        return queries_;
+    }
+
+    void attend_few(const AttendRows<kRows, Query>& rows, int last_position) const {
+        constexpr std::array<void (TileAttention::*)(const AttendRows<kRows, Query>&, int) const, kFewRows> by_rows{
+            &TileAttention::attend_rows<1>, &TileAttention::attend_rows<2>, &TileAttention::attend_rows<3>,
+            &TileAttention::attend_rows<4>};
+        (this->*by_rows[rows.rows - 1])(rows, last_position);
+    }
+
+    template <int R>
+    void attend_rows(const AttendRows<kRows, Query>& rows, int last_position) const {
+        constexpr int kBeside = R <= 2 ? 4 : 2;
+        const std::int64_t stride = result_stride(shape_);
+        const FewRows part{few_queries_, scores_, kTileScoreStride, results_ + kResultValues, stride};
+        for (int r = 0; r < R; ++r)
+            for (std::int64_t d = 0; d < shape_.dim; ++d)
+                few_queries_[r * kMaxHeadDim + d] = std::bit_cast<float>(std::uint32_t{rows.queries[r][d]} << 16);
+        {
+            const Flushed flushed;
+            int block = first_;
+            for (; block + kBeside <= last_; block += kBeside) score_few_blocks<R, kBeside>(part, block);
+            for (; block < last_; ++block) score_few_blocks<R, 1>(part, block);
+        }
+        for (int r = 0; r < R; ++r) {
+            weigh_row(rows.visible[r], r);
+            float* weights = scores_ + r * kTileScoreStride;
+            for (int p = first_ * kBlock; p < last_ * kBlock; ++p)
+                weights[p] = std::bit_cast<float>(std::uint32_t{weights_[r * kWeightStride + p]} << 16);
+            std::fill_n(results_ + r * stride + kResultValues, shape_.padded_dim(), 0.0f);
+        }
+        {
+            const Flushed flushed;
+            for (int block = first_; block < last_; ++block) {
+                const int position = block * static_cast<int>(kBlock);
+                weigh_few<type, R>(part, blocks_.values[block], after_values(block), shape_.padded_dim(), position,
+                                   std::min<int>(kBlock, last_position - position));
+            }
+        }
+        for (int r = 0; r < R; ++r) std::memcpy(rows.results[r], results_ + r * stride, stride * sizeof(float));
+    }
+
+    template <int R, int N>
+    void score_few_blocks(const FewRows& part, int block) const {
+        const std::byte *keys[N], *ahead[N];
+        for (int n = 0; n < N; ++n) {
+            keys[n] = blocks_.keys[block + n];
+            ahead[n] = after_keys(block + n);
+        }
+        score_few<type, R, N>(part, keys, ahead, shape_.dim, block * kBlock);
+    }
+
+    void multiply_keys(const std::uint16_t* queries, int rows) const {
         const TileScope scope(attention_shapes(rows, kStepDims / 2));
         int block = first_;
         if (rows <= kTileRows) {
-            for (; block + 4 <= last_; block += 4) score_blocks<1, 4>(block);
-            for (; block < last_; ++block) score_blocks<1, 1>(block);
+            for (; block + 4 <= last_; block += 4) score_blocks<1, 4>(queries, block);
+            for (; block < last_; ++block) score_blocks<1, 1>(queries, block);
         } else {
-            for (; block + 2 <= last_; block += 2) score_blocks<2, 2>(block);
-            if (block < last_) score_blocks<2, 1>(block);
+            for (; block + 2 <= last_; block += 2) score_blocks<2, 2>(queries, block);
+            if (block < last_) score_blocks<2, 1>(queries, block);
         }
     }
 
     // What is read `kBlocksAhead` blocks after the keys of a block: keys, else values. Null where nothing is.
     const std::byte* after_keys(int block) const {
         const int ahead = block + kBlocksAhead, value = first_ + ahead - last_;
-        if (copies_keys()) return nullptr;
+        if (!prefetches_ || (!few_ && copies_keys())) return nullptr;
         if (ahead < last_) return blocks_.keys[ahead];
         return value < last_ ? blocks_.values[value] : nullptr;
     }
-    // The same after the values of a block: values, else keys of the next segment.
+    // The same after the values of a block: values, else keys of what is read next.
     const std::byte* after_values(int block) const {
         const int ahead = block + kBlocksAhead;
-        if (type == KvType::int8) return nullptr;
+        if (!prefetches_ || (!few_ && type == KvType::int8)) return nullptr;
         if (ahead < last_) return blocks_.values[ahead];
         return ahead - last_ < next_.count ? next_.keys[ahead - last_] : nullptr;
     }
 
     template <int R, int N>
-    void score_blocks(int block) const {
+    void score_blocks(const std::uint16_t* query_rows, int block) const {
         const std::size_t query_bytes = static_cast<std::size_t>(2 * steps() * kStepDims);
-        const auto* queries = reinterpret_cast<const std::byte*>(queries_);
+        const auto* queries = reinterpret_cast<const std::byte*>(query_rows);
         const std::byte* ahead[N];
         for (int n = 0; n < N; ++n) ahead[n] = after_keys(block + n);
         each<R>([&](auto r) { each<N>([&](auto n) { tile_zero<score_tile(r, n)>(); }); });
@@ -218,20 +276,35 @@ class TileAttention {
         });
     }
 
-    // Turns a row of scores into weights in bfloat16.
-    void weigh_row(const Visible& visible, int row) {
+    // Turns a row of scores into weights in bfloat16, as `soften` does.
+    void weigh_row(const Visible& visible, int row) const {
         float* scores = scores_ + row * kTileScoreStride;
-        if constexpr (type == KvType::int8) {
-            for (int b = first_; b < last_; ++b) {
-                float* at = scores + b * kBlock;
-                store(at, mul(load(at), load(key_scales_[b])));
-            }
-        }
-        soften(first_, last_, visible, softcap_, scores, results_ + row * result_stride(shape_));
+        float* result = results_ + row * result_stride(shape_);
+        const F16 hidden = splat(-INFINITY);
+        F16 peaks = hidden;
         for (int b = first_; b < last_; ++b) {
-            if constexpr (type == KvType::int8) scale_weights(value_scales_[b], b, visible, scores);
-            store_bf16(weights_ + row * kWeightStride + b * kBlock, load(scores + b * kBlock));
+            float* at = scores + b * kBlock;
+            const int position = b * static_cast<int>(kBlock);
+            F16 score = load(at);
+            if constexpr (type == KvType::int8) score = mul(score, load(key_scales_[b]));
+            if (softcap_ != 0.0f) score = mul(tanh(div(score, splat(softcap_))), splat(softcap_));
+            if (!whole_block(visible, position)) score = where_visible(visible, position, score, hidden);
+            peaks = max(peaks, score);
+            store(at, score);
         }
+        const F16 peak = splat(result[0] = reduce_max(peaks));
+        F16 sums = zero();
+        for (int b = first_; b < last_; ++b) {
+            const int position = b * static_cast<int>(kBlock);
+            F16 weight = exp(sub(load(scores + b * kBlock), peak));
+            sums = add(sums, weight);
+            if constexpr (type == KvType::int8) {
+                weight = mul(weight, load(value_scales_[b]));
+                if (!whole_block(visible, position)) weight = where_visible(visible, position, weight, zero());
+            }
+            store_bf16_factors(weights_ + row * kWeightStride + b * kBlock, weight);
+        }
+        result[1] = reduce_add(sums);
     }
 
     void multiply_values(int rows) const {
@@ -280,9 +353,10 @@ class TileAttention {
 
     const HeadShape shape_;
     const float softcap_;
-    std::uint16_t* const queries_;     // [kRows][steps][kStepDims]
+    std::uint16_t* const queries_;     // [kRows][steps][kStepDims], where they are copied
     float* const scores_;              // [kRows][kTileScoreStride]
     std::uint16_t* const weights_;     // [kRows][kWeightStride]
+    float* const few_queries_;         // [kFewRows][kMaxHeadDim]
     float* const results_;             // [kRows][result]
     std::byte* const last_values_;     // one block
     std::byte* const keys_;            // [kSegmentBlocks][steps][kStepBytes] where they are copied
@@ -291,6 +365,8 @@ class TileAttention {
     std::array<const float*, kSegmentBlocks> key_scales_, value_scales_;    // int8
     SegmentBlocks next_;
     int first_ = 0, last_ = 0;         // blocks that some row sees
+    bool few_ = false;                 // the item's rows are multiplied in vector registers
+    bool prefetches_ = false;          // for the first rows that read a segment
 };
 
 }  // namespace kvarn::KVARN_ISA

@@ -45,35 +45,48 @@ void prepare_head(const AttentionCall& call, std::int64_t token, std::int64_t he
     rotate(x, call.cos + token * half, call.sin + token * half, half, dim, out);
 }
 
-void write_token(const AttentionCall& call, std::int64_t token, float* queries) {
-    const HeadShape& shape = call.shape;
-    const std::int64_t dim = shape.dim, slot = call.plan->step.slots[token];
+void write_queries(const AttentionCall& call, std::int64_t token, const QueryPlace& queries) {
+    const std::int64_t dim = call.shape.dim;
     const F16 scale = splat(call.scale);
-    for (std::int64_t head = 0; head < shape.query_heads; ++head) {
-        float* query = queries + (token * shape.query_heads + head) * dim;
+    alignas(64) float own[kMaxHeadDim] = {};
+    for (std::int64_t head = 0; head < call.shape.query_heads; ++head) {
+        float* query = queries.floats ? queries.float_row(token, head) : own;
         prepare_head(call, token, head, query);
         for (std::int64_t i = 0; i < dim; i += 16) {
             const int n = lanes_from(i, dim);
             store_first(query + i, mul(load_first(query + i, n), scale), n);
         }
+        if (queries.floats) continue;
+        std::uint16_t* rounded = queries.rounded_row(token, head);
+        for (std::int64_t i = 0; i < queries.rounded_dim(); i += 16) store_bf16_factors(rounded + i, load(own + i));
     }
-    alignas(64) float key[kMaxHeadDim];
-    const float* values = call.qkv + token * call.qkv_stride + (shape.query_heads + shape.kv_heads) * dim;
+}
+
+// Keys and values of tokens of one block.
+void write_keys_and_values(const AttentionCall& call, const WriteRange& range) {
+    const HeadShape& shape = call.shape;
+    const std::int64_t dim = shape.dim, slot = call.plan->step.slots[range.first_token];
+    const std::int64_t count = range.last_token - range.first_token;
+    const float* values =
+        call.qkv + range.first_token * call.qkv_stride + (shape.query_heads + shape.kv_heads) * dim;
+    alignas(64) float keys[kBlock * kMaxHeadDim];
     for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
         const std::int64_t place = slot / kBlock * shape.block_bytes() + head * shape.block_head_bytes();
-        prepare_head(call, token, shape.query_heads + head, key);
-        store_key(call.keys + place, shape.kv_type, key, dim, slot % kBlock);
-        store_value(call.values + place, shape.kv_type, values + head * dim, shape, slot % kBlock);
+        for (std::int64_t t = 0; t < count; ++t)
+            prepare_head(call, range.first_token + t, shape.query_heads + head, keys + t * kMaxHeadDim);
+        store_keys(call.keys + place, shape.kv_type, keys, count, dim, slot % kBlock);
+        store_values(call.values + place, shape.kv_type, values + head * dim, call.qkv_stride, count, shape, slot % kBlock);
     }
 }
 
 }  // namespace
 
-void write_step(const AttentionCall& call, float* queries) {
+void write_step(const AttentionCall& call, const QueryPlace& queries) {
     const auto& writes = call.plan->writes;
     parallel_pieces(static_cast<std::int64_t>(writes.size()), [&](std::int64_t piece) {
         for (std::int64_t token = writes[piece].first_token; token < writes[piece].last_token; ++token)
-            write_token(call, token, queries);
+            write_queries(call, token, queries);
+        write_keys_and_values(call, writes[piece]);
     });
 }
 

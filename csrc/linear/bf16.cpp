@@ -29,8 +29,8 @@ class Bf16Form {
         prepare_row(call_, row, x);
         for (std::int64_t step = 0; step < rows.steps; ++step, x += kStepInputs) {
             std::byte* line = rows.line(row, step);
-            store_bf16(line, load(x));
-            store_bf16(line + kLine / 2, load(x + kStepInputs / 2));
+            store_bf16_factors(line, load(x));
+            store_bf16_factors(line + kLine / 2, load(x + kStepInputs / 2));
         }
     }
 

@@ -15,3 +15,17 @@
 #endif
 
 #include "simd/math.h"
+
+namespace kvarn::KVARN_ISA {
+
+// Sixteen numbers rounded to bfloat16, for products of bfloat16 alone: those take a number below 2^-126 for zero, as the
+// processor's own rounding does.
+inline void store_bf16_factors(void* p, F16 a) {
+#if defined(__AVX512BF16__)
+    _mm256_storeu_si256(static_cast<__m256i*>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.v)));
+#else
+    store_bf16(p, a);
+#endif
+}
+
+}  // namespace kvarn::KVARN_ISA
