@@ -14,7 +14,7 @@ from kvarn.gateway.routes.organization.objects import (
     tenant_object,
 )
 from kvarn.store.owner import Role
-from kvarn.store.repositories.retention.organization_deletion import delete_organization
+from kvarn.store.repositories.organization_deletion import delete_organization
 from kvarn.store.repositories.tenants import organizations
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key
 from kvarn.wire.openai.lists import DeletedObject, ListObject
