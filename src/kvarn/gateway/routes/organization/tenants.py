@@ -50,7 +50,7 @@ async def create_tenant(admin: PlatformAdminDep, body: TenantCreate) -> TenantOb
         await change.session.flush()
         wanted = KeyRequest(name="First admin key", role=Role.ADMIN)
         key, value = await add_key(change, organization.id, project.id, wanted)
-    admin_key = admin_key_object(key, None, value=value)
+    admin_key = admin_key_object(key, value=value)
     return tenant_object(organization, default_project=project_object(project), admin_api_key=admin_key)
 
 
