@@ -66,8 +66,8 @@ class Services:
             registry, lambda: health.state is StoreState.AWAY, lambda: health.state is StoreState.READ_ONLY
         )
         limit_metrics = LimitMetrics(registry)
-        self.limiter = Limiter(config.limits, limit_metrics, local=shared.counts if shared else None)
-        reservations = self.limiter.redis or (shared.budgets if shared else None)
+        self.limiter = Limiter(config.limits, limit_metrics, local=shared.scripts if shared else None)
+        reservations = self.limiter.redis or (shared.scripts if shared else None)
         self.metering = Metering(config, self.store, registry, reservations)
         self.identity = Identity(config, self.store)
         self._limits = LimitsStage(self.limiter, config.limits, limit_metrics)
