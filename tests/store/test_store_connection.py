@@ -108,7 +108,7 @@ async def test_a_gateway_that_began_without_its_database_tries_until_all_of_it_w
     async with asyncio.timeout(10):
         await asyncio.gather(*services._tasks)
     assert caplog.messages[-1] == "the database is back"
-    assert services.metering._tasks
+    assert services.metering._writing.running
     assert [message for message in caplog.messages if "cannot be used yet" in message] == [
         "the database cannot be used yet: half a schema",
         "the database cannot be used yet: unforeseen",

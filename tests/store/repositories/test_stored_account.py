@@ -227,20 +227,6 @@ async def test_what_is_not_committed_does_not_count(store: Store, red: Principal
     assert await account(store, red.organization_id) == before
 
 
-async def test_a_writer_that_stands_still_before_its_commit_holds_up_no_answer_of_its_organisation(
-    store: Store, red: Principal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if store.is_sqlite:
-        pytest.skip("SQLite has one writer at a time")
-    drawn = iter(range(3))
-    monkeypatch.setattr(stored_bytes.random, "randrange", lambda _: next(drawn))
-    async with store.transaction() as session:
-        await stored_bytes.count_bytes(session, red.organization_id, 1000, max_bytes=10_000)
-        async with asyncio.timeout(5):
-            await keep_response(store, red.owner, "a")
-    assert await stored_bytes.read_stored_bytes(store, red.organization_id) > 1000
-
-
 async def test_the_account_is_right_after_anything_at_once_in_two_gateways(
     gateways: list[Store], red: Principal
 ) -> None:

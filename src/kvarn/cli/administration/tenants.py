@@ -12,7 +12,6 @@ from kvarn.gateway.routes.organization.objects import project_object, tenant_obj
 from kvarn.store.owner import Role
 from kvarn.store.repositories.pages import Cursor
 from kvarn.store.repositories.retention.organization_deletion import delete_organization
-from kvarn.store.repositories.stored_bytes import sum_of
 from kvarn.store.repositories.tenants import organizations, rate_limits
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, list_all_keys
 from kvarn.store.repositories.tenants.projects import list_projects
@@ -67,12 +66,11 @@ async def show_tenant(database: Database, tenant: TenantArgument, as_json: JsonO
     """Show an organisation with what it stores, its projects and limits."""
     async with database.store.reading() as session:
         organization = await organizations.get_organization(session, tenant)
-        stored = await sum_of(session, tenant)
         projects = (await list_projects(session, tenant, _ALL, archived=True)).items
         limits = await rate_limits.limits_of(session, [tenant])
         keys = [key for key in await list_all_keys(session, tenant) if key.revoked_at is None]
     own: dict[str, Any] = {
-        **tenant_object(organization, stored_bytes=stored, max_stored_bytes=database.config.retention.max_stored_bytes),
+        **tenant_object(organization, max_stored_bytes=database.config.retention.max_stored_bytes),
         "keys": len(keys),
     }
     shown_projects = [{**project_object(project)} for project in projects]

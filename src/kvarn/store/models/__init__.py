@@ -15,7 +15,6 @@ from kvarn.store.models.tenants import (
     PromptSample,
     RateLimit,
     Revision,
-    StoredBytes,
     User,
 )
 from kvarn.store.models.usage import (
@@ -51,7 +50,6 @@ __all__ = [
     "PromptSample",
     "RateLimit",
     "Revision",
-    "StoredBytes",
     "StoredCompletion",
     "StoredResponse",
     "UsageEvent",

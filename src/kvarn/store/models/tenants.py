@@ -27,17 +27,8 @@ class Organization(Base):
     """Secret under which its prompts are cached."""
     retention_days: Mapped[int | None]
     """Days that conversations, responses and files are kept; None: the server's setting."""
-
-
-class StoredBytes(Base):
-    """A part of what an organisation has stored; the sum of its parts is all of it (`repositories/stored_bytes.py`)."""
-
-    __tablename__ = "stored_bytes"
-
-    organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"), primary_key=True)
-    part: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    size: Mapped[Number]
-    """Bytes; below zero where more was deleted than written by way of this part."""
+    stored_bytes: Mapped[Number] = mapped_column(default=0, server_default="0")
+    """Of all that it stores (`repositories/stored_bytes.py`)."""
 
 
 class Project(Base):

@@ -15,7 +15,6 @@ from kvarn.gateway.routes.organization.objects import (
 )
 from kvarn.store.owner import Role
 from kvarn.store.repositories.retention.organization_deletion import delete_organization
-from kvarn.store.repositories.stored_bytes import sum_of
 from kvarn.store.repositories.tenants import organizations
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key
 from kvarn.wire.openai.lists import DeletedObject, ListObject
@@ -60,9 +59,8 @@ async def get_tenant(admin: PlatformAdminDep, tenant_id: str) -> TenantObject:
     """One organisation, with what it has stored and may store."""
     async with admin.reading() as session:
         organization = await organizations.get_organization(session, tenant_id)
-        stored = await sum_of(session, tenant_id)
     max_bytes = admin.gateway.storage_quota.max_bytes
-    return tenant_object(organization, stored_bytes=stored, max_stored_bytes=max_bytes)
+    return tenant_object(organization, max_stored_bytes=max_bytes)
 
 
 @router.post("/{tenant_id}", summary="Modify an organisation")

@@ -95,7 +95,6 @@ PARTS: Final[Mapping[type[models.Base], type[models.Base]]] = {
     models.ConversationItem: models.Conversation,
     models.FileChunk: models.File,
     models.BatchLine: models.Batch,
-    models.StoredBytes: models.Organization,
     models.ProjectMember: models.Project,
     models.OutboxEntry: models.UsageEvent,
     models.BilledEvent: models.UsageEvent,

@@ -82,14 +82,14 @@ class RateLimitObject(TypedDict):
 
 
 class TenantObject(_NamedObject):
-    """An organisation; what it has stored where it is looked at alone, its first project and key where it is new."""
+    """An organisation; what it may store where it is looked at alone, its first project and key where it is new."""
 
     archived_at: int | None
     status: str
     weight: float
     priority: int
     retention_days: int | None
-    stored_bytes: NotRequired[int]
+    stored_bytes: int
     max_stored_bytes: NotRequired[int]
     default_project: NotRequired[ProjectObject]
     admin_api_key: NotRequired[AdminKeyObject]
