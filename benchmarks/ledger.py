@@ -18,12 +18,11 @@ from collections.abc import Callable
 
 from kvarn.config.schema import KvarnConfig
 from kvarn.metering.service import Metering
-from kvarn.serving.pipeline import Work
 from kvarn.serving.stages.budgets import BudgetStage
 from kvarn.serving.stages.ledger import LedgerStage
+from kvarn.serving.work import RequestRecord, Work
 from kvarn.store.engine import Store
 from kvarn.store.migrate import upgrade
-from kvarn.store.owner import ANYBODY
 
 COUNTS = 64
 """Of tokens, in each request."""
@@ -31,15 +30,12 @@ COUNTS = 64
 
 def make_work() -> Work:
     return Work(
-        request_id="req-0123456789abcdef0123456789abcdef",
-        endpoint="/v1/chat/completions",
-        principal=ANYBODY,
+        record=RequestRecord("req-0123456789abcdef0123456789abcdef", endpoint="/v1/chat/completions"),
         model="kvarn-demo",
         model_version="0123456789abcdef",
         replica="machine/kvarn-demo",
         prompt_tokens=100,
         max_output_tokens=COUNTS,
-        received=time.monotonic(),
     )
 
 
@@ -60,7 +56,7 @@ class Round:
         for wave in waves:  # 64 requests in flight at a time
             began = time.thread_time()
             for work in wave:
-                work.settlements.append(await self._ledger.enter(work))
+                await self._ledger.enter(work)
             after_take = time.thread_time()
             for work in wave:
                 work.usage.count(prompt=100)
@@ -68,7 +64,7 @@ class Round:
                     work.usage.count(completion=1)
             after_count = time.thread_time()
             for work in wave:
-                await work.settlements.pop()(work)
+                work.closing.close()
             taken += after_take - began
             counted += after_count - after_take
             finished += time.thread_time() - after_count

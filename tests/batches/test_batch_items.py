@@ -17,7 +17,7 @@ from kvarn.batches import items
 from kvarn.batches.items import Backoff
 from kvarn.batches.job import EndReason
 from kvarn.batches.line import line_id
-from kvarn.serving.record import RequestRecord
+from kvarn.serving.work import RequestRecord
 from kvarn.store.engine import Store
 from kvarn.store.repositories.batches.batches import BatchStatus
 from kvarn.store.repositories.batches.lines import Line, add_lines, read_line

@@ -16,7 +16,7 @@ import pytest
 from fake_replica import GENERATE_CARD, FakeReplica, answer_text
 from kvarn.config.platform import AdmissionConfig, SloConfig
 from kvarn.serving.models import ServedModel
-from kvarn.serving.record import RequestRecord
+from kvarn.serving.work import RequestRecord
 from kvarn.wire.messages import EngineStats, StepTimes
 
 CHAT = "/v1/chat/completions"

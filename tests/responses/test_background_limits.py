@@ -55,17 +55,17 @@ def test_no_more_run_than_the_server_allows(open_gateway: Open, wait_for: Any) -
         queue(server)
 
 
-def test_an_empty_account_is_not_waited_for(kept: Any, wait_for: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_account_is_not_waited_for(kept: Any, wait_for: Any) -> None:
     refused: list[str] = []
 
-    class Empty:
-        async def enter(self, work: Any) -> None:
-            refused.append(work.request_id)
-            raise ApiError(429, "The budget is spent.", code="insufficient_quota", headers={"retry-after": "1"})
+    async def refuse(work: Any) -> None:
+        refused.append(work.record.request_id)
+        raise ApiError(429, "The budget is spent.", code="insufficient_quota", headers={"retry-after": "1"})
 
-    monkeypatch.setattr(kept.gateway.pipeline, "_stages", (Empty(),))
+    kept.gateway.stages.insert(0, refuse)
     response_id = queue(kept)
     wait_for(lambda: state(kept, response_id)["status"] == "failed", "it to fail", seconds=2)
+    kept.gateway.stages.remove(refuse)
     assert refused == [response_id]
     assert state(kept, response_id)["error"]["message"] == "The budget is spent."
 

@@ -207,10 +207,8 @@ def die(server: Any) -> None:
     """Leave everything as a killed gateway would: nothing is written any more, no lease renewed or given back."""
     worker = server.gateway.responses.worker
 
-    async def do_nothing() -> None: ...
-
     async def vanish() -> None:
-        worker.poll = do_nothing
+        await worker._polls.stop()
         for run in list(worker.running.values()):
             await run.stop("lost")
 

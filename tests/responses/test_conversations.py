@@ -46,7 +46,7 @@ def say(text: str, role: str = "user") -> Any:
 
 def prompt_of(server: Any) -> str:
     submitted = server.chat.submitted[-1].prompt_token_ids
-    return str(server.served["tiny"].tokenizer.decode(submitted, skip_special_tokens=False))
+    return str(server.served["tiny"].text.tokenizer.decode(submitted, skip_special_tokens=False))
 
 
 def test_a_conversation_is_made_read_changed_and_deleted(sdk: openai.OpenAI) -> None:

@@ -26,7 +26,7 @@ from kvarn.responses import sink as response_sink
 from kvarn.responses.ending import CONTINUABLE
 from kvarn.responses.operation import start_response
 from kvarn.responses.stream import ResponseStream
-from kvarn.serving.record import RequestRecord
+from kvarn.serving.work import RequestRecord
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.models import Conversation, ConversationItem, StoredResponse

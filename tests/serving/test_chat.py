@@ -158,7 +158,7 @@ def test_the_engine_gets_the_rendered_prompt_and_the_extensions(server: Any, sdk
     extra = {"top_k": 7, "min_p": 0.1, "ignore_eos": True, "min_tokens": 2, "priority": 10, "cache_salt": "s"}
     sdk.chat.completions.create(model="tiny", messages=HELLO, seed=11, max_tokens=4, extra_body=extra)
     submit = server.chat.submitted[0]
-    assert server.served["tiny"].tokenizer.decode(submit.prompt_token_ids, skip_special_tokens=False) == (
+    assert server.served["tiny"].text.tokenizer.decode(submit.prompt_token_ids, skip_special_tokens=False) == (
         "<bos><|user|>Hej<|assistant|>"
     )
     sampling = submit.sampling

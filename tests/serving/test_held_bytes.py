@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvarn.serving.held_bytes import BodyRefusedError, ByteBudget, HeldBytes, memory_of
+from kvarn.serving.work import RequestRecord
+from kvarn.store.owner import ANYBODY, Owner
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
-from kvarn.wire.openai.parse import decode_body, read_fields
+from kvarn.wire.openai.parse import decode_body, validate
 
 MOST = 100_000
 STEP = 100
@@ -66,9 +69,10 @@ def test_a_refusal_says_whose_memory_it_is() -> None:
     }
 
 
-def test_what_is_given_back_may_be_taken_again() -> None:
+async def test_what_is_given_back_may_be_taken_again() -> None:
     budget = ByteBudget(MOST)
-    first, second = HeldBytes(budget, "red"), HeldBytes(budget, "red")
+    record = RequestRecord("r", principal=replace(ANYBODY, owner=Owner("red", "p")))
+    first, second = HeldBytes(budget, record), HeldBytes(budget, record)
     first.take(70_000)
     with pytest.raises(BodyRefusedError):
         second.take(10_000)
@@ -76,8 +80,7 @@ def test_what_is_given_back_may_be_taken_again() -> None:
     second.take(10_000)
     first.become(65_000)
     assert budget.used == 75_000
-    for held in (first, second, first):
-        held.give_back()
+    await record.close()
     assert budget.used == 0
     assert fill(budget, "blue") == {"blue": 75_000}
 
@@ -103,7 +106,7 @@ def with_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
 def test_what_a_request_counts_for_is_what_it_takes(fields: dict[str, Any]) -> None:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}).encode()
     tracemalloc.start()
-    asked = read_fields(ChatCompletionRequest, decode_body(body))
+    asked = validate(ChatCompletionRequest, decode_body(body))
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert asked.model == "m"

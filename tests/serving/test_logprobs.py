@@ -70,11 +70,11 @@ def test_the_older_shape(tokenizer: Tokenizer, given_positions: list[PositionLog
 
 async def test_the_shape_of_prompts_comes_in_parts(tokenizer: Tokenizer) -> None:
     known = [PositionLogprobs.of(TokenLogprob(97, -0.5, 1), [TokenLogprob(98, -1.5, 2)])] * 150
-    parts = await in_parts([None, *known], LogprobsEncoder(tokenizer).prompt)
+    parts = [part async for part in in_parts([None, *known])]
     expected = {
         "97": PromptLogprob(logprob=-0.5, rank=1, decoded_token="a"),
         "98": PromptLogprob(logprob=-1.5, rank=2, decoded_token="b"),
     }
     assert [len(part) for part in parts] == [64, 64, 23]
-    encoded = [each for part in parts for each in part]
+    encoded = await LogprobsEncoder(tokenizer).prompt([None, *known])
     assert msgspec.json.encode(encoded) == msgspec.json.encode([None, *[expected] * 150])

@@ -33,7 +33,7 @@ def claude(server: Any) -> Iterator[anthropic.Anthropic]:
 
 
 def prompt_of(server: Any) -> str:
-    text: str = server.served["tiny"].tokenizer.decode(
+    text: str = server.served["tiny"].text.tokenizer.decode(
         server.chat.submitted[-1].prompt_token_ids, skip_special_tokens=False
     )
     return text

@@ -11,9 +11,8 @@ from starlette.requests import ClientDisconnect
 
 from kvarn.config.platform import AdmissionConfig
 from kvarn.observe.admission import AdmissionMetrics
-from kvarn.serving.pipeline import Work
-from kvarn.serving.record import RequestRecord
 from kvarn.serving.stages.replica_admission import ReplicaAdmission
+from kvarn.serving.work import RequestRecord, Work
 from kvarn.wire.messages import EngineStats, StepTimes
 
 TIMES = StepTimes(fixed_s=0.01, prefill_token_s=1e-4, prefill_pair_s=0, decode_row_s=1e-3, decode_token_s=0)
@@ -32,16 +31,7 @@ class Harness:
         self.queue = self.admission.controller.queue
 
     def ask(self, client_left: Callable[[], Awaitable[None]] | None = None) -> asyncio.Task[Any]:
-        record = RequestRecord("r")
-        work = Work(
-            request_id="r",
-            endpoint="/v1/completions",
-            principal=record.principal,
-            model="tiny",
-            prompt_tokens=10,
-            max_output_tokens=20,
-            received=record.received,
-        )
+        work = Work(record=RequestRecord("r"), model="tiny", prompt_tokens=10, max_output_tokens=20)
         self.demand = self.admission.demand_of(work)
         return asyncio.create_task(self.admission.enter(self.demand, client_left))
 

@@ -151,7 +151,7 @@ def test_a_gateway_survives_the_end_of_its_processes_and_leaves_none_behind(
 ) -> None:
     with serve() as server, server.client() as client:
         wait_for(lambda: client.get("/ready").status_code == 200, "the gateway to be ready")
-        process = server.served["tiny"].chat_template.process
+        process = server.served["tiny"].text.chat_template.process
         for _ in range(3):
             killed = process.pid
             os.kill(killed, signal.SIGKILL)
@@ -159,5 +159,5 @@ def test_a_gateway_survives_the_end_of_its_processes_and_leaves_none_behind(
             assert process.pid != killed
         last = process.pid
         assert Path(f"/proc/{last}").exists()
-        assert server.served["vec"].chat_template.process.pid, "it has a template too"
+        assert server.served["vec"].text.chat_template.process.pid, "it has a template too"
     assert not Path(f"/proc/{last}").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -23,7 +24,7 @@ NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 
 def prompt_of(server: Any) -> str:
     tokens = server.chat.submitted[-1].prompt_token_ids
-    text: str = server.served["tiny"].tokenizer.decode(tokens, skip_special_tokens=False)
+    text: str = server.served["tiny"].text.tokenizer.decode(tokens, skip_special_tokens=False)
     return text
 
 
@@ -98,15 +99,10 @@ def test_a_client_that_leaves_with_its_call_has_had_a_whole_answer(
 ) -> None:
     outcomes: list[str] = []
 
-    class Watch:
-        async def enter(self, work: Any) -> Any:
-            async def settle(work: Any) -> None:
-                outcomes.append(str(work.outcome))
+    async def watch(work: Any) -> None:
+        work.closing.callback(lambda: outcomes.append(str(work.outcome)))
 
-            return settle
-
-    stages = server.gateway.pipeline._stages
-    server.gateway.pipeline._stages = (*stages, Watch())
+    server.gateway.stages.append(watch)
     try:
         answering(CALL + "x" * 300)
         body = {"model": "tiny", "messages": HELLO, "tools": [WEATHER], "parallel_tool_calls": False, "stream": True}
@@ -116,7 +112,7 @@ def test_a_client_that_leaves_with_its_call_has_had_a_whole_answer(
                     break
         wait_for(lambda: bool(outcomes), "the work to be settled")
     finally:
-        server.gateway.pipeline._stages = stages
+        server.gateway.stages.remove(watch)
     assert outcomes == ["finished"]
 
 
@@ -156,7 +152,8 @@ def test_the_models_own_format_is_read(
     kind: Any,
     text: str,
 ) -> None:
-    monkeypatch.setattr(server.served["tiny"], "tool_format", kind)
+    served = server.served["tiny"]
+    monkeypatch.setattr(served, "text", replace(served.text, tool_format=kind))
     answering(text)
     for ask in (whole, streamed):
         assert ask(sdk, tools=[WEATHER]) == ("", [("get_weather", '{"city": "Lund"}')], "tool_calls")
@@ -168,7 +165,8 @@ def test_special_tokens_that_mark_calls_reach_the_parser(
     marked = MISTRAL_TAGGED.__class__(
         "mistral", MISTRAL_TAGGED.parser, MISTRAL_TAGGED.opening, ("<|system|>",), MISTRAL_TAGGED.new_id
     )
-    monkeypatch.setattr(server.served["tiny"], "tool_format", marked)
+    served = server.served["tiny"]
+    monkeypatch.setattr(served, "text", replace(served.text, tool_format=marked))
     system = 258
     server.chat.answer = lambda request, index: [*b"a", system, *b"b", *answer_text("c")]
     assert whole(sdk, tools=[WEATHER])[0] == "a<|system|>bc"
@@ -247,4 +245,4 @@ def test_a_result_must_belong_to_a_call(client: httpx.Client) -> None:
 
 
 def test_the_demo_models_format_is_found(server: Any) -> None:
-    assert server.served["tiny"].tool_format is HERMES
+    assert server.served["tiny"].text.tool_format is HERMES

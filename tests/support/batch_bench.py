@@ -16,7 +16,7 @@ from kvarn.batches.items import BatchItems
 from kvarn.batches.job import BatchJob
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.observe.metrics import GatewayMetrics
-from kvarn.serving.record import RequestRecord
+from kvarn.serving.work import RequestRecord
 from kvarn.store.engine import Store
 from kvarn.store.repositories.batches.batches import create_batch
 from kvarn.store.repositories.batches.lines import FIRST, Line, add_lines, open_lines

@@ -12,7 +12,7 @@ from kvarn.serving.completions.operation import start_completion
 from kvarn.serving.embeddings.operation import start_embedding
 from kvarn.serving.moderation.checks import ALIASES
 from kvarn.serving.moderation.operation import start_moderation
-from kvarn.serving.record import RequestRecord
+from kvarn.serving.work import RequestRecord
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.completions import CompletionRequest
 from kvarn.wire.openai.encoders import EmbeddingRequest, ModerationRequest

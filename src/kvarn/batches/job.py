@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from kvarn.jobs.worker import Job
-from kvarn.serving.record import RequestRecord
+from kvarn.serving.work import RequestRecord
 from kvarn.store.models import Batch
 from kvarn.store.owner import Owner, Principal
 
@@ -64,5 +64,5 @@ class BatchJob(Job):
 
     def note_progress(self, now: float) -> None:
         """A line that is past admission is progress."""
-        if any(request.work for request in self.requests.values()):
+        if any(request.work is not None for request in self.requests.values()):
             self.progress_at = now

@@ -18,7 +18,7 @@ from kvarn.batches.endpoints import Operation
 from kvarn.jobs.run_to_completion import run_to_completion
 from kvarn.responses.responses_context import ResponsesContext
 from kvarn.serving.errors import STORAGE_FULL, to_api_error
-from kvarn.serving.record import RequestRecord
+from kvarn.serving.work import RequestRecord, TokenUsage
 from kvarn.store.models import Batch
 from kvarn.store.owner import Principal
 from kvarn.store.repositories.batches.lines import Answer, Line
@@ -114,12 +114,13 @@ def _answer(record: RequestRecord, line: Line, status: int, body: object) -> Ans
         status_code=status, request_id=record.request_id, body=body, warnings=record.warnings or UNSET
     )
     output = OutputLine(id=record.request_id, custom_id=line.custom_id, response=response, error=None)
-    usages = [work.usage for work in record.work if work.usage.did_work]  # as on the ledger
+    usage = record.work.usage if record.work is not None else TokenUsage()
+    counted = usage if usage.did_work else TokenUsage()  # as on the ledger
     return Answer(
         line.line,
         status != 200,
         msgspec.json.encode(output),
-        input_tokens=sum(usage.prompt_tokens for usage in usages),
-        cached_tokens=sum(min(usage.cached_tokens, usage.prompt_tokens) for usage in usages),
-        output_tokens=sum(usage.completion_tokens for usage in usages),
+        input_tokens=counted.prompt_tokens,
+        cached_tokens=min(counted.cached_tokens, counted.prompt_tokens),
+        output_tokens=counted.completion_tokens,
     )

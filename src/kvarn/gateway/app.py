@@ -110,7 +110,7 @@ def create_app(
         models=table,
         metrics=metrics,
         store=services.store,
-        pipeline=services.pipeline,
+        stages=services.stages,
         moderation=Moderation(config.safety, table, text),
         prompts=services.prompts,
         text=text,
@@ -206,7 +206,6 @@ async def _lifespan(
         if left := await open_requests.over(_SETTLE_S):
             _log.error("%d requests were not settled before the end", left)
         await asyncio.gather(*[worker.stop() for worker in workers])
-        await gateway.storage_quota.close()
         await gateway.models.close()
         await services.stop()
         pool.shutdown(wait=False, cancel_futures=True)

@@ -13,9 +13,9 @@ from starlette.types import Message, Receive
 
 from kvarn.config.schema import GatewayConfig
 from kvarn.gateway.record import record_of
-from kvarn.serving.held_bytes import ByteBudget, hold_bytes, memory_of
-from kvarn.serving.record import RequestRecord
+from kvarn.serving.held_bytes import ByteBudget, HeldBytes, memory_of
 from kvarn.serving.text_pool import INLINE_BYTES, TextPool
+from kvarn.serving.work import RequestRecord
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.parse import decode_body, validate
 
@@ -60,7 +60,7 @@ class BodyReader:
         _require_json(request)
         max_bytes, timeout_s = self._config.max_body_bytes, self._config.body_timeout_s
         record = record_of(request.scope)
-        held = hold_bytes(self._held, record)
+        held = HeldBytes(self._held, record)
         parts = []
         receive = limit_body(request, max_bytes, timeout_s, "gateway.max_body_bytes")
         more = True

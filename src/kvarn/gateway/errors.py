@@ -13,7 +13,7 @@ from starlette.routing import Match
 from kvarn.gateway.record import record_of
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.serving.errors import to_api_error
-from kvarn.serving.record import RequestRecord
+from kvarn.serving.work import RequestRecord
 from kvarn.store.errors import (
     ConflictError,
     NotFoundError,

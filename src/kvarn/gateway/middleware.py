@@ -18,7 +18,7 @@ from kvarn.identity.authenticator import Authenticator
 from kvarn.identity.scopes import check_endpoint
 from kvarn.observe.metrics import UNKNOWN, GatewayMetrics
 from kvarn.serving.errors import shutting_down, to_api_error
-from kvarn.serving.record import RequestRecord
+from kvarn.serving.work import RequestRecord
 from kvarn.wire.openai.errors import ApiError, invalid_request
 
 CLIENT_LEFT = 499  # status under which metrics count requests whose client left before an answer began

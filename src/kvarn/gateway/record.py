@@ -6,7 +6,7 @@ import re
 
 from starlette.types import Receive, Scope
 
-from kvarn.serving.record import RequestRecord
+from kvarn.serving.work import RequestRecord
 from kvarn.store.ids import new_id
 
 _SCOPE_KEY = "kvarn.record"

@@ -18,12 +18,11 @@ from kvarn.observe.limits import LimitMetrics
 from kvarn.observe.store import StoreMetrics
 from kvarn.safety.prompt_log import PromptLog
 from kvarn.serving.models import ServedModel
-from kvarn.serving.pipeline import Pipeline, Stage
 from kvarn.serving.stages.admission import AdmissionStage
 from kvarn.serving.stages.budgets import BudgetStage
 from kvarn.serving.stages.ledger import LedgerStage
 from kvarn.serving.stages.limits import LimitsStage
-from kvarn.serving.stages.scopes import ScopeStage
+from kvarn.serving.work import Stage
 from kvarn.store import migrate
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError, StoreRefusedError
@@ -66,13 +65,13 @@ class Services:
             registry, lambda: health.state is StoreState.AWAY, lambda: health.state is StoreState.READ_ONLY
         )
         limit_metrics = LimitMetrics(registry)
-        self.limiter = Limiter(config.limits, limit_metrics, local=shared.counts if shared else None)
-        reservations = self.limiter.redis or (shared.budgets if shared else None)
+        self.limiter = Limiter(config.limits, limit_metrics, local=shared.scripts if shared else None)
+        reservations = self.limiter.redis or (shared.scripts if shared else None)
         self.metering = Metering(config, self.store, registry, reservations)
         self.identity = Identity(config, self.store)
         self._limits = LimitsStage(self.limiter, config.limits, limit_metrics)
         self.prompts = PromptLog(config, self.store)
-        self.pipeline = Pipeline(self._stages())
+        self.stages = self._stages()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -106,8 +105,9 @@ class Services:
         await self.store.close()
 
     def _stages(self) -> list[Stage]:
-        """In the order in which they see a request: scopes, budgets, limits, admission, the ledger."""
-        return [ScopeStage(), BudgetStage(self.metering), self._limits, self.admission, LedgerStage(self.metering)]
+        """In the order in which they see a request: budgets, limits, admission, the ledger."""
+        budgets, ledger = BudgetStage(self.metering), LedgerStage(self.metering)
+        return [budgets.enter, self._limits.enter, self.admission.enter, ledger.enter]
 
     async def _prepare_store(self) -> None:
         if self.config.store.migrate:

@@ -12,8 +12,6 @@ from typing import Any
 
 import msgspec
 
-from kvarn.limits.scripts import Call, ScriptRunner
-
 
 @dataclass(slots=True)
 class _Budget:
@@ -55,11 +53,10 @@ class _Budget:
         return spent
 
 
-class BudgetCounts(ScriptRunner):
+class BudgetCounts:
     """Answers the calls that `BudgetReservations` makes. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
         self._clock = clock
         self._budgets: dict[str, _Budget] = {}
         """By their key in Redis, in the order in which they were last called."""
@@ -88,14 +85,6 @@ class BudgetCounts(ScriptRunner):
             for holder, amount in zip(given[2::2], given[3::2], strict=True):
                 budget.hold(holder, amount, expires_ms)
         return msgspec.msgpack.encode([True])
-
-    async def ask(self, call: Call) -> bytes:
-        """See `ScriptRunner`."""
-        return self.run(call.keys, call.argument)
-
-    def send(self, call: Call) -> None:
-        """See `ScriptRunner`."""
-        self.run(call.keys, call.argument)
 
 
 def _take(budgets: Sequence[tuple[_Budget, list[Any], int]], expires_ms: int) -> list[Any]:

@@ -27,8 +27,9 @@ from kvarn.limits.scripts import Call, Script, ScriptRunner
 from kvarn.limits.types import LimitsAwayError
 from kvarn.metering.budgets import BudgetSpentError, BudgetStatus, BudgetTracker, ReservedAmount
 from kvarn.store.ids import new_id
+from kvarn.store.ledger import BudgetRule
 
-SCRIPT = Path(__file__).with_name("budgets.lua").read_text(encoding="utf-8")
+BUDGETS = Script("budgets", Path(__file__).with_name("budgets.lua").read_text(encoding="utf-8"))
 
 _RENEWALS = 3
 """Renewals in the life of a lease, at least: two may be lost."""
@@ -36,6 +37,7 @@ _RENEW_S = 2.0
 """Pause between renewals, at most: for so long a Redis that starts anew may not know what is held."""
 _KEEP_MS = 86_400_000
 """How long Redis remembers a budget that nobody asks for: longer than any reading of the database is old."""
+_PROBE = BudgetStatus(BudgetRule("probe", "kvarn", "kvarn", "tokens", "total", 0, None), "total", 0, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +75,6 @@ class BudgetReservations:
         self._redis = redis
         self._when_away = when_away
         self._lease_ms = lease_ms
-        self._script = Script(SCRIPT)
         self._me = new_id("gw_")
         self._holds: set[BudgetReservation] = set()
         self._reported: dict[str, int] = {}
@@ -82,7 +83,7 @@ class BudgetReservations:
             "renewals of budget reservations", self._renew, min(_RENEW_S, lease_ms / 1000 / _RENEWALS)
         )
         if redis is not None:
-            redis.probes.append(self._call("put", []))
+            redis.probes.append(self._call("put", [(_PROBE, [])]))
 
     def start(self) -> None:
         """Renew what is held from now on."""
@@ -201,7 +202,7 @@ class BudgetReservations:
             key = f"kvarn:budgets:{{{rule.organization_id}}}:{rule.id}"
             keys += [f"{key}:{status.period}", key, f"{key}:leases"]
             argument.append([rule.hard_limit, status.read, *held])
-        return Call(self._script, keys, msgspec.msgpack.encode(argument))
+        return Call(BUDGETS, keys, msgspec.msgpack.encode(argument))
 
 
 def _refusal(held: BudgetReservation, number: int, spent: int, ended: int) -> BudgetSpentError:

@@ -22,7 +22,7 @@ from kvarn.responses.sink import ResponseSink
 from kvarn.responses.turns import Turn, open_turn, reopen_turn
 from kvarn.responses.writer import ResponseWriter
 from kvarn.serving.errors import to_api_error
-from kvarn.serving.record import RequestRecord
+from kvarn.serving.work import RequestRecord
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.ids import new_id
 from kvarn.store.models import StoredResponse

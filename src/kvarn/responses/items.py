@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from kvarn.responses.responses_context import ResponsesContext
 from kvarn.responses.writer import response_of_item
-from kvarn.serving.record import RequestRecord
+from kvarn.serving.work import RequestRecord
 from kvarn.store.ids import new_id
 from kvarn.store.repositories.conversations import conversations, responses
 from kvarn.store.repositories.conversations.histories import (

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 
 from msgspec.structs import replace
 
-from kvarn.responses.background_runs import BackgroundResponses
 from kvarn.responses.ending import ResponseEnding
 from kvarn.responses.request import chat_request, in_response_terms, new_response
 from kvarn.responses.responses_context import ResponsesContext
@@ -17,14 +15,13 @@ from kvarn.responses.sink import ResponseSink
 from kvarn.responses.truncation import fitting_chat
 from kvarn.responses.turns import Turn, open_turn, read_turn
 from kvarn.responses.writer import ResponseWriter
-from kvarn.serving.chat.operation import ChatRun, start_chat
+from kvarn.serving.chat.answer import ChatRun
+from kvarn.serving.chat.operation import start_chat
 from kvarn.serving.chat.prompt import render_chat
 from kvarn.serving.errors import shutting_down
 from kvarn.serving.logprobs import encoded_bytes
-from kvarn.serving.pipeline import Work
-from kvarn.serving.record import RequestRecord
 from kvarn.serving.tiers import tier_of
-from kvarn.store.repositories.conversations.conversations import Lock
+from kvarn.serving.work import RequestRecord
 from kvarn.wire.openai.chat.answer import FinishReason
 from kvarn.wire.openai.errors import ApiError, unavailable
 from kvarn.wire.openai.responses.answer import InputTokens, Response, StreamEvent, response_usage
@@ -134,18 +131,16 @@ async def run_turn(
     except BaseException:
         await serving.responses.unlock(turn.lock)
         raise
-    work = record.work[-1]
-    if turn.lock is not None:
-        work.settlements.append(partial(_unlock, serving.responses, turn.lock))
-    defaults = chat.model.sampling_defaults
+    record.closing.push_async_callback(serving.responses.unlock, turn.lock)
+    defaults = chat.model.text.sampling_defaults
     writer.response = replace(
         writer.response,
-        model=chat.head.model,  # another one, or another tier, may have been found for it
-        service_tier=tier_of(work.priority),
+        model=chat.model.name,  # another one, or another tier, may have been found for it
+        service_tier=tier_of(chat.work.priority),
         temperature=defaults.temperature if request.temperature is None else request.temperature,
         top_p=defaults.top_p if request.top_p is None else request.top_p,
     )
-    ending.usage = lambda: response_usage(chat.usage.as_openai())
+    ending.usage = lambda: response_usage(chat.work.usage.as_openai())
     return ResponseRun(chat, writer, ending, record, serving.store.now)
 
 
@@ -180,7 +175,3 @@ async def _check_quota(serving: ResponsesContext, record: RequestRecord, request
         await serving.storage_quota.check(record, "conversation", instead)
     elif request.stored:
         await serving.storage_quota.check(record, "store", "send 'store': false")
-
-
-async def _unlock(responses: BackgroundResponses, lock: Lock, work: Work) -> None:
-    await responses.unlock(lock)

@@ -9,7 +9,7 @@ from kvarn.responses.ending import ResponseEnding
 from kvarn.responses.events import is_end
 from kvarn.serving.errors import to_api_error
 from kvarn.wire.openai.responses.answer import Response, StreamEvent
-from kvarn.wire.sse import encode_json
+from kvarn.wire.sse import named_event
 
 
 class ResponseStream:
@@ -41,23 +41,13 @@ class ResponseStream:
             return last
         api_error = to_api_error(error)
         number = self._next
-        return last + encode_event(
-            StreamEvent(
-                type="error",
-                sequence_number=number,
-                code=api_error.code,
-                message=api_error.message,
-                param=api_error.param,
-            )
+        code, message, param = api_error.code, api_error.message, api_error.param
+        return last + named_event(
+            "error", StreamEvent(type="error", sequence_number=number, code=code, message=message, param=param)
         )
 
     def _encode(self, batch: Sequence[StreamEvent]) -> bytes:
         for event in batch:
             self._next = event.sequence_number + 1
             self._has_end = is_end(event) and isinstance(event.response, Response) and event.response.status != "failed"
-        return b"".join(map(encode_event, batch))
-
-
-def encode_event(event: StreamEvent) -> bytes:
-    """One event, with its name, as OpenAI sends it."""
-    return b"event: " + event.type.encode() + b"\ndata: " + encode_json(event) + b"\n\n"
+        return b"".join(named_event(event.type, event) for event in batch)

@@ -7,7 +7,7 @@ from kvarn.responses.responses_context import ResponsesContext
 from kvarn.responses.turns import Turn
 from kvarn.serving.chat.prompt import render_chat
 from kvarn.serving.models import ReadyModel
-from kvarn.serving.record import RequestRecord
+from kvarn.serving.work import RequestRecord
 from kvarn.text.errors import PromptTooLongError
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.responses.request import ContextFields, ResponseRequest

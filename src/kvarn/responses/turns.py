@@ -10,7 +10,7 @@ from functools import partial
 from kvarn.responses.items import find_stored_items, item_not_found
 from kvarn.responses.responses_context import ResponsesContext
 from kvarn.responses.writer import item_id
-from kvarn.serving.record import RequestRecord
+from kvarn.serving.work import RequestRecord
 from kvarn.store.errors import NotFoundError
 from kvarn.store.repositories.conversations import conversations, responses
 from kvarn.store.repositories.conversations.background_responses import RUNNING

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from msgspec import Raw
 
@@ -11,6 +13,9 @@ from kvarn.text.stop_strings import StopMatcher
 from kvarn.wire.messages import FinishReason as EngineFinishReason
 from kvarn.wire.messages import PositionLogprobs, TokenDelta
 from kvarn.wire.openai.chat.answer import FinishReason, TokenLogprobs, ToolCallDelta
+
+if TYPE_CHECKING:
+    from kvarn.serving.moderation.output_watch import OutputWatch
 
 
 @dataclass(slots=True)
@@ -44,43 +49,34 @@ class ChoiceDelta:
         return [part for part in self.parts or () if not isinstance(part, str)]
 
 
+@dataclass(slots=True)
 class Choice:
-    """Turns the token deltas of one choice into deltas with text.
+    """Turns the token deltas of one choice into deltas with text."""
 
-    Args:
-        index: The choice's number in the answer.
-        detokenizer: Its own, fresh.
-        stop: Its own, fresh; None where the request has no stop strings.
-        min_tokens: Stop strings count from this many tokens on.
-        named_stop_ids: Stop tokens that the client asked for, to be told apart from the model's end tokens.
-        prompt_only: The client wants no answer, only what is known of its prompt: the token drawn is dropped.
-    """
-
-    def __init__(
-        self,
-        index: int,
-        detokenizer: IncrementalDetokenizer,
-        stop: StopMatcher | None,
-        min_tokens: int = 0,
-        named_stop_ids: frozenset[int] = frozenset(),
-        *,
-        prompt_only: bool = False,
-    ) -> None:
-        self.index = index
-        self.ended = False
-        """Set by its `Generation`."""
-        self._num_tokens = 0
-        """Up to and including the one that completed a stop string."""
-        self._detokenizer = detokenizer
-        self._stop = stop
-        self._min_tokens = min_tokens
-        self._named_stop_ids = named_stop_ids
-        self._prompt_only = prompt_only
+    index: int
+    """In the answer."""
+    detokenizer: IncrementalDetokenizer
+    """Its own, fresh."""
+    stop: StopMatcher | None
+    """Its own, fresh; None where the request has no stop strings."""
+    min_tokens: int
+    """Stop strings count from this many tokens on."""
+    named_stop_ids: frozenset[int]
+    """Stop tokens that the client asked for, to be told apart from the model's end tokens."""
+    prompt_only: bool = False
+    """The client wants no answer, only what is known of its prompt: the token drawn is dropped."""
+    watch: OutputWatch | None = None
+    """Its moderation."""
+    transform: Callable[[ChoiceDelta], None] | None = None
+    """Adds to its deltas what the endpoint needs; may end it by setting the finish reason."""
+    ended: bool = False
+    num_tokens: int = 0
+    """Up to and including the one that completed a stop string."""
 
     def add(self, new: TokenDelta) -> ChoiceDelta:
         """What the tokens come to; must not be called after a delta with a finish reason."""
         delta = ChoiceDelta(self.index, prompt_positions=new.prompt_logprobs)
-        if self._prompt_only:
+        if self.prompt_only:
             delta.finish_reason = "length"
             return delta
         shown = new.token_ids
@@ -88,19 +84,19 @@ class Choice:
             shown = shown[:-1]  # the stop token ends the text, it is not part of it
         text = ""
         for position, token_id in enumerate(shown):
-            self._num_tokens += 1
+            self.num_tokens += 1
             if new.logprobs is not None:
                 delta.positions.append(new.logprobs[position])
-            piece, matched = self._detokenizer.push((token_id,)), None
-            if self._stop is not None and self._num_tokens >= self._min_tokens:
-                piece, matched = self._stop.push(piece)
+            piece, matched = self.detokenizer.push((token_id,)), None
+            if self.stop is not None and self.num_tokens >= self.min_tokens:
+                piece, matched = self.stop.push(piece)
             text += piece
             if matched is not None:
                 delta.token_ids = shown[: position + 1]
                 delta.finish_reason, delta.stop_reason = "stop", matched
                 break
         else:
-            self._num_tokens += len(new.token_ids) - len(shown)
+            self.num_tokens += len(new.token_ids) - len(shown)
             delta.token_ids = new.token_ids
             if new.finish_reason is not None:
                 text += self._finish(delta, new)
@@ -109,15 +105,15 @@ class Choice:
 
     def _finish(self, delta: ChoiceDelta, new: TokenDelta) -> str:
         """End the choice as the engine did, unless the text held back till now completes a stop string."""
-        text = self._detokenizer.flush()
-        if self._stop is not None:
-            if self._num_tokens >= self._min_tokens:
-                text, matched = self._stop.push(text)
+        text = self.detokenizer.flush()
+        if self.stop is not None:
+            if self.num_tokens >= self.min_tokens:
+                text, matched = self.stop.push(text)
                 if matched is not None:
                     delta.finish_reason, delta.stop_reason = "stop", matched
                     return text
-            text += self._stop.flush()
+            text += self.stop.flush()
         delta.finish_reason = "length" if new.finish_reason is EngineFinishReason.LENGTH else "stop"
-        if delta.finish_reason == "stop" and new.token_ids and new.token_ids[-1] in self._named_stop_ids:
+        if delta.finish_reason == "stop" and new.token_ids and new.token_ids[-1] in self.named_stop_ids:
             delta.stop_reason = new.token_ids[-1]
         return text

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from kvarn.config.schema import GatewayConfig, KvarnConfig
-from kvarn.identity.scopes import check_model, may_use_model
+from kvarn.identity.scopes import check_endpoint, check_model, may_use_model
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.safety.prompt_log import PromptLog
-from kvarn.serving.held_bytes import ByteBudget, HeldBytes, hold_bytes
+from kvarn.serving.held_bytes import ByteBudget
 from kvarn.serving.models import Answering, ModelTable, ReadyModel, ServedModel
 from kvarn.serving.moderation.checks import Moderation
-from kvarn.serving.pipeline import DegradedError, Pipeline, Work
-from kvarn.serving.record import RequestRecord
 from kvarn.serving.storage_quota import StorageQuota
 from kvarn.serving.text_pool import TextPool
 from kvarn.serving.tiers import priority_of, tier_of
+from kvarn.serving.work import DegradedError, RequestRecord, Stage, Work
 from kvarn.store.engine import Store
 from kvarn.store.ledger import BATCH_TIER
 from kvarn.wire.openai.errors import invalid_request
@@ -35,7 +34,8 @@ class ServingContext:
     models: ModelTable
     metrics: GatewayMetrics
     store: Store
-    pipeline: Pipeline
+    stages: Sequence[Stage]
+    """In the order in which they see a request: those that cost least first, the ledger last."""
     moderation: Moderation
     prompts: PromptLog
     text: TextPool
@@ -47,10 +47,6 @@ class ServingContext:
     def limits(self) -> GatewayConfig:
         """Bounds of requests."""
         return self.config.gateway
-
-    def hold(self, record: RequestRecord, size: int = 0) -> HeldBytes:
-        """Memory that a request takes until its record is closed; see `hold_bytes`."""
-        return hold_bytes(self.held, record, size)
 
     async def run(self, record: RequestRecord, work: Callable[[], ResultT]) -> ResultT:
         """Run text work for a request: on the event loop where it is small, in the pool where it is large."""
@@ -72,14 +68,12 @@ class ServingContext:
 
         Raises:
             ApiError: A stage refuses it: a scope, a budget, a limit, admission.
-            DegradedError: Another model shall answer; see `fallback_model`.
+            DegradedError: Another model shall answer; see `with_model`.
         """
         best = max(record.principal.priority, record.least_priority or record.principal.priority)
         runs_at = priority_of(service_tier, priority, best)
         work = Work(
-            request_id=record.request_id,
-            endpoint=record.endpoint,
-            principal=record.principal,
+            record=record,
             model=model.name,
             model_version=model.version,
             replica=model.replica_name,
@@ -87,19 +81,19 @@ class ServingContext:
             max_output_tokens=max_output_tokens,
             priority=runs_at,
             service_tier=BATCH_TIER if record.least_priority is not None else tier_of(runs_at),
-            batch_id=record.batch_id,
             sequences=sequences,
             output_bounded=output_bounded,
-            received=record.received,
-            client_left=record.client_left,
-            degraded_from=record.degraded_from,
-            early_demand=record.early_demand,
         )
         try:
-            await self.pipeline.begin(work)
-        finally:
-            record.headers.update(work.headers)  # also where it is refused
-        record.work.append(work)
+            check_endpoint(record.principal, record.endpoint)  # not all come by HTTP
+            for enter in self.stages:
+                await enter(work)
+        except BaseException:
+            work.usage.failed = True
+            work.closing.close()
+            raise
+        record.closing.callback(work.closing.close)
+        record.work = work
         return work
 
     def ready_model(
@@ -116,10 +110,16 @@ class ServingContext:
             raise invalid_request(f"The model {name!r} does {does} only.", "model", "model_not_supported")
         return ready
 
-    def fallback_model(self, record: RequestRecord, name: str, degraded: DegradedError) -> ReadyModel:
-        """The model that admission puts in the place of the one called `name`. Raises as `ready_model` does."""
-        record.degraded_from = name
-        return self.ready_model(record, degraded.model, "generate")
+    async def with_model(
+        self, record: RequestRecord, name: str, start: Callable[[ReadyModel], Awaitable[ResultT]]
+    ) -> ResultT:
+        """Start an answer with the model a request names, or with the one that admission puts in its place. Raises as
+        `ready_model` and `start` do."""
+        try:
+            return await start(self.ready_model(record, name, "generate"))
+        except DegradedError as degraded:
+            record.degraded_from = name
+            return await start(self.ready_model(record, degraded.model, "generate"))
 
     def find_model(self, record: RequestRecord, name: str) -> ServedModel:
         """The model a request names, whether it is ready or not.

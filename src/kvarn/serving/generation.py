@@ -1,4 +1,4 @@
-"""The deltas of an answer: one prompt's way through the engine, or those of several prompts at once."""
+"""An answer's way through the engine: from a prompt's tokens to the deltas of its choices."""
 
 from __future__ import annotations
 
@@ -6,97 +6,139 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
+from kvarn.config.schema import GatewayConfig
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.serving.choice import Choice, ChoiceDelta
 from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.moderation.output_watch import OutputWatch
-from kvarn.serving.pipeline import TokenUsage
+from kvarn.serving.work import Work
+from kvarn.text.detokenizer import IncrementalDetokenizer
+from kvarn.text.sampling import stop_strings
+from kvarn.text.stop_strings import StopMatcher, StopStrings
 from kvarn.wire.messages import Submit
-from kvarn.wire.openai.errors import ApiError
+from kvarn.wire.openai.chat.request import ChatCompletionRequest
+from kvarn.wire.openai.completions import CompletionRequest
+from kvarn.wire.openai.errors import ApiError, invalid_request
+from kvarn.wire.sampling import SamplingParams
 
-Transform = Callable[[ChoiceDelta], None]
-"""Adds to the deltas of one choice what its endpoint needs; may end the choice by setting its finish reason."""
+
+def check_token_ids(token_ids: list[int], model: ReadyModel, param: str) -> None:
+    """Refuse token ids that the model has not.
+
+    Raises:
+        ApiError: 400 that names the field.
+    """
+    if not model.card.has_tokens(token_ids):
+        raise invalid_request(f"{param!r} holds token ids outside 0 to {model.card.vocab_size - 1}.", param)
 
 
-class Generation:
-    """One prompt's way through the engine.
+def make_choices(
+    request: ChatCompletionRequest | CompletionRequest,
+    sampling: SamplingParams,
+    model: ReadyModel,
+    limits: GatewayConfig,
+    watch: Callable[[], OutputWatch | None],
+    first_index: int = 0,
+    continued: Sequence[int] = (),
+    shown: frozenset[int] = frozenset(),
+) -> list[Choice]:
+    """The `n` choices of one prompt; the first has number `first_index` in the answer.
+
+    `watch` gives each its moderation; `continued` are the prompt's tokens where the answer's text goes on from the
+    prompt's; `shown` are special tokens that are part of the text all the same.
+    """
+    strings = stop_strings(request, limits)
+    stops = StopStrings(strings) if strings else None
+    return [
+        Choice(
+            first_index + index,
+            IncrementalDetokenizer(
+                model.text.tokenizer, skip_special_tokens=request.skip_special_tokens, after=continued, shown=shown
+            ),
+            None if stops is None else StopMatcher(stops, include_stop=request.include_stop_str_in_output),
+            sampling.min_tokens,
+            frozenset(request.stop_token_ids or ()),
+            prompt_only=isinstance(request, CompletionRequest) and request.max_tokens == 0,
+            watch=watch(),
+        )
+        for index in range(sampling.n)
+    ]
+
+
+def make_submit(
+    request_id: str, prompt: list[int], sampling: SamplingParams, work: Work, cache_salt: str | None
+) -> Submit:
+    """What is sent to the engine. The tenant and its secret salt come from the server, never from the client: a
+    tenant's cached prompts cannot be found, or their presence timed, by another."""
+    principal = work.principal
+    return Submit(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        sampling=sampling,
+        tenant=principal.organization_id,
+        weight=principal.weight,
+        priority=work.priority,
+        cache_salt=f"{principal.cache_salt}/{cache_salt or ''}",
+    )
+
+
+async def generate(
+    model: ReadyModel, submit: Submit, choices: Sequence[Choice], work: Work, held: HeldBytes, metrics: GatewayMetrics
+) -> AsyncGenerator[ChoiceDelta, None]:
+    """Run a prompt; yields what each step adds to a choice.
+
+    A choice ends with a stop string, by its transform or by moderation, whatever the engine still sends for it; when
+    all have ended, the request is aborted by closing the replica's generator.
 
     Args:
         model: Where it runs.
         submit: What is sent to the engine.
         choices: One for each of `submit.sampling.n`, in order.
-        usage: Where its tokens are counted.
+        work: Where its tokens are counted.
         held: Counts what the engine has written and nobody has read yet.
-        watches: The moderation of each choice; empty where answers are not moderated.
-        transforms: One for each choice, or none at all.
+        metrics: Where its latencies are shown.
+
+    Raises:
+        RequestRefusedError: The engine refused or gave up the request.
+        ReplicaLostError: The engine is not ready, died or fell silent.
+        ApiError: The answer cannot be moderated now, or there is no memory left for what nobody has read.
     """
-
-    def __init__(
-        self,
-        model: ReadyModel,
-        submit: Submit,
-        choices: Sequence[Choice],
-        usage: TokenUsage,
-        held: HeldBytes,
-        watches: Sequence[OutputWatch] = (),
-        transforms: Sequence[Transform] = (),
-    ) -> None:
-        self._model = model
-        self._submit = submit
-        self._choices = choices
-        self._usage = usage
-        self._held = held
-        self._watches = watches
-        self._transforms = transforms
-        usage.pending += 1
-
-    async def deltas(self, metrics: GatewayMetrics, received: float) -> AsyncGenerator[ChoiceDelta, None]:
-        """Run it; yields what each step adds to a choice.
-
-        A choice ends with a stop string, by its transform or by moderation, whatever the engine still sends for it;
-        when all have ended, the request is aborted by closing the replica's generator.
-
-        Raises:
-            RequestRefusedError: The engine refused or gave up the request.
-            ReplicaLostError: The engine is not ready, died or fell silent.
-            ApiError: The answer cannot be moderated now, or there is no memory left for what nobody has read.
-        """
-        observer = metrics.generation(self._model.name, received)
-        usage, running = self._usage, len(self._choices)
-        usage.count(prompt=len(self._submit.prompt_token_ids))
-        try:
-            async with aclosing(self._model.replica.generate(self._submit, self._held.become)) as new_tokens:
-                async for new in new_tokens:
-                    choice = self._choices[new.index]
-                    if choice.ended:
+    observer = metrics.generation(model.name, work.record.received)
+    usage, running = work.usage, len(choices)
+    usage.count(prompt=len(submit.prompt_token_ids))
+    try:
+        async with aclosing(model.replica.generate(submit, held.become)) as new_tokens:
+            async for new in new_tokens:
+                choice = choices[new.index]
+                if choice.ended:
+                    continue
+                if new.token_ids:
+                    observer.delta(new.index, len(new.token_ids))
+                delta = choice.add(new)
+                usage.count(cached=new.cached_tokens, completion=len(delta.token_ids))
+                if choice.watch is not None:
+                    shown = await choice.watch.look(delta)
+                    if shown is None:
                         continue
-                    if new.token_ids:
-                        observer.delta(new.index, len(new.token_ids))
-                    delta = choice.add(new)
-                    usage.count(cached=new.cached_tokens, completion=len(delta.token_ids))
-                    if self._watches:
-                        shown = await self._watches[new.index].look(delta)
-                        if shown is None:
-                            continue
-                        delta = shown
-                    if self._transforms:
-                        self._transforms[new.index](delta)
-                    if delta.finish_reason is not None:
-                        choice.ended = True
-                        running -= 1
-                        if not running:  # counted before the client hears of it
-                            usage.pending -= 1
-                            observer.finished()
-                    yield delta
-                    if not running:
-                        return
-        except (RequestRefusedError, ReplicaLostError, ApiError) as error:
-            usage.failed = True
-            usage.refused = usage.refused or isinstance(error, RequestRefusedError)
-            observer.failed()
-            raise
+                    delta = shown
+                if choice.transform is not None:
+                    choice.transform(delta)
+                if delta.finish_reason is not None:
+                    choice.ended = True
+                    running -= 1
+                    if not running:  # counted before the client hears of it
+                        usage.pending -= 1
+                        observer.finished()
+                yield delta
+                if not running:
+                    return
+    except (RequestRefusedError, ReplicaLostError, ApiError) as error:
+        usage.failed = True
+        usage.refused = usage.refused or isinstance(error, RequestRefusedError)
+        observer.failed()
+        raise
 
 
 async def interleave(streams: Sequence[AsyncGenerator[ChoiceDelta, None]]) -> AsyncGenerator[ChoiceDelta, None]:
@@ -105,7 +147,17 @@ async def interleave(streams: Sequence[AsyncGenerator[ChoiceDelta, None]]) -> As
     Each stream runs at most one delta ahead, so a slow reader slows all of them down.
     """
     queue: asyncio.Queue[ChoiceDelta | Exception | None] = asyncio.Queue(maxsize=1)
-    tasks = [asyncio.create_task(_forward(stream, queue)) for stream in streams]
+
+    async def forward(stream: AsyncGenerator[ChoiceDelta, None]) -> None:
+        async with aclosing(stream):
+            try:
+                async for delta in stream:
+                    await queue.put(delta)
+                await queue.put(None)
+            except Exception as error:
+                await queue.put(error)
+
+    tasks = [asyncio.create_task(forward(stream)) for stream in streams]
     running = len(tasks)
     try:
         while running:
@@ -120,16 +172,3 @@ async def interleave(streams: Sequence[AsyncGenerator[ChoiceDelta, None]]) -> As
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _forward(
-    stream: AsyncGenerator[ChoiceDelta, None], queue: asyncio.Queue[ChoiceDelta | Exception | None]
-) -> None:
-    async with aclosing(stream):
-        try:
-            async for delta in stream:
-                await queue.put(delta)
-        except Exception as error:
-            await queue.put(error)
-        else:
-            await queue.put(None)

@@ -9,12 +9,11 @@ others hold. Nothing is reserved, and nobody has to be known in advance.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from sys import getsizeof
 from typing import Any
 
 from kvarn.fairness.semaphore import FairSemaphore
-from kvarn.serving.record import RequestRecord
+from kvarn.serving.work import RequestRecord
 from kvarn.wire.openai.errors import ApiError
 
 _TIMES_FREE = 3
@@ -69,51 +68,41 @@ class ByteBudget(FairSemaphore):
 
 
 class HeldBytes:
-    """What one request has taken of the budget so far, for one purpose.
+    """Memory that a request takes for one purpose, until its record is closed.
 
     Args:
         budget: Where it takes from.
-        organization_id: Whose request it is.
-        request: All that the request has taken, this included.
+        record: Of the request.
+        size: Taken at once.
+
+    Raises:
+        BodyRefusedError: There is none left for it; see `ByteBudget.take`.
     """
 
-    def __init__(self, budget: ByteBudget, organization_id: str, request: Sequence[object] = ()) -> None:
+    def __init__(self, budget: ByteBudget, record: RequestRecord, size: int = 0) -> None:
+        self.size = 0
         self._budget = budget
-        self._organization_id = organization_id
-        self._request = request
-        self._size = 0
-
-    @property
-    def size(self) -> int:
-        """How much that is."""
-        return self._size
+        self._record = record
+        record.closing.callback(self.become, 0)
+        self.become(size)
 
     def take(self, size: int) -> None:
-        """Take more. Raises as `ByteBudget.take` does; what is refused holds nothing any more."""
-        try:
-            self._budget.take(self._organization_id, size, self._of_request())
-        except BodyRefusedError:
-            self.give_back()
-            raise
-        self._size += size
-
-    def _of_request(self) -> int:
-        others = sum(each.size for each in self._request if isinstance(each, HeldBytes) and each is not self)
-        return self._size + others
+        """Take more. Raises as `become` does."""
+        self.become(self.size + size)
 
     def become(self, size: int) -> None:
-        """Hold this much from now on. Raises as `take` does."""
-        if size > self._size:
-            self.take(size - self._size)
-        else:
-            self._budget.release(self._organization_id, self._size - size)
-            self._size = size
-
-    def give_back(self) -> None:
-        """Give all of it back; may be called again."""
-        if self._size:
-            self._budget.release(self._organization_id, self._size)
-            self._size = 0
+        """Hold this much from now on. Raises as `ByteBudget.take` does; what is refused holds nothing any more."""
+        organization_id, more = self._record.principal.organization_id, size - self.size
+        if more > 0:
+            try:
+                self._budget.take(organization_id, more, self._record.held_bytes)
+            except BodyRefusedError:
+                self.become(0)
+                raise
+        elif more:
+            self._budget.release(organization_id, -more)
+        self.size = size
+        self._record.held_bytes += more
 
 
 def memory_of(data: dict[str, Any]) -> int:
@@ -133,15 +122,3 @@ def memory_of(data: dict[str, Any]) -> int:
             below += [item for item in items if isinstance(item, (dict, list))]
         level = below
     return size
-
-
-def hold_bytes(budget: ByteBudget, record: RequestRecord, size: int = 0) -> HeldBytes:
-    """Memory that a request takes until its record is closed.
-
-    Raises:
-        BodyRefusedError: There is none left for it; see `ByteBudget.take`.
-    """
-    held = HeldBytes(budget, record.principal.organization_id, record.held)
-    record.held.append(held)
-    held.take(size)
-    return held

@@ -7,7 +7,7 @@ of `kvarn.wire.openai` and encoding those takes three times as long.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
@@ -32,7 +32,6 @@ Row = tuple[PositionLogprobs | None, int, int]
 of the choice's text before it."""
 
 ItemT = TypeVar("ItemT")
-EncodedT = TypeVar("EncodedT")
 
 
 class LogprobsEncoder:
@@ -87,9 +86,12 @@ class LogprobsEncoder:
             by_text.setdefault(self._name(token_id), number)
         return Raw(b"{" + b",".join([name + b":" + number for name, number in by_text.items()]) + b"}")
 
-    def prompt(self, positions: Sequence[PositionLogprobs | None]) -> PromptLogprobs:
+    async def prompt(self, positions: Sequence[PositionLogprobs | None]) -> PromptLogprobs:
         """VLLM's shape for prompts: each position maps token ids to what is known of them."""
-        return [None if position is None else self._by_id(position) for position in positions]
+        encoded: PromptLogprobs = []
+        async for part in in_parts(positions):
+            encoded += [None if position is None else self._by_id(position) for position in part]
+        return encoded
 
     def _by_id(self, position: PositionLogprobs) -> Raw:
         known = {
@@ -101,13 +103,11 @@ class LogprobsEncoder:
         return Raw(encode_json(known))
 
 
-async def in_parts(items: Sequence[ItemT], encode: Callable[[Sequence[ItemT]], EncodedT]) -> list[EncodedT]:
-    """What `encode` makes of each part of a long list; others get their turn of the event loop between them."""
-    encoded = []
+async def in_parts(items: Sequence[ItemT]) -> AsyncGenerator[Sequence[ItemT], None]:
+    """A long list in parts; others get their turn of the event loop between them."""
     for start in range(0, len(items), _POSITIONS_AT_ONCE):
-        encoded.append(encode(items[start : start + _POSITIONS_AT_ONCE]))
+        yield items[start : start + _POSITIONS_AT_ONCE]
         await asyncio.sleep(0)
-    return encoded
 
 
 def encoded_bytes(positions: Iterable[object]) -> int:

@@ -27,7 +27,7 @@ from kvarn.text.config_files import read_generation_config
 from kvarn.text.sampling import SamplingDefaults
 from kvarn.text.template_process import TemplateLimits
 from kvarn.text.tokenizer import Tokenizer
-from kvarn.text.tool_calls.formats import HERMES, ToolFormat, find_format
+from kvarn.text.tool_calls.formats import ToolFormat, find_format
 from kvarn.wire.messages import ModelCard
 from kvarn.wire.openai.errors import ApiError, model_not_found, unavailable
 
@@ -56,36 +56,46 @@ class Answering(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadyModel:
-    """A model whose parts are all there."""
+class ModelText:
+    """What makes tokens of text for a model, and text of its tokens: read from its checkpoint."""
 
-    name: str
-    replica: ReplicaClient
-    card: ModelCard
     tokenizer: Tokenizer
     chat_template: ChatTemplate
     logprobs: LogprobsEncoder
-    config: ModelConfig
-    tool_format: ToolFormat = HERMES
-    version: str = ""
+    tool_format: ToolFormat
+    """How it writes tool calls."""
+    version: str
     """Fingerprint of the checkpoint."""
-    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    sampling_defaults: SamplingDefaults
     """Sampling parameters of requests that leave them out."""
-    draw_seed: Callable[[], int] | None = None
-    """Gives a seed to requests that have none."""
     template_turns: FairSemaphore = field(default_factory=lambda: FairSemaphore(1))
     """Tenants take turns at the template's process."""
-    replica_name: str = ""
-    """Which of the replicas of the model this is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyModel:
+    """A model whose parts are all there, and the replica that answers a request."""
+
+    name: str
+    served: ServedModel
+    text: ModelText
+    replica: ReplicaClient
+    card: ModelCard
+    replica_name: str
+
+    @property
+    def version(self) -> str:
+        """Fingerprint of the checkpoint."""
+        return self.text.version
 
     @property
     def fingerprint(self) -> str:
         """What answers with the same seed may differ with: Kvarn's version, the checkpoint, types and kernels, the
         tokenizer, the chat template and the sampling parameters by default."""
-        card = self.card
-        parts = (kvarn.__version__, self.version, card.dtype, card.quantization, card.kernels, card.kv_dtype)
-        text = (self.config.tokenizer or "", self.chat_template.source, repr(self.sampling_defaults))
-        return f"fp_{sha256('/'.join(parts + text).encode()).hexdigest()[:12]}"
+        card, text = self.card, self.text
+        parts = [kvarn.__version__, text.version, card.dtype, card.quantization, card.kernels, card.kv_dtype]
+        parts += [self.served.config.tokenizer or "", text.chat_template.source, repr(text.sampling_defaults)]
+        return f"fp_{sha256('/'.join(parts).encode()).hexdigest()[:12]}"
 
 
 @dataclass(slots=True)
@@ -97,34 +107,28 @@ class ServedModel:
     clients: InitVar[Sequence[ReplicaClient]]
     directory: Path
     created: int = field(default_factory=lambda: int(time.time()))
-    tokenizer: Tokenizer | None = None
-    """Loaded in the background when the gateway starts, as are the template and what is made of both."""
-    chat_template: ChatTemplate | None = None
-    logprobs: LogprobsEncoder | None = None
-    version: str = ""
-    """Fingerprint of the checkpoint."""
-    tool_format: ToolFormat = HERMES
-    """How it writes tool calls; known once tokenizer and template are."""
-    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
-    """Those of the checkpoint's generation_config.json; known once the tokenizer is."""
+    text: ModelText | None = None
+    """Loaded in the background when the gateway starts."""
     load_error: str | None = None
-    template_turns: FairSemaphore = field(default_factory=lambda: FairSemaphore(1))
-    """See `ReadyModel`."""
-    draw_seed: Callable[[], int] | None = None
     process: int = 0
     """Number of the gateway process."""
     replicas: dict[str, ReplicaClient] = field(init=False)
     """By name: the machine's and the model's, and a number where there are several."""
     _last: int = -1
     """Position of the replica picked last."""
+    _template: ChatTemplate | None = None
+    _seeds: random.Random = field(init=False)
 
     def __post_init__(self, clients: Sequence[ReplicaClient]) -> None:
         name = f"{platform.node()}/{self.name}"
         names = [name] if len(clients) == 1 else [f"{name}/{number}" for number in range(len(clients))]
         self.replicas = dict(zip(names, clients, strict=True))
-        if self.config.seed is not None:
-            stream = random.Random(f"{self.config.seed} {self.process}")  # each gateway process has one of its own
-            self.draw_seed = partial(stream.getrandbits, 63)
+        seed = self.config.seed  # each gateway process draws numbers of its own
+        self._seeds = random.SystemRandom() if seed is None else random.Random(f"{seed} {self.process}")
+
+    def draw_seed(self) -> int:
+        """The seed of a request that has none."""
+        return self._seeds.getrandbits(63)
 
     @property
     def replica(self) -> ReplicaClient:
@@ -135,7 +139,7 @@ class ServedModel:
     def ready(self) -> bool:
         """Whether a request can be answered now: a replica takes requests and the tokenizer is loaded."""
         replica = self.replica
-        return replica.state is ReplicaState.READY and self.tokenizer is not None and replica.card is not None
+        return replica.state is ReplicaState.READY and self.text is not None and replica.card is not None
 
     @property
     def ready_replicas(self) -> list[str]:
@@ -158,30 +162,13 @@ class ServedModel:
         """
         if self.load_error is not None:
             raise ApiError(500, self.load_error, type="server_error", code="model_broken")
-        template, logprobs = self.chat_template, self.logprobs
-        replica = None if picked is None else self.replicas.get(picked)
-        if replica is None or replica.state is not ReplicaState.READY:
+        client = None if picked is None else self.replicas.get(picked)
+        if client is None or client.state is not ReplicaState.READY:
             picked = self.pick_replica()
-            replica = None if picked is None else self.replicas[picked]
-        card = None if replica is None else replica.card
-        tokenizer = self.tokenizer
-        if not picked or replica is None or card is None or tokenizer is None or template is None or logprobs is None:
+            client = None if picked is None else self.replicas[picked]
+        if picked is None or client is None or client.card is None or self.text is None:
             raise unavailable(f"The model {self.name!r} is not ready: {self.state_text}.", "model_not_ready")
-        return ReadyModel(
-            self.name,
-            replica,
-            card,
-            tokenizer,
-            template,
-            logprobs,
-            self.config,
-            self.tool_format,
-            self.version,
-            self.sampling_defaults,
-            self.draw_seed,
-            self.template_turns,
-            picked,
-        )
+        return ReadyModel(self.name, self, self.text, client, client.card, picked)
 
     @property
     def state_text(self) -> str:
@@ -190,45 +177,43 @@ class ServedModel:
         if state is ReplicaState.STARTING:
             stage, fraction = self.replica.progress
             return f"starting ({stage}, {fraction:.0%})"
-        return "loading its tokenizer" if state is ReplicaState.READY and self.tokenizer is None else str(state)
+        return "loading its tokenizer" if state is ReplicaState.READY and self.text is None else str(state)
 
     async def load_text(self, threads: Executor, limits: TemplateLimits) -> None:
         """Read tokenizer and template from the checkpoint, once; a failure is kept for `/ready` and for requests."""
-        loop = asyncio.get_running_loop()
-        if self.tokenizer is not None:
+        if self.text is not None:
             return
+        run = partial(asyncio.get_running_loop().run_in_executor, threads)
         try:
             directory = self.directory
             if self.config.tokenizer:
-                directory = await loop.run_in_executor(threads, resolve_tokenizer, self.config.tokenizer)
-            load = partial(ChatTemplate.load, directory, self.config.chat_template, limits)
-            template = await loop.run_in_executor(threads, load)
-            self.chat_template = template
-            tokenizer, _ = await asyncio.gather(
-                loop.run_in_executor(threads, self._load_tokenizer, directory, template), template.start()
-            )
-            self.tokenizer = tokenizer
+                directory = await run(resolve_tokenizer, self.config.tokenizer)
+            template = await run(ChatTemplate.load, directory, self.config.chat_template, limits)
+            self._template = template
+            self.text, _ = await asyncio.gather(run(self._load_text, directory, template), template.start())
         except Exception as error:
             self.load_error = f"cannot load the tokenizer of {self.name!r}: {error}"
             raise
 
-    def _load_tokenizer(self, directory: Path, template: ChatTemplate) -> Tokenizer:
+    def _load_text(self, directory: Path, template: ChatTemplate) -> ModelText:
         tokenizer = Tokenizer.load(directory, self.directory, self.config.generation_config)
-        self.sampling_defaults = read_generation_config(self.directory, self.config.generation_config).defaults
-        _log.info("sampling parameters by default", extra={"model": self.name, **asdict(self.sampling_defaults)})
+        defaults = read_generation_config(self.directory, self.config.generation_config).defaults
+        _log.info("sampling parameters by default", extra={"model": self.name, **asdict(defaults)})
         if template.exists:
             tokenizer.prepare_words()
-        self.version = checkpoint_fingerprint(self.directory)
-        self.tool_format = find_format(
-            self.config.tool_format, template.source, lambda token: bool(tokenizer.ids_of((token,)))
+        return ModelText(
+            tokenizer,
+            template,
+            LogprobsEncoder(tokenizer),
+            find_format(self.config.tool_format, template.source, lambda token: bool(tokenizer.ids_of((token,)))),
+            checkpoint_fingerprint(self.directory),
+            defaults,
         )
-        self.logprobs = LogprobsEncoder(tokenizer)
-        return tokenizer
 
     async def close(self) -> None:
         """End what runs for its text."""
-        if self.chat_template is not None:
-            await self.chat_template.close()
+        if self._template is not None:
+            await self._template.close()
 
 
 class ModelTable:

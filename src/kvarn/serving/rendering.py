@@ -27,7 +27,7 @@ async def render_token_ids(
         TokenizerError: The text cannot be encoded.
     """
     builder = await text.run(tenant, size, make)
-    rendered = await model.template_turns.run(
-        tenant, lambda: asyncio.create_task(model.chat_template.render(builder.request))
+    rendered = await model.text.template_turns.run(
+        tenant, lambda: asyncio.create_task(model.text.chat_template.render(builder.request))
     )
     return await text.run(tenant, len(rendered), lambda: builder.token_ids(rendered))

@@ -7,10 +7,10 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvarn.serving.errors import storage_full
-from kvarn.serving.record import RequestRecord
+from kvarn.serving.work import RequestRecord
 from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError, StoreAwayError
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_organizations_over, read_stored_bytes
@@ -27,37 +27,30 @@ _log = logging.getLogger("kvarn.gateway")
 
 @dataclass(slots=True)
 class _Usage:
-    """What is known of an organisation.
-
-    stored                       admitted
-    ├── of the latest answer ──┼── begun here and not in that answer: running, or finished since it was asked for ──┤
-    """
+    """What is known of an organisation."""
 
     stored: int | None = None
-    """Bytes, by the latest answer; None where the database is away, or never answered."""
-    admitted: int = 0
-    """Bytes that requests brought which are not in `stored` yet, or may not be."""
-    finished: int = 0
-    """Those of `admitted` whose requests are over: the next answer has them."""
+    """Bytes, by the latest answer, and what requests were admitted with since; None where the database is away."""
+    running: int = 0
+    """What requests were admitted with that are not over: the database may not know of it."""
     valid_until: float = -math.inf
     """Not asked before, where there is space. Monotonic seconds."""
-    query: asyncio.Task[None] | None = None
+    answers: int = 0
+    asking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def would_exceed(self, size: int, max_bytes: int) -> bool:
         """Whether so many bytes do not fit, as far as is known."""
-        return self.stored is not None and self.stored + self.admitted + size > max_bytes
+        return self.stored is not None and self.stored + size > max_bytes
 
+    def admit(self, size: int) -> None:
+        """A request brings so many bytes."""
+        self.running += size
+        if self.stored is not None:
+            self.stored += size
 
-@dataclass(slots=True)
-class _Admitted:
-    """A request that was admitted; see `RequestRecord.held`."""
-
-    usage: _Usage
-    size: int
-
-    def give_back(self) -> None:
+    def finish(self, size: int) -> None:
         """It is over: the database knows what it stored."""
-        self.usage.finished += self.size
+        self.running -= size
 
 
 class StorageQuota:
@@ -95,20 +88,16 @@ class StorageQuota:
         Raises:
             ApiError: 413, it would not fit.
         """
-        usage, size = self._usage_of(record.principal.organization_id), ROW_BYTES + record.body_bytes
-        if self._clock() >= usage.valid_until or usage.would_exceed(size, self.max_bytes):
-            await self._refresh(record.principal.organization_id, usage)
+        size = ROW_BYTES + record.body_bytes
+        usage = await self._usage_of(record.principal.organization_id, size)
         if usage.would_exceed(size, self.max_bytes):
-            stored = (usage.stored or 0) + usage.admitted
-            raise storage_full(StorageFullError(stored, self.max_bytes, size), param, f"Or {instead}.")
-        usage.admitted += size
-        record.held.append(_Admitted(usage, size))
+            raise storage_full(StorageFullError(usage.stored or 0, self.max_bytes, size), param, f"Or {instead}.")
+        usage.admit(size)
+        record.closing.callback(usage.finish, size)
 
     async def is_full(self, organization_id: str) -> bool:
         """Whether an organisation has stored as much as it may, by an answer of the last second."""
-        usage = self._usage_of(organization_id)
-        if self._clock() >= usage.valid_until or usage.would_exceed(1, self.max_bytes):
-            await self._refresh(organization_id, usage)
+        usage = await self._usage_of(organization_id, 1)
         return usage.stored is not None and usage.stored >= self.max_bytes
 
     async def watch(self, set_nearly_full: Callable[[int], object]) -> None:
@@ -120,38 +109,25 @@ class StorageQuota:
                 _log.warning("how many organisations are nearly full is not known: %s", error)
             await asyncio.sleep(_WATCH_S)
 
-    async def close(self) -> None:
-        """End the queries that are under way."""
-        tasks = [usage.query for usage in self._usages.values() if usage.query is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _usage_of(self, organization_id: str) -> _Usage:
+    async def _usage_of(self, organization_id: str, size: int) -> _Usage:
+        """What an organisation has stored: asked anew where the answer is old, or has no room for `size` bytes."""
         if len(self._usages) > _MAX_ORGANIZATIONS:
-            self._usages = {name: usage for name, usage in self._usages.items() if usage.admitted > usage.finished}
-        return self._usages.setdefault(organization_id, _Usage())
+            self._usages = {name: usage for name, usage in self._usages.items() if usage.running}
+        usage = self._usages.setdefault(organization_id, _Usage())
+        if self._clock() >= usage.valid_until or usage.would_exceed(size, self.max_bytes):
+            seen = usage.answers
+            async with usage.asking:
+                if usage.answers == seen:  # else somebody else has asked meanwhile
+                    await self._ask(organization_id, usage)
+        return usage
 
-    async def _refresh(self, organization_id: str, usage: _Usage) -> None:
-        """Read what is stored, or wait long enough for it: the query goes on, and whoever comes next shares it."""
-        if usage.query is None:
-            usage.query = asyncio.create_task(self._read(organization_id, usage))
-        query = usage.query
-        await asyncio.wait([query], timeout=_WAIT_S)
-        if query.done():
-            query.result()
-        else:
-            usage.valid_until = self._clock() + _VALID_S
-
-    async def _read(self, organization_id: str, usage: _Usage) -> None:
-        finished = usage.finished  # the answer may be older than those that finish meanwhile
+    async def _ask(self, organization_id: str, usage: _Usage) -> None:
         try:
-            usage.stored = await read_stored_bytes(self._store, organization_id)
+            async with asyncio.timeout(_WAIT_S):
+                usage.stored = await read_stored_bytes(self._store, organization_id) + usage.running
         except StoreAwayError:
             usage.stored = None
-        else:
-            usage.admitted -= finished
-            usage.finished -= finished
-        finally:
-            usage.valid_until = self._clock() + _VALID_S
-            usage.query = None
+        except TimeoutError:
+            _log.debug("what %s has stored is not known anew: the last answer holds", organization_id)
+        usage.answers += 1
+        usage.valid_until = self._clock() + _VALID_S

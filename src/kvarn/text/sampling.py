@@ -1,6 +1,7 @@
-"""From a client's request to `SamplingParams`: every limit is checked here, and every error names its field.
+"""From a client's request to `SamplingParams`.
 
-The wire's models check types only; the engine process checks again just what would break a batch.
+The wire's models check what holds for every model; here is what depends on the tokenizer, the configured limits, the
+prompt and the context. Every error names its field.
 """
 
 from __future__ import annotations
@@ -8,14 +9,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from kvarn.text.errors import TokenizerError
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.wire.openai.errors import ContextLengthError, invalid_request
-from kvarn.wire.sampling import SamplingParams
+from kvarn.wire.sampling import MAX_INT, SamplingParams
 
 if TYPE_CHECKING:
     from kvarn.config.schema import GatewayConfig
@@ -29,22 +30,9 @@ DEFAULT_COMPLETION_TOKENS = 16
 MAX_BAD_WORDS = 256
 """`bad_words` in one request at most: each is compared at every step."""
 
-MAX_PRIORITY = 1000
-"""Priorities lie between minus and plus this."""
+IntT = TypeVar("IntT", int, int | None)
 
-_MAX_INT = 2**31 - 1
-
-_RANGES = {
-    "temperature": (0, 2, False),
-    "top_p": (0, 1, True),
-    "min_p": (0, 1, False),
-    "repetition_penalty": (0, 100, True),
-    "presence_penalty": (-2, 2, False),
-    "frequency_penalty": (-2, 2, False),
-    "logit_bias": (-100, 100, False),
-}
-"""Lowest and highest value of each decimal parameter, and whether the lowest is excluded."""
-_DECIMALS = tuple(name for name in _RANGES if name != "logit_bias")
+_DECIMALS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,26 +65,25 @@ def check_sampling(
     Raises:
         ApiError: 400 that names the field.
     """
-    _integer("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     stop_strings(request, limits)
     model_ends = () if request.ignore_eos else tokenizer.eos_token_ids
     request_ends = _token_ids("stop_token_ids", request.stop_token_ids or [], tokenizer)
-    prompt_logprobs = request.prompt_logprobs
     decimals: dict[str, Any] = {
-        name: _decimal(name, getattr(request, name), getattr(defaults, name, 0.0)) for name in _DECIMALS
+        name: getattr(defaults, name, 0.0) if (value := getattr(request, name)) is None else float(value)
+        for name in _DECIMALS
     }
     return SamplingParams(
-        seed=_draw_seed() if request.seed is None else _integer("seed", request.seed, -(2**63), 2**64 - 1) % 2**64,
+        seed=(request.seed or 0) % 2**64,
         **decimals,
-        top_k=defaults.top_k if request.top_k is None else max(0, _integer("top_k", request.top_k, -1, _MAX_INT)),
+        top_k=defaults.top_k if request.top_k is None else max(0, request.top_k),
         logit_bias=_logit_bias(request.logit_bias or {}, tokenizer),
         allowed_token_ids=_allowed_token_ids(request.allowed_token_ids, tokenizer),
         bad_words=_bad_words(request.bad_words or [], tokenizer, limits),
         stop_token_ids=sorted({*model_ends, *request_ends}),
-        min_tokens=_min_tokens(request.min_tokens, _MAX_INT),
-        max_tokens=defaults.max_tokens or _MAX_INT,
-        prompt_logprobs=prompt_logprobs and _integer("prompt_logprobs", prompt_logprobs, 0, limits.max_logprobs),
-        n=_integer("n", 1 if request.n is None else request.n, 1, limits.max_n),
+        min_tokens=request.min_tokens,
+        max_tokens=defaults.max_tokens or MAX_INT,
+        prompt_logprobs=_at_most("prompt_logprobs", request.prompt_logprobs, limits.max_logprobs),
+        n=_at_most("n", request.n, limits.max_n) or 1,
     )
 
 
@@ -107,7 +94,7 @@ def chat_sampling(
     *,
     prompt_tokens: int,
     context_length: int,
-    draw_seed: Callable[[], int] | None = None,
+    draw_seed: Callable[[], int] = lambda: secrets.randbits(63),
 ) -> SamplingParams:
     """Sampling of a chat request whose prompt has `prompt_tokens`, on a model that holds `context_length` tokens.
 
@@ -120,8 +107,8 @@ def chat_sampling(
     name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     requested: int | None = getattr(request, name)
     default = max(checked.max_tokens, checked.min_tokens)
-    max_tokens = _max_tokens(name, requested, 1, default, prompt_tokens, context_length, "messages")
-    top = _integer("top_logprobs", request.top_logprobs or 0, 0, limits.max_logprobs)
+    max_tokens = _max_tokens(name, requested, default, prompt_tokens, context_length, "messages")
+    top = _at_most("top_logprobs", request.top_logprobs or 0, limits.max_logprobs)
     return _fit(request, checked, max_tokens, top if request.logprobs else None, draw_seed)
 
 
@@ -132,7 +119,7 @@ def completion_sampling(
     *,
     prompt_tokens: int,
     context_length: int,
-    draw_seed: Callable[[], int] | None = None,
+    draw_seed: Callable[[], int] = lambda: secrets.randbits(63),
 ) -> SamplingParams:
     """Sampling of one prompt of a completion request; see `chat_sampling`.
 
@@ -140,8 +127,8 @@ def completion_sampling(
     With `echo`, `logprobs` requests those of the prompt as well.
     """
     default, requested = DEFAULT_COMPLETION_TOKENS, request.max_tokens
-    max_tokens = _max_tokens("max_tokens", requested, 0, default, prompt_tokens, context_length, "prompt")
-    logprobs = request.logprobs and _integer("logprobs", request.logprobs, 0, limits.max_logprobs)
+    max_tokens = _max_tokens("max_tokens", requested, default, prompt_tokens, context_length, "prompt")
+    logprobs = _at_most("logprobs", request.logprobs, limits.max_logprobs)
     params = _fit(request, checked, max(max_tokens, 1), logprobs, draw_seed)
     if request.echo and logprobs is not None:
         return msgspec.structs.replace(params, prompt_logprobs=max(logprobs, params.prompt_logprobs or 0))
@@ -173,29 +160,19 @@ def _fit(
     checked: SamplingParams,
     max_tokens: int,
     logprobs: int | None,
-    draw_seed: Callable[[], int] | None,
+    draw_seed: Callable[[], int],
 ) -> SamplingParams:
     """The parameters for one prompt. Without a client's seed each prompt draws its own."""
     return msgspec.structs.replace(
         checked,
-        seed=(draw_seed or _draw_seed)() if request.seed is None else checked.seed,
-        min_tokens=_min_tokens(checked.min_tokens, max_tokens),
+        seed=draw_seed() if request.seed is None else checked.seed,
+        min_tokens=_at_most("min_tokens", checked.min_tokens, max_tokens, "the tokens of the answer"),
         max_tokens=max_tokens,
         logprobs=logprobs,
     )
 
 
-def _draw_seed() -> int:
-    return secrets.randbits(63)
-
-
-def _min_tokens(value: int, highest: int) -> int:
-    return _integer("min_tokens", value, 0, highest, why=" ('max_tokens' or the space left in the context)")
-
-
-def _max_tokens(
-    name: str, value: int | None, lowest: int, default: int, prompt_tokens: int, context_length: int, param: str
-) -> int:
+def _max_tokens(name: str, value: int | None, default: int, prompt_tokens: int, context_length: int, param: str) -> int:
     """The longest answer: what the client requests, if it fits in the context, else the default as far as it fits.
     `param` is the field that holds the prompt."""
     if prompt_tokens == 0:
@@ -204,27 +181,14 @@ def _max_tokens(
         raise ContextLengthError(context_length, prompt_tokens, 1, param)
     if value is None:
         return min(default, context_length - prompt_tokens)
-    if not lowest <= value <= _MAX_INT:
-        bound = f"at least {lowest}" if value < lowest else f"at most {_MAX_INT}"
-        raise invalid_request(f"{name!r} must be {bound}, not {_shown(value)}.", name)
     if prompt_tokens + value > context_length:
         raise ContextLengthError(context_length, prompt_tokens, value, name)
     return value
 
 
-def _decimal(name: str, value: float | None, default: float) -> float:
-    if value is None:
-        return default
-    low, high, above = _RANGES[name]
-    if not low <= value <= high or (above and value == low):  # NaN fails here too
-        bounds = f"above {low} and at most {high}" if above else f"from {low} to {high}"
-        raise invalid_request(f"{name!r} must be {bounds}, not {_shown(value)}.", name)
-    return float(value)
-
-
-def _integer(name: str, value: int, low: int, high: int, *, why: str = "") -> int:
-    if not low <= value <= high:
-        raise invalid_request(f"{name!r} must be from {low} to {high}{why}, not {_shown(value)}.", name)
+def _at_most(name: str, value: IntT, highest: int, why: str = "") -> IntT:
+    if value is not None and value > highest:
+        raise invalid_request(f"{name!r} may be at most {highest}{why and f' ({why})'}, not {value}.", name)
     return value
 
 
@@ -234,7 +198,7 @@ def _token_ids(name: str, ids: Sequence[int], tokenizer: Tokenizer) -> list[int]
     wrong = next((token_id for token_id in unique[:1] + unique[-1:] if not tokenizer.has_token(token_id)), None)
     if wrong is not None:
         raise invalid_request(
-            f"{name!r} holds {_shown(wrong)}: token ids of this model go from 0 to {tokenizer.vocab_size - 1}.", name
+            f"{name!r} holds {str(wrong)[:20]}: token ids of this model go from 0 to {tokenizer.vocab_size - 1}.", name
         )
     return unique
 
@@ -254,7 +218,7 @@ def _logit_bias(bias: dict[str, float], tokenizer: Tokenizer) -> dict[int, float
                 f"'logit_bias' has the key {key[:20]!r}: keys are token ids from 0 to {tokenizer.vocab_size - 1}.",
                 "logit_bias",
             )
-        checked[int(key)] = _decimal("logit_bias", value, 0.0)
+        checked[int(key)] = value
     return checked
 
 
@@ -273,8 +237,3 @@ def _bad_words(words: Sequence[str], tokenizer: Tokenizer, limits: GatewayConfig
     except TokenizerError as error:
         raise invalid_request(str(error), "bad_words") from None
     return [list(sequence) for sequence in dict.fromkeys(map(tuple, sequences)) if sequence]
-
-
-def _shown(value: float) -> str:
-    """A number for a message: a client may send one with hundreds of digits."""
-    return str(value) if abs(value) < 10**30 else "so large a number"

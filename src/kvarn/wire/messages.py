@@ -233,6 +233,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     load_s: float = 0.0
     start_s: dict[str, float] = {}  # seconds spent in each phase of the start, by name
 
+    def has_tokens(self, token_ids: Sequence[int]) -> bool:
+        """Whether all of these are in the vocabulary."""
+        return not token_ids or (min(token_ids) >= 0 and max(token_ids) < self.vocab_size)
+
 
 class Ready(Message, frozen=True, kw_only=True):
     """The model is loaded and the loop runs."""

@@ -1,4 +1,4 @@
-"""Server-sent events that differ in one string."""
+"""Server-sent events."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ _MARK = "\ue000"
 def event(data: object) -> bytes:
     """One event that carries data as JSON."""
     return b"data: " + encode_json(data) + b"\n\n"
+
+
+def named_event(name: str, data: object) -> bytes:
+    """One event with a name, as Anthropic sends them, and OpenAI those of responses."""
+    return b"event: " + name.encode() + b"\n" + event(data)
 
 
 class TextEvents:

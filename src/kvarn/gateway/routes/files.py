@@ -14,6 +14,7 @@ from kvarn.gateway.dependencies import GatewayDep, OwnerDep, RecordDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import OrderedQuery, Text, check_query, list_answer
 from kvarn.gateway.uploads import PURPOSES, describe_file, take_file
+from kvarn.serving.held_bytes import HeldBytes
 from kvarn.store.repositories.files.files import delete_file, find_file, list_files, read_content
 from kvarn.wire.openai.files import FileObject
 from kvarn.wire.openai.lists import DeletedObject, ListObject
@@ -65,7 +66,8 @@ async def create_file(request: Request, gateway: GatewayDep, record: RecordDep, 
     max_bytes = gateway.config.retention.max_file_bytes + _FORM_BYTES
     declared = request.headers.get("content-length")
     size = _UPLOAD_BYTES if declared is None else min(int(declared), _UPLOAD_BYTES)
-    gateway.hold(record, min(size, gateway.limits.max_held_bytes // 2))  # one is taken however little there is
+    held = HeldBytes(gateway.held, record)
+    held.take(min(size, gateway.limits.max_held_bytes // 2))  # one is taken however little there is
     receive = limit_body(request, max_bytes, gateway.limits.body_timeout_s, "retention.max_file_bytes")
     return await take_file(gateway, owner, request, receive)
 

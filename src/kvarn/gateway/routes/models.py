@@ -38,6 +38,7 @@ async def get_model(gateway: GatewayDep, record: RecordDep, model: str) -> Model
 
 def _describe(model: ServedModel) -> Model:
     card = model.replica.card
+    kind = card.kind if card else None
     # Before its first step an engine has sent no gauges: all its blocks are free.
     blocks = card.kv_blocks if card else 0
     stats = [replica.stats for replica in model.replicas.values()]
@@ -45,11 +46,11 @@ def _describe(model: ServedModel) -> Model:
         id=model.name,
         created=model.created,
         aliases=list(model.config.aliases),
-        kind=card.kind if card else None,
+        kind=kind,
         state=str(model.replica.state),
         ready=model.ready,
         max_model_len=card.max_context_length if card else None,
-        default_sampling_params=asdict(model.sampling_defaults) if card and card.kind == "generate" else None,
+        default_sampling_params=asdict(model.text.sampling_defaults) if model.text and kind == "generate" else None,
         capacity=Capacity(
             kv_blocks_total=sum(each.kv_blocks_total or blocks for each in stats),
             kv_blocks_free=sum(each.kv_blocks_free if each.kv_blocks_total else blocks for each in stats),

@@ -8,8 +8,8 @@ from kvarn.gateway.dependencies import GatewayDep, RecordDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.state import Gateway
 from kvarn.serving.models import ReadyModel
-from kvarn.serving.record import RequestRecord
 from kvarn.serving.rendering import render_token_ids
+from kvarn.serving.work import RequestRecord
 from kvarn.text.prompt import PromptBuilder
 from kvarn.wire.openai.tokenize import (
     DetokenizeRequest,
@@ -28,7 +28,7 @@ async def tokenize(gateway: GatewayDep, record: RecordDep, body: TokenizeRequest
     tokens = await _tokenize(gateway, record, body, model)
 
     def answer() -> TokenizeResponse:
-        texts = [model.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
+        texts = [model.text.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
         max_length = model.card.max_context_length
         return TokenizeResponse(count=len(tokens), max_model_len=max_length, tokens=tokens, token_strs=texts)
 
@@ -39,7 +39,7 @@ async def tokenize(gateway: GatewayDep, record: RecordDep, body: TokenizeRequest
 async def detokenize(gateway: GatewayDep, record: RecordDep, body: DetokenizeRequest) -> DetokenizeResponse:
     """The text of token ids, special tokens included."""
     model = gateway.ready_model(record, body.model or _default(gateway))
-    text = await gateway.run(record, lambda: model.tokenizer.decode(body.tokens, skip_special_tokens=False))
+    text = await gateway.run(record, lambda: model.text.tokenizer.decode(body.tokens, skip_special_tokens=False))
     return DetokenizeResponse(prompt=text)
 
 
@@ -51,15 +51,15 @@ async def _tokenize(gateway: Gateway, record: RequestRecord, body: TokenizeReque
     prompt = body.prompt
     if prompt is not None:
         special = body.add_special_tokens is not False
-        return await gateway.run(record, lambda: model.tokenizer.encode(prompt, add_special_tokens=special))
+        return await gateway.run(record, lambda: model.text.tokenizer.encode(prompt, add_special_tokens=special))
     return await render_token_ids(
         gateway.text,
         record.principal.organization_id,
         record.body_bytes,
         model,
         lambda: PromptBuilder(
-            model.chat_template,
-            model.tokenizer,
+            model.text.chat_template,
+            model.text.tokenizer,
             body.plain_messages,
             context_length=model.card.max_context_length,
             tools=body.active_tools,

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvarn.config.schema import EngineConfig
-from kvarn.replica.server.validate import find_embed_problem
 from kvarn.wire.messages import Embed, Embedded, EngineStats, ModelCard, RefusalReason, Refused, StepOutput, Submit
 
 
@@ -139,9 +138,10 @@ class EmbedService:
             return RefusalReason.DRAINING, "the engine is shutting down: send the request to another"
         if request.request_id in self._jobs:
             return RefusalReason.DUPLICATE_ID, f"a request {request.request_id!r} is running: choose another id"
-        problem = find_embed_problem(request.inputs, self.card.vocab_size)
-        if problem is not None or not request.inputs:
-            return RefusalReason.INVALID, problem or "there is no input: send at least one"
+        if not request.inputs or not all(request.inputs):
+            return RefusalReason.INVALID, "there is no input, or an empty one: send at least one token"
+        if not all(map(self.card.has_tokens, request.inputs)):
+            return RefusalReason.INVALID, f"token ids must be in 0 to {self.card.vocab_size - 1}"
         longest, limit = max(map(len, request.inputs)), self.card.max_context_length
         if longest > limit:
             why = f"This model's maximum context length is {limit} tokens. However, an input has {longest} tokens."

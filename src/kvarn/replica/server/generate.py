@@ -13,7 +13,6 @@ from kvarn.engine.core import EngineCore
 from kvarn.engine.errors import AdmissionError
 from kvarn.engine.plan import Executor
 from kvarn.engine.step_time import StepTimeModel
-from kvarn.replica.server.validate import find_problem
 from kvarn.wire.messages import Embed, EngineStats, ModelCard, RefusalReason, Refused, StepOutput, Submit
 
 _GAUGES_EVERY_S = 0.25
@@ -49,7 +48,7 @@ class GenerateService:
         """Queue a request, or say why not."""
         if isinstance(request, Embed):
             return _invalid(request, "this model generates text: it has no embeddings")
-        problem = find_problem(request, self.card)
+        problem = _find_problem(request, self.card)
         if problem is not None:
             return _invalid(request, problem)
         try:
@@ -119,3 +118,16 @@ def _with_work(stats: EngineStats, costs: DecoderCosts) -> EngineStats:
 
 def _invalid(request: Submit | Embed, message: str) -> Refused:
     return Refused(request_id=request.request_id, reason=RefusalReason.INVALID, message=message)
+
+
+def _find_problem(request: Submit, card: ModelCard) -> str | None:
+    """What makes a request impossible for this model: one must not end the engine for the others of its batch. What
+    holds for every model the gateway has checked."""
+    if request.adapter and request.adapter not in card.adapters:
+        return f"adapter {request.adapter!r} is not loaded: this engine has {card.adapters or 'none'}"
+    if not card.has_tokens(request.prompt_token_ids):
+        return f"prompt_token_ids must be in 0 to {card.vocab_size - 1}"
+    allowed = request.sampling.allowed_token_ids
+    if allowed is not None and not any(0 <= token < card.vocab_size for token in allowed):
+        return f"allowed_token_ids must name at least one token in 0 to {card.vocab_size - 1}"
+    return None

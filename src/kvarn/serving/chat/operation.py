@@ -3,122 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-import msgspec
-from msgspec import UNSET
-
-from kvarn.serving.chat.choice import ChatCollector, ChatTransform, ToolCallReader
-from kvarn.serving.chat.prompt import ChatPrompt, render_chat
+from kvarn.serving.chat.answer import ChatRun
+from kvarn.serving.chat.prompt import render_chat
 from kvarn.serving.chat.stored import keep_completion
-from kvarn.serving.chat.stream import ChunkEncoder, ChunkHead
+from kvarn.serving.chat.tool_calls import ToolCallReader
 from kvarn.serving.choice import ChoiceDelta
-from kvarn.serving.completions.prompts import make_choices, make_submit
 from kvarn.serving.context import ServingContext
-from kvarn.serving.generation import Generation
+from kvarn.serving.generation import generate, make_choices, make_submit
 from kvarn.serving.held_bytes import HeldBytes
-from kvarn.serving.logprobs import encoded_bytes, in_parts
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.moderation.checks import chat_texts
-from kvarn.serving.pipeline import DegradedError, TokenUsage
-from kvarn.serving.record import RequestRecord
-from kvarn.serving.tiers import tier_of
+from kvarn.serving.work import RequestRecord
 from kvarn.text.sampling import chat_sampling, check_sampling
-from kvarn.wire.messages import PositionLogprobs
-from kvarn.wire.openai.chat.answer import ChatCompletion
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
-from kvarn.wire.openai.usage import PromptLogprobs
-from kvarn.wire.sse import event
-
-StoreAnswer = Callable[[ChatCompletion], Awaitable[list[str]]]
-"""Stores a finished answer; returns warnings for the client."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatRun:
-    """A chat that has been taken: its prompt is made, its work begun, nothing sent to the engine yet. Take `deltas`, or
-    let `stream` or `collect` do it."""
-
-    head: ChunkHead
-    request: ChatCompletionRequest
-    prompt: list[int]
-    deltas: AsyncGenerator[ChoiceDelta, None]
-    choices: int
-    usage: TokenUsage
-    model: ReadyModel
-    held: HeldBytes
-    """Counts what of the answer is gathered before it is sent."""
-    store: StoreAnswer | None = None
-    """Where the client asked for the answer to be stored."""
-
-    async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The answer as server-sent events. Each choice begins with its role and ends with its finish reason; where
-        usage is asked for, it comes last of all, in a chunk without choices."""
-        encoders = [ChunkEncoder(self.head, index, **self._choice_options) for index in range(self.choices)]
-        collectors = [] if self.store is None else self._collectors()
-        running = self.choices
-        async with aclosing(self.deltas) as deltas:
-            async for delta in deltas:
-                running -= delta.finish_reason is not None
-                if self.store is not None:
-                    collectors[delta.index].add(delta)
-                    if not running:  # before the client hears of the end
-                        delta.warnings += await self.store(self._completion(collectors))
-                if encoded := encoders[delta.index].encode(delta):
-                    yield encoded
-        if self.head.include_usage:
-            yield event(self.head.chunk([], self.usage.as_openai()))
-
-    async def collect(self) -> ChatCompletion:
-        """The answer as one object."""
-        collectors = self._collectors()
-        prompt_positions: list[PositionLogprobs | None] | None = None
-        async with aclosing(self.deltas) as deltas:
-            async for delta in deltas:
-                collectors[delta.index].add(delta)
-                prompt_positions = delta.prompt_positions or prompt_positions
-        answer = self._completion(collectors)
-        if prompt_positions is not None:
-            answer = msgspec.structs.replace(answer, prompt_logprobs=await self._prompt_logprobs(prompt_positions))
-        warnings = [] if self.store is None else await self.store(answer)
-        return msgspec.structs.replace(answer, warnings=[*(answer.warnings or ()), *warnings]) if warnings else answer
-
-    @property
-    def _choice_options(self) -> dict[str, Any]:
-        """What encoders and collectors of choices have in common."""
-        request = self.request
-        final = request.plain_messages[-1]["content"] if request.echo else ""
-        opening = final if isinstance(final, str) else "\n".join(part["text"] for part in final or [])
-        legacy = request.tool_use is not None and request.tool_use.legacy
-        return {"opening": opening, "legacy": legacy, "with_token_ids": request.return_token_ids}
-
-    def _collectors(self) -> list[ChatCollector]:
-        return [ChatCollector(index, self.held, **self._choice_options) for index in range(self.choices)]
-
-    def _completion(self, collectors: list[ChatCollector]) -> ChatCompletion:
-        return ChatCompletion(
-            id=self.head.id,
-            created=self.head.created,
-            model=self.head.model,
-            system_fingerprint=self.head.fingerprint,
-            choices=[collector.choice() for collector in collectors],
-            usage=self.usage.as_openai(),
-            service_tier=self.head.service_tier,
-            metadata=self.request.metadata or UNSET,
-            prompt_token_ids=self.prompt if self.request.return_token_ids else UNSET,
-            warnings=[warning for collector in collectors for warning in collector.warnings] or UNSET,
-        )
-
-    async def _prompt_logprobs(self, positions: list[PositionLogprobs | None]) -> PromptLogprobs:
-        encoded: PromptLogprobs = []
-        for part in await in_parts(positions, self.model.logprobs.prompt):
-            encoded += part
-        self.held.take(encoded_bytes(encoded))
-        return encoded
 
 
 async def start_chat(serving: ServingContext, record: RequestRecord, request: ChatCompletionRequest) -> ChatRun:
@@ -130,18 +30,15 @@ async def start_chat(serving: ServingContext, record: RequestRecord, request: Ch
     """
     if request.store:
         await serving.storage_quota.check(record, "store", "send 'store': false")
-    model = serving.ready_model(record, request.model, "generate")
-    try:
-        return await _start(serving, record, request, model)
-    except DegradedError as degraded:
-        return await _start(serving, record, request, serving.fallback_model(record, request.model, degraded))
+    return await serving.with_model(record, request.model, partial(_start, serving, record, request))
 
 
 async def _start(
     serving: ServingContext, record: RequestRecord, request: ChatCompletionRequest, model: ReadyModel
 ) -> ChatRun:
+    text = model.text
     checked = await serving.run(
-        record, lambda: check_sampling(request, model.tokenizer, serving.limits, model.sampling_defaults)
+        record, lambda: check_sampling(request, text.tokenizer, serving.limits, text.sampling_defaults)
     )
     prompt = await render_chat(serving, record, request, model)
     sampling = chat_sampling(
@@ -150,7 +47,7 @@ async def _start(
         serving.limits,
         prompt_tokens=len(prompt.token_ids),
         context_length=model.card.max_context_length,
-        draw_seed=model.draw_seed,
+        draw_seed=model.served.draw_seed,
     )
     work = await serving.begin(
         record,
@@ -165,57 +62,50 @@ async def _start(
     messages = request.plain_messages
     serving.prompts.offer(record.principal, record.request_id, model.name, lambda: {"messages": messages})
     await serving.moderation.check_input(work, partial(chat_texts, messages, request.active_tools), "messages")
-    use = request.tool_use
     choices = make_choices(
         request,
         sampling,
         model,
         serving.limits,
+        partial(serving.moderation.watch, work),
         continued=prompt.token_ids if request.continue_final_message or prompt.opening else (),
-        shown=frozenset() if use is None else model.tokenizer.ids_of(model.tool_format.markers),
+        shown=frozenset() if request.tool_use is None else text.tokenizer.ids_of(text.tool_format.markers),
     )
-    generation = Generation(
-        model,
-        make_submit(record.id, prompt.token_ids, sampling, work, request.cache_salt),
-        choices,
-        work.usage,
-        serving.hold(record),
-        serving.moderation.watches(work, len(choices)),
-        _transforms(request, model, prompt, len(choices)),
-    )
-    held = serving.hold(record)
+    for choice in choices:
+        choice.transform = _transform(request, model, prompt.opening)
+    submit = make_submit(record.id, prompt.token_ids, sampling, work, request.cache_salt)
+    unread, gathered = HeldBytes(serving.held, record), HeldBytes(serving.held, record)
     return ChatRun(
-        ChunkHead(
-            f"chatcmpl-{record.id}",
-            int(time.time()),
-            model.name,
-            model.fingerprint,
-            request.include_usage,
-            UNSET if request.service_tier is None else tier_of(work.priority),
-        ),
+        f"chatcmpl-{record.id}",
+        int(time.time()),
         request,
-        prompt.token_ids,
-        generation.deltas(serving.metrics, record.received),
-        len(choices),
-        work.usage,
         model,
-        held,
-        (lambda answer: keep_completion(serving, record, request, answer, held.size // 2)) if request.store else None,
+        model.fingerprint,
+        prompt.token_ids,
+        generate(model, submit, choices, work, unread, serving.metrics),
+        len(choices),
+        work,
+        gathered,
+        (lambda answer: keep_completion(serving, record, request, answer, gathered.size // 2))
+        if request.store
+        else None,
     )
 
 
-def _transforms(
-    request: ChatCompletionRequest, model: ReadyModel, prompt: ChatPrompt, choices: int
-) -> list[ChatTransform]:
-    use = request.tool_use
+def _transform(request: ChatCompletionRequest, model: ReadyModel, opening: str) -> Callable[[ChoiceDelta], None] | None:
+    """Adds tool calls and log-probabilities to the deltas of a choice; see `Choice.transform`."""
+    use, text = request.tool_use, model.text
     if use is None and not request.logprobs:
-        return []
+        return None
+    tools = None
+    if use is not None:
+        parser = text.tool_format.make_parser(use.names, opening=opening, max_calls=use.max_calls)
+        tools = ToolCallReader(use, parser)
 
-    def tool_calls() -> ToolCallReader | None:
-        if use is None:
-            return None
-        parser = model.tool_format.make_parser(use.names, opening=prompt.opening, max_calls=use.max_calls)
-        return ToolCallReader(use, parser)
+    def transform(delta: ChoiceDelta) -> None:
+        if tools is not None:
+            tools.read(delta)
+        if request.logprobs:
+            delta.logprobs = text.logprobs.chat(delta.positions, request.top_logprobs or 0)
 
-    top = (request.top_logprobs or 0) if request.logprobs else None
-    return [ChatTransform(tool_calls(), model.logprobs, top) for _ in range(choices)]
+    return transform

@@ -7,8 +7,8 @@ from typing import Any
 
 from kvarn.serving.context import ServingContext
 from kvarn.serving.models import ReadyModel
-from kvarn.serving.record import RequestRecord
 from kvarn.serving.rendering import render_token_ids
+from kvarn.serving.work import RequestRecord
 from kvarn.text.prompt import PromptBuilder
 from kvarn.text.tool_calls.formats import ToolFormat
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
@@ -33,16 +33,16 @@ async def render_chat(
         TokenizerError: The text cannot be encoded.
     """
     use = request.tool_use
-    opening = model.tool_format.opening(use.certain_name) if use is not None and use.forced else ""
+    opening = model.text.tool_format.opening(use.certain_name) if use is not None and use.forced else ""
     token_ids = await render_token_ids(
         serving.text,
         record.principal.organization_id,
         record.body_bytes,
         model,
         lambda: PromptBuilder(
-            model.chat_template,
-            model.tokenizer,
-            _with_shown_ids(request.plain_messages, model.tool_format),
+            model.text.chat_template,
+            model.text.tokenizer,
+            _with_shown_ids(request.plain_messages, model.text.tool_format),
             context_length=model.card.max_context_length,
             tools=request.active_tools,
             opening=opening,

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from kvarn.serving.context import ServingContext
-from kvarn.serving.record import RequestRecord
+from kvarn.serving.work import RequestRecord
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.models import StoredCompletion
 from kvarn.store.repositories.conversations.stored_completions import add_completion

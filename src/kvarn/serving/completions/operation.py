@@ -11,15 +11,13 @@ from functools import partial
 from msgspec import UNSET
 
 from kvarn.serving.choice import ChoiceDelta
-from kvarn.serving.completions.choice import CompletionFields, CompletionReader, Prompt
-from kvarn.serving.completions.prompts import check_token_ids, make_choices, make_submit
+from kvarn.serving.completions.choice import CompletionReader, Prompt
 from kvarn.serving.context import ServingContext
-from kvarn.serving.generation import Generation, interleave
+from kvarn.serving.generation import check_token_ids, generate, interleave, make_choices, make_submit
 from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.logprobs import encoded_bytes
 from kvarn.serving.models import ReadyModel
-from kvarn.serving.pipeline import DegradedError, TokenUsage
-from kvarn.serving.record import RequestRecord
+from kvarn.serving.work import RequestRecord, TokenUsage
 from kvarn.text.sampling import check_sampling, completion_sampling
 from kvarn.wire.openai.common import as_list
 from kvarn.wire.openai.completions import Completion, CompletionChoice, CompletionRequest
@@ -61,7 +59,7 @@ class CompletionRun:
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The answer as server-sent events."""
-        texts = [self._text_events(index) for index in range(len(self.readers))]
+        texts = [TextEvents(partial(self._text_chunk, index)) for index in range(len(self.readers))]
         async with aclosing(self.deltas) as deltas:
             async for delta in deltas:
                 choice = await self.readers[delta.index].read(delta)
@@ -76,56 +74,46 @@ class CompletionRun:
         self, choices: list[CompletionChoice], usage: Usage | None = None, whole: bool = False
     ) -> Completion:
         """The answer's object, whole or one chunk of its stream."""
-        shown = usage if whole or self.include_usage else UNSET
         return Completion(
             id=self.id,
             created=self.created,
             model=self.model,
             system_fingerprint=self.fingerprint,
             choices=choices,
-            usage=shown,
+            usage=usage if whole or self.include_usage else UNSET,
         )
 
-    def _text_events(self, index: int) -> TextEvents:
-        def chunk(text: str) -> Completion:
-            return self._completion([CompletionChoice(index=index, text=text, finish_reason=None)])
-
-        return TextEvents(chunk)
+    def _text_chunk(self, index: int, text: str) -> Completion:
+        return self._completion([CompletionChoice(index=index, text=text, finish_reason=None)])
 
 
 async def start_completion(serving: ServingContext, record: RequestRecord, request: CompletionRequest) -> CompletionRun:
     """Check a completion request, tokenize its prompts, and take it in.
 
     Raises:
-        ApiError: It cannot be answered as request, or not now.
+        ApiError: It cannot be answered as asked, or not now.
     """
-    model = serving.ready_model(record, request.model, "generate")
-    try:
-        return await _start(serving, record, request, model)
-    except DegradedError as degraded:
-        return await _start(serving, record, request, serving.fallback_model(record, request.model, degraded))
+    return await serving.with_model(record, request.model, partial(_start, serving, record, request))
 
 
 async def _start(
     serving: ServingContext, record: RequestRecord, request: CompletionRequest, model: ReadyModel
 ) -> CompletionRun:
-    checked = await serving.run(
-        record, lambda: check_sampling(request, model.tokenizer, serving.limits, model.sampling_defaults)
-    )
+    text, limits = model.text, serving.limits
+    checked = await serving.run(record, lambda: check_sampling(request, text.tokenizer, limits, text.sampling_defaults))
     given = as_list(request.prompt)
-    if len(given) > serving.limits.max_prompts:
-        raise invalid_request(
-            f"'prompt' has {len(given)} prompts; this server takes at most {serving.limits.max_prompts}.", "prompt"
-        )
+    if len(given) > limits.max_prompts:
+        message = f"'prompt' has {len(given)} prompts; this server takes at most {limits.max_prompts}."
+        raise invalid_request(message, "prompt")
     prompts = await serving.run(record, lambda: [_prompt(each, request, model) for each in given])
     samplings = [
         completion_sampling(
             request,
             checked,
-            serving.limits,
+            limits,
             prompt_tokens=len(prompt.token_ids),
             context_length=model.card.max_context_length,
-            draw_seed=model.draw_seed,
+            draw_seed=model.served.draw_seed,
         )
         for prompt in prompts
     ]
@@ -137,38 +125,32 @@ async def _start(
         sequences=sum(sampling.n for sampling in samplings),
         priority=request.priority,
     )
+    work.usage.pending = len(prompts)
     texts = partial(_texts, given, model)
     serving.prompts.offer(record.principal, record.request_id, model.name, lambda: {"prompt": texts()})
     await serving.moderation.check_input(work, texts, "prompt")
-    fields = CompletionFields(
-        echo=bool(request.echo),
-        logprobs=request.logprobs,
-        prompt_logprobs=request.prompt_logprobs is not None,
-        token_ids=request.return_token_ids,
-        skip_special_tokens=request.skip_special_tokens,
-    )
-    generations: list[Generation] = []
+    watch = partial(serving.moderation.watch, work)
+    streams: list[AsyncGenerator[ChoiceDelta, None]] = []
     readers: list[CompletionReader] = []
     for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
-        choices = make_choices(request, sampling, model, serving.limits, number * sampling.n, prompt.token_ids)
+        choices = make_choices(request, sampling, model, limits, watch, number * sampling.n, prompt.token_ids)
         submit = make_submit(f"{record.id}-{number}", prompt.token_ids, sampling, work, request.cache_salt)
-        watches = serving.moderation.watches(work, len(choices))
-        generations.append(Generation(model, submit, choices, work.usage, serving.hold(record), watches))
-        readers += [CompletionReader(prompt, fields, model.tokenizer, model.logprobs) for _ in choices]
-    streams = [generation.deltas(serving.metrics, record.received) for generation in generations]
+        streams.append(generate(model, submit, choices, work, HeldBytes(serving.held, record), serving.metrics))
+        readers += [CompletionReader(prompt, request, model) for _ in choices]
     deltas = streams[0] if len(streams) == 1 else interleave(streams)
     head = (f"cmpl-{record.id}", int(time.time()), model.name, model.fingerprint, request.include_usage)
-    return CompletionRun(*head, deltas, readers, work.usage, serving.hold(record))
+    return CompletionRun(*head, deltas, readers, work.usage, HeldBytes(serving.held, record))
 
 
 def _prompt(given: str | list[int], request: CompletionRequest, model: ReadyModel) -> Prompt:
+    tokenizer = model.text.tokenizer
     if isinstance(given, str):
-        token_ids = model.tokenizer.encode(given, add_special_tokens=request.add_special_tokens is not False)
+        token_ids = tokenizer.encode(given, add_special_tokens=request.add_special_tokens is not False)
         return Prompt(token_ids, given if request.echo else "")
     check_token_ids(given, model, "prompt")
-    text = model.tokenizer.decode(given, skip_special_tokens=request.skip_special_tokens) if request.echo else ""
+    text = tokenizer.decode(given, skip_special_tokens=request.skip_special_tokens) if request.echo else ""
     return Prompt(given, text)
 
 
 def _texts(given: list[str | list[int]], model: ReadyModel) -> list[str]:
-    return [each if isinstance(each, str) else model.tokenizer.decode(each) for each in given]
+    return [each if isinstance(each, str) else model.text.tokenizer.decode(each) for each in given]

@@ -9,10 +9,10 @@ from collections.abc import Coroutine
 
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.serving.context import ServingContext
+from kvarn.serving.generation import check_token_ids
 from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.models import ReadyModel
-from kvarn.serving.pipeline import Work
-from kvarn.serving.record import RequestRecord
+from kvarn.serving.work import RequestRecord, Work
 from kvarn.wire.openai.common import as_list
 from kvarn.wire.openai.encoders import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
 from kvarn.wire.openai.errors import ContextLengthError, invalid_request
@@ -37,8 +37,8 @@ async def start_embedding(
     batch = await serving.run(record, lambda: [_token_ids(each, model) for each in inputs])
     for position, token_ids in enumerate(batch):
         _check_length(position, token_ids, model)
-    numbers = len(batch) * (model.card.embedding_size or 0)
-    held = serving.hold(record, numbers * (_BYTES_IN_BASE64 if request.encoding_format == "base64" else _BYTES))
+    size = _BYTES_IN_BASE64 if request.encoding_format == "base64" else _BYTES
+    held = HeldBytes(serving.held, record, size * len(batch) * (model.card.embedding_size or 0))
     work = await serving.begin(record, model, prompt_tokens=sum(len(token_ids) for token_ids in batch))
     return _embed(serving, record, request, batch, model, work), held
 
@@ -46,7 +46,6 @@ async def start_embedding(
 async def embed_tokens(request_id: str, batch: list[list[int]], model: ReadyModel, work: Work) -> list[bytes]:
     """Vectors of token-id inputs, float32 little-endian, counted to `work`. Raises as `Replica.embed` does."""
     usage = work.usage
-    usage.pending += 1
     try:
         vectors = await model.replica.embed(request_id, batch)
     except (RequestRefusedError, ReplicaLostError):
@@ -96,7 +95,9 @@ def _check(
 
 
 def _token_ids(text_or_ids: str | list[int], model: ReadyModel) -> list[int]:
-    return model.tokenizer.encode(text_or_ids, add_special_tokens=True) if isinstance(text_or_ids, str) else text_or_ids
+    if isinstance(text_or_ids, str):
+        return model.text.tokenizer.encode(text_or_ids, add_special_tokens=True)
+    return text_or_ids
 
 
 def _check_length(position: int, token_ids: list[int], model: ReadyModel) -> None:
@@ -104,10 +105,7 @@ def _check_length(position: int, token_ids: list[int], model: ReadyModel) -> Non
     longest = model.card.max_context_length
     if len(token_ids) > longest:
         raise ContextLengthError(longest, len(token_ids), 0, where)
-    wrong = next((token for token in token_ids if not 0 <= token < model.card.vocab_size), None)
-    if wrong is not None:
-        message = f"{where!r} holds the token id {wrong}, outside the vocabulary of {model.card.vocab_size}."
-        raise invalid_request(message, where)
+    check_token_ids(token_ids, model, where)
 
 
 def _encode(vector: bytes, as_base64: bool) -> list[float] | str:

@@ -13,8 +13,7 @@ from msgspec import UNSET
 from kvarn.serving.context import ServingContext
 from kvarn.serving.embeddings.operation import embed_tokens
 from kvarn.serving.models import ReadyModel
-from kvarn.serving.pipeline import Work
-from kvarn.serving.record import RequestRecord
+from kvarn.serving.work import RequestRecord, Work
 from kvarn.wire.openai.encoders import (
     EmbeddingUsage,
     RerankAnswer,
@@ -126,7 +125,7 @@ def _tokenize(
     for position, (where, text) in enumerate(named):
         if not text:
             raise invalid_request(f"{where!r} may not be empty.", where)
-        token_ids = model.tokenizer.encode(text, add_special_tokens=True)
+        token_ids = model.text.tokenizer.encode(text, add_special_tokens=True)
         if max_tokens_per_doc is not None and position:
             token_ids = token_ids[:max_tokens_per_doc]
         if len(token_ids) > longest:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from kvarn.serving.chat.operation import ChatRun, start_chat
+from kvarn.serving.chat.answer import ChatRun
+from kvarn.serving.chat.operation import start_chat
 from kvarn.serving.chat.prompt import render_chat
 from kvarn.serving.context import ServingContext
 from kvarn.serving.errors import to_api_error
 from kvarn.serving.messages.request import chat_request, in_anthropic_terms
 from kvarn.serving.messages.writer import MessageWriter
-from kvarn.serving.record import RequestRecord
-from kvarn.wire.anthropic.answer import Event, Message, TokenCount
+from kvarn.serving.work import RequestRecord
+from kvarn.wire.anthropic.answer import Message, TokenCount
 from kvarn.wire.anthropic.errors import error_body
 from kvarn.wire.anthropic.messages import CountTokensRequest, MessagesRequest
 from kvarn.wire.openai.errors import ApiError, ContextLengthError
-from kvarn.wire.sse import encode_json
+from kvarn.wire.sse import named_event
 
 _log = logging.getLogger("kvarn.gateway")
 
@@ -40,7 +41,7 @@ class MessageRun:
                 started = True
                 events += self.writer.take(delta)
                 if events:
-                    yield _encoded(events)
+                    yield b"".join(named_event(event.type, event) for event in events)
 
     async def collect(self) -> Message:
         """The message as one object."""
@@ -54,7 +55,7 @@ class MessageRun:
         api_error = to_api_error(error)
         if api_error.status == 500:
             _log.error("a stream failed", exc_info=error)
-        return b"event: error\ndata: " + encode_json(error_body(api_error, self.request_id)) + b"\n\n"
+        return named_event("error", error_body(api_error, self.request_id))
 
 
 async def start_message(serving: ServingContext, record: RequestRecord, request: MessagesRequest) -> MessageRun:
@@ -77,7 +78,7 @@ async def start_message(serving: ServingContext, record: RequestRecord, request:
             run = await start_chat(serving, record, chat.model_copy(update={"max_tokens": max_tokens}))
     except ApiError as error:
         raise in_anthropic_terms(error) from None
-    return MessageRun(run, record.request_id, MessageWriter(f"msg_{record.id}", run.head.model, run.usage))
+    return MessageRun(run, record.request_id, MessageWriter(f"msg_{record.id}", run.model.name, run.work.usage))
 
 
 async def count_tokens(serving: ServingContext, record: RequestRecord, request: CountTokensRequest) -> TokenCount:
@@ -86,7 +87,3 @@ async def count_tokens(serving: ServingContext, record: RequestRecord, request: 
     chat = chat_request(request)
     prompt = await render_chat(serving, record, chat, model)
     return TokenCount(input_tokens=len(prompt.token_ids))
-
-
-def _encoded(events: Iterable[Event]) -> bytes:
-    return b"".join(b"event: " + event.type.encode() + b"\ndata: " + encode_json(event) + b"\n\n" for event in events)

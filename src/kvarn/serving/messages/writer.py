@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET
 
 from kvarn.serving.choice import ChoiceDelta
-from kvarn.serving.pipeline import TokenUsage
+from kvarn.serving.work import TokenUsage
 from kvarn.wire.anthropic.answer import (
     AnswerBlock,
     AnswerText,

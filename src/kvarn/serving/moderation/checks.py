@@ -13,8 +13,8 @@ from kvarn.safety.verdict import Verdict
 from kvarn.serving.models import ModelTable
 from kvarn.serving.moderation.guard import GuardModel
 from kvarn.serving.moderation.output_watch import OutputWatch
-from kvarn.serving.pipeline import Work
 from kvarn.serving.text_pool import TextPool
+from kvarn.serving.work import Work
 from kvarn.text.messages import normalize_messages
 from kvarn.wire.openai.errors import ApiError, invalid_request, unavailable
 
@@ -76,28 +76,24 @@ class Moderation:
         try:
             verdict = await self.judge("\n".join(texts()), work)
             if verdict.flagged:
-                raise refusal(verdict, param)
+                raise _refusal(verdict, param)
         except BaseException:  # cancelled too: the engine has not been asked
             work.usage.failed = True
             raise
 
-    def watches(self, work: Work, choices: int) -> list[OutputWatch]:
-        """Who looks at each choice of an answer; nobody where answers are not moderated."""
+    def watch(self, work: Work) -> OutputWatch | None:
+        """Who looks at a choice of an answer; nobody where answers are not moderated."""
         if not self._config.moderate_output:
-            return []
+            return None
 
         async def judge(text: str) -> Verdict:
             # An answer is under way, and its engine's work spent: it shall not be lost because its tier waits here.
             return await self.judge(text, work, tier=min(work.priority, 0))
 
-        return [OutputWatch(judge, self.moderator.look_every, self._hold_back) for _ in range(choices)]
-
-    @property
-    def _hold_back(self) -> int:
-        return self._config.hold_back_chars
+        return OutputWatch(judge, self.moderator.look_every, self._config.hold_back_chars)
 
 
-def refusal(verdict: Verdict, param: str) -> ApiError:
+def _refusal(verdict: Verdict, param: str) -> ApiError:
     """The 400 for a flagged prompt."""
     why = ", ".join(verdict.flagged)
     return invalid_request(f"The prompt was flagged by this server's moderation ({why}).", param, "content_filter")

@@ -74,12 +74,12 @@ class GuardModel:
             len(text),
             model,
             lambda: PromptBuilder(
-                model.chat_template, model.tokenizer, messages, context_length=model.card.max_context_length
+                model.text.chat_template, model.text.tokenizer, messages, context_length=model.card.max_context_length
             ),
         )
 
     async def _ask(self, prompt: list[int], model: ReadyModel, claim: Claim) -> Verdict:
-        ends = model.tokenizer.eos_token_ids
+        ends = model.text.tokenizer.eos_token_ids
         sampling = SamplingParams(seed=0, temperature=0.0, max_tokens=MAX_TOKENS, stop_token_ids=sorted(ends))
         request_id = f"moderation-{uuid.uuid4().hex}"
         submit = Submit(
@@ -94,7 +94,7 @@ class GuardModel:
         async with aclosing(model.replica.generate(submit)) as deltas:
             async for delta in deltas:
                 tokens += delta.token_ids
-        answer = model.tokenizer.decode([token for token in tokens if token not in ends])
+        answer = model.text.tokenizer.decode([token for token in tokens if token not in ends])
         verdict = read_verdict(answer, self._config.threshold)
         if verdict is None:
             raise ModerationAwayError(f"{self.name!r} answered neither 'safe' nor 'unsafe'")
@@ -103,8 +103,8 @@ class GuardModel:
 
 def _parts(text: str, max_tokens: int, model: ReadyModel) -> list[str]:
     """The text in parts of at most so many tokens."""
-    tokens = model.tokenizer.encode_words(text)
+    tokens = model.text.tokenizer.encode_words(text)
     if len(tokens) <= max_tokens:
         return [text]
     step = max_tokens // 2  # a part that is cut anew may take more tokens than before
-    return [model.tokenizer.decode(tokens[at : at + step]) for at in range(0, len(tokens), step)]
+    return [model.text.tokenizer.decode(tokens[at : at + step]) for at in range(0, len(tokens), step)]

@@ -7,11 +7,11 @@ import platform
 from collections.abc import Coroutine
 from dataclasses import dataclass
 
+from kvarn.identity.scopes import check_model
 from kvarn.safety.verdict import Verdict
 from kvarn.serving.context import ServingContext
 from kvarn.serving.moderation.checks import ALIASES
-from kvarn.serving.pipeline import Work
-from kvarn.serving.record import RequestRecord
+from kvarn.serving.work import RequestRecord, Work
 from kvarn.wire.openai.encoders import EmbeddingUsage, ModerationList, ModerationRequest, ModerationResult
 from kvarn.wire.openai.errors import ApiError, invalid_request, model_not_found
 
@@ -47,6 +47,7 @@ async def start_moderation(
     if len(texts) > limit:
         raise invalid_request(f"'input' has {len(texts)} items; this server takes at most {limit}.", "input")
     record.model = name
+    check_model(record.principal, name)
     size = sum(len(text.encode()) for text in texts)
     tokens = max(len(texts), -(-size // _BYTES_PER_TOKEN))
     work = await serving.begin(record, BuiltInModel(name), prompt_tokens=tokens)
@@ -55,7 +56,6 @@ async def start_moderation(
 
 async def _moderate(serving: ServingContext, request_id: str, texts: list[str], work: Work) -> ModerationList:
     usage = work.usage
-    usage.pending += 1
     results = []
     try:
         for text in texts:

@@ -1,1 +1,1 @@
-"""The stages of the pipeline: each has a say in whether work is taken, or wants to know what came of it."""
+"""The stages that take work in: each has a say in whether it is taken, or wants to know what came of it."""

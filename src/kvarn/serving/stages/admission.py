@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterator, Mapping
-from functools import partial
 
 from kvarn.admission.controller import Reason, Refusal
 from kvarn.admission.demand import Demand
@@ -14,10 +13,9 @@ from kvarn.identity.scopes import may_use_model
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.observe.metrics import UNKNOWN
 from kvarn.serving.models import ServedModel
-from kvarn.serving.pipeline import DegradedError, Settle, Work
-from kvarn.serving.record import RequestRecord
 from kvarn.serving.stages.early_fields import GENERATING, early_fields
 from kvarn.serving.stages.replica_admission import ReplicaAdmission
+from kvarn.serving.work import DegradedError, RequestRecord, Work
 from kvarn.wire.openai.errors import ApiError
 
 CODE_BUSY = "server_busy"
@@ -82,12 +80,12 @@ class AdmissionStage:
         record.early_demand = demand = replica.early_demand(record, body, fields)
         refusal = replica.controller.accept(demand, replica.update())
         if refusal is None:
-            record.held.append(_EarlyDemand(replica, demand))
+            record.closing.callback(replica.controller.prepared, demand)
         elif model.config.fallback is None:
             record.model = name
             raise self._refused(demand, refusal, name, generates=True)
 
-    async def enter(self, work: Work) -> Settle | None:
+    async def enter(self, work: Work) -> None:
         """Wait until the engine can take the work; what the gateway answers by itself does not wait.
 
         Raises:
@@ -96,17 +94,19 @@ class AdmissionStage:
             ClientDisconnect: The client left while it waited.
         """
         if work.model not in self._models:
-            return None
-        replica, early = self._replica(work.model, work.replica), work.early_demand
-        if early is not None and early.accepted and work.degraded_from is None:
+            return
+        record, replica = work.record, self._replica(work.model, work.replica)
+        early = record.early_demand
+        if early is not None and early.accepted and record.degraded_from is None:
             replica.controller.prepared(early)
             if early.body_bytes:
                 replica.traffic.learn_body(early.body_bytes, work.prompt_tokens)
         demand = replica.demand_of(work)
-        refusal = await replica.enter(demand, work.client_left)
+        refusal = await replica.enter(demand, record.client_left)
         if refusal is None:
             self._metrics.decided(work.model, work.priority, "admitted")
-            return partial(_leave, replica, demand)
+            work.closing.callback(replica.leave, demand, work)
+            return
         # Lateness only: a batch's lines, which are never late, are answered by the model they ask for.
         fallback = self._fallback(work) if refusal.reason is Reason.OVERLOADED else None
         if fallback is not None:
@@ -141,7 +141,7 @@ class AdmissionStage:
 
     def _fallback(self, work: Work) -> str | None:
         """The first fallback that is ready, open to the key, and would take the work."""
-        if work.degraded_from is not None or not work.max_output_tokens:  # another model's vectors are no answer
+        if work.record.degraded_from is not None or not work.max_output_tokens:  # another model's vectors are no answer
             return None
         return next((name for name in self._fallbacks(work.model) if self._would_take(name, work)), None)
 
@@ -159,18 +159,3 @@ class AdmissionStage:
             return False
         replicas = [self._replica(name, replica) for replica in model.ready_replicas]
         return any(not each.controller.would_refuse(each.demand_of(work), each.update()) for each in replicas)
-
-
-class _EarlyDemand:
-    """An accepted request that is not parsed yet; see `RequestRecord.held`."""
-
-    def __init__(self, replica: ReplicaAdmission, demand: Demand) -> None:
-        self._replica = replica
-        self._demand = demand
-
-    def give_back(self) -> None:
-        self._replica.controller.prepared(self._demand)
-
-
-async def _leave(replica: ReplicaAdmission, demand: Demand, work: Work) -> None:
-    replica.leave(demand, work)

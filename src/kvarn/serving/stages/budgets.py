@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 
 from kvarn.limits.types import LimitsAwayError
-from kvarn.metering.budget_reservations import BudgetReservation
 from kvarn.metering.budgets import BudgetSpentError
 from kvarn.metering.prices import BILLIONTHS
 from kvarn.metering.service import Metering
-from kvarn.serving.pipeline import Settle, Work
+from kvarn.serving.work import Work
 from kvarn.store.ledger import BudgetRule
 from kvarn.wire.openai.errors import ApiError, unavailable
 
@@ -26,7 +24,7 @@ class BudgetStage:
     def __init__(self, metering: Metering) -> None:
         self._metering = metering
 
-    async def enter(self, work: Work) -> Settle | None:
+    async def enter(self, work: Work) -> None:
         """Raises ApiError: 429 `insufficient_quota` where a hard limit is reached or would be passed, 429
         `budget_reserved` where requests in flight or not entered yet may reach it, 503 where Redis is away and the
         configuration says `closed`."""
@@ -42,11 +40,8 @@ class BudgetStage:
         except LimitsAwayError:
             message = "The budgets of this server cannot be checked at the moment. Try again."
             raise unavailable(message, "budgets_unavailable") from None
-        return None if held is None else partial(self._release, held)
-
-    async def _release(self, held: BudgetReservation, work: Work) -> None:
-        """What it came to is in the ledger by now: the ledger is settled first."""
-        self._metering.reservations.release(held)
+        if held is not None:  # what it came to is in the ledger when this is released: the ledger is settled first
+            work.closing.callback(metering.reservations.release, held)
 
 
 def _refusal(error: BudgetSpentError) -> ApiError:

@@ -16,10 +16,9 @@ from kvarn.admission.traffic import Traffic
 from kvarn.config.schema import BLOCK_SIZE, KvarnConfig
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.serving.models import ServedModel
-from kvarn.serving.pipeline import Outcome, Work
-from kvarn.serving.record import RequestRecord
 from kvarn.serving.stages.early_fields import EarlyFields
 from kvarn.serving.tiers import priority_of
+from kvarn.serving.work import Outcome, RequestRecord, Work
 
 POLL_S = 0.01
 """How often waiting requests are looked at. What ends is noticed at once; this is for the prompts that an engine has
@@ -66,7 +65,7 @@ class ReplicaAdmission:
 
     def demand_of(self, work: Work) -> Demand:
         """What a piece of work would need of this engine."""
-        tenant, early = work.principal.organization_id, work.early_demand
+        tenant, early = work.principal.organization_id, work.record.early_demand
         return Demand(
             tenant=tenant,
             weight=work.principal.weight,
@@ -74,7 +73,7 @@ class ReplicaAdmission:
             prompt_tokens=self.traffic.expected_prompt(work.prompt_tokens),
             output_tokens=self.traffic.expected_output(tenant, work.max_output_tokens),
             sequences=work.sequences,
-            arrival_s=work.received,
+            arrival_s=work.record.received,
             accepted=early is not None and early.accepted,
         )
 
@@ -124,7 +123,7 @@ class ReplicaAdmission:
     def leave(self, demand: Demand, work: Work) -> None:
         """A request that was admitted is over."""
         usage = work.usage
-        ttft_s = None if usage.first_token is None else usage.first_token - work.received
+        ttft_s = None if usage.first_token is None else usage.first_token - work.record.received
         if demand.predicted_ttft_s is not None and ttft_s is not None:
             self._metrics.first_token(self._model, demand.predicted_ttft_s, ttft_s)
         self.controller.ended(

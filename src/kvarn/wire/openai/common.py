@@ -20,6 +20,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from kvarn.wire.sampling import MAX_INT
+
 _MAX_METADATA = 16
 
 _MAX_WARNINGS = 8  # about one request: they go into a header, and each takes a look at all known names
@@ -156,6 +158,8 @@ def _check_biases(value: object) -> object:
         if not isfinite(checked[token]):
             where = f"logit_bias.{token[:80]}"
             raise disagreement(f"Invalid value for {where!r}: it must be a number.", where)
+        if abs(checked[token]) > 100:
+            raise disagreement("'logit_bias' may only hold numbers from -100 to 100.", "logit_bias")
     return checked
 
 
@@ -183,40 +187,41 @@ class StreamOptions(LenientModel):
 
 
 class SamplingFields(LenientModel):
-    """Fields of chat and text completions alike. Ranges are checked where they become `SamplingParams`."""
+    """Fields of chat and text completions alike. What depends on the model, the prompt or the server's limits is
+    checked where they become `SamplingParams` (`kvarn.text.sampling`)."""
 
     unsupported_fields = FIELDS_OF_OTHER_SERVERS
 
     model: str
-    temperature: float | None = None
-    top_p: float | None = None
-    n: int | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    n: int | None = Field(None, ge=1, le=MAX_INT)
     stop: str | Strings | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    seed: int | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     logit_bias: Biases = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    max_tokens: int | None = None
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    max_tokens: int | None = Field(None, ge=1, le=MAX_INT)
     user: str | None = None
 
     # Extensions, with vLLM's names and meanings.
-    top_k: int | None = None  # keep the k most likely tokens; 0 or -1 keeps all
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    top_k: int | None = Field(None, ge=-1, le=MAX_INT)  # keep the k most likely tokens; 0 or -1 keeps all
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
     ignore_eos: bool = False  # go on past the model's end tokens
-    min_tokens: int = 0
+    min_tokens: int = Field(0, ge=0, le=MAX_INT)
     stop_token_ids: TokenIds | None = None
     bad_words: Strings | None = None
     allowed_token_ids: TokenIds | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_INT)
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     add_special_tokens: bool | None = None
     """Let the tokenizer add its own tokens (such as the first one). Default: chat no (the template writes them),
     completions yes."""
-    priority: int = 0  # lower runs first
+    priority: int = Field(0, ge=-1000, le=1000)  # lower runs first
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
     """Only requests with the same salt share cached prompts."""
     return_token_ids: bool = False  # send the token ids of prompt and answer beside the text

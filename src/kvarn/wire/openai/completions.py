@@ -6,10 +6,11 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from kvarn.wire.openai.common import SamplingFields, TextOrTokens, disagreement, refused
 from kvarn.wire.openai.usage import PromptLogprobs, Usage
+from kvarn.wire.sampling import MAX_INT
 
 
 class CompletionRequest(SamplingFields):
@@ -18,7 +19,8 @@ class CompletionRequest(SamplingFields):
     prompt: TextOrTokens  # one prompt or several, as text or as token ids
     best_of: int | None = None  # only as many as `n`: picking the best of more is not supported
     echo: bool | None = None  # begin the answer with the prompt
-    logprobs: int | None = None
+    logprobs: int | None = Field(None, ge=0, le=MAX_INT)
+    max_tokens: int | None = Field(None, ge=0, le=MAX_INT)
     suffix: Annotated[None, refused("this model does not fill in")] = None
 
     @model_validator(mode="after")

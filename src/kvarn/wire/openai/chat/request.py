@@ -23,6 +23,7 @@ from kvarn.wire.openai.common import (
     refused,
     validation_error,
 )
+from kvarn.wire.sampling import MAX_INT
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
@@ -153,9 +154,9 @@ class ChatCompletionRequest(SamplingFields):
     """The body of a chat completion request."""
 
     messages: Messages
-    max_completion_tokens: int | None = None
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT)
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_INT)
     tools: Tools | None = None
     tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None

@@ -1,0 +1,81 @@
+"""The tool calls in the text of a chat's answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from kvarn.serving.choice import ChoiceDelta
+from kvarn.text.tool_calls.base import ToolCallParser
+from kvarn.text.tool_calls.events import TextDelta, ToolCallStart, ToolEvent
+from kvarn.wire.openai.chat.answer import FunctionCallDelta, ToolCallDelta
+from kvarn.wire.openai.chat.request import ToolUse
+
+
+class ToolCallReader:
+    """Finds the tool calls in the text of one choice.
+
+    Args:
+        use: Which tools the request has, and how they may be called.
+        parser: Its own, fresh.
+    """
+
+    def __init__(self, use: ToolUse, parser: ToolCallParser) -> None:
+        self._use = use
+        self._parser = parser
+        self._calls: list[tuple[str, list[str]]] = []
+        """Name and arguments of each call so far."""
+
+    def read(self, delta: ChoiceDelta) -> None:
+        """Set the parts, text and finish reason of a delta. The choice ends when all calls that were asked for are
+        complete."""
+        delta.parts = self._parts(self._parser.push(delta.text))
+        if delta.finish_reason is not None:
+            delta.parts += self._parts(self._parser.flush())
+        elif self._parser.satisfied:
+            delta.finish_reason = "stop"
+        delta.text = "".join(part for part in delta.parts if isinstance(part, str))
+        if delta.finish_reason is None:
+            return
+        if delta.finish_reason == "stop" and self._calls and self._use.named is None:
+            delta.finish_reason = "function_call" if self._use.legacy else "tool_calls"
+        delta.warnings = self._warnings()
+
+    def _parts(self, events: list[ToolEvent]) -> list[str | ToolCallDelta]:
+        parts: list[str | ToolCallDelta] = []
+        for event in events:
+            if isinstance(event, TextDelta):
+                parts.append(event.text)
+            elif isinstance(event, ToolCallStart):
+                self._calls.append((event.name, []))
+                function = FunctionCallDelta(name=event.name, arguments="")
+                parts.append(ToolCallDelta(index=event.index, id=event.id, type="function", function=function))
+            else:
+                self._calls[event.index][1].append(event.delta)
+                parts.append(ToolCallDelta(index=event.index, function=FunctionCallDelta(arguments=event.delta)))
+        return parts
+
+    def _warnings(self) -> list[str]:
+        if self._use.forced and not self._calls:
+            return ["The model was to call a function and did not."]
+        required = {function.name: function.required for function in self._use.functions}
+        found = [
+            _check_call(index, name, "".join(arguments), required.get(name, ()))
+            for index, (name, arguments) in enumerate(self._calls)
+        ]
+        return [each for each in found if each is not None]
+
+
+def _check_call(index: int, name: str, arguments: str, required: Sequence[str]) -> str | None:
+    """What is wrong with the arguments (JSON text) of a finished call; None where nothing is. Nothing is changed: the
+    client is warned. `required` are the properties that the tool's schema says they must have."""
+    where = f"Tool call {index} ({name})"
+    try:
+        parsed = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return f"{where}: its arguments are not valid JSON."
+    if not isinstance(parsed, dict):
+        return f"{where}: its arguments are not a JSON object."
+    missing = [each for each in required if each not in parsed]
+    return f"{where}: its arguments lack {', '.join(map(repr, missing))}." if missing else None
