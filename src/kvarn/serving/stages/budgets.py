@@ -57,8 +57,8 @@ def _refusal(error: BudgetSpentError) -> ApiError:
             "output tokens. An administrator of the organization may raise the budget."
         )
     message = (
-        f"The requests in flight of your {whose}, or what has just ended, may come to what is left of its {budget}. Try "
-        "again in a moment."
+        f"The requests in flight of your {whose}, or what has just ended, may come to what is left of its {budget}. "
+        "Try again in a moment."
     )
     headers = {"retry-after": str(_RETRY_S)}
     return ApiError(429, message, type="rate_limit_error", code="budget_reserved", headers=headers)
