@@ -220,7 +220,7 @@ async def _read_prompts(url: str) -> list[AuditEntry]:
     async with database.reading() as session:
         found = await list_audit_log(session, DEFAULT_ORGANIZATION, Cursor(limit=10), wanted)
     await database.close()
-    return [record.entry for record in found.items]
+    return found.items
 
 
 def test_limits_of_a_model_that_is_not_configured_are_set_with_a_warning(run: Run) -> None:

@@ -9,7 +9,7 @@ from kvarn.jobs.named_jobs import NamedJob, NamedLease
 from kvarn.jobs.worker import Worker
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
-from kvarn.store.repositories.retention.sweep import delete_expired
+from kvarn.store.repositories.retention import delete_expired
 
 _POLLS = 4
 """Times in an interval that each gateway looks whether a sweep is due."""

@@ -23,9 +23,9 @@ from kvarn.store.repositories.conversations import conversations, responses
 from kvarn.store.repositories.conversations import stored_completions as completions
 from kvarn.store.repositories.conversations.conversations import Lock
 from kvarn.store.repositories.conversations.responses import Ended
+from kvarn.store.repositories.organization_deletion import delete_organization_data
 from kvarn.store.repositories.prompt_samples import NewSample, RejectedSamples, add_samples
-from kvarn.store.repositories.retention.organization_deletion import delete_organization_data
-from kvarn.store.repositories.retention.sweep import delete_expired
+from kvarn.store.repositories.retention import delete_expired
 from kvarn.store.repositories.tenants.organizations import create_organization
 from stored_account import account
 

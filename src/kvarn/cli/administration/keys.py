@@ -90,6 +90,6 @@ async def revoke(
 
 
 def _fields(key: ApiKey) -> dict[str, Any]:
-    fields = project_key_object(key, None) | {"project": key.project_id, "tenant": key.organization_id}
+    fields = project_key_object(key) | {"project": key.project_id, "tenant": key.organization_id}
     fields |= {"user": key.user_id, "revoked_at": key.revoked_at}
     return {name: value for name, value in fields.items() if name not in _HIDDEN}

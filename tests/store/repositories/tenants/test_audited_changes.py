@@ -12,8 +12,8 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.models import AuditEntry, RateLimit
 from kvarn.store.owner import Role
+from kvarn.store.repositories.organization_deletion import delete_organization
 from kvarn.store.repositories.pages import Cursor
-from kvarn.store.repositories.retention.organization_deletion import delete_organization
 from kvarn.store.repositories.tenants import revision
 from kvarn.store.repositories.tenants.administrators import has_admin_key
 from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange, audited_change

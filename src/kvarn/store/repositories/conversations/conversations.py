@@ -98,7 +98,7 @@ async def list_items(store: Store, owner: Owner, conversation_id: str, cursor: C
     async with store.reading() as session:
         await _find(session, owner, conversation_id)
         query = select(ConversationItem).where(ConversationItem.conversation_id == conversation_id)
-        page = await read_page(session, query, cursor, (ConversationItem.position,))
+        page = await read_page(session, query, cursor, (ConversationItem.position, ConversationItem.id))
     return Page([row.item for row in page.items], page.has_more)
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from sqlalchemy import or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from kvarn.store.models import AuditEntry, Project
+from kvarn.store.models import AuditEntry
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 
 _COMPARE: Final = {"gt": gt, "gte": ge, "lt": lt, "lte": le}
@@ -30,28 +30,9 @@ class AuditFilter:
     object_ids: Collection[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class AuditRecord:
-    """An entry, with what is known of its project today."""
-
-    entry: AuditEntry
-    project_name: str | None
-
-    @property
-    def id(self) -> str:
-        """Of the entry."""
-        return self.entry.id
-
-    @property
-    def names_actor(self) -> bool:
-        """Whether those who read the log may know who acted: not where it was another organisation's administrator,
-        the platform's."""
-        return self.entry.actor_organization_id in (None, self.entry.organization_id)
-
-
 async def list_audit_log(
     session: AsyncSession, organization_id: str, cursor: Cursor, wanted: AuditFilter
-) -> Page[AuditRecord]:
+) -> Page[AuditEntry]:
     """Entries of an organisation's log."""
     query = select(AuditEntry).where(AuditEntry.organization_id == organization_id)
     for name, bound in wanted.times.items():
@@ -69,12 +50,4 @@ async def list_audit_log(
     if wanted.actor_ids:
         ids = wanted.actor_ids
         query = query.where(or_(AuditEntry.actor_key_id.in_(ids), AuditEntry.actor_user_id.in_(ids)))
-    page = await read_page(session, query, cursor, (AuditEntry.effective_at, AuditEntry.id))
-    return Page(await _with_names(session, page.items), page.has_more)
-
-
-async def _with_names(session: AsyncSession, entries: list[AuditEntry]) -> list[AuditRecord]:
-    projects = {entry.project_id for entry in entries if entry.project_id}
-    names = await session.execute(select(Project.id, Project.name).where(Project.id.in_(projects)))
-    name_of = {row[0]: row[1] for row in names}
-    return [AuditRecord(entry, name_of.get(entry.project_id or "")) for entry in entries]
+    return await read_page(session, query, cursor, (AuditEntry.effective_at, AuditEntry.id))

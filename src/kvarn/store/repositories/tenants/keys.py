@@ -42,23 +42,24 @@ async def add_key(
     """A new key and its value, which nobody can ask for again.
 
     Raises:
-        NotFoundError: The organisation has no such project.
+        NotFoundError: The organisation has no such project, or no such user.
         ConflictError: The project is archived, or an administrator's key is to have scopes, or a user who is none.
     """
     await get_active_project(change, organization_id, project_id)
-    scopes = scopes_as_json(request.scopes)
+    scopes, user = scopes_as_json(request.scopes), None
+    if request.user_id is not None:
+        theirs = select(User).where(User.organization_id == organization_id, User.id == request.user_id)
+        user = await find_one(change.session, theirs, f"No such user: {request.user_id!r}.")
     if request.role is Role.ADMIN and scopes:
         raise ConflictError("An administrator's key cannot have scopes: it could make itself one without them.")
-    if request.role is Role.ADMIN and request.user_id is not None:
-        theirs = await change.session.scalar(select(User.role).where(User.id == request.user_id))
-        if theirs != str(Role.ADMIN):
-            raise ConflictError(f"The user {request.user_id!r} is no administrator of the organization.")
+    if request.role is Role.ADMIN and user is not None and user.role != str(Role.ADMIN):
+        raise ConflictError(f"The user {user.id!r} is no administrator of the organization.")
     made = new_key()
     key = ApiKey(
         id=new_id("key_"),
         organization_id=organization_id,
         project_id=project_id,
-        user_id=request.user_id,
+        user=user,
         name=request.name,
         lookup=made.lookup,
         digest=made.digest,
