@@ -17,7 +17,7 @@ from kvarn.replica.client.protocol import (
     RequestRefusedError,
 )
 from kvarn.replica.client.request_stream import RequestStream
-from kvarn.replica.client.transport import ClientTransport
+from kvarn.replica.transport import ClientTransport
 from kvarn.wire.messages import (
     Abort,
     Embed,
