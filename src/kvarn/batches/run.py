@@ -91,9 +91,7 @@ class BatchRun:
     async def _validate(self) -> None:
         endpoint, config = self.job.row.endpoint, self.serving.config.batches
         answering = partial(answering_model, self.serving, endpoint)
-        check = InputCheck(
-            endpoint, self.serving.config.batches.max_lines, self.serving.config.batches.max_line_bytes, answering
-        )
+        check = InputCheck(endpoint, config.max_lines, config.max_line_bytes, answering)
         await delete_lines(self.serving.store, self.job.row.id)  # of a gateway that died at it
         try:
             await self._read_input(check)
