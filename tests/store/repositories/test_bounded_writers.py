@@ -13,7 +13,9 @@ from sqlalchemy import event
 from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError, StoreBusyError
 from kvarn.store.health import StoreState
+from kvarn.store.models import Conversation
 from kvarn.store.repositories.conversations import conversations
+from kvarn.store.repositories.queries import read_owned
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, read_stored_bytes, storing
 from kvarn.store.repositories.tenants.organizations import create_organization
 from kvarn.store.writers import WriterSlots
@@ -73,7 +75,7 @@ async def test_one_who_stands_still_holds_up_neither_its_organisation_for_long_n
     async with standing_still(store, red.organization_id, 60):
         reds = [asyncio.create_task(write(small, red.organization_id, 1, AMPLE)) for _ in range(12)]
         await asyncio.sleep(0.1)
-        await conversations.find_conversation(small, blue.owner, mine.id)
+        await read_owned(small, blue.owner, Conversation, mine.id)
         await conversations.create_conversation(small, blue.owner, {}, [], AMPLE)
         assert not all(each.done() for each in reds), "they were at it all the time"
         results = await asyncio.gather(*reds, return_exceptions=True)

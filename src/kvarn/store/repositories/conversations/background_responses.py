@@ -16,7 +16,8 @@ from kvarn.store.models import StoredResponse
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.conversations.conversations import Lock, unlock_conversation
 from kvarn.store.repositories.conversations.histories import Item
-from kvarn.store.repositories.conversations.responses import lock_response, new_response, response_bytes
+from kvarn.store.repositories.conversations.responses import new_response, response_bytes
+from kvarn.store.repositories.queries import find_owned
 from kvarn.store.repositories.stored_bytes import count_bytes, json_bytes, storing
 
 RUNNING = ("queued", "in_progress")
@@ -131,7 +132,7 @@ async def cancel_response(store: Store, owner: Owner, response_id: str) -> Store
         NotFoundError: The owner has none of that id.
     """
     async with store.transaction() as session:
-        row = await lock_response(session, owner, response_id)
+        row = await find_owned(session, owner, StoredResponse, response_id, to_change=True)
         if not row.background or row.status not in RUNNING:
             return row
         before, row.status, row.body = row.body, "cancelled", {**row.body, "status": "cancelled"}
