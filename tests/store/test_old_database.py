@@ -18,7 +18,7 @@ from kvarn.store.owner import Owner
 from kvarn.store.repositories.batches.batches import list_batches
 from kvarn.store.repositories.batches.lines import FIRST, open_lines, read_line
 from kvarn.store.repositories.conversations import conversations, responses
-from kvarn.store.repositories.files.files import list_files, read_content
+from kvarn.store.repositories.files import list_files, read_content
 from kvarn.store.repositories.pages import Cursor
 from kvarn.store.repositories.queries import read_owned
 from kvarn.store.repositories.stored_bytes import read_stored_bytes

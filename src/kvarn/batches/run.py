@@ -24,7 +24,7 @@ from kvarn.store.errors import NotFoundError, StorageFullError
 from kvarn.store.repositories.batches.batches import OVER, BatchStatus
 from kvarn.store.repositories.batches.lines import FIRST, Line, Result, add_lines, delete_lines, open_lines
 from kvarn.store.repositories.batches.runs import finish_batch, move_batch
-from kvarn.store.repositories.files.files import find_file, read_content
+from kvarn.store.repositories.files import find_file, read_content
 from kvarn.wire.openai.batches import BatchFault
 
 _LINES_AT_ONCE = 200

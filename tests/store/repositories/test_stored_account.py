@@ -25,7 +25,7 @@ from kvarn.store.repositories.conversations import stored_completions as complet
 from kvarn.store.repositories.conversations.conversations import Lock
 from kvarn.store.repositories.conversations.responses import Ended
 from kvarn.store.repositories.organization_deletion import delete_organization_data
-from kvarn.store.repositories.prompt_samples import NewSample, RejectedSamples, add_samples
+from kvarn.store.repositories.prompt_samples import RejectedSamples, add_samples, new_sample
 from kvarn.store.repositories.queries import delete_owned
 from kvarn.store.repositories.retention import delete_expired
 from kvarn.store.repositories.tenants.organizations import create_organization
@@ -102,7 +102,7 @@ async def keep_one_of_each(store: Store, who: Principal, name: str) -> None:
     errors = [{"code": "x", "message": TEXT}]
     origin, status = {BatchStatus.VALIDATING}, BatchStatus.FAILED
     await finish_batch(store, "gw", batch_id, origin, status, {}, None, errors=errors)
-    await add_samples(store, [NewSample(owner, "r", "m", NOW, b"sealed")])
+    await add_samples(store, [new_sample(owner, "r", "m", NOW, b"sealed")])
 
 
 async def test_every_kind_counts_for_what_it_takes_and_gives_it_back_when_it_is_deleted(
@@ -205,7 +205,9 @@ async def test_what_would_grow_past_the_bound_stays_as_it_is_and_may_become_smal
     ):
         with pytest.raises(StorageFullError):
             await grow()
-    assert await add_samples(store, [NewSample(owner, "r", "m", NOW, b"s")] * 2, most) == RejectedSamples(full=2)
+    assert await add_samples(
+        store, [new_sample(owner, "r", "m", NOW, b"s") for _ in range(2)], most
+    ) == RejectedSamples(full=2)
     assert await account(store, red.organization_id) == most
     await conversations.update_conversation(store, owner, made.id, {}, most)
     assert await account(store, red.organization_id) < most
@@ -261,15 +263,17 @@ async def test_the_account_is_right_after_anything_at_once_in_two_gateways(
     assert await account(gateways[0], red.organization_id) == 0
 
 
-async def test_of_samples_as_many_are_kept_as_fit_and_one_organisation_s_trouble_is_its_own(
+async def test_samples_that_do_not_fit_are_not_kept_and_one_organisation_s_trouble_is_its_own(
     store: Store, red: Principal
 ) -> None:
-    gone = NewSample(Owner("org-gone", "proj-gone"), "r", "m", NOW, b"s")
-    small = [NewSample(red.owner, "r", "m", NOW, b"s" * 100)] * 5
-    large = NewSample(red.owner, "r", "m", NOW, b"s" * 100_000)
+    blue = await create_organization(store, "blue")
+    gone = new_sample(Owner("org-gone", "proj-gone"), "r", "m", NOW, b"s")
+    small = [new_sample(red.owner, "r", "m", NOW, b"s" * 100) for _ in range(4)]
+    large = new_sample(blue.owner, "r", "m", NOW, b"s" * 100_000)
     missed = await add_samples(store, [gone, large, *small], 4 * (1024 + 100))
-    assert (missed.full, missed.failed) == (2, 1) and missed.error is not None
+    assert (missed.full, missed.failed) == (1, 1) and missed.error is not None
     assert await account(store, red.organization_id) == 4 * (1024 + 100)
+    assert await account(store, blue.organization_id) == 0
 
 
 async def test_a_response_that_begins_or_is_cancelled_counts_for_what_it_is_then(store: Store, red: Principal) -> None:

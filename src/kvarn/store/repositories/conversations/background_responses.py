@@ -49,12 +49,6 @@ async def queue_response(
         await count_bytes(session, owner.organization_id, counted, max_bytes)
 
 
-async def any_unclaimed(store: Store, known: Collection[str] = ()) -> bool:
-    """Whether there are background responses that nobody works on, but for the `known`."""
-    async with store.reading() as session:
-        return await session.scalar(select(StoredResponse.id).where(_unclaimed(store, known)).limit(1)) is not None
-
-
 async def claim_response(
     store: Store, gateway_id: str, lease_s: int, known: Collection[str] = ()
 ) -> StoredResponse | None:
@@ -72,6 +66,9 @@ async def claim_response(
         .order_by(StoredResponse.created_at, StoredResponse.id)
         .limit(1)
     )
+    async with store.reading() as session:  # mostly there is none, and nobody who writes shall wait to learn that
+        if await session.scalar(oldest.with_only_columns(StoredResponse.id)) is None:
+            return None
     async with store.transaction() as session:
         row: StoredResponse | None = await session.scalar(oldest.with_for_update(skip_locked=True))
         if row is not None:
