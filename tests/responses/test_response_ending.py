@@ -22,10 +22,10 @@ from kvarn.gateway.answer import event_stream, json_when_done
 from kvarn.gateway.record import new_record
 from kvarn.metering.service import Metering
 from kvarn.responses import background, retrieval
-from kvarn.responses import sink as response_sink
+from kvarn.responses import ending as response_ending
 from kvarn.responses.ending import CONTINUABLE
+from kvarn.responses.events import EventEncoder
 from kvarn.responses.operation import start_response
-from kvarn.responses.stream import ResponseStream
 from kvarn.serving.work import RequestRecord
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
@@ -131,7 +131,7 @@ class Setup:
         if self.plan.way == "background":
             while self.run.task is not None and not self.run.task.done():  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-            self.seen.sent = b"".join([chunk async for chunk in ResponseStream(self.run.log.follow()).encoded()])
+            self.seen.sent = b"".join([chunk async for chunk in EventEncoder().encoded(self.run.log.follow())])
         await self._look()
         return self.seen
 
@@ -152,8 +152,7 @@ class Setup:
             if self.plan.way == "plain":
                 answer = json_when_done(self.run.collect())
             else:
-                stream = ResponseStream(self.run.stream(), self.run.ending)
-                answer = event_stream(stream.encoded(), end=b"", tell=stream.error_event)
+                answer = event_stream(self.run.stream(), end=b"", tell=self.run.error_event)
             with suppress(Exception):  # becomes an HTTP error
                 await answer(self.scope, self._receive, self._send)
         finally:
@@ -205,7 +204,7 @@ class Setup:
 @pytest.fixture
 def scenes(server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Acts out a plan; tells what came of it."""
-    monkeypatch.setattr(response_sink, "RETRY_AFTER_S", 0.005)
+    monkeypatch.setattr(response_ending, "RETRY_AFTER_S", 0.005)
     monkeypatch.setattr(background, "RETRY_AFTER_S", 0.005)
     connection = Connection(server.gateway.store, monkeypatch)
     kept: list[tuple[str, str]] = []

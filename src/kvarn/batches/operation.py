@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from kvarn.batches.endpoints import ENDPOINTS
 from kvarn.identity.scopes import check_endpoint
-from kvarn.responses.responses_context import ResponsesContext
+from kvarn.responses.background_runs import ResponsesContext
 from kvarn.store.errors import NotFoundError
 from kvarn.store.models import Batch
 from kvarn.store.owner import Principal

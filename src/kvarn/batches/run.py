@@ -18,7 +18,7 @@ from kvarn.batches.line import unanswered
 from kvarn.batches.results import result_files
 from kvarn.batches.validation import InputCheck, split_lines
 from kvarn.fairness.semaphore import FairSemaphore
-from kvarn.responses.responses_context import ResponsesContext
+from kvarn.responses.background_runs import ResponsesContext
 from kvarn.serving.errors import STORAGE_FULL
 from kvarn.store.errors import NotFoundError, StorageFullError
 from kvarn.store.repositories.batches.batches import OVER, BatchStatus

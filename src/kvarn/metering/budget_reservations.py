@@ -205,10 +205,10 @@ class BudgetReservations:
         return Call(BUDGETS, keys, msgspec.msgpack.encode(argument))
 
 
-def _refusal(held: BudgetReservation, number: int, spent: int, ended: int) -> BudgetSpentError:
-    """By the budget of that number, of which so much is spent and held by requests that have ended."""
+def _refusal(held: BudgetReservation, number: int, spent: int) -> BudgetSpentError:
+    """By the budget of that number, of which so much is spent."""
     status = held.statuses[number - 1]
     limit, requested = status.rule.hard_limit, held.amount(status)
     assert limit is not None
     left = limit - max(spent, status.read + status.unread)
-    return BudgetSpentError(status.rule, left, requested, unentered=spent + ended + max(1, requested) > limit)
+    return BudgetSpentError(status.rule, left, requested)

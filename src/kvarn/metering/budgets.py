@@ -28,16 +28,13 @@ class BudgetSpentError(Exception):
         rule: The budget.
         left: What is not spent of it.
         requested: What the request can come to, where that is more than is left, or than other requests leave.
-        unentered: Whether requests that have ended, but are not on the ledger yet or have not been read there, are
-            enough to leave too little.
     """
 
-    def __init__(self, rule: BudgetRule, left: int = 0, requested: int = 0, *, unentered: bool = False) -> None:
+    def __init__(self, rule: BudgetRule, left: int = 0, requested: int = 0) -> None:
         super().__init__(f"budget {rule.id} is spent")
         self.rule = rule
         self.left = max(0, left)
         self.requested = requested
-        self.unentered = unentered
 
 
 @dataclass(slots=True)

@@ -8,9 +8,8 @@ from contextlib import aclosing
 
 import msgspec
 
-from kvarn.responses.background_runs import BackgroundRun
+from kvarn.responses.background_runs import BackgroundRun, ResponsesContext
 from kvarn.responses.replay import replay
-from kvarn.responses.responses_context import ResponsesContext
 from kvarn.responses.writer import end_event
 from kvarn.store.models import StoredResponse
 from kvarn.store.owner import Owner

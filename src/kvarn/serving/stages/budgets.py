@@ -12,10 +12,8 @@ from kvarn.serving.work import Work
 from kvarn.store.ledger import BudgetRule
 from kvarn.wire.openai.errors import ApiError, unavailable
 
-_ENDS_S = 1
-"""After which requests in flight may have ended."""
-_ENTERED_S = 10
-"""After which what requests came to will be on the ledger and have been read there, unless the database is away."""
+_RETRY_S = 1
+"""After which requests in flight may have ended, or what ended may be on the ledger."""
 
 
 class BudgetStage:
@@ -58,21 +56,11 @@ def _refusal(error: BudgetSpentError) -> ApiError:
             f"Your {whose} has {left} left of its {budget}, and the request may come to {requested}: allow it fewer "
             "output tokens. An administrator of the organization may raise the budget."
         )
-    if error.unentered:
-        message = (
-            f"What requests of your {whose} came to is still being entered, and may be all that is left of its "
-            f"{budget}. Try again when it is known."
-        )
-        return _reserved(message, _ENTERED_S)
     message = (
-        f"The requests in flight of your {whose} may come to what is left of its {budget}. Try again when they have "
-        "ended."
+        f"The requests in flight of your {whose}, or what has just ended, may come to what is left of its {budget}. "
+        "Try again in a moment."
     )
-    return _reserved(message, _ENDS_S)
-
-
-def _reserved(message: str, retry_after_s: int) -> ApiError:
-    headers = {"retry-after": str(retry_after_s)}
+    headers = {"retry-after": str(_RETRY_S)}
     return ApiError(429, message, type="rate_limit_error", code="budget_reserved", headers=headers)
 
 
