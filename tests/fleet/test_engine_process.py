@@ -205,9 +205,7 @@ async def test_what_the_engine_refuses_is_raised_with_its_reason(make_replica, s
         assert refusal.value.reason is reason
 
 
-@pytest.mark.parametrize(
-    "request_changes", [{"prompt": [1 << 40]}, {"prompt": [-1]}, {"top_p": float("nan")}, {"allowed_token_ids": [-5]}]
-)
+@pytest.mark.parametrize("request_changes", [{"prompt": [1 << 40]}, {"prompt": [-1]}, {"allowed_token_ids": [-5]}])
 async def test_impossible_numbers_are_refused_and_harm_no_other_request(make_replica, submit, request_changes):
     replica = make_replica(step_s=0.01)
     await replica.wait_until_ready()

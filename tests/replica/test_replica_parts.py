@@ -14,7 +14,7 @@ from kvarn.config.schema import EngineConfig
 from kvarn.fleet.process_exit import describe_exit
 from kvarn.replica.client.request_stream import RequestStream
 from kvarn.replica.server.embed import EmbedService
-from kvarn.replica.server.transport import SUPERVISOR_LINGER_MS, Outbox
+from kvarn.replica.transport import SUPERVISOR_LINGER_MS, Outbox
 from kvarn.wire.messages import (
     Embed,
     Embedded,

@@ -9,7 +9,7 @@ from kvarn.store.engine import Store
 from kvarn.store.models import Batch
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.batches.lines import Result, read_results
-from kvarn.store.repositories.files.file_writer import FileWriter
+from kvarn.store.repositories.files import FileWriter
 
 _LINES_AT_ONCE = 50
 

@@ -18,13 +18,13 @@ from kvarn.batches.line import unanswered
 from kvarn.batches.results import result_files
 from kvarn.batches.validation import InputCheck, split_lines
 from kvarn.fairness.semaphore import FairSemaphore
-from kvarn.responses.responses_context import ResponsesContext
+from kvarn.responses.background_runs import ResponsesContext
 from kvarn.serving.errors import STORAGE_FULL
 from kvarn.store.errors import NotFoundError, StorageFullError
 from kvarn.store.repositories.batches.batches import OVER, BatchStatus
 from kvarn.store.repositories.batches.lines import FIRST, Line, Result, add_lines, delete_lines, open_lines
 from kvarn.store.repositories.batches.runs import finish_batch, move_batch
-from kvarn.store.repositories.files.files import find_file, read_content
+from kvarn.store.repositories.files import find_file, read_content
 from kvarn.wire.openai.batches import BatchFault
 
 _LINES_AT_ONCE = 200

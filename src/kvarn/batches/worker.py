@@ -15,7 +15,7 @@ from kvarn.batches.job import BatchJob, EndReason
 from kvarn.batches.run import BatchRun
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.jobs.worker import Worker
-from kvarn.responses.responses_context import ResponsesContext
+from kvarn.responses.background_runs import ResponsesContext
 from kvarn.store.ids import new_id
 from kvarn.store.repositories.batches.batches import OVER, BatchStatus
 from kvarn.store.repositories.batches.runs import (

@@ -60,8 +60,6 @@ from kvarn.serving.storage_quota import StorageQuota
 from kvarn.serving.text_pool import TextPool
 from kvarn.store.errors import StoreError
 
-_OBSERVE_EVERY_S = 1.0
-
 _SETTLE_S = 5.0  # given to requests whose time to finish is over: to put away what they have, and to be settled
 
 _THIS_MACHINE = r"https?://(localhost|([a-z0-9-]+\.)+localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?"
@@ -98,9 +96,8 @@ def create_app(
     table = ModelTable(models_by_name)
     slo = {model.name: config.slo_of(model.config) for model in table}
     metrics = GatewayMetrics(slo, slo)
-    engines = EngineCollector({model.name: model.replicas for model in table})
     if shared is None or shared.is_main:
-        metrics.registry.register(engines)
+        metrics.registry.register(EngineCollector({model.name: model.replicas for model in table}))
     services = Services(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
     background = BackgroundResponses(services.store, config.responses, lambda run: run_background(gateway, run))
     open_requests = OpenRequests()
@@ -127,7 +124,7 @@ def create_app(
         title="Kvarn",
         version=kvarn.__version__,
         summary="OpenAI-compatible serving of large language models.",
-        lifespan=lambda app: _lifespan(app, gateway, services, open_requests, pool, engines),
+        lifespan=lambda app: _lifespan(app, gateway, services, open_requests, pool),
         docs_url=None,  # FastAPI's page fetches its scripts from a CDN; ours works offline
         redoc_url=None,
         redirect_slashes=False,
@@ -174,7 +171,6 @@ async def _lifespan(
     services: Services,
     open_requests: OpenRequests,
     pool: ThreadPoolExecutor,
-    engines: EngineCollector,
 ) -> AsyncGenerator[None, None]:
     """Start what runs beside the requests; at the end, settle them before the ledger and the database close."""
     config = gateway.config
@@ -193,7 +189,6 @@ async def _lifespan(
         worker.start()
     work = [
         gateway.models.load_text(pool, config.gateway),
-        _watch_engines(engines),
         gateway.storage_quota.watch(services.store_metrics.nearly_full.set),
     ]
     tasks = [asyncio.create_task(each) for each in work]
@@ -209,9 +204,3 @@ async def _lifespan(
         await gateway.models.close()
         await services.stop()
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-async def _watch_engines(engines: EngineCollector) -> None:
-    while True:
-        engines.observe()
-        await asyncio.sleep(_OBSERVE_EVERY_S)

@@ -13,6 +13,7 @@ from kvarn.config.platform import ResponsesConfig
 from kvarn.jobs.run_to_completion import run_to_completion
 from kvarn.jobs.worker import Job, Worker
 from kvarn.responses.events import EventLog
+from kvarn.serving.context import ServingContext
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.ids import new_id
@@ -54,7 +55,7 @@ class BackgroundResponses:
         self.config = config
         self.locked: set[str] = set()
         """Responses, in the background or not, that hold the lock of a conversation: it is renewed."""
-        self._store = store
+        self.store = store
         self.worker = Worker(
             "background responses", self, run, max_running=config.max_background, poll_s=config.lease_s / 3
         )
@@ -83,17 +84,17 @@ class BackgroundResponses:
         if lock is not None and lock.response_id in self.locked:
             self.locked.discard(lock.response_id)
             try:
-                await run_to_completion(conversations.unlock_conversation(self._store, lock))
+                await run_to_completion(conversations.unlock_conversation(self.store, lock))
             except StoreAwayError as error:
                 _log.warning("conversation %s stays locked for a while: %s", lock.conversation_id, error)
 
     async def claim(self, free: int, running: Mapping[str, BackgroundRun]) -> Sequence[BackgroundRun]:
         """Take over one response (each may be megabytes to decode); see `JobLeases`."""
-        if not free or not await stored.any_unclaimed(self._store, running):
+        if not free:
             return []
-        row = await stored.claim_response(self._store, self.gateway_id, self.config.lease_s, running)
+        row = await stored.claim_response(self.store, self.gateway_id, self.config.lease_s, running)
         if row is None:
-            return []  # another gateway was faster
+            return []
         _log.warning("background response %s is begun again (attempt %d)", row.id, row.attempts)
         size = len(msgspec.json.encode((row.request, row.input_items)))
         return [BackgroundRun(row.id, row.organization_id, Owner(row.organization_id, row.project_id), row, size)]
@@ -101,13 +102,20 @@ class BackgroundResponses:
     async def renew(self, jobs: Sequence[BackgroundRun]) -> Collection[str]:
         """Renew their leases, and the locks of conversations; see `JobLeases`."""
         if self.locked:
-            await conversations.renew_locks(self._store, list(self.locked), self.config.lease_s)
+            await conversations.renew_locks(self.store, list(self.locked), self.config.lease_s)
         ids = [run.id for run in jobs]
-        return await stored.renew_leases(self._store, self.gateway_id, ids, self.config.lease_s) if ids else ()
+        return await stored.renew_leases(self.store, self.gateway_id, ids, self.config.lease_s) if ids else ()
 
     async def release(self, job: BackgroundRun) -> None:
         """Tell its followers that no more comes; what this gateway's end stopped is begun again by another."""
         self.locked.discard(job.id)
         job.log.end()
         if job.stop_reason == "shutdown":
-            await stored.release_response(self._store, self.gateway_id, job.id)
+            await stored.release_response(self.store, self.gateway_id, job.id)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesContext(ServingContext):
+    """What the operations on responses need besides what others do."""
+
+    responses: BackgroundResponses

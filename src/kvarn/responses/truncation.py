@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.request import chat_request
-from kvarn.responses.responses_context import ResponsesContext
 from kvarn.responses.turns import Turn
 from kvarn.serving.chat.prompt import render_chat
 from kvarn.serving.models import ReadyModel

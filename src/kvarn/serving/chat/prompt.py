@@ -7,9 +7,7 @@ from typing import Any
 
 from kvarn.serving.context import ServingContext
 from kvarn.serving.models import ReadyModel
-from kvarn.serving.rendering import render_token_ids
 from kvarn.serving.work import RequestRecord
-from kvarn.text.prompt import PromptBuilder
 from kvarn.text.tool_calls.formats import ToolFormat
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 
@@ -34,23 +32,17 @@ async def render_chat(
     """
     use = request.tool_use
     opening = model.text.tool_format.opening(use.certain_name) if use is not None and use.forced else ""
-    token_ids = await render_token_ids(
+    token_ids = await model.render(
         serving.text,
         record.principal.organization_id,
         record.body_bytes,
-        model,
-        lambda: PromptBuilder(
-            model.text.chat_template,
-            model.text.tokenizer,
-            _with_shown_ids(request.plain_messages, model.text.tool_format),
-            context_length=model.card.max_context_length,
-            tools=request.active_tools,
-            opening=opening,
-            add_special_tokens=bool(request.add_special_tokens),
-            add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=request.continue_final_message,
-            variables=request.chat_template_kwargs,
-        ),
+        lambda: _with_shown_ids(request.plain_messages, model.text.tool_format),
+        tools=request.active_tools,
+        opening=opening,
+        add_special_tokens=bool(request.add_special_tokens),
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+        variables=request.chat_template_kwargs,
     )
     return ChatPrompt(token_ids, opening)
 

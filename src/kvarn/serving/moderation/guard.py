@@ -12,10 +12,8 @@ from kvarn.safety.guard_model import MAX_TOKENS, PROMPT, read_verdict
 from kvarn.safety.moderator import Claim, ModerationAwayError
 from kvarn.safety.verdict import Verdict, unflagged
 from kvarn.serving.models import ModelTable, ReadyModel
-from kvarn.serving.rendering import render_token_ids
 from kvarn.serving.text_pool import TextPool
 from kvarn.text.errors import ChatTemplateError, TokenizerError
-from kvarn.text.prompt import PromptBuilder
 from kvarn.wire.messages import Submit
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.sampling import SamplingParams
@@ -68,15 +66,7 @@ class GuardModel:
         instructions = PROMPT if self._config.model_prompt is None else self._config.model_prompt
         messages = [{"role": "system", "content": instructions}] if instructions else []
         messages.append({"role": "user", "content": text})
-        return await render_token_ids(
-            self._text,
-            claim.tenant,
-            len(text),
-            model,
-            lambda: PromptBuilder(
-                model.text.chat_template, model.text.tokenizer, messages, context_length=model.card.max_context_length
-            ),
-        )
+        return await model.render(self._text, claim.tenant, len(text), lambda: messages)
 
     async def _ask(self, prompt: list[int], model: ReadyModel, claim: Claim) -> Verdict:
         ends = model.text.tokenizer.eos_token_ids

@@ -20,6 +20,7 @@ class FakeReplicaClient:
     answer: Callable[[Submit, int], list[int]]
     state: ReplicaState = ReplicaState.READY
     progress: tuple[str, float] = ("ready", 1.0)
+    starts: int = 1
     stats: EngineStats = field(default_factory=EngineStats)
     tokens_per_step: int = 1
     step_s: float = 0.0
