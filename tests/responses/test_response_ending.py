@@ -32,6 +32,7 @@ from kvarn.store.errors import StoreAwayError
 from kvarn.store.models import Conversation, ConversationItem, StoredResponse
 from kvarn.store.repositories.conversations import responses as stored
 from kvarn.store.repositories.conversations.conversations import create_conversation
+from kvarn.store.repositories.queries import delete_owned
 from kvarn.wire.openai.responses.answer import ENDED
 from kvarn.wire.openai.responses.request import ResponseRequest
 from profiles import examples
@@ -237,7 +238,7 @@ def scenes(server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             seen.kept = [state for name, state in kept if name == seen.response_id]
             seen.used = [outcome for name, outcome in used if name in ids]
             if seen.row is not None:
-                await stored.delete_response(server.gateway.store, setup.record.principal.owner, seen.response_id)
+                await delete_owned(server.gateway.store, setup.record.principal.owner, StoredResponse, seen.response_id)
             return seen
 
         result: Seen = server.do(play())

@@ -13,7 +13,7 @@ from kvarn.store.errors import NotFoundError
 from kvarn.store.models import Batch
 from kvarn.store.owner import Principal
 from kvarn.store.repositories.batches.batches import create_batch
-from kvarn.store.repositories.files.files import find_file
+from kvarn.store.repositories.files import find_file
 from kvarn.wire.openai.batches import WINDOW_S, BatchObject, BatchRequest, RequestCounts
 from kvarn.wire.openai.errors import ApiError, invalid_request
 

@@ -35,8 +35,7 @@ from kvarn.store.repositories.batches.lines import (
     read_results,
 )
 from kvarn.store.repositories.batches.runs import finish_batch, move_batch
-from kvarn.store.repositories.files.file_writer import FileWriter
-from kvarn.store.repositories.files.files import find_file, read_content
+from kvarn.store.repositories.files import FileWriter, find_file, read_content
 from kvarn.wire.openai.batches import BatchFault
 
 _LINES_AT_ONCE = 200

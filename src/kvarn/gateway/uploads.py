@@ -20,8 +20,7 @@ from kvarn.serving.errors import storage_full
 from kvarn.store.errors import StorageFullError
 from kvarn.store.models import File
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.files.file_writer import FileWriter
-from kvarn.store.repositories.files.files import publish_file
+from kvarn.store.repositories.files import FileWriter, publish_file
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.files import FileExpiry, FileObject
 

@@ -14,8 +14,8 @@ from kvarn.responses.writer import end_event
 from kvarn.store.models import StoredResponse
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.conversations import background_responses
-from kvarn.store.repositories.conversations import responses as stored
 from kvarn.store.repositories.conversations.conversations import Lock, unlock_conversation
+from kvarn.store.repositories.queries import delete_owned, read_owned
 from kvarn.wire.openai.errors import invalid_request, unavailable
 from kvarn.wire.openai.responses.answer import ENDED, Response, StreamEvent
 
@@ -32,7 +32,7 @@ async def retrieve_response(serving: ResponsesContext, owner: Owner, response_id
     Raises:
         NotFoundError: The owner has none of that id.
     """
-    row = await stored.find_response(serving.store, owner, response_id)
+    row = await read_owned(serving.store, owner, StoredResponse, response_id)
     return msgspec.convert(row.body, Response)
 
 
@@ -79,7 +79,7 @@ async def cancel_response(serving: ResponsesContext, owner: Owner, response_id: 
         ApiError: 400, it does not run in the background; 503, it has been stopped, and its end is still to be written.
         NotFoundError: The owner has none of that id.
     """
-    row = await stored.find_response(serving.store, owner, response_id)
+    row = await read_owned(serving.store, owner, StoredResponse, response_id)
     if not row.background:
         message = f"The response {response_id!r} does not run in the background: only those can be cancelled."
         raise invalid_request(message, "response_id", "not_cancellable")
@@ -93,8 +93,8 @@ async def cancel_response(serving: ResponsesContext, owner: Owner, response_id: 
 
 async def delete_response(serving: ResponsesContext, owner: Owner, response_id: str) -> None:
     """Delete a response; one that runs is stopped. Raises as `retrieve_response` does."""
-    row = await stored.find_response(serving.store, owner, response_id)
-    await stored.delete_response(serving.store, owner, response_id)
+    row = await read_owned(serving.store, owner, StoredResponse, response_id)
+    await delete_owned(serving.store, owner, StoredResponse, response_id)
     run = serving.responses.find(owner, response_id)
     if run is not None:
         await run.stop("lost")
@@ -104,7 +104,7 @@ async def delete_response(serving: ResponsesContext, owner: Owner, response_id: 
 
 async def _wait_for_end(serving: ResponsesContext, owner: Owner, response_id: str) -> StoredResponse:
     while True:
-        row = await stored.find_response(serving.store, owner, response_id)
+        row = await read_owned(serving.store, owner, StoredResponse, response_id)
         if row.status in ENDED:
             return row
         await asyncio.sleep(_POLL_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -13,10 +13,11 @@ from sqlalchemy import event
 from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError, StoreBusyError
 from kvarn.store.health import StoreState
+from kvarn.store.models import Conversation
 from kvarn.store.repositories.conversations import conversations
+from kvarn.store.repositories.queries import read_owned
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, read_stored_bytes, storing
 from kvarn.store.repositories.tenants.organizations import create_organization
-from kvarn.store.writers import WriterSlots
 
 AMPLE = 1 << 40
 
@@ -73,7 +74,7 @@ async def test_one_who_stands_still_holds_up_neither_its_organisation_for_long_n
     async with standing_still(store, red.organization_id, 60):
         reds = [asyncio.create_task(write(small, red.organization_id, 1, AMPLE)) for _ in range(12)]
         await asyncio.sleep(0.1)
-        await conversations.find_conversation(small, blue.owner, mine.id)
+        await read_owned(small, blue.owner, Conversation, mine.id)
         await conversations.create_conversation(small, blue.owner, {}, [], AMPLE)
         assert not all(each.done() for each in reds), "they were at it all the time"
         results = await asyncio.gather(*reds, return_exceptions=True)
@@ -83,25 +84,25 @@ async def test_one_who_stands_still_holds_up_neither_its_organisation_for_long_n
     await small.close()
 
 
-async def test_turns_are_few_of_a_name_and_all_come(store: Store) -> None:
-    turns, inside, seen = WriterSlots(2, 5.0), 0, []
+async def test_of_one_organisation_two_write_at_once_and_all_come(store: Store) -> None:
+    inside, seen = 0, []
 
-    async def take(name: str) -> None:
+    async def take() -> None:
         nonlocal inside
-        async with turns.of(name):
-            inside += name == "red"
+        async with storing(store, "org-red", 0, AMPLE):
+            inside += 1
             seen.append(inside)
             await asyncio.sleep(0)
-            inside -= name == "red"
+            inside -= 1
 
-    await asyncio.gather(*[take("red") for _ in range(20)])
-    assert max(seen) == 2 and len(seen) == 20
-    hasty = WriterSlots(1, 0.01)
-    async with hasty.of("red"), hasty.of("blue"):
-        with pytest.raises(StoreBusyError):
-            async with hasty.of("red"):
-                pass
-    with suppress(StoreBusyError):
-        async with hasty.of("red"):
-            return
-    pytest.fail("a turn that was waited for in vain was lost")
+    await asyncio.gather(*[take() for _ in range(20)])
+    assert max(seen) <= 2 and len(seen) == 20
+    hasty = Store(store.url, timeout_s=0.2)
+    for _ in range(2):
+        await hasty.writers.acquire("org-red")
+    with pytest.raises(StoreBusyError):
+        async with storing(hasty, "org-red", 0, AMPLE):
+            pass
+    hasty.writers.release("org-red")
+    async with storing(hasty, "org-red", 0, AMPLE):
+        await hasty.close()

@@ -28,8 +28,7 @@ from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories.batches.batches import create_batch
 from kvarn.store.repositories.batches.lines import Line, add_lines
 from kvarn.store.repositories.conversations.conversations import Lock, create_conversation, lock_conversation
-from kvarn.store.repositories.files.file_writer import FileWriter
-from kvarn.store.repositories.files.files import publish_file
+from kvarn.store.repositories.files import FileWriter, publish_file
 from kvarn.store.repositories.organization_deletion import delete_organization_data
 from kvarn.store.repositories.retention import delete_expired
 from kvarn.store.repositories.tenants.organizations import create_organization

@@ -13,6 +13,7 @@ import pytest
 from kvarn.config.platform import RetentionConfig
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError, StorageFullError
+from kvarn.store.models import Conversation, StoredCompletion, StoredResponse
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories import stored_bytes
 from kvarn.store.repositories.batches.batches import BatchStatus, create_batch
@@ -24,7 +25,8 @@ from kvarn.store.repositories.conversations import stored_completions as complet
 from kvarn.store.repositories.conversations.conversations import Lock
 from kvarn.store.repositories.conversations.responses import Ended
 from kvarn.store.repositories.organization_deletion import delete_organization_data
-from kvarn.store.repositories.prompt_samples import NewSample, RejectedSamples, add_samples
+from kvarn.store.repositories.prompt_samples import RejectedSamples, add_samples, new_sample
+from kvarn.store.repositories.queries import delete_owned
 from kvarn.store.repositories.retention import delete_expired
 from kvarn.store.repositories.tenants.organizations import create_organization
 from stored_account import account
@@ -100,7 +102,7 @@ async def keep_one_of_each(store: Store, who: Principal, name: str) -> None:
     errors = [{"code": "x", "message": TEXT}]
     origin, status = {BatchStatus.VALIDATING}, BatchStatus.FAILED
     await finish_batch(store, "gw", batch_id, origin, status, {}, None, errors=errors)
-    await add_samples(store, [NewSample(owner, "r", "m", NOW, b"sealed")])
+    await add_samples(store, [new_sample(owner, "r", "m", NOW, b"sealed")])
 
 
 async def test_every_kind_counts_for_what_it_takes_and_gives_it_back_when_it_is_deleted(
@@ -124,12 +126,12 @@ async def test_every_kind_counts_for_what_it_takes_and_gives_it_back_when_it_is_
     with pytest.raises(NotFoundError):
         await conversations.delete_item(store, owner, made.id, "msg_2")
     await account(store, me)
-    await conversations.delete_conversation(store, owner, made.id)
+    await delete_owned(store, owner, Conversation, made.id)
     await run_in_background(store, owner, "b")
     await account(store, me)
-    await responses.delete_response(store, owner, "resp_b")
-    await responses.delete_response(store, owner, "resp_a")
-    await completions.delete_completion(store, owner, "chatcmpl-a")
+    await delete_owned(store, owner, StoredResponse, "resp_b")
+    await delete_owned(store, owner, StoredResponse, "resp_a")
+    await delete_owned(store, owner, StoredCompletion, "chatcmpl-a")
     assert await account(store, me) == 0
 
 
@@ -163,7 +165,7 @@ async def test_of_twenty_writers_near_the_bound_exactly_as_many_as_fit_are_let_i
     assert len(kept) == 7
     assert sum(isinstance(result, StorageFullError) for result in done) == 13, done
     assert await account(store, me) == 8 * one
-    await conversations.delete_conversation(gateways[1], owner, kept[0])
+    await delete_owned(gateways[1], owner, Conversation, kept[0])
     done = await asyncio.gather(*[make(n) for n in range(4)], return_exceptions=True)
     assert sum(isinstance(result, str) for result in done) == 1, "what is deleted makes room"
     blue = await create_organization(store, "blue")
@@ -203,7 +205,9 @@ async def test_what_would_grow_past_the_bound_stays_as_it_is_and_may_become_smal
     ):
         with pytest.raises(StorageFullError):
             await grow()
-    assert await add_samples(store, [NewSample(owner, "r", "m", NOW, b"s")] * 2, most) == RejectedSamples(full=2)
+    assert await add_samples(
+        store, [new_sample(owner, "r", "m", NOW, b"s") for _ in range(2)], most
+    ) == RejectedSamples(full=2)
     assert await account(store, red.organization_id) == most
     await conversations.update_conversation(store, owner, made.id, {}, most)
     assert await account(store, red.organization_id) < most
@@ -237,7 +241,7 @@ async def test_the_account_is_right_after_anything_at_once_in_two_gateways(
 
     async def deleted(store: Store, n: int) -> None:
         with suppress(NotFoundError):  # another was faster
-            await responses.delete_response(store, owner, f"resp_old{n % 6}")
+            await delete_owned(store, owner, StoredResponse, f"resp_old{n % 6}")
 
     async def run_and_sweep(store: Store, n: int) -> None:
         await run_batch(store, red, holder=f"gw{n}")
@@ -259,15 +263,17 @@ async def test_the_account_is_right_after_anything_at_once_in_two_gateways(
     assert await account(gateways[0], red.organization_id) == 0
 
 
-async def test_of_samples_as_many_are_kept_as_fit_and_one_organisation_s_trouble_is_its_own(
+async def test_samples_that_do_not_fit_are_not_kept_and_one_organisation_s_trouble_is_its_own(
     store: Store, red: Principal
 ) -> None:
-    gone = NewSample(Owner("org-gone", "proj-gone"), "r", "m", NOW, b"s")
-    small = [NewSample(red.owner, "r", "m", NOW, b"s" * 100)] * 5
-    large = NewSample(red.owner, "r", "m", NOW, b"s" * 100_000)
+    blue = await create_organization(store, "blue")
+    gone = new_sample(Owner("org-gone", "proj-gone"), "r", "m", NOW, b"s")
+    small = [new_sample(red.owner, "r", "m", NOW, b"s" * 100) for _ in range(4)]
+    large = new_sample(blue.owner, "r", "m", NOW, b"s" * 100_000)
     missed = await add_samples(store, [gone, large, *small], 4 * (1024 + 100))
-    assert (missed.full, missed.failed) == (2, 1) and missed.error is not None
+    assert (missed.full, missed.failed) == (1, 1) and missed.error is not None
     assert await account(store, red.organization_id) == 4 * (1024 + 100)
+    assert await account(store, blue.organization_id) == 0
 
 
 async def test_a_response_that_begins_or_is_cancelled_counts_for_what_it_is_then(store: Store, red: Principal) -> None:

@@ -10,8 +10,7 @@ from kvarn.config.platform import RetentionConfig
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError, StorageFullError
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.files.file_writer import FileWriter
-from kvarn.store.repositories.files.files import add_chunks, delete_file, drop_file, publish_file
+from kvarn.store.repositories.files import FileWriter, add_chunks, delete_file, drop_file, publish_file
 from kvarn.store.repositories.retention import delete_expired
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, read_stored_bytes
 from kvarn.store.repositories.tenants.organizations import create_organization

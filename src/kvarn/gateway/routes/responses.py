@@ -18,8 +18,9 @@ from kvarn.responses import retrieval
 from kvarn.responses.background import start_background
 from kvarn.responses.events import EventEncoder
 from kvarn.responses.operation import count_input_tokens, start_response
-from kvarn.store.repositories.conversations.responses import find_response
+from kvarn.store.models import StoredResponse
 from kvarn.store.repositories.pages import cut_page
+from kvarn.store.repositories.queries import read_owned
 from kvarn.wire.openai.common import disagreement
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.responses import answer
@@ -100,7 +101,7 @@ async def list_input_items(
     gateway: GatewayDep, owner: OwnerDep, response_id: str, query: ItemListQuery
 ) -> ListObject[StoredItem]:
     """The items that the request for a response brought."""
-    row = await find_response(gateway.store, owner, response_id)
+    row = await read_owned(gateway.store, owner, StoredResponse, response_id)
     page = cut_page(row.input_items, query.cursor, lambda item: str(item["id"]))
     return list_answer(page, lambda item: item)
 

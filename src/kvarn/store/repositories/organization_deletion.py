@@ -16,7 +16,7 @@ from kvarn.store.models import AuditEntry, Base, BilledEvent, BilledHour, UsageE
 from kvarn.store.repositories.retention import STORED, Condition, delete_rows, drop_plain
 from kvarn.store.repositories.tenants.audited_changes import AuditedChange
 from kvarn.store.repositories.tenants.organizations import change_organization, get_organization
-from kvarn.store.repositories.usage.erasures import note_erased
+from kvarn.store.repositories.usage.events import note_erased
 
 _DELETED = "organization.deleted"
 _FEW_OBJECTS, _MANY_ROWS = 25, 1000

@@ -29,7 +29,7 @@ from kvarn.store.models import (
 from kvarn.store.repositories.batches.batches import OVER
 from kvarn.store.repositories.batches.lines import delete_lines
 from kvarn.store.repositories.conversations.background_responses import RUNNING
-from kvarn.store.repositories.files.files import INCOMPLETE, drop_file
+from kvarn.store.repositories.files import INCOMPLETE, drop_file
 from kvarn.store.repositories.stored_bytes import count_bytes
 
 Condition = ColumnElement[bool]

@@ -9,6 +9,7 @@ whatever is killed.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,7 +19,7 @@ from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
-from kvarn.store.errors import StorageFullError
+from kvarn.store.errors import StorageFullError, StoreBusyError
 from kvarn.store.models import Organization
 from kvarn.store.repositories.dialect import is_postgresql
 
@@ -55,9 +56,17 @@ async def storing(
         async with store.transaction() as session:
             yield session
         return
-    async with store.writers.of(organization_id), store.transaction() as session:
-        await check_quota(session, organization_id, size, max_bytes)
-        yield session
+    try:
+        async with asyncio.timeout(store.timeout_s):
+            await store.writers.acquire(organization_id)
+    except TimeoutError as error:
+        raise StoreBusyError(f"no turn to write came within {store.timeout_s:g} s") from error
+    try:
+        async with store.transaction() as session:
+            await check_quota(session, organization_id, size, max_bytes)
+            yield session
+    finally:
+        store.writers.release(organization_id)
 
 
 async def check_quota(session: AsyncSession, organization_id: str, size: int, max_bytes: int) -> None:

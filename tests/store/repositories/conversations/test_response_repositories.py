@@ -10,7 +10,7 @@ from sqlalchemy import event
 
 from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError
-from kvarn.store.models import StoredResponse
+from kvarn.store.models import Conversation, StoredResponse
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.conversations import background_responses as background
 from kvarn.store.repositories.conversations import conversations, histories, responses
@@ -18,6 +18,7 @@ from kvarn.store.repositories.conversations.conversations import ConversationLoc
 from kvarn.store.repositories.conversations.histories import HistoryTooLongError, decode_item
 from kvarn.store.repositories.conversations.responses import Ended
 from kvarn.store.repositories.pages import Cursor
+from kvarn.store.repositories.queries import delete_owned, read_owned
 from kvarn.store.repositories.tenants.organizations import create_organization
 
 
@@ -69,7 +70,7 @@ async def test_a_chain_is_read_in_one_go_from_behind_what_is_gone(store: Store, 
         await keep(store, owner, number)
     chain = await responses.read_chain(store, owner, "resp_4")
     assert [row.id for row in chain] == [f"resp_{number}" for number in range(5)]
-    await responses.delete_response(store, owner, "resp_1")
+    await delete_owned(store, owner, StoredResponse, "resp_1")
     assert [row.id for row in await responses.read_chain(store, owner, "resp_4")] == ["resp_2", "resp_3", "resp_4"]
     stranger = (await create_organization(store, "two")).owner
     neighbour = Owner(owner.organization_id, stranger.project_id)
@@ -123,8 +124,8 @@ async def test_a_claim_reads_and_locks_one_response(store: Store, owner: Owner, 
     claimed = await background.claim_response(store, "two", 10)
     event.remove(store.engine.sync_engine, "before_cursor_execute", note)
     assert claimed is not None and claimed.id == "resp_0"
-    (read,) = [statement for statement in statements if statement.startswith("SELECT")]
-    assert "LIMIT" in read
+    look, read = [statement for statement in statements if statement.startswith("SELECT")]
+    assert "body" not in look and "LIMIT" in look and "LIMIT" in read
 
 
 async def find_item(store: Store, owner: Owner, item_id: str) -> dict[str, Any] | None:
@@ -134,7 +135,7 @@ async def find_item(store: Store, owner: Owner, item_id: str) -> dict[str, Any] 
 
 
 async def status_of(store: Store, owner: Owner, response_id: str) -> str:
-    return (await responses.find_response(store, owner, response_id)).status
+    return (await read_owned(store, owner, StoredResponse, response_id)).status
 
 
 async def test_a_lease_is_its_gateways_until_it_runs_out(store: Store, owner: Owner, clock: Clock) -> None:
@@ -224,7 +225,7 @@ async def test_a_turn_is_added_whole_or_not_at_all(store: Store, owner: Owner, c
     with pytest.raises(ConflictError):
         await responses.keep_response(store, owner, clashing, stored=True)
     with pytest.raises(NotFoundError):
-        await responses.find_response(store, owner, "resp_a")
+        await read_owned(store, owner, StoredResponse, "resp_a")
     turn = Ended("resp_a", body("resp_a"), [], [], None, lock, [message("second"), message("third")])
     await responses.keep_response(store, owner, turn, stored=True)
     ids = [decode_item(text)["id"] for text in await conversations.read_history(store, owner, made.id)]
@@ -238,7 +239,7 @@ async def test_items_go_with_their_conversation(store: Store, owner: Owner) -> N
     made = await conversations.create_conversation(store, owner, {}, [message("a")])
     other = await conversations.create_conversation(store, owner, {}, [message("a")])
     assert await find_item(store, owner, "msg_a") == message("a")
-    await conversations.delete_conversation(store, owner, made.id)
+    await delete_owned(store, owner, Conversation, made.id)
     assert await find_item(store, owner, "msg_a") == message("a")
     await conversations.delete_item(store, owner, other.id, "msg_a")
     assert await find_item(store, owner, "msg_a") is None
@@ -252,14 +253,14 @@ async def test_of_several_items_of_one_name_the_newest_is_found(store: Store, ow
         clock.now += 1
     for conversation, item in reversed(made):
         assert await find_item(store, owner, "msg_own") == item
-        await conversations.delete_conversation(store, owner, conversation.id)
+        await delete_owned(store, owner, Conversation, conversation.id)
 
 
 async def test_what_is_kept_is_kept_to_the_letter(store: Store, owner: Owner) -> None:
     odd = {"z": 1, "a": {"b": "\0 \ud7ff 🌍", "aa": [1.5, None, True]}}
     ended = Ended("resp_a", body("resp_a", tools=[odd]), [message("\0")], [[[1, 0]]])
     await responses.keep_response(store, owner, ended, stored=True)
-    row = await responses.find_response(store, owner, "resp_a")
+    row = await read_owned(store, owner, StoredResponse, "resp_a")
     assert isinstance(row, StoredResponse)
     assert row.body["tools"] == [odd] and list(row.body["tools"][0]) == ["z", "a"]
     assert (row.input_items, row.cuts) == ([message("\0")], [[[1, 0]]])

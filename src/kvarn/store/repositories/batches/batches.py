@@ -5,7 +5,6 @@ from __future__ import annotations
 from enum import StrEnum
 
 from sqlalchemy import select
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError
@@ -13,7 +12,7 @@ from kvarn.store.ids import new_id
 from kvarn.store.models import Batch, UsageEvent
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.queries import find_one, owned_by
+from kvarn.store.repositories.queries import find_one, find_owned, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, json_bytes, storing
 
 
@@ -79,12 +78,6 @@ async def create_batch(
     return batch
 
 
-async def find_batch(store: Store, owner: Owner, batch_id: str) -> Batch:
-    """An owner's batch. Raises NotFoundError."""
-    async with store.reading() as session:
-        return await _find(session, owner, batch_id)
-
-
 async def check_batch(store: Store, batch_id: str) -> None:
     """See that there is or was a batch of this id, whoever's: one that has been deleted is known by what it used.
 
@@ -111,15 +104,10 @@ async def cancel_batch(store: Store, owner: Owner, batch_id: str) -> Batch:
         ConflictError: It is over, or as good as.
     """
     async with store.transaction() as session:
-        batch = await _find(session, owner, batch_id, to_change=True)
+        batch = await find_owned(session, owner, Batch, batch_id, to_change=True)
         if batch.status in _CANCELLABLE:
             batch.status = BatchStatus.CANCELLING
             batch.times = {**batch.times, "cancelling_at": int(store.now())}
         elif batch.status != BatchStatus.CANCELLING:
             raise ConflictError(f"The batch {batch_id} is {batch.status}: it cannot be cancelled any more.")
     return batch
-
-
-async def _find(session: AsyncSession, owner: Owner, batch_id: str, *, to_change: bool = False) -> Batch:
-    query = owned_by(owner, Batch).where(Batch.id == batch_id)
-    return await find_one(session, query, f"There is no batch {batch_id[:80]!r}.", to_change=to_change)

@@ -15,8 +15,7 @@ from sqlalchemy import bindparam, delete, insert, literal, select, tuple_, updat
 from kvarn.store.engine import Store
 from kvarn.store.models import Batch, BatchLine
 from kvarn.store.repositories.batches.batches import OVER, BatchStatus
-from kvarn.store.repositories.batches.line_bytes import LINE_BYTES
-from kvarn.store.repositories.batches.runs import LeaseLostError, change_batch
+from kvarn.store.repositories.batches.runs import LINE_BYTES, LeaseLostError, change_batch
 from kvarn.store.repositories.stored_bytes import PART_BYTES, check_quota, count_bytes
 
 _DELETED_AT_ONCE = 500
@@ -65,8 +64,7 @@ class Answer:
     output_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """A line with its answer, where it has one."""
 
     line: int
