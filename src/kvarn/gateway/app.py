@@ -174,9 +174,9 @@ async def _lifespan(
 ) -> AsyncGenerator[None, None]:
     """Start what runs beside the requests; at the end, settle them before the ledger and the database close."""
     config = gateway.config
-    workers: list[Worker[Any]] = [gateway.responses.worker, retention_worker(gateway.store, config.retention)]
+    workers: list[Worker[Any]] = [gateway.responses, retention_worker(gateway.store, config.retention)]
     if config.batches.enabled:
-        workers.append(BatchWorker(gateway).worker)
+        workers.append(BatchWorker(gateway))
     try:
         await services.start()
     except StoreError as error:
