@@ -28,7 +28,7 @@ from kvarn.store.repositories.organization_deletion import delete_organization_d
 from kvarn.store.repositories.prompt_samples import RejectedSamples, add_samples, new_sample
 from kvarn.store.repositories.queries import delete_owned
 from kvarn.store.repositories.retention import delete_expired
-from kvarn.store.repositories.tenants.organizations import create_organization
+from new_tenants import create_organization
 from stored_account import account
 
 TEXT = "Mjöl 🌾 " * 100

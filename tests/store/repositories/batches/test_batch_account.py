@@ -15,7 +15,7 @@ from kvarn.store.repositories.batches.lines import Answer, Line, add_lines, answ
 from kvarn.store.repositories.batches.runs import claim_batches, finish_batch, move_batch
 from kvarn.store.repositories.files import FileWriter, drop_file
 from kvarn.store.repositories.stored_bytes import PART_BYTES, ROW_BYTES
-from kvarn.store.repositories.tenants.organizations import create_organization
+from new_tenants import create_organization
 from stored_account import account
 
 INPUT = 100_000

@@ -31,7 +31,7 @@ from kvarn.store.repositories.batches.runs import (
     renew_lease,
 )
 from kvarn.store.repositories.queries import read_owned
-from kvarn.store.repositories.tenants.organizations import create_organization
+from new_tenants import create_organization
 
 LEASE_S = 10
 
