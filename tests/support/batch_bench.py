@@ -18,9 +18,8 @@ from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.serving.work import RequestRecord
 from kvarn.store.engine import Store
-from kvarn.store.repositories.batches.batches import create_batch
+from kvarn.store.repositories.batches.batches import claim_batches, create_batch
 from kvarn.store.repositories.batches.lines import FIRST, Line, add_lines, open_lines
-from kvarn.store.repositories.batches.runs import claim_batches
 from new_tenants import create_organization
 
 Operation = Callable[[RequestRecord, str], Awaitable[object]]

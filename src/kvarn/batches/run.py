@@ -21,9 +21,8 @@ from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.serving.errors import STORAGE_FULL
 from kvarn.store.errors import NotFoundError, StorageFullError
-from kvarn.store.repositories.batches.batches import OVER, BatchStatus
+from kvarn.store.repositories.batches.batches import OVER, BatchStatus, finish_batch, move_batch
 from kvarn.store.repositories.batches.lines import FIRST, Line, Result, add_lines, delete_lines, open_lines
-from kvarn.store.repositories.batches.runs import finish_batch, move_batch
 from kvarn.store.repositories.files import find_file, read_content
 from kvarn.wire.openai.batches import BatchFault
 
