@@ -8,7 +8,7 @@ from typing import Any
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.operation import start_response
 from kvarn.serving.chat.operation import start_chat
-from kvarn.serving.completions.operation import start_completion
+from kvarn.serving.completions import start_completion
 from kvarn.serving.embeddings import start_embedding
 from kvarn.serving.moderation.checks import ALIASES
 from kvarn.serving.moderation.operation import start_moderation

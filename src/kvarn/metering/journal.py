@@ -160,11 +160,6 @@ class Journal:
         self._database.close()
         self.path.unlink(missing_ok=True)
 
-    def set_aside(self, error: sqlite3.Error) -> None:
-        """Close it and keep it for a person to look at: it cannot be read."""
-        self._database.close()
-        _set_aside(self.path, error)
-
 
 class LiveJournal(Journal):
     """This gateway's journal. Used from one thread.
@@ -280,30 +275,14 @@ class LiveJournal(Journal):
 
 
 def dead_journals(root: Path) -> Iterator[Journal]:
-    """The journals of gateways that are gone, locked by this process. One that is damaged is set aside."""
+    """The journals of gateways that are gone, locked by this process."""
     for path in sorted(root.glob("*.db")):
-        if path.name.startswith("damaged-"):
-            continue
         try:
             yield Journal(path)
         except BlockingIOError:
             continue
         except sqlite3.Error as error:
-            if not is_unreadable(error):
-                _log.warning("the journal %s cannot be opened and is tried again: %s", path, error)
-                continue
-            _set_aside(path, error)
-
-
-def is_unreadable(error: sqlite3.Error) -> bool:
-    """Whether the file is at fault, and trying again changes nothing."""
-    return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-
-
-def _set_aside(path: Path, error: sqlite3.Error) -> None:
-    for each in path.parent.glob(f"{path.stem}.*"):
-        each.rename(each.with_name(f"damaged-{each.name}"))
-    _log.error("a journal of usage events cannot be read: %s; kept as damaged-%s", error, path.name)
+            _log.error("the usage in %s cannot be read, and is tried again: %s", path, error)
 
 
 def encode_event(event: LedgerEvent) -> bytes:

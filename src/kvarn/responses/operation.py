@@ -152,7 +152,7 @@ async def count_input_tokens(
     model = serving.ready_model(record, name, "generate")
     turn = await read_turn(serving, record, request)
     chat = await fitting_chat(serving, record, request, turn, model)
-    return InputTokens(input_tokens=len((await render_chat(serving, record, chat, model)).token_ids))
+    return InputTokens(input_tokens=len(await render_chat(serving, record, chat, model)))
 
 
 async def _start_chat(

@@ -38,7 +38,7 @@ async def fitting_chat(
 
     async def fits(chat: ChatCompletionRequest) -> bool:
         try:
-            return len((await render_chat(serving, record, chat, model)).token_ids) <= max_prompt
+            return len(await render_chat(serving, record, chat, model)) <= max_prompt
         except PromptTooLongError:
             return False
 

@@ -33,7 +33,7 @@ from kvarn.text.tool_calls.formats import ToolFormat, find_format
 from kvarn.wire.messages import ModelCard
 from kvarn.wire.openai.errors import ApiError, model_not_found, unavailable
 
-_LIFE = (ReplicaState.READY, ReplicaState.STARTING, ReplicaState.DRAINING, ReplicaState.DOWN)
+_LIFE = (ReplicaState.READY, ReplicaState.STARTING, ReplicaState.DOWN)
 
 _log = logging.getLogger("kvarn.gateway")
 

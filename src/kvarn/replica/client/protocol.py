@@ -19,7 +19,6 @@ class ReplicaState(StrEnum):
 
     STARTING = "starting"
     READY = "ready"
-    DRAINING = "draining"
     DOWN = "down"
 
 

@@ -60,7 +60,7 @@ class ZmqReplicaClient:
 
     def update(self, status: ReplicaStatus) -> None:
         """Take over what the supervisor says."""
-        runs = status.state in (ReplicaState.READY, ReplicaState.DRAINING)
+        runs = status.state is ReplicaState.READY
         if self._sockets and (not runs or status.sockets != self._sockets):
             self._disconnect("the engine is down" if runs else status.stage)
         if runs and not self._sockets:
@@ -103,8 +103,6 @@ class ZmqReplicaClient:
 
     def _connected(self, request_id: str) -> ClientTransport:
         """The way to the engine for a new request."""
-        if self.state is ReplicaState.DRAINING:
-            raise RequestRefusedError(RefusalReason.DRAINING, f"{self._name} is shutting down")
         if self._transport is None:
             stage, fraction = self.progress
             raise ReplicaLostError(f"{self._name} is not ready: {self.state} ({stage}, {fraction:.0%})")

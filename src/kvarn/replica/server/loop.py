@@ -200,7 +200,7 @@ class EngineLoop:
                 self._router.send(StepOutput(deltas=[], stats=self._service.stats()))
 
     def _finished(self) -> bool:
-        if self._drain_requested:
+        if self._drain_requested and not self._draining:
             self._drain()
         return self._stopped or (self._draining and not self._service.has_work())
 
@@ -227,8 +227,6 @@ class EngineLoop:
             case Leave():
                 for request_id in self._router.leave(message.gateway):
                     self._service.abort(request_id)
-            case Stop(drain=True):
-                self._drain()
             case Stop():
                 self._stopped = True
             case UnreadableRequest():
@@ -253,8 +251,6 @@ class EngineLoop:
         self._stalled = not responses
 
     def _drain(self) -> None:
-        self._drain_requested = False
-        if not self._draining:
-            log.info("draining: new requests are refused, running ones finish")
-            self._draining = True
-            self._service.start_draining()
+        log.info("draining: new requests are refused, running ones finish")
+        self._draining = True
+        self._service.start_draining()
