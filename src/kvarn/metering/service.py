@@ -15,7 +15,7 @@ from kvarn.jobs.periodic import Periodic
 from kvarn.limits.scripts import ScriptRunner
 from kvarn.metering.budget_reservations import BudgetReservations
 from kvarn.metering.budgets import BudgetTracker
-from kvarn.metering.event import InFlight, Measured, settle
+from kvarn.metering.event import InFlight, Measured, make_event
 from kvarn.metering.journal import LiveJournal, Slot
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.metering.prices import PriceBook
@@ -130,9 +130,9 @@ class Metering:
         """Note a request that was taken at monotonic second `received`; see `LiveJournal.begin`."""
         return None if self._journal is None else self._journal.begin(request, received)
 
-    def finish(self, slot: Slot | None, request: InFlight, had: Measured) -> LedgerEvent:
+    def finish(self, slot: Slot | None, request: InFlight, measured: Measured) -> LedgerEvent:
         """A request that did work has ended: its event is on disk when this returns, and soon in the database."""
-        event = settle(request, had, self.prices, self._settings.currency)
+        event = make_event(request, measured, self.prices, self._settings.currency)
         if self._journal is None:
             _log.error("usage event before the journal was opened", extra={"event_id": event.id})
             return event
