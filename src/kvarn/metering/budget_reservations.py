@@ -27,7 +27,7 @@ from kvarn.limits.scripts import Call, Script, ScriptRunner
 from kvarn.limits.types import LimitsAwayError
 from kvarn.metering.budgets import BudgetSpentError, BudgetStatus, BudgetTracker, ReservedAmount
 from kvarn.store.ids import new_id
-from kvarn.store.ledger import BudgetRule
+from kvarn.store.models import Budget
 
 BUDGETS = Script("budgets", Path(__file__).with_name("budgets.lua").read_text(encoding="utf-8"))
 
@@ -37,7 +37,12 @@ _RENEW_S = 2.0
 """Pause between renewals, at most: for so long a Redis that starts anew may not know what is held."""
 _KEEP_MS = 86_400_000
 """How long Redis remembers a budget that nobody asks for: longer than any reading of the database is old."""
-_PROBE = BudgetStatus(BudgetRule("probe", "kvarn", "kvarn", "tokens", "total", 0, None), "total", 0, 0)
+_PROBE = BudgetStatus(
+    Budget(id="probe", organization_id="kvarn", holder_id="kvarn", unit="tokens", period="total", hard_limit=0),
+    "total",
+    read=0,
+    unread=0,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,7 +22,8 @@ from kvarn.metering.prices import PriceBook
 from kvarn.metering.writer import LedgerWriter
 from kvarn.store.engine import Store, data_dir
 from kvarn.store.errors import StoreAwayError, StoreError
-from kvarn.store.ledger import BudgetRule, LedgerEvent
+from kvarn.store.ledger import LedgerEvent
+from kvarn.store.models import Budget
 from kvarn.store.repositories.usage.budgets import note_alert, read_budgets
 
 if TYPE_CHECKING:
@@ -166,14 +167,14 @@ class Metering:
                     extra={"budget": rule.id, "holder": rule.holder_id, "unit": rule.unit, "period": period},
                 )
 
-    async def _read_budgets(self) -> list[BudgetRule]:
+    async def _read_budgets(self) -> list[Budget]:
         self._budgets_read = time.monotonic()
         rules, spent = await read_budgets(self._store)
         self.budgets.replace(rules, spent, self._store.now())
         self.reservations.read()
         return rules
 
-    def _check_currency(self, rules: Sequence[BudgetRule]) -> None:
+    def _check_currency(self, rules: Sequence[Budget]) -> None:
         own = self._settings.currency
         others = sorted({rule.currency for rule in rules if rule.currency} - {own})
         if others:
