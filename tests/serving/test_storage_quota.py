@@ -13,8 +13,8 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.owner import ANYBODY, Owner
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes
-from kvarn.store.repositories.tenants.organizations import create_organization
 from kvarn.wire.openai.errors import ApiError
+from new_tenants import create_organization
 
 MAX_BYTES = 100 * ROW_BYTES
 

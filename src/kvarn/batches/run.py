@@ -24,7 +24,7 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError, StorageFullError
 from kvarn.store.models import Batch
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.batches.batches import OVER, BatchStatus
+from kvarn.store.repositories.batches.batches import OVER, BatchStatus, finish_batch, move_batch
 from kvarn.store.repositories.batches.lines import (
     FIRST,
     Line,
@@ -34,7 +34,6 @@ from kvarn.store.repositories.batches.lines import (
     open_lines,
     read_results,
 )
-from kvarn.store.repositories.batches.runs import finish_batch, move_batch
 from kvarn.store.repositories.files import FileWriter, find_file, read_content
 from kvarn.wire.openai.batches import BatchFault
 

@@ -17,8 +17,9 @@ from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.jobs.worker import Worker
 from kvarn.responses.background_runs import ResponsesContext
 from kvarn.store.ids import new_id
-from kvarn.store.repositories.batches.batches import OVER, BatchStatus
-from kvarn.store.repositories.batches.runs import (
+from kvarn.store.repositories.batches.batches import (
+    OVER,
+    BatchStatus,
     LeaseLostError,
     claim_batches,
     release_batch,

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvarn.metering.event import LOST, InFlight, Measured, Tokens, settle
+from kvarn.metering.event import LOST, InFlight, Measured, Tokens, make_event
 from kvarn.metering.prices import PriceBook
 from kvarn.store.ledger import LedgerEvent
 
@@ -137,8 +137,8 @@ class Journal:
                 _log.error("a request in flight cannot be read: %s, slot %d: %s", error, number, request.hex())
                 continue
             ttft_s = (first - 1) / 1e6 if first else None
-            had = Measured(LOST, prompt, cached, output, max(changed / 1e6, in_flight.started), ttft_s)
-            found.append(settle(in_flight, had, prices, currency))
+            measured = Measured(LOST, prompt, cached, output, max(changed / 1e6, in_flight.started), ttft_s)
+            found.append(make_event(in_flight, measured, prices, currency))
         return found
 
     def sync(self) -> None:

@@ -44,7 +44,7 @@ async def find_stored_items(
         record.body_bytes += sum(turn.size for turn in turns)
         found = await serving.run(record, lambda: _items_among(turns, wanted))
         others = [each for each in wanted if each not in found]  # a conversation may still have them
-        texts = await conversations.find_items_anywhere(store, owner, others) if others else {}
+        texts = await conversations.find_items_by_id(store, owner, others) if others else {}
     except HistoryTooLongError:
         message = (
             f"'{param}' refers to more than {MAX_HISTORY_ITEMS} items, or to responses and items of more than "

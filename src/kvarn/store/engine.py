@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionm
 
 from kvarn.config.schema import KvarnConfig
 from kvarn.fairness.semaphore import FairSemaphore
-from kvarn.store.connecting import READING, make_engine, make_migration_engine, shown, with_hosts_apart
+from kvarn.store.connecting import READING, make_engine, shown, with_hosts_apart
 from kvarn.store.errors import StoreAwayError, StoreError
 from kvarn.store.health import StoreHealth
 from kvarn.store.outages import cause_of, outage_of, unprepared
@@ -129,14 +129,9 @@ class Store:
             StoreAwayError: The database does not answer.
             StoreError: It is none, or refuses the schema.
         """
-        engine = self.engine if self.is_sqlite else make_migration_engine(self.url, self.timeout_s)
-        try:
-            with self.health.watching(), self.explained(), _away_when_lost(self.timeout_s):
-                async with engine.begin() as connection:
-                    yield connection
-        finally:
-            if engine is not self.engine:
-                await engine.dispose()
+        with self.health.watching(), self.explained(), _away_when_lost(self.timeout_s):
+            async with self.engine.begin() as connection:
+                yield connection
 
     @contextmanager
     def explained(self) -> Generator[None, None, None]:

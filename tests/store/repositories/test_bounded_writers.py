@@ -17,7 +17,7 @@ from kvarn.store.models import Conversation
 from kvarn.store.repositories.conversations import conversations
 from kvarn.store.repositories.queries import read_owned
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, read_stored_bytes, storing
-from kvarn.store.repositories.tenants.organizations import create_organization
+from new_tenants import create_organization
 
 AMPLE = 1 << 40
 

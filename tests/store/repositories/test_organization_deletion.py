@@ -16,9 +16,9 @@ from kvarn.store.owner import Principal
 from kvarn.store.repositories import organization_deletion
 from kvarn.store.repositories.organization_deletion import USAGE, delete_organization
 from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
-from kvarn.store.repositories.tenants.organizations import create_organization
 from kvarn.store.repositories.usage import billing
 from kvarn.store.repositories.usage import events as usage_events
+from new_tenants import create_organization
 from sample_usage import make_event
 
 LEDGER = {model.__tablename__ for model in (*USAGE, OutboxEntry, BilledEvent)}

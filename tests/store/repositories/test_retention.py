@@ -31,7 +31,7 @@ from kvarn.store.repositories.conversations.conversations import Lock, create_co
 from kvarn.store.repositories.files import FileWriter, publish_file
 from kvarn.store.repositories.organization_deletion import delete_organization_data
 from kvarn.store.repositories.retention import delete_expired
-from kvarn.store.repositories.tenants.organizations import create_organization
+from new_tenants import create_organization
 from retention_sweeps import sweeps
 from sample_usage import EVENT
 

@@ -15,7 +15,7 @@ from kvarn.store.models import Organization, PromptSample, StoredCompletion
 from kvarn.store.owner import Principal
 from kvarn.store.repositories.organization_deletion import delete_organization_data
 from kvarn.store.repositories.retention import delete_expired
-from kvarn.store.repositories.tenants.organizations import create_organization
+from new_tenants import create_organization
 from retention_sweeps import sweeps
 
 DAY = 24 * 3600

@@ -16,9 +16,8 @@ from kvarn.store.errors import NotFoundError, StorageFullError
 from kvarn.store.models import Conversation, StoredCompletion, StoredResponse
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories import stored_bytes
-from kvarn.store.repositories.batches.batches import BatchStatus, create_batch
+from kvarn.store.repositories.batches.batches import BatchStatus, claim_batches, create_batch, finish_batch
 from kvarn.store.repositories.batches.lines import Answer, Line, add_lines, answer_lines
-from kvarn.store.repositories.batches.runs import claim_batches, finish_batch
 from kvarn.store.repositories.conversations import background_responses as background
 from kvarn.store.repositories.conversations import conversations, responses
 from kvarn.store.repositories.conversations import stored_completions as completions
@@ -28,7 +27,7 @@ from kvarn.store.repositories.organization_deletion import delete_organization_d
 from kvarn.store.repositories.prompt_samples import RejectedSamples, add_samples, new_sample
 from kvarn.store.repositories.queries import delete_owned
 from kvarn.store.repositories.retention import delete_expired
-from kvarn.store.repositories.tenants.organizations import create_organization
+from new_tenants import create_organization
 from stored_account import account
 
 TEXT = "Mjöl 🌾 " * 100

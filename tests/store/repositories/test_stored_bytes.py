@@ -13,7 +13,7 @@ from kvarn.store.owner import Owner
 from kvarn.store.repositories.files import FileWriter, add_chunks, delete_file, drop_file, publish_file
 from kvarn.store.repositories.retention import delete_expired
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, read_stored_bytes
-from kvarn.store.repositories.tenants.organizations import create_organization
+from new_tenants import create_organization
 
 MIB = 1024 * 1024
 FILE = MIB + ROW_BYTES

@@ -9,7 +9,7 @@ from kvarn.metering.budgets import BudgetSpentError
 from kvarn.metering.prices import BILLIONTHS
 from kvarn.metering.service import Metering
 from kvarn.serving.work import Work
-from kvarn.store.ledger import BudgetRule
+from kvarn.store.models import Budget
 from kvarn.wire.openai.errors import ApiError, unavailable
 
 _RETRY_S = 1
@@ -70,5 +70,5 @@ def _insufficient(message: str) -> ApiError:
     return ApiError(429, message, type="insufficient_quota", code="insufficient_quota", headers=headers)
 
 
-def _amount(rule: BudgetRule, amount: int) -> str:
+def _amount(rule: Budget, amount: int) -> str:
     return f"{amount} tokens" if rule.unit == "tokens" else f"{amount / BILLIONTHS:.9g} {rule.currency}"

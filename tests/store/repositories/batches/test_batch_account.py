@@ -10,12 +10,18 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError
 from kvarn.store.models import Batch
 from kvarn.store.owner import Principal
-from kvarn.store.repositories.batches.batches import BatchStatus, cancel_batch, create_batch
+from kvarn.store.repositories.batches.batches import (
+    BatchStatus,
+    cancel_batch,
+    claim_batches,
+    create_batch,
+    finish_batch,
+    move_batch,
+)
 from kvarn.store.repositories.batches.lines import Answer, Line, add_lines, answer_lines, delete_lines
-from kvarn.store.repositories.batches.runs import claim_batches, finish_batch, move_batch
 from kvarn.store.repositories.files import FileWriter, drop_file
 from kvarn.store.repositories.stored_bytes import PART_BYTES, ROW_BYTES
-from kvarn.store.repositories.tenants.organizations import create_organization
+from new_tenants import create_organization
 from stored_account import account
 
 INPUT = 100_000

@@ -11,7 +11,17 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.models import Batch
 from kvarn.store.owner import Principal
-from kvarn.store.repositories.batches.batches import BatchStatus, cancel_batch, create_batch
+from kvarn.store.repositories.batches.batches import (
+    BatchStatus,
+    LeaseLostError,
+    cancel_batch,
+    claim_batches,
+    create_batch,
+    finish_batch,
+    move_batch,
+    release_batch,
+    renew_lease,
+)
 from kvarn.store.repositories.batches.lines import (
     FIRST,
     Answer,
@@ -22,16 +32,8 @@ from kvarn.store.repositories.batches.lines import (
     read_line,
     read_results,
 )
-from kvarn.store.repositories.batches.runs import (
-    LeaseLostError,
-    claim_batches,
-    finish_batch,
-    move_batch,
-    release_batch,
-    renew_lease,
-)
 from kvarn.store.repositories.queries import read_owned
-from kvarn.store.repositories.tenants.organizations import create_organization
+from new_tenants import create_organization
 
 LEASE_S = 10
 

@@ -19,7 +19,7 @@ from kvarn.store.repositories.conversations.histories import HistoryTooLongError
 from kvarn.store.repositories.conversations.responses import Ended
 from kvarn.store.repositories.pages import Cursor
 from kvarn.store.repositories.queries import delete_owned, read_owned
-from kvarn.store.repositories.tenants.organizations import create_organization
+from new_tenants import create_organization
 
 
 class Clock:
@@ -129,7 +129,7 @@ async def test_a_claim_reads_and_locks_one_response(store: Store, owner: Owner, 
 
 
 async def find_item(store: Store, owner: Owner, item_id: str) -> dict[str, Any] | None:
-    found = await conversations.find_items_anywhere(store, owner, [item_id, "msg_nowhere"])
+    found = await conversations.find_items_by_id(store, owner, [item_id, "msg_nowhere"])
     assert found.keys() <= {item_id}
     return decode_item(found[item_id]) if found else None
 
@@ -298,7 +298,7 @@ async def test_a_history_has_its_bounds(store: Store, owner: Owner, monkeypatch:
         with pytest.raises(HistoryTooLongError):
             await responses.read_turns(store, owner, ids)
         with pytest.raises(HistoryTooLongError):
-            await conversations.find_items_anywhere(store, owner, ["msg_" + "1" * 20, "msg_" + "2" * 20])
+            await conversations.find_items_by_id(store, owner, ["msg_" + "1" * 20, "msg_" + "2" * 20])
 
 
 def test_a_message_counts_once_for_each_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:

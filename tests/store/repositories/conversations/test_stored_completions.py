@@ -15,7 +15,7 @@ from kvarn.store.repositories.conversations.stored_completions import (
 )
 from kvarn.store.repositories.pages import Cursor
 from kvarn.store.repositories.queries import delete_owned, read_owned
-from kvarn.store.repositories.tenants.organizations import create_organization
+from new_tenants import create_organization
 
 ODD = "a \"b\" 'c' $.[0] %s ö"
 

@@ -14,8 +14,7 @@ from sqlalchemy import bindparam, delete, insert, literal, select, tuple_, updat
 
 from kvarn.store.engine import Store
 from kvarn.store.models import Batch, BatchLine
-from kvarn.store.repositories.batches.batches import OVER, BatchStatus
-from kvarn.store.repositories.batches.runs import LINE_BYTES, LeaseLostError, change_batch
+from kvarn.store.repositories.batches.batches import LINE_BYTES, OVER, BatchStatus, LeaseLostError, change_batch
 from kvarn.store.repositories.stored_bytes import PART_BYTES, check_quota, count_bytes
 
 _DELETED_AT_ONCE = 500

@@ -140,7 +140,7 @@ async def find_item(store: Store, owner: Owner, conversation_id: str, item_id: s
         return row.item
 
 
-async def find_items_anywhere(store: Store, owner: Owner, item_ids: Collection[str]) -> dict[str, str]:
+async def find_items_by_id(store: Store, owner: Owner, item_ids: Collection[str]) -> dict[str, str]:
     """Items of any of the owner's conversations: their JSON by their ids, as far as there are any. Clients may choose
     ids: where several items have one, the newest is found.
 
