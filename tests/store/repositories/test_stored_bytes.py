@@ -24,9 +24,9 @@ async def stored(store: Store, owner: Owner) -> int:
     return await read_stored_bytes(store, owner.organization_id)
 
 
-async def keep(store: Store, owner: Owner, most: int | None = None, size: int = MIB) -> str:
+async def keep(store: Store, owner: Owner, size: int = MIB) -> str:
     """Write and publish a file, or leave nothing of it."""
-    writer = FileWriter(store, owner, most)
+    writer = FileWriter(store, owner)
     try:
         for begin in range(0, size, 100_000):
             await writer.write(b"x" * min(100_000, size - begin))
@@ -68,26 +68,27 @@ async def test_what_a_killed_gateway_left_counts_until_the_sweep(store: Store) -
 async def test_of_uploads_at_the_same_time_each_is_whole_or_leaves_nothing(store: Store) -> None:
     red = (await create_organization(store, "red")).owner
     most, size = 5 * FILE, 2 * MIB
-    done = await asyncio.gather(*[keep(store, red, most, size) for _ in range(6)], return_exceptions=True)
+    store.max_stored_bytes = most
+    done = await asyncio.gather(*[keep(store, red, size) for _ in range(6)], return_exceptions=True)
     kept = [result for result in done if isinstance(result, str)]
     assert all(isinstance(result, str | StorageFullError) for result in done), done
     assert len(kept) <= 2
     assert await stored(store, red) == len(kept) * (size + ROW_BYTES)
     for _ in range(2 - len(kept)):
-        await keep(store, red, most, size)
+        await keep(store, red, size)
     with pytest.raises(StorageFullError):
-        await keep(store, red, most, size)
-    await keep(store, red, most, most - await stored(store, red) - ROW_BYTES)
+        await keep(store, red, size)
+    await keep(store, red, most - await stored(store, red) - ROW_BYTES)
     assert await stored(store, red) == most
     with pytest.raises(StorageFullError):
-        await keep(store, red, most, 0)
+        await keep(store, red, 0)
     blue = (await create_organization(store, "blue")).owner
-    await keep(store, blue, most, size)
+    await keep(store, blue, size)
 
 
 async def test_what_has_no_bound_is_kept_and_counted(store: Store) -> None:
     red = (await create_organization(store, "red")).owner
-    await keep(store, red, FILE)
+    await keep(store, red)
     await keep(store, red)
     assert await stored(store, red) == 2 * FILE
 
