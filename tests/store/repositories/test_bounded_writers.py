@@ -24,8 +24,8 @@ AMPLE = 1 << 40
 
 async def write(store: Store, organization_id: str, size: int, most: int) -> None:
     store.max_stored_bytes = most
-    async with storing(store, organization_id, size) as session:
-        await count_bytes(session, organization_id, size, most)
+    async with storing(store, organization_id, size):
+        pass
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from kvarn.config.platform import RetentionConfig
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError, StorageFullError
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.files import FileWriter, add_chunks, delete_file, drop_file, publish_file
+from kvarn.store.repositories.files import FileWriter, delete_file, drop_file, publish_file
 from kvarn.store.repositories.retention import delete_expired
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, read_stored_bytes
 from new_tenants import create_organization
@@ -95,6 +95,9 @@ async def test_what_has_no_bound_is_kept_and_counted(store: Store) -> None:
 
 async def test_nothing_is_added_to_a_file_that_is_gone(store: Store) -> None:
     red = (await create_organization(store, "red")).owner
+    writer = FileWriter(store, red)
+    await writer.write(b"x" * MIB)
+    await writer.discard()
     with pytest.raises(NotFoundError):
-        await add_chunks(store, red, "file-gone", 0, [b"x"])
+        await writer.write(b"x" * MIB)
     assert await stored(store, red) == 0

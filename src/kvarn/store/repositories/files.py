@@ -59,6 +59,7 @@ class FileWriter:
         """Append to the file.
 
         Raises:
+            NotFoundError: The file was given up meanwhile.
             StorageFullError: Its organisation would store more than it may.
         """
         self.size += len(data)
@@ -79,64 +80,47 @@ class FileWriter:
 
     async def _flush(self, count: int) -> None:
         if self._id is None:
-            given_up = int(self._store.now()) + _ABANDONED_S
-            self._id = await begin_file(self._store, self._owner, given_up, counted=self._counted)
+            self._id = await self._begin()
         chunks = [bytes(self._buffer[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES]) for i in range(count)]
         if chunks:
-            await add_chunks(self._store, self._owner, self._id, self._position, chunks, counted=self._counted)
+            await self._append(self._id, chunks)
         self._position += count
         del self._buffer[: count * CHUNK_BYTES]
 
-
-async def begin_file(store: Store, owner: Owner, expires_at: int, *, counted: bool = True) -> str:
-    """Make a file that nobody sees until it is published; its id.
-
-    Args:
-        expires_at: When the sweep deletes it, should whoever writes it never come back.
-        counted: Whether it counts before it is published, and has a bound.
-
-    Raises:
-        StorageFullError: It would store more.
-    """
-    file_id = new_id("file-")
-    async with _writing(store, owner, ROW_BYTES, counted) as session:
-        session.add(
-            File(
-                id=file_id,
-                organization_id=owner.organization_id,
-                project_id=owner.project_id,
-                filename="",
-                purpose="",
-                status=INCOMPLETE,
-                size=0,
-                created_at=int(store.now()),
-                expires_at=expires_at,
-                counted=counted,
-            )
+    async def _begin(self) -> str:
+        now = int(self._store.now())
+        file = File(
+            id=new_id("file-"),
+            organization_id=self._owner.organization_id,
+            project_id=self._owner.project_id,
+            filename="",
+            purpose="",
+            status=INCOMPLETE,
+            size=0,
+            created_at=now,
+            expires_at=now + _ABANDONED_S,
+            counted=self._counted,
         )
-        if counted:
-            await count_bytes(session, owner.organization_id, ROW_BYTES, store.max_stored_bytes)
-    return file_id
+        async with self._transaction(ROW_BYTES) as session:
+            session.add(file)
+        return file.id
 
+    async def _append(self, file_id: str, chunks: Sequence[bytes]) -> None:
+        size = sum(map(len, chunks))
+        longer = update(File).where(File.id == file_id).values(size=File.size + size).returning(File.id)
+        async with self._transaction(size) as session:
+            if await session.scalar(longer) is None:
+                raise _given_up(file_id)
+            session.add_all(
+                [
+                    FileChunk(file_id=file_id, position=self._position + i, content=chunk)
+                    for i, chunk in enumerate(chunks)
+                ]
+            )
 
-async def add_chunks(
-    store: Store, owner: Owner, file_id: str, position: int, chunks: Sequence[bytes], *, counted: bool = True
-) -> None:
-    """Append to a file that is being written; the first chunk gets number `position`.
-
-    Raises:
-        NotFoundError: The file was given up meanwhile.
-        StorageFullError: The organisation would store more than it may.
-    """
-    rows = [FileChunk(file_id=file_id, position=position + i, content=chunk) for i, chunk in enumerate(chunks)]
-    size = sum(map(len, chunks))
-    async with _writing(store, owner, size, counted) as session:
-        theirs = update(File).where(File.id == file_id, File.organization_id == owner.organization_id)
-        if await session.scalar(theirs.values(size=File.size + size).returning(File.id)) is None:
-            raise _given_up(file_id)
-        session.add_all(rows)
-        if counted:
-            await count_bytes(session, owner.organization_id, size, store.max_stored_bytes)
+    def _transaction(self, size: int) -> AbstractAsyncContextManager[AsyncSession]:
+        own = self._owner.organization_id
+        return storing(self._store, own, size) if self._counted else self._store.transaction()
 
 
 async def publish_file(
@@ -213,10 +197,6 @@ async def drop_file(store: Store, file_id: str) -> None:
         file = (await session.execute(gone)).one_or_none()
         if file is not None and file.counted:
             await count_bytes(session, file.organization_id, -(file.size + ROW_BYTES))
-
-
-def _writing(store: Store, owner: Owner, size: int, counted: bool) -> AbstractAsyncContextManager[AsyncSession]:
-    return storing(store, owner.organization_id, size) if counted else store.transaction()
 
 
 def _given_up(file_id: str) -> NotFoundError:

@@ -12,7 +12,7 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError
 from kvarn.store.models import PromptSample
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, storing
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, storing
 
 
 @dataclass(slots=True)
@@ -51,7 +51,6 @@ async def add_samples(store: Store, samples: Sequence[PromptSample]) -> Rejected
         try:
             async with storing(store, organization_id, size) as session:
                 session.add_all(theirs)
-                await count_bytes(session, organization_id, size, store.max_stored_bytes)
         except StorageFullError:
             rejected.full += len(theirs)
         except Exception as error:

@@ -36,23 +36,19 @@ def json_bytes(*values: Any) -> int:
 
 @asynccontextmanager
 async def storing(store: Store, organization_id: str, size: int) -> AsyncGenerator[AsyncSession, None]:
-    """A transaction that writes bytes within the store's bound, and ends with `count_bytes`. Where there is no room for
+    """A transaction that writes bytes within the store's bound, and counts them at its end. Where there is no room for
     them it is refused before it writes any: what is undone stays on PostgreSQL's disk until it is vacuumed.
 
     Few of an organisation are at it at once in each gateway: the others wait without a connection.
 
     Args:
         organization_id: Whose they are.
-        size: How many, as far as that is known.
+        size: How many; 0 where only the block knows, which then ends with `count_bytes`.
 
     Raises:
         StorageFullError: It would store more than it may.
         StoreBusyError: Others of the organisation write for too long.
     """
-    if store.max_stored_bytes is None:
-        async with store.transaction() as session:
-            yield session
-        return
     try:
         async with asyncio.timeout(store.timeout_s):
             await store.writers.acquire(organization_id)
@@ -60,8 +56,10 @@ async def storing(store: Store, organization_id: str, size: int) -> AsyncGenerat
         raise StoreBusyError(f"no turn to write came within {store.timeout_s:g} s") from error
     try:
         async with store.transaction() as session:
-            await check_quota(session, organization_id, size, store.max_stored_bytes)
+            if store.max_stored_bytes is not None:
+                await check_quota(session, organization_id, size, store.max_stored_bytes)
             yield session
+            await count_bytes(session, organization_id, size, store.max_stored_bytes)
     finally:
         store.writers.release(organization_id)
 

@@ -96,7 +96,6 @@ async def create_batch(
     )
     async with storing(store, batch.organization_id, counted) as session:
         session.add(batch)
-        await count_bytes(session, batch.organization_id, counted, store.max_stored_bytes)
     return batch
 
 

@@ -45,7 +45,6 @@ async def queue_response(
         row.status, row.background, row.request = "queued", True, request
         row.leased_by, row.leased_until = gateway_id, now + lease_s
         session.add(row)
-        await count_bytes(session, owner.organization_id, counted, store.max_stored_bytes)
 
 
 async def claim_response(

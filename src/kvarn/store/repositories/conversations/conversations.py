@@ -54,7 +54,6 @@ async def create_conversation(store: Store, owner: Owner, metadata: dict[str, st
         session.add(conversation)
         await session.flush()
         await append_items(session, conversation, items, now)
-        await count_bytes(session, owner.organization_id, conversation.counted_bytes, store.max_stored_bytes)
     return conversation
 
 
@@ -120,8 +119,7 @@ async def add_items(store: Store, owner: Owner, conversation_id: str, items: lis
         count = select(func.count()).where(ConversationItem.conversation_id == conversation_id)
         check_measure((await session.scalar(count) or 0) + len(items), None)
         conversation.locked_by = conversation.locked_until = None  # a hold that has run out: its answer knows them not
-        added = await append_items(session, conversation, items, now)
-        await count_bytes(session, owner.organization_id, added, store.max_stored_bytes)
+        await append_items(session, conversation, items, now)
 
 
 async def find_item(store: Store, owner: Owner, conversation_id: str, item_id: str) -> Item:
