@@ -179,12 +179,12 @@ async def _lifespan(
     config = gateway.config
     count_nearly_full = partial(gateway.storage_quota.count_nearly_full, services.store_metrics.nearly_full.set)
     workers: list[Worker[Any] | Periodic] = [
-        gateway.responses.worker,
+        gateway.responses,
         retention_worker(gateway.store, config.retention),
         Periodic("counts of organisations that are nearly full", count_nearly_full, _COUNT_EVERY_S),
     ]
     if config.batches.enabled:
-        workers.append(BatchWorker(gateway).worker)
+        workers.append(BatchWorker(gateway))
     try:
         await services.start()
     except StoreError as error:
