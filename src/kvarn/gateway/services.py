@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.identity.service import Identity
+from kvarn.jobs.periodic import Periodic
 from kvarn.limits.limiter import Limiter
 from kvarn.metering.service import Metering
 from kvarn.observe.admission import AdmissionMetrics
@@ -73,6 +74,7 @@ class Services:
         self.prompts = PromptLog(config, self.store)
         self.stages = self._stages()
         self._tasks: list[asyncio.Task[None]] = []
+        self._probing = Periodic("probes of the database", self._probe_store, _RETRY_S)
 
     async def start(self) -> None:
         """Bring the database up to date and start what runs beside the requests. Where the database is away, serving
@@ -97,6 +99,7 @@ class Services:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._probing.stop()
         await self.admission.close()
         await self.prompts.close()
         await self.metering.stop()
@@ -116,20 +119,13 @@ class Services:
             await migrate.check(self.store)
         await self.identity.prepare()
         await self.metering.start()
-        self._tasks.append(asyncio.create_task(self._watch_store()))
+        self._probing.start()
 
-    async def _watch_store(self) -> None:
+    async def _probe_store(self) -> None:
         """While the database is not well, ask it now and then: where nobody uses it nobody else would learn that it is
         well again."""
-        while True:
-            await asyncio.sleep(_RETRY_S)
-            if self.store.health.state is not StoreState.UP:
-                try:
-                    await probe_writes(self.store)
-                except StoreAwayError as error:
-                    _log.debug("the database is not well yet: %s", error)
-                except Exception:
-                    _log.exception("the state of the database cannot be read")
+        if self.store.health.state is not StoreState.UP:
+            await probe_writes(self.store)
 
     async def _prepare_store_later(self, reported: str) -> None:
         while True:

@@ -13,8 +13,7 @@ from functools import partial
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kvarn.config.platform import KafkaConfig
-from kvarn.jobs.named_jobs import NamedJob, NamedLease
-from kvarn.jobs.worker import Worker
+from kvarn.jobs.named_jobs import NamedJob, NamedWorker
 from kvarn.metering.kafka import callbacks, producer_settings
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.store.engine import Store
@@ -49,8 +48,9 @@ class Publisher:
         self._producer: Producer | None = None
         self._stopping = threading.Event()
         self._observed = float("-inf")
-        lease = NamedLease(store, LEASE, LEASE_S)
-        self._worker = Worker("outboxes of usage", lease, self._publish, poll_s=LEASE_S / 3)
+        self._worker = NamedWorker(
+            "outboxes of usage", store, LEASE, self._publish, lease_s=LEASE_S, poll_s=LEASE_S / 3
+        )
 
     def start(self) -> None:
         """Publish from now on; outages of database and broker are waited out."""

@@ -49,9 +49,9 @@ async def start_background(serving: ResponsesContext, record: RequestRecord, req
         StoreAwayError: The database does not answer.
     """
     serving.find_model(record, request.model)
-    with serving.responses.reserve(record.principal.owner):
+    with serving.responses.reserve_for(record.principal.owner):
         run = await _queue(serving, record, request)
-        serving.responses.worker.launch(run)
+        serving.responses.launch(run)
     return run
 
 
