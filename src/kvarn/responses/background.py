@@ -83,7 +83,6 @@ async def _queue(serving: ResponsesContext, record: RequestRecord, request: Resp
             row.conversation_id,
             responses.gateway_id,
             responses.config.lease_s,
-            serving.storage_quota.max_bytes,
         )
     except BaseException:
         await responses.unlock(turn.lock)
