@@ -48,7 +48,6 @@ async def start_batch(serving: ResponsesContext, principal: Principal, request: 
         window_s=WINDOW_S[request.completion_window],
         metadata=request.metadata,
         output_expires_after_s=expiry.seconds if expiry is not None else None,
-        max_bytes=serving.storage_quota.max_bytes,
         input_bytes=file.size,
     )
     return describe_batch(batch)

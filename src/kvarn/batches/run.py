@@ -123,14 +123,14 @@ class BatchRun:
                     found.append(line)
                     size += len(line.body)
                 if len(found) >= _LINES_AT_ONCE or size >= _BYTES_AT_ONCE:
-                    await add_lines(self.serving.store, batch.id, found, self.serving.storage_quota.max_bytes)
+                    await add_lines(self.serving.store, batch.id, found)
                     found, size = [], 0
                 elif number % _CHECKED_AT_ONCE == 0:
                     await asyncio.sleep(0)
             else:
                 check.end()
         if found:
-            await add_lines(self.serving.store, batch.id, found, self.serving.storage_quota.max_bytes)
+            await add_lines(self.serving.store, batch.id, found)
 
     async def _leave_progress(self) -> None:
         """No more lines are run: all are answered, or there is a reason to stop."""

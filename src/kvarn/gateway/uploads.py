@@ -61,7 +61,7 @@ async def take_file(gateway: Gateway, owner: Owner, request: Request, receive: R
 async def _keep(gateway: Gateway, owner: Owner, form: FormData) -> FileObject:
     file, purpose, expiry = _check(form, gateway.config.retention.max_file_bytes)
     retention = gateway.config.retention
-    writer = FileWriter(gateway.store, owner, retention.max_stored_bytes)
+    writer = FileWriter(gateway.store, owner)
     try:
         while data := await file.read(_PIECE_BYTES):
             await writer.write(data)

@@ -82,9 +82,7 @@ async def add_items(
     """
     items = await resolve_items(serving, record, given)
     try:
-        await conversations.add_items(
-            serving.store, record.principal.owner, conversation_id, items, serving.storage_quota.max_bytes
-        )
+        await conversations.add_items(serving.store, record.principal.owner, conversation_id, items)
     except HistoryTooLongError:
         message = (
             f"The conversation would hold more than {MAX_HISTORY_ITEMS} items: delete items of it, or begin a new one."

@@ -101,7 +101,7 @@ class PromptLog:
         if self._seal is None:
             self._seal = await asyncio.to_thread(Seal.load, self._config)
         sealed = await asyncio.to_thread(_seal_all, self._seal, batch)
-        missed = await add_samples(self._store, sealed, self._config.retention.max_stored_bytes)
+        missed = await add_samples(self._store, sealed)
         if missed.full:
             self.dropped += missed.full
             why = "their organisations have stored as much as they may"

@@ -43,6 +43,7 @@ class Store:
         pool_size: Connections at most (PostgreSQL).
         timeout_s: Seconds a query may take.
         report_timeout_s: Seconds a report may take.
+        max_stored_bytes: Bytes that an organisation may store; None: no bound.
         now: Wall clock, seconds since 1970.
     """
 
@@ -53,10 +54,12 @@ class Store:
         pool_size: int = 8,
         timeout_s: float = 5.0,
         report_timeout_s: float = 60.0,
+        max_stored_bytes: int | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.url = url
         self.now = now
+        self.max_stored_bytes = max_stored_bytes
         self.health = StoreHealth()
         """How the database does: as its uses told, reports excepted, which may just have taken too long."""
         self.writers = FairSemaphore(per_tenant=_WRITERS_AT_ONCE)
@@ -86,6 +89,7 @@ class Store:
                 pool_size=settings.pool_size,
                 timeout_s=settings.timeout_s,
                 report_timeout_s=settings.report_timeout_s,
+                max_stored_bytes=config.retention.max_stored_bytes,
             )
         except ArgumentError:  # such as a port that is none
             raise _no_url() from None

@@ -23,8 +23,9 @@ AMPLE = 1 << 40
 
 
 async def write(store: Store, organization_id: str, size: int, most: int) -> None:
-    async with storing(store, organization_id, size, most) as session:
-        await count_bytes(session, organization_id, size, most)
+    store.max_stored_bytes = most
+    async with storing(store, organization_id, size):
+        pass
 
 
 @asynccontextmanager
@@ -58,10 +59,11 @@ async def test_who_is_refused_has_written_nothing(store: Store) -> None:
 
     event.listen(store.engine.sync_engine, "before_cursor_execute", note)
     items = [{"id": "msg_1", "type": "message", "content": "x" * 100_000}]
+    store.max_stored_bytes = 50_000
     with pytest.raises(StorageFullError):
-        await conversations.create_conversation(store, red.owner, {}, items, 50_000)
+        await conversations.create_conversation(store, red.owner, {}, items)
     assert written == []
-    await conversations.create_conversation(store, red.owner, {}, [], 50_000)
+    await conversations.create_conversation(store, red.owner, {}, [])
     assert written and await read_stored_bytes(store, red.organization_id) == ROW_BYTES + 2
 
 
@@ -69,13 +71,14 @@ async def test_one_who_stands_still_holds_up_neither_its_organisation_for_long_n
     if store.is_sqlite:
         pytest.skip("SQLite has one writer at a time, whoever it is")
     red, blue = await create_organization(store, "red"), await create_organization(store, "blue")
-    mine = await conversations.create_conversation(store, blue.owner, {}, [], AMPLE)
-    small = Store(store.url, pool_size=3, timeout_s=5)
+    store.max_stored_bytes = AMPLE
+    mine = await conversations.create_conversation(store, blue.owner, {}, [])
+    small = Store(store.url, pool_size=3, timeout_s=5, max_stored_bytes=AMPLE)
     async with standing_still(store, red.organization_id, 60):
         reds = [asyncio.create_task(write(small, red.organization_id, 1, AMPLE)) for _ in range(12)]
         await asyncio.sleep(0.1)
         await read_owned(small, blue.owner, Conversation, mine.id)
-        await conversations.create_conversation(small, blue.owner, {}, [], AMPLE)
+        await conversations.create_conversation(small, blue.owner, {}, [])
         assert not all(each.done() for each in reds), "they were at it all the time"
         results = await asyncio.gather(*reds, return_exceptions=True)
     assert {type(result) for result in results} == {StoreBusyError}
@@ -85,11 +88,12 @@ async def test_one_who_stands_still_holds_up_neither_its_organisation_for_long_n
 
 
 async def test_of_one_organisation_two_write_at_once_and_all_come(store: Store) -> None:
+    store.max_stored_bytes = AMPLE
     inside, seen = 0, []
 
     async def take() -> None:
         nonlocal inside
-        async with storing(store, "org-red", 0, AMPLE):
+        async with storing(store, "org-red", 0):
             inside += 1
             seen.append(inside)
             await asyncio.sleep(0)
@@ -97,12 +101,12 @@ async def test_of_one_organisation_two_write_at_once_and_all_come(store: Store) 
 
     await asyncio.gather(*[take() for _ in range(20)])
     assert max(seen) <= 2 and len(seen) == 20
-    hasty = Store(store.url, timeout_s=0.2)
+    hasty = Store(store.url, timeout_s=0.2, max_stored_bytes=AMPLE)
     for _ in range(2):
         await hasty.writers.acquire("org-red")
     with pytest.raises(StoreBusyError):
-        async with storing(hasty, "org-red", 0, AMPLE):
+        async with storing(hasty, "org-red", 0):
             pass
     hasty.writers.release("org-red")
-    async with storing(hasty, "org-red", 0, AMPLE):
+    async with storing(hasty, "org-red", 0):
         await hasty.close()

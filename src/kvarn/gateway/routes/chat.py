@@ -73,8 +73,7 @@ async def change_chat_completion(
     gateway: GatewayDep, owner: OwnerDep, completion_id: str, body: CompletionChange
 ) -> PlainCompletion:
     """Replace the metadata of a stored completion: nothing else of it can be changed."""
-    metadata, max_bytes = body.metadata or {}, gateway.storage_quota.max_bytes
-    return describe_completion(await change_metadata(gateway.store, owner, completion_id, metadata, max_bytes))
+    return describe_completion(await change_metadata(gateway.store, owner, completion_id, body.metadata or {}))
 
 
 @router.delete("/{completion_id}", summary="Delete a stored chat completion", dependencies=_CHECKED)

@@ -56,8 +56,7 @@ async def create_conversation(
 ) -> ConversationAnswer:
     """A new conversation, empty or begun with items."""
     items = await resolve_items(gateway, record, body.items or [])
-    max_bytes = gateway.storage_quota.max_bytes
-    return _answer(await stored.create_conversation(gateway.store, owner, body.metadata or {}, items, max_bytes))
+    return _answer(await stored.create_conversation(gateway.store, owner, body.metadata or {}, items))
 
 
 @router.get("/{conversation_id}", summary="Retrieve a conversation")
@@ -71,8 +70,7 @@ async def update_conversation(
     gateway: GatewayDep, owner: OwnerDep, conversation_id: str, body: UpdateConversationRequest
 ) -> ConversationAnswer:
     """Give a conversation other metadata."""
-    metadata, max_bytes = body.metadata or {}, gateway.storage_quota.max_bytes
-    return _answer(await stored.update_conversation(gateway.store, owner, conversation_id, metadata, max_bytes))
+    return _answer(await stored.update_conversation(gateway.store, owner, conversation_id, body.metadata or {}))
 
 
 @router.delete("/{conversation_id}", summary="Delete a conversation")

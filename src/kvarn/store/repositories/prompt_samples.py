@@ -12,7 +12,7 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError
 from kvarn.store.models import PromptSample
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, storing
+from kvarn.store.repositories.stored_bytes import ROW_BYTES, storing
 
 
 @dataclass(slots=True)
@@ -40,8 +40,8 @@ def new_sample(owner: Owner, request_id: str, model: str, created_at: int, seale
     )
 
 
-async def add_samples(store: Store, samples: Sequence[PromptSample], max_bytes: int | None = None) -> RejectedSamples:
-    """Keep sealed prompts, of each organisation all or, where they do not fit in `max_bytes`, none; how many were not.
+async def add_samples(store: Store, samples: Sequence[PromptSample]) -> RejectedSamples:
+    """Keep sealed prompts, of each organisation all or, where they do not fit, none; how many were not.
     What goes wrong for one organisation (it may have been deleted) is not the others' loss."""
     rejected, by_organization = RejectedSamples(), defaultdict[str, list[PromptSample]](list)
     for sample in samples:
@@ -49,9 +49,8 @@ async def add_samples(store: Store, samples: Sequence[PromptSample], max_bytes: 
     for organization_id, theirs in by_organization.items():
         size = sum(sample.counted_bytes for sample in theirs)
         try:
-            async with storing(store, organization_id, size, max_bytes) as session:
+            async with storing(store, organization_id, size) as session:
                 session.add_all(theirs)
-                await count_bytes(session, organization_id, size, max_bytes)
         except StorageFullError:
             rejected.full += len(theirs)
         except Exception as error:

@@ -35,27 +35,20 @@ def json_bytes(*values: Any) -> int:
 
 
 @asynccontextmanager
-async def storing(
-    store: Store, organization_id: str, size: int, max_bytes: int | None
-) -> AsyncGenerator[AsyncSession, None]:
-    """A transaction that writes bytes within a bound, and ends with `count_bytes`. Where there is no room for them it
-    is refused before it writes any: what is written and undone stays on PostgreSQL's disk until it is vacuumed.
+async def storing(store: Store, organization_id: str, size: int) -> AsyncGenerator[AsyncSession, None]:
+    """A transaction that writes bytes within the store's bound, and counts them at its end. Where there is no room for
+    them it is refused before it writes any: what is undone stays on PostgreSQL's disk until it is vacuumed.
 
     Few of an organisation are at it at once in each gateway: the others wait without a connection.
 
     Args:
         organization_id: Whose they are.
-        size: How many, as far as that is known.
-        max_bytes: Bytes that the organisation may store; None: a transaction like any other.
+        size: How many; 0 where only the block knows, which then ends with `count_bytes`.
 
     Raises:
-        StorageFullError: It would store more than `max_bytes`.
+        StorageFullError: It would store more than it may.
         StoreBusyError: Others of the organisation write for too long.
     """
-    if max_bytes is None:
-        async with store.transaction() as session:
-            yield session
-        return
     try:
         async with asyncio.timeout(store.timeout_s):
             await store.writers.acquire(organization_id)
@@ -63,8 +56,10 @@ async def storing(
         raise StoreBusyError(f"no turn to write came within {store.timeout_s:g} s") from error
     try:
         async with store.transaction() as session:
-            await check_quota(session, organization_id, size, max_bytes)
+            if store.max_stored_bytes is not None:
+                await check_quota(session, organization_id, size, store.max_stored_bytes)
             yield session
+            await count_bytes(session, organization_id, size, store.max_stored_bytes)
     finally:
         store.writers.release(organization_id)
 

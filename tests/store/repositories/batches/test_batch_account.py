@@ -34,7 +34,7 @@ async def red(store: Store) -> Principal:
     return await create_organization(store, "red")
 
 
-async def begin(store: Store, who: Principal, most: int | None = None) -> Batch:
+async def begin(store: Store, who: Principal) -> Batch:
     return await create_batch(
         store,
         who,
@@ -43,7 +43,6 @@ async def begin(store: Store, who: Principal, most: int | None = None) -> Batch:
         window_s=100,
         metadata=None,
         output_expires_after_s=None,
-        max_bytes=most,
         input_bytes=INPUT,
     )
 
@@ -58,23 +57,24 @@ async def run(store: Store, batch: Batch, answer: bytes) -> None:
 
 
 async def test_of_two_batches_that_each_fit_one_is_taken(store: Store, red: Principal) -> None:
-    most = 2 * INPUT - 1
-    made = await asyncio.gather(*[begin(store, red, most) for _ in range(2)], return_exceptions=True)
+    store.max_stored_bytes = 2 * INPUT - 1
+    made = await asyncio.gather(*[begin(store, red) for _ in range(2)], return_exceptions=True)
     assert sorted(type(each).__name__ for each in made) == ["Batch", "StorageFullError"]
     assert await account(store, red.organization_id) == ITSELF + INPUT
 
 
 async def test_lines_take_what_is_kept_free_for_them_and_the_rest_is_given_back(store: Store, red: Principal) -> None:
     me = red.organization_id
-    batch = await begin(store, red, ITSELF + INPUT)
+    store.max_stored_bytes = ITSELF + INPUT
+    batch = await begin(store, red)
     await claim_batches(store, "gw", 60, 10)
     line = Line(1, "a", b"x" * 50_000, "m")
     for _ in range(2):  # the second time by a gateway that takes it over
         await delete_lines(store, batch.id)
-        await add_lines(store, batch.id, [line], ITSELF + INPUT)
+        await add_lines(store, batch.id, [line])
         assert await account(store, me) == ITSELF + INPUT
     with pytest.raises(StorageFullError):
-        await add_lines(store, batch.id, [Line(2, "b", b"x" * 50_000, "m")], ITSELF + INPUT)
+        await add_lines(store, batch.id, [Line(2, "b", b"x" * 50_000, "m")])
     await move_batch(store, "gw", batch.id, {BatchStatus.VALIDATING}, BatchStatus.IN_PROGRESS)
     assert await account(store, me) == ITSELF + PART_BYTES + 50_002
 

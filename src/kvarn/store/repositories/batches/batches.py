@@ -67,13 +67,12 @@ async def create_batch(
     window_s: int,
     metadata: dict[str, str] | None,
     output_expires_after_s: int | None,
-    max_bytes: int | None = None,
     input_bytes: int = 0,
 ) -> Batch:
     """Take a batch; whoever runs batches finds it.
 
     Raises:
-        StorageFullError: Its organisation would store more than `max_bytes` with the `input_bytes` of its lines, which
+        StorageFullError: Its organisation would store more than it may with the `input_bytes` of its lines, which
             will be kept beside the file and count from now on.
     """
     now, counted = int(store.now()), ROW_BYTES + json_bytes(metadata or {}) + input_bytes
@@ -95,9 +94,8 @@ async def create_batch(
         counted_bytes=counted,
         reserved_bytes=input_bytes,
     )
-    async with storing(store, batch.organization_id, counted, max_bytes) as session:
+    async with storing(store, batch.organization_id, counted) as session:
         session.add(batch)
-        await count_bytes(session, batch.organization_id, counted, max_bytes)
     return batch
 
 

@@ -33,20 +33,18 @@ async def queue_response(
     conversation_id: str | None,
     gateway_id: str,
     lease_s: int,
-    max_bytes: int | None = None,
 ) -> None:
     """Keep a response that shall run in the background, leased to this gateway.
 
     Raises:
-        StorageFullError: Its organisation would store more than `max_bytes` bytes. How it ends is kept without asking.
+        StorageFullError: Its organisation would store more than it may. How it ends is kept without asking.
     """
     now, counted = int(store.now()), response_bytes(body, input_items, [], request)
-    async with storing(store, owner.organization_id, counted, max_bytes) as session:
+    async with storing(store, owner.organization_id, counted) as session:
         row = new_response(owner, body, input_items, conversation_id, counted)
         row.status, row.background, row.request = "queued", True, request
         row.leased_by, row.leased_until = gateway_id, now + lease_s
         session.add(row)
-        await count_bytes(session, owner.organization_id, counted, max_bytes)
 
 
 async def claim_response(

@@ -31,14 +31,12 @@ class ConversationLockedError(ConflictError):
     """A response is being made in the conversation."""
 
 
-async def create_conversation(
-    store: Store, owner: Owner, metadata: dict[str, str], items: list[Item], max_bytes: int | None = None
-) -> Conversation:
+async def create_conversation(store: Store, owner: Owner, metadata: dict[str, str], items: list[Item]) -> Conversation:
     """A new conversation that begins with `items`.
 
     Raises:
         ConflictError: Two of the items have one id.
-        StorageFullError: Its organisation would store more than `max_bytes` bytes.
+        StorageFullError: Its organisation would store more than it may.
     """
     now = int(store.now())
     conversation = Conversation(
@@ -52,30 +50,29 @@ async def create_conversation(
         counted_bytes=ROW_BYTES + json_bytes(metadata),
     )
     size = conversation.counted_bytes + _bytes_of(items)
-    async with storing(store, owner.organization_id, size, max_bytes) as session:
+    async with storing(store, owner.organization_id, size) as session:
         session.add(conversation)
         await session.flush()
         await append_items(session, conversation, items, now)
-        await count_bytes(session, owner.organization_id, conversation.counted_bytes, max_bytes)
     return conversation
 
 
 async def update_conversation(
-    store: Store, owner: Owner, conversation_id: str, metadata: dict[str, str], max_bytes: int | None = None
+    store: Store, owner: Owner, conversation_id: str, metadata: dict[str, str]
 ) -> Conversation:
     """Give it other metadata.
 
     Raises:
         NotFoundError: The owner has no such conversation.
-        StorageFullError: They are longer, and its organisation would store more than `max_bytes` bytes.
+        StorageFullError: They are longer, and its organisation would store more than it may.
     """
-    async with storing(store, owner.organization_id, 0, max_bytes) as session:
+    async with storing(store, owner.organization_id, 0) as session:
         conversation = await find_owned(session, owner, Conversation, conversation_id, to_change=True)
         growth = json_bytes(metadata) - json_bytes(conversation.extra)
         conversation.extra = metadata
         conversation.changed_at = int(store.now())
         conversation.counted_bytes += growth
-        await count_bytes(session, owner.organization_id, growth, max_bytes)
+        await count_bytes(session, owner.organization_id, growth, store.max_stored_bytes)
     return conversation
 
 
@@ -104,9 +101,7 @@ async def read_history(store: Store, owner: Owner, conversation_id: str) -> list
         return list(await session.scalars(query))
 
 
-async def add_items(
-    store: Store, owner: Owner, conversation_id: str, items: list[Item], max_bytes: int | None = None
-) -> None:
+async def add_items(store: Store, owner: Owner, conversation_id: str, items: list[Item]) -> None:
     """Add items at its end.
 
     Raises:
@@ -114,18 +109,17 @@ async def add_items(
         ConversationLockedError: A response is being made in it.
         ConflictError: It has an item of one of the ids already.
         HistoryTooLongError: It would have more items than a response may go on from.
-        StorageFullError: Its organisation would store more than `max_bytes` bytes.
+        StorageFullError: Its organisation would store more than it may.
     """
     now = int(store.now())
-    async with storing(store, owner.organization_id, _bytes_of(items), max_bytes) as session:
+    async with storing(store, owner.organization_id, _bytes_of(items)) as session:
         conversation = await find_owned(session, owner, Conversation, conversation_id, to_change=True)
         if conversation.locked_by is not None and (conversation.locked_until or 0) > now:
             raise _locked(conversation_id)
         count = select(func.count()).where(ConversationItem.conversation_id == conversation_id)
         check_measure((await session.scalar(count) or 0) + len(items), None)
         conversation.locked_by = conversation.locked_until = None  # a hold that has run out: its answer knows them not
-        added = await append_items(session, conversation, items, now)
-        await count_bytes(session, owner.organization_id, added, max_bytes)
+        await append_items(session, conversation, items, now)
 
 
 async def find_item(store: Store, owner: Owner, conversation_id: str, item_id: str) -> Item:

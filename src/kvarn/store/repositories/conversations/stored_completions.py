@@ -61,21 +61,21 @@ async def list_completions(
 
 
 async def change_metadata(
-    store: Store, owner: Owner, completion_id: str, metadata: Mapping[str, str], max_bytes: int | None = None
+    store: Store, owner: Owner, completion_id: str, metadata: Mapping[str, str]
 ) -> StoredCompletion:
     """Replace a completion's metadata.
 
     Raises:
         NotFoundError: There is none of this id, or it is not theirs.
-        StorageFullError: They are longer, and its organisation would store more than `max_bytes` bytes.
+        StorageFullError: They are longer, and its organisation would store more than it may.
     """
-    async with storing(store, owner.organization_id, 0, max_bytes) as session:
+    async with storing(store, owner.organization_id, 0) as session:
         stored = await find_owned(session, owner, StoredCompletion, completion_id, to_change=True)
         extra = _without_nul(metadata)
         growth = json_bytes(extra) - json_bytes(stored.extra)
         stored.extra = extra
         stored.counted_bytes += growth
-        await count_bytes(session, owner.organization_id, growth, max_bytes)
+        await count_bytes(session, owner.organization_id, growth, store.max_stored_bytes)
         return stored
 
 
