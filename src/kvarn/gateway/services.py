@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 
@@ -20,8 +21,8 @@ from kvarn.observe.store import StoreMetrics
 from kvarn.safety.prompt_log import PromptLog
 from kvarn.serving.models import ServedModel
 from kvarn.serving.stages.admission import AdmissionStage
-from kvarn.serving.stages.budgets import BudgetStage
-from kvarn.serving.stages.ledger import LedgerStage
+from kvarn.serving.stages.budgets import reserve_budget
+from kvarn.serving.stages.ledger import note_work
 from kvarn.serving.stages.limits import LimitsStage
 from kvarn.serving.work import Stage
 from kvarn.store import migrate
@@ -109,8 +110,8 @@ class Services:
 
     def _stages(self) -> list[Stage]:
         """In the order in which they see a request: budgets, limits, admission, the ledger."""
-        budgets, ledger = BudgetStage(self.metering), LedgerStage(self.metering)
-        return [budgets.enter, self._limits.enter, self.admission.enter, ledger.enter]
+        budgets, ledger = partial(reserve_budget, self.metering), partial(note_work, self.metering)
+        return [budgets, self._limits.enter, self.admission.enter, ledger]
 
     async def _prepare_store(self) -> None:
         if self.config.store.migrate:

@@ -14,7 +14,7 @@ from kvarn.jobs.run_to_completion import run_to_completion
 from kvarn.responses.background_runs import BackgroundRun, ResponsesContext
 from kvarn.responses.ending import ResponseEnding
 from kvarn.responses.operation import run_turn
-from kvarn.responses.replay import as_queued
+from kvarn.responses.replay import unwritten
 from kvarn.responses.request import chat_request, new_response
 from kvarn.responses.turns import Turn, open_turn, reopen_turn
 from kvarn.responses.writer import ResponseWriter
@@ -111,7 +111,7 @@ class _Attempt:
         self._serving = serving
         self._run = run
         self._turn = Turn([], row.input_items, lock)
-        self._writer = ResponseWriter(as_queued(response, row.request["asked"]), len(row.input_items))
+        self._writer = ResponseWriter(unwritten(response), len(row.input_items))
         self._ending = ResponseEnding(serving.responses, run.owner, self._writer, row.input_items, lock, run)
         # The input is kept as items, with references resolved.
         self._request = ResponseRequest.model_validate({**row.request["asked"], "input": ""})

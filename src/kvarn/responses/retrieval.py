@@ -40,8 +40,8 @@ async def follow_response(
     serving: ResponsesContext, owner: Owner, response_id: str, after: int
 ) -> AsyncGenerator[list[StreamEvent], None]:
     """The events of a response with numbers above `after`, up to its end. One that is made here is followed live, the
-    end of one that another gateway makes is waited for, and the stream of one that has ended is made again, just as it
-    was. Raises as `retrieve_response` does.
+    end of one that another gateway makes is waited for, and the stream of one that has ended is made again. Raises as
+    `retrieve_response` does.
     """
     run = serving.responses.find(owner, response_id)
     if run is not None:
@@ -50,8 +50,7 @@ async def follow_response(
                 yield batch
         return
     row = await _wait_for_end(serving, owner, response_id)
-    request = row.request["asked"] if row.background else None
-    events = replay(msgspec.convert(row.body, Response), len(row.input_items), row.cuts, request)
+    events = replay(msgspec.convert(row.body, Response), len(row.input_items), row.cuts)
     yield [event for event in events if event.sequence_number > after]
 
 
