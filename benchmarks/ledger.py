@@ -18,8 +18,8 @@ from collections.abc import Callable
 
 from kvarn.config.schema import KvarnConfig
 from kvarn.metering.service import Metering
-from kvarn.serving.stages.budgets import BudgetStage
-from kvarn.serving.stages.ledger import LedgerStage
+from kvarn.serving.stages.budgets import reserve_budget
+from kvarn.serving.stages.ledger import note_work
 from kvarn.serving.work import RequestRecord, Work
 from kvarn.store.engine import Store
 from kvarn.store.migrate import upgrade
@@ -45,18 +45,17 @@ class Round:
     def __init__(self, metering: Metering, requests: int) -> None:
         self._metering = metering
         self._requests = requests
-        self._ledger, self._budgets = LedgerStage(metering), BudgetStage(metering)
 
     async def run(self) -> dict[str, float]:
         """Microseconds of each step."""
         works = [make_work() for _ in range(self._requests)]
-        spent = {"budget": await self._time(lambda: self._enter(self._budgets, works))}
+        spent = {"budget": await self._time(lambda: self._reserve(works))}
         waves = [works[start : start + 64] for start in range(0, len(works), 64)]
         taken = counted = finished = 0.0
         for wave in waves:  # 64 requests in flight at a time
             began = time.thread_time()
             for work in wave:
-                await self._ledger.enter(work)
+                await note_work(self._metering, work)
             after_take = time.thread_time()
             for work in wave:
                 work.usage.count(prompt=100)
@@ -74,9 +73,9 @@ class Round:
         spent["finish"] = 1e6 * finished / self._requests
         return spent
 
-    async def _enter(self, stage: BudgetStage, works: list[Work]) -> None:
+    async def _reserve(self, works: list[Work]) -> None:
         for work in works:
-            await stage.enter(work)
+            await reserve_budget(self._metering, work)
 
     async def _time(self, do: Callable[[], object]) -> float:
         began = time.thread_time()

@@ -39,7 +39,7 @@ from kvarn.kernels.batch import KVCache
 from kvarn.kernels.dispatch import kernels_for
 from kvarn.models import Decoder
 from kvarn.replica.server.generate import GenerateService
-from kvarn.replica.server.transport import CLIENT_LINGER_MS, Outbox
+from kvarn.replica.transport import CLIENT_LINGER_MS, Outbox
 from kvarn.wire.messages import ModelCard, Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import InProcessExecutor

@@ -19,9 +19,8 @@ from kvarn.batches.job import EndReason
 from kvarn.batches.line import line_id
 from kvarn.serving.work import RequestRecord
 from kvarn.store.engine import Store
-from kvarn.store.repositories.batches.batches import BatchStatus
+from kvarn.store.repositories.batches.batches import BatchStatus, move_batch
 from kvarn.store.repositories.batches.lines import Line, add_lines, read_line
-from kvarn.store.repositories.batches.runs import move_batch
 from kvarn.wire.openai.errors import ApiError, unavailable
 
 LINES = 5

@@ -280,24 +280,6 @@ def test_a_server_stops_at_once_while_a_process_waits_to_be_started_again(serve,
     assert served.stop() == 0
 
 
-def test_the_places_of_a_killed_process_are_free_when_it_is_replaced(serve, monkeypatch):
-    monkeypatch.setenv("KVARN_LIMITS__CONCURRENCY", "12")
-    served = serve("--api-server-count", "3", *SMALL)
-    streams: list[Stream] = []
-    for _ in range(12):
-        streams.append(Stream(served))
-        assert streams[-1].status() == 200
-    assert CLIENT.get(f"{served.url}/load").json() == {"server_load": 12}
-    began = time.monotonic()
-    for pid in workers(served):
-        os.kill(pid, signal.SIGKILL)
-    until(lambda: metric(served, "kvarn_running_requests") < 12, 20)
-    until(lambda: post(served).status_code == 200)
-    assert time.monotonic() - began < 25, "leases of 30 s may have run out"
-    for stream in streams:
-        stream.close()
-
-
 def test_a_signal_lets_all_processes_finish_what_runs(serve, monkeypatch):
     monkeypatch.setenv("KVARN_GATEWAY__DRAIN_TIMEOUT_S", "120")
     served = serve("--api-server-count", "3", *SMALL)

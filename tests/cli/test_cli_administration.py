@@ -24,9 +24,9 @@ from kvarn.store.keys import is_key
 from kvarn.store.models import AuditEntry
 from kvarn.store.owner import Owner, Role
 from kvarn.store.repositories.pages import Cursor
-from kvarn.store.repositories.prompt_samples import NewSample, add_samples
+from kvarn.store.repositories.prompt_samples import add_samples, new_sample
 from kvarn.store.repositories.tenants import users
-from kvarn.store.repositories.tenants.audit_log import AuditFilter, list_audit_log
+from kvarn.store.repositories.tenants.audit_log import list_audit_log
 from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
 from kvarn.store.repositories.tenants.organizations import ensure_default_organization
 
@@ -210,17 +210,18 @@ async def _keep_prompts(url: str, key: bytes) -> None:
     owner = Owner(DEFAULT_ORGANIZATION, DEFAULT_PROJECT)
     sealed = Fernet(key).encrypt(b"{}")
     await ensure_default_organization(database)
-    await add_samples(database, [NewSample(owner, f"r{number}", "tiny", 1, sealed) for number in range(2)])
+    await add_samples(database, [new_sample(owner, f"r{number}", "tiny", 1, sealed) for number in range(2)])
     await database.close()
 
 
 async def _read_prompts(url: str) -> list[AuditEntry]:
     database = Store.open(KvarnConfig.model_validate({"store": {"url": url}}))
-    wanted = AuditFilter(types=["prompts.read"], project_ids=[DEFAULT_PROJECT])
     async with database.reading() as session:
-        found = await list_audit_log(session, DEFAULT_ORGANIZATION, Cursor(limit=10), wanted)
+        found = await list_audit_log(
+            session, DEFAULT_ORGANIZATION, Cursor(limit=10), types=["prompts.read"], project_ids=[DEFAULT_PROJECT]
+        )
     await database.close()
-    return [record.entry for record in found.items]
+    return found.items
 
 
 def test_limits_of_a_model_that_is_not_configured_are_set_with_a_warning(run: Run) -> None:

@@ -36,7 +36,7 @@ def test_the_waste_is_what_a_count_of_all_slots_says(make_world):
         filled: dict[int, int] = {}
         for sequence in world.engine.scheduler.running:
             for index, block in enumerate(sequence.blocks):
-                tokens = min(16, max(0, sequence.num_computed - 16 * index))
+                tokens = min(16, max(0, sequence.num_computed_tokens - 16 * index))
                 filled[block] = max(filled.get(block, 0), tokens)
         expected = 1 - sum(filled.values()) / (16 * len(filled)) if filled else 0.0
         assert world.engine.stats().kv_waste_ratio == pytest.approx(expected)
@@ -48,7 +48,7 @@ def test_no_sequence_holds_more_blocks_than_its_tokens_need(make_world):
     while world.engine.has_work():
         world.step()
         for sequence in world.engine.scheduler.running:
-            assert len(sequence.blocks) == blocks_for(sequence.num_computed)
+            assert len(sequence.blocks) == blocks_for(sequence.num_computed_tokens)
 
 
 def test_stats_tell_where_the_blocks_are(make_world):

@@ -27,14 +27,14 @@ def overfull(make_world, connector: DictConnector, **config):
     return world
 
 
-def num_computed(world) -> int:
+def num_computed_tokens(world) -> int:
     return sum(plan.num_tokens for plan in world.executor.plans)
 
 
 def test_a_preempted_sequence_goes_on_from_its_stored_blocks_and_computes_nothing_twice(make_world):
     connector = DictConnector()
     world = overfull(make_world, connector)
-    assert num_computed(world) == 4 * (30 + 50 - 1)
+    assert num_computed_tokens(world) == 4 * (30 + 50 - 1)
     resumed = [new for plan in world.executor.plans for new in plan.new_sequences if new.output_token_ids]
     assert len(resumed) == world.engine.stats().preemptions_total
     assert connector.num_loaded == sum(len(plan.kv_loads) for plan in world.executor.plans) > 0
@@ -42,7 +42,7 @@ def test_a_preempted_sequence_goes_on_from_its_stored_blocks_and_computes_nothin
 
 def test_blocks_that_are_not_held_any_more_are_computed_again(make_world):
     world = overfull(make_world, Forgetful())
-    assert num_computed(world) > 4 * (30 + 50 - 1)
+    assert num_computed_tokens(world) > 4 * (30 + 50 - 1)
     assert not any(plan.kv_loads for plan in world.executor.plans)
 
 
@@ -57,7 +57,7 @@ def test_blocks_that_the_prefix_cache_still_holds_are_not_loaded(make_world):
     world.run()
     assert world.engine.stats().preemptions_total == 1
     assert connector.num_loaded == 1, "its last block was not full; the two before are in the prefix cache"
-    assert num_computed(world) == 40 + 19 + 10 + 2
+    assert num_computed_tokens(world) == 40 + 19 + 10 + 2
     world.assert_answered("batch")
 
 
@@ -76,7 +76,7 @@ def test_a_prompt_preempted_half_way_goes_on_from_there(make_world):
     world.submit("chat", 60, max_tokens=5)
     world.run()
     assert world.engine.stats().preemptions_total == 1
-    assert num_computed(world) == 100 + 4 + 60 + 4
+    assert num_computed_tokens(world) == 100 + 4 + 60 + 4
     for name in ("batch", "chat"):
         world.assert_answered(name)
 

@@ -21,9 +21,9 @@ def test_a_rejected_proposal_moves_num_computed_back_and_copies_nothing(make_wor
     world.submit("a", 15, max_tokens=10)
     world.step()
     [sequence] = world.engine.scheduler.running
-    assert (sequence.num_computed, sequence.num_tokens) == (15, 16)
+    assert (sequence.num_computed_tokens, sequence.num_tokens) == (15, 16)
     world.step()
-    assert (sequence.num_computed, sequence.num_tokens) == (16, 17)
+    assert (sequence.num_computed_tokens, sequence.num_tokens) == (16, 17)
     world.run()
     assert not any(plan.copies for plan in world.executor.plans)
     world.assert_answered("a")

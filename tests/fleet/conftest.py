@@ -30,7 +30,6 @@ class RunningReplica(ZmqReplicaClient):
         self.start = self.supervisor.start
         self.launch = self.supervisor.launch
         self.wait_until_ready = self.supervisor.wait_until_ready
-        self.drain = self.supervisor.drain
         self.stop = self.supervisor.stop
 
     @property

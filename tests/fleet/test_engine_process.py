@@ -205,9 +205,7 @@ async def test_what_the_engine_refuses_is_raised_with_its_reason(make_replica, s
         assert refusal.value.reason is reason
 
 
-@pytest.mark.parametrize(
-    "request_changes", [{"prompt": [1 << 40]}, {"prompt": [-1]}, {"top_p": float("nan")}, {"allowed_token_ids": [-5]}]
-)
+@pytest.mark.parametrize("request_changes", [{"prompt": [1 << 40]}, {"prompt": [-1]}, {"allowed_token_ids": [-5]}])
 async def test_impossible_numbers_are_refused_and_harm_no_other_request(make_replica, submit, request_changes):
     replica = make_replica(step_s=0.01)
     await replica.wait_until_ready()
@@ -239,31 +237,6 @@ async def test_an_id_in_flight_is_refused(make_replica, submit):
         await collect(replica, submit("same"))
     assert refusal.value.reason is RefusalReason.DUPLICATE_ID
     await first.aclose()
-
-
-async def test_drain_finishes_what_runs_and_refuses_what_comes(make_replica, submit):
-    replica = make_replica(step_s=0.01)
-    await replica.wait_until_ready()
-    running = asyncio.create_task(collect(replica, submit("running", prompt=[1], max_tokens=60)))
-    await until(lambda: replica.stats.running == 1)
-    draining = asyncio.create_task(replica.drain(10.0))
-    await until(lambda: replica.state is ReplicaState.DRAINING)
-    with pytest.raises(RequestRefusedError) as refusal:
-        await collect(replica, submit("late"))
-    assert refusal.value.reason is RefusalReason.DRAINING
-    assert await running == list(range(2, 62))
-    assert await draining is True
-    assert replica.state is ReplicaState.DOWN
-
-
-async def test_a_drain_that_takes_too_long_ends_what_runs(make_replica, submit):
-    replica = make_replica(step_s=0.01)
-    await replica.wait_until_ready()
-    running = asyncio.create_task(collect(replica, submit(max_tokens=60_000)))
-    await until(lambda: replica.stats.running == 1)
-    assert await replica.drain(0.2) is False
-    with pytest.raises(ReplicaLostError):
-        await running
 
 
 async def test_a_terminated_engine_finishes_what_runs_before_it_is_replaced(make_replica, submit):

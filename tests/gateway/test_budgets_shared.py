@@ -18,7 +18,6 @@ import redis
 from fake_replica import EOS
 from kvarn.config.platform import LimitsConfig, MeteringConfig, StoreConfig
 from kvarn.metering.service import Metering
-from kvarn.serving.stages.budgets import BudgetStage
 
 CHAT = "/v1/chat/completions"
 CLIENTS = 200
@@ -68,9 +67,9 @@ def knows_budgets(server: Any) -> bool:
 
 
 def metering_of(server: Any) -> Metering:
-    stage = server.gateway.stages[0].__self__
-    assert isinstance(stage, BudgetStage)
-    return stage._metering
+    metering = server.gateway.stages[0].args[0]
+    assert isinstance(metering, Metering)
+    return metering
 
 
 def _ask_once(server: Any, max_tokens: int, choices: int = 1) -> httpx.Response:

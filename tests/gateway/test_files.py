@@ -226,7 +226,7 @@ def test_a_list_refuses_what_it_does_not_know(client: httpx.Client, query: str) 
 
 def test_a_gateway_killed_in_mid_upload_leaves_a_file_that_the_sweep_takes(kept: Any, tmp_path: Path) -> None:
     from kvarn.store.owner import ANYBODY
-    from kvarn.store.repositories.files.file_writer import FileWriter
+    from kvarn.store.repositories.files import FileWriter
 
     async def write() -> None:
         writer = FileWriter(kept.gateway.store, ANYBODY.owner)

@@ -27,7 +27,7 @@ from kvarn.safety.prompt_log import PromptLog
 from kvarn.safety.sealing import Seal
 from kvarn.store.engine import Store
 from kvarn.store.repositories.prompt_samples import latest_samples
-from kvarn.store.repositories.tenants.organizations import create_organization
+from new_tenants import create_organization
 
 MARK = "zanzibar-quokka"
 """Words of a prompt, to be looked for everywhere."""

@@ -135,7 +135,7 @@ async def test_a_gateway_starts_on_a_database_that_takes_no_writes(
         await set_postgres_read_only(url, read_only)
         services = Services(config)
         await services.start()
-        assert services.metering._tasks, "all of it runs: its schema and an administrator's key are there"
+        assert services.metering._writing.running, "all of it runs: its schema and an administrator's key are there"
         key = (tmp_path / FILE).read_text().strip()
         assert await services.identity.key_cache.bearer_of(key) is not None
         await services.stop()

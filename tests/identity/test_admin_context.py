@@ -14,8 +14,8 @@ from kvarn.store.errors import NotFoundError, StoreAwayError
 from kvarn.store.owner import Owner, Principal, Role
 from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, revoke_key
-from kvarn.store.repositories.tenants.organizations import create_organization
 from kvarn.wire.openai.errors import ApiError
+from new_tenants import create_organization
 from watched_store import WatchedStore
 
 

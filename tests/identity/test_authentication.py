@@ -12,7 +12,7 @@ from kvarn.store.keys import new_key
 from kvarn.store.owner import Role, Scopes
 from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, get_key, revoke_key
-from kvarn.store.repositories.tenants.organizations import create_organization
+from new_tenants import create_organization
 
 ACTOR = Actor("test")
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}

@@ -18,11 +18,12 @@ from kvarn.store.models import ApiKey
 from kvarn.store.owner import Role
 from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, revoke_key
-from kvarn.store.repositories.tenants.organizations import create_organization, ensure_default_organization
+from kvarn.store.repositories.tenants.organizations import ensure_default_organization
 from kvarn.store.repositories.tenants.projects import add_project, archive_project
 from kvarn.store.repositories.tenants.rate_limits import set_limit
 from kvarn.store.repositories.tenants.users import add_service_account, add_user
 from kvarn.wire.openai.errors import ApiError
+from new_tenants import create_organization
 from watched_store import WatchedStore
 
 ACTOR = Actor("test")

@@ -14,13 +14,14 @@ from kvarn.identity import key_cache
 from kvarn.identity.key_cache import KeyCache
 from kvarn.store.engine import Store
 from kvarn.store.models import Revision
-from kvarn.store.repositories.retention.organization_deletion import delete_organization
+from kvarn.store.repositories.organization_deletion import delete_organization
 from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, revoke_key
-from kvarn.store.repositories.tenants.organizations import create_organization, ensure_default_organization
+from kvarn.store.repositories.tenants.organizations import ensure_default_organization
 from kvarn.store.repositories.tenants.rate_limits import set_limit
 from kvarn.store.repositories.tenants.revision import read_revision
 from kvarn.wire.openai.errors import ApiError
+from new_tenants import create_organization
 from watched_store import WatchedStore
 
 ACTOR = Actor("test")

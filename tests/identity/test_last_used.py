@@ -16,7 +16,7 @@ from kvarn.store.errors import StoreAwayError
 from kvarn.store.models import ApiKey
 from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, mark_used
-from kvarn.store.repositories.tenants.organizations import create_organization
+from new_tenants import create_organization
 
 
 class Failing:

@@ -13,9 +13,8 @@ from sqlalchemy import func, select
 
 from kvarn.store.engine import Store
 from kvarn.store.models import Base, File, StoredCompletion
-from kvarn.store.repositories.retention import organization_deletion
-from kvarn.store.repositories.retention.policy import USAGE
-from kvarn.store.repositories.retention.row_deletion import RowSelection
+from kvarn.store.repositories import organization_deletion
+from kvarn.store.repositories.organization_deletion import USAGE
 from kvarn.store.repositories.usage import billing
 
 PROJECT = "/v1/organization/projects/{project}"
@@ -247,11 +246,11 @@ def pause_deletion(monkeypatch: pytest.MonkeyPatch, before: str) -> tuple[thread
     """Hold a deletion before it comes to a table: set when it is there, and to be set when it may go on."""
     delete_rows, there, go_on = organization_deletion.delete_rows, threading.Event(), threading.Event()
 
-    async def paused(store: Store, selection: RowSelection, **given: Any) -> int:
-        if selection.model.__tablename__ == before:
+    async def paused(store: Store, model: type[Base], *given: Any, **named: Any) -> int:
+        if model.__tablename__ == before:
             there.set()
             await asyncio.to_thread(go_on.wait, 20)
-        return await delete_rows(store, selection, **given)
+        return await delete_rows(store, model, *given, **named)
 
     monkeypatch.setattr(organization_deletion, "delete_rows", paused)
     return there, go_on

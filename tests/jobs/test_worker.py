@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvarn.jobs.named_jobs import NamedJob, NamedLease
+from kvarn.jobs.named_jobs import NamedWorker
 from kvarn.jobs.worker import Job, Worker
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
@@ -23,20 +23,27 @@ class Table:
     away: bool = False
 
 
-class Leases:
+class TableWorker(Worker[Job]):
     """One worker's view of the table."""
 
-    def __init__(self, table: Table, holder: str) -> None:
+    def __init__(self, table: Table, holder: str, run: Any, **options: Any) -> None:
+        super().__init__("tests", **options)
         self.table = table
         self.holder = holder
+        self.work = run
 
-    async def claim(self, free: int, running: Any) -> list[Job]:
+    async def run(self, job: Job) -> None:
+        await self.work(job)
+
+    async def claim(self, free: int) -> list[Job]:
         if self.table.away:
             raise StoreAwayError("the database does not answer")
-        ids = [name for name, holder in self.table.holders.items() if holder is None and name not in running][:free]
+        ids = [name for name, holder in self.table.holders.items() if holder is None and name not in self.running][
+            :free
+        ]
         for name in ids:
             self.table.holders[name] = self.holder
-        return [Job(name, organization_id="red") for name in ids]
+        return [Job(name, organization_id="red") for name in ids[:free]]
 
     async def renew(self, jobs: Any) -> list[str]:
         return [job.id for job in jobs if self.table.holders.get(job.id) == self.holder]
@@ -61,7 +68,7 @@ class Gate:
 
 
 def worker(table: Table, gate: Gate, holder: str = "here", **options: Any) -> Worker[Job]:
-    return Worker("tests", Leases(table, holder), gate.run, **{"max_running": 2, "poll_s": 60.0, **options})
+    return TableWorker(table, holder, gate.run, **{"max_running": 2, "poll_s": 60.0, **options})
 
 
 async def test_no_more_jobs_run_than_there_are_places_and_each_once() -> None:
@@ -142,7 +149,7 @@ async def test_a_job_that_fails_is_logged_and_marked(caplog: pytest.LogCaptureFi
     async def fail(job: Job) -> None:
         raise ValueError("no")
 
-    here = Worker("tests", Leases(Table(), "here"), fail, poll_s=60)
+    here = TableWorker(Table(), "here", fail, poll_s=60)
     job = Job("a", "red")
     here.launch(job)
     await here.idle()
@@ -157,7 +164,7 @@ async def test_the_reason_of_a_shutdown_outweighs_a_cancellation() -> None:
             await asyncio.sleep(0.05)
             raise
 
-    here = Worker("tests", Leases(Table(), "here"), slow, poll_s=60)
+    here = TableWorker(Table(), "here", slow, poll_s=60)
     job = Job("a", "red")
     here.launch(job)
     await asyncio.sleep(0)
@@ -167,7 +174,7 @@ async def test_the_reason_of_a_shutdown_outweighs_a_cancellation() -> None:
 
 async def test_a_named_job_runs_in_one_process_and_another_goes_on_after_its_end(store: Store) -> None:
     gate = Gate()
-    here, there = (Worker[NamedJob]("tests", NamedLease(store, "work", 60), gate.run, poll_s=60) for _ in range(2))
+    here, there = (NamedWorker("tests", store, "work", gate.run, lease_s=60, poll_s=60) for _ in range(2))
     await here.poll()
     await there.poll()
     assert list(here.running) == ["work"] and not there.running

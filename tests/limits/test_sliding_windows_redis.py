@@ -9,8 +9,9 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvarn.limits.backend import read_decision, script_input
 from kvarn.limits.local import SlidingWindows, Timing
-from kvarn.limits.redis_backend import SCRIPT, read_decision, script_input
+from kvarn.limits.scripts import COUNTS
 from kvarn.limits.types import Decision, Kind, Reservation
 from limit_reservations import make_limit, make_reservation
 from profiles import examples
@@ -29,8 +30,8 @@ class Twin:
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
-        on_test_clock = SCRIPT.replace('redis.call("TIME")', 'redis.call("LRANGE", "clock", 0, 1)')
-        assert on_test_clock != SCRIPT
+        on_test_clock = COUNTS.text.replace('redis.call("TIME")', 'redis.call("LRANGE", "clock", 0, 1)')
+        assert on_test_clock != COUNTS.text
         self._script = client.register_script(on_test_clock)
         client.flushall()
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvarn.metering.budget_counts import BudgetCounts
-from kvarn.metering.budget_reservations import SCRIPT
+from kvarn.metering.budget_reservations import BUDGETS
 from profiles import examples
 
 LEASE_MS = 500
@@ -42,8 +42,8 @@ def client(redis_url: str) -> Any:
 def test_both_decide_alike(
     client: redis.Redis, steps: list[tuple[int, str, str, dict[str, tuple[str, int, int]]]]
 ) -> None:
-    on_test_clock = SCRIPT.replace('redis.call("TIME")', 'redis.call("LRANGE", "clock", 0, 1)')
-    assert on_test_clock != SCRIPT
+    on_test_clock = BUDGETS.text.replace('redis.call("TIME")', 'redis.call("LRANGE", "clock", 0, 1)')
+    assert on_test_clock != BUDGETS.text
     script = client.register_script(on_test_clock)
     client.flushall()
     now = START_MS

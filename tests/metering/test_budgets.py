@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,20 +17,19 @@ from kvarn.metering.service import Metering
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
 from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT
-from kvarn.store.ledger import BudgetRule
 from kvarn.store.models import AuditEntry, Budget
 from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
 from kvarn.store.repositories.tenants.organizations import ensure_default_organization
 from kvarn.store.repositories.usage import budgets
 from kvarn.store.repositories.usage import events as usage_events
 from metric_values import metric_value
-from sample_usage import make_event
+from sample_usage import make_budget, make_event
 
 NOW = 1_790_000_001.0
-RULE = BudgetRule("budget-1", "org-a", "org-a", "tokens", "day", hard_limit=100, soft_limit=None)
+RULE = make_budget()
 
 
-def book(*rules: BudgetRule, **spent: int) -> BudgetTracker:
+def book(*rules: Budget, **spent: int) -> BudgetTracker:
     made = BudgetTracker()
     made.replace(rules, spent, NOW)
     return made
@@ -57,11 +55,11 @@ def test_requests_in_flight_reserve_the_most_they_can_come_to() -> None:
 
 
 def test_who_has_no_budget_reserves_nothing() -> None:
-    assert book(replace(RULE, holder_id="org-b")).reserve(("org-a", "proj_a"), 10**9, 0, NOW) is None
+    assert book(make_budget(holder_id="org-b")).reserve(("org-a", "proj_a"), 10**9, 0, NOW) is None
 
 
 def test_a_project_and_its_organisation_both_have_a_say() -> None:
-    project = replace(RULE, id="budget-2", holder_id="proj_a", unit="cost", hard_limit=2_000)
+    project = make_budget(id="budget-2", holder_id="proj_a", unit="cost", hard_limit=2_000)
     made = book(RULE, project)
     for number in range(2):
         made.finished(make_event(number, cost=1_000, input_tokens=1, output_tokens=0))
@@ -76,18 +74,18 @@ def test_a_new_period_begins_with_nothing_spent() -> None:
     with pytest.raises(BudgetSpentError):
         reserve(made, 1)
     assert reserve(made, 1, now=NOW + 86_400) is not None
-    total = book(replace(RULE, period="total"), **{"budget-1": 100})
+    total = book(make_budget(period="total"), **{"budget-1": 100})
     with pytest.raises(BudgetSpentError):
         reserve(total, 1, now=NOW + 86_400)
 
 
 def test_an_alert_is_due_once_in_a_period() -> None:
-    rule = replace(RULE, soft_limit=10)
+    rule = make_budget(soft_limit=10)
     made = book(rule)
     assert made.alerts(NOW) == []
     made.finished(make_event(1, input_tokens=10, output_tokens=0))
     assert made.alerts(NOW) == [(rule, "2026-09-21")]
-    noted = replace(rule, alerted_period="2026-09-21")
+    noted = make_budget(soft_limit=10, alerted_period="2026-09-21")
     made.replace([noted], {"budget-1": 50}, NOW)
     assert made.alerts(NOW) == []
     made.replace([noted], {"budget-1": 50}, NOW + 86_400)
@@ -190,7 +188,8 @@ async def test_money_of_one_currency_is_not_counted_as_that_of_another(store: St
     await usage_events.record(store, [make_event(9, cost=500, currency="jpy", **at)])
     async with audited_change(store, Actor("test")) as change:
         for unit, currency in (("cost", "usd"), ("tokens", None)):
-            await budgets.add_budget(change, DEFAULT_ORGANIZATION, None, unit, currency, "month", 10**9, None)
+            fields = {"unit": unit, "currency": currency, "period": "month", "hard_limit": 10**9}
+            await budgets.add_budget(change, DEFAULT_ORGANIZATION, None, fields)
     rules, spent = await budgets.read_budgets(store)
     assert {rule.unit: spent[rule.id] for rule in rules} == {"cost": 30, "tokens": 60}
     changed = KvarnConfig.model_validate({"data_dir": str(tmp_path), "metering": {"currency": "jpy"}})

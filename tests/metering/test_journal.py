@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kvarn.metering import journal as journals
-from kvarn.metering.journal import FIRST_SLOTS, Journal, LiveJournal, Slot, dead_journals, decode_event, is_unreadable
+from kvarn.metering.journal import FIRST_SLOTS, Journal, LiveJournal, Slot, dead_journals, decode_event
 from kvarn.metering.prices import PriceBook
 from sample_usage import make_event, make_request
 
@@ -151,29 +151,11 @@ def test_a_gateway_that_died_while_it_made_its_journal_leaves_an_empty_one(tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_journal_that_is_none_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_journal_that_cannot_be_read_is_left_and_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "0123.db").write_bytes(b"no database" * 1000)
     assert list(dead_journals(tmp_path)) == []
-    assert [path.name for path in tmp_path.iterdir()] == ["damaged-0123.db"]
+    assert [path.name for path in tmp_path.iterdir()] == ["0123.db"]
     assert "cannot be read" in caplog.text
-    assert list(dead_journals(tmp_path)) == []
-
-
-def test_a_journal_whose_pages_are_damaged_is_set_aside_when_it_is_read(tmp_path: Path) -> None:
-    journal = LiveJournal(tmp_path)
-    for number in range(500):
-        journal.finish(None, make_event(number))
-    journal.close()
-    (path,) = tmp_path.glob("*.db")
-    content = bytearray(path.read_bytes())
-    content[8192:] = os.urandom(len(content) - 8192)
-    path.write_bytes(content)
-    for dead in dead_journals(tmp_path):
-        with pytest.raises(sqlite3.DatabaseError) as failed:
-            dead.read(1000)
-        assert is_unreadable(failed.value)
-        dead.set_aside(failed.value)
-    assert [path.name[:8] for path in tmp_path.iterdir()] == ["damaged-"]
 
 
 def test_where_the_disk_is_full_requests_go_on_and_their_events_wait_in_memory(

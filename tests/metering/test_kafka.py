@@ -22,7 +22,7 @@ from kvarn.metering.publisher import Publisher
 from kvarn.store.engine import Store
 from kvarn.store.ledger import LedgerEvent
 from kvarn.store.models import BilledEvent, BilledHour
-from kvarn.store.repositories.usage import billing, erasures, outbox
+from kvarn.store.repositories.usage import billing, outbox
 from kvarn.store.repositories.usage import events as usage_events
 from metric_values import metric_value
 from mock_kafka import MockKafka
@@ -194,7 +194,7 @@ async def test_the_ledger_is_looked_through_in_steps_and_late_events_are_found(s
 
 async def test_counting_the_ledger_ends_where_an_organization_is_being_erased(store: Store) -> None:
     await usage_events.record(store, [make_event(1), make_event(2, organization_id="org-b")])
-    await erasures.note_erased(store, "org-a")
+    await usage_events.note_erased(store, "org-a")
     async with asyncio.timeout(10):
         assert await bill_ledger(store) == 1
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kvarn.config.platform import MeteringConfig, PriceConfig
-from kvarn.metering.event import InFlight, Measured, settle
+from kvarn.metering.event import InFlight, Measured, make_event
 from kvarn.metering.prices import PriceBook, billionths
 from sample_usage import make_request
 
@@ -81,7 +81,7 @@ def test_what_the_platform_lost_before_its_first_token_costs_nothing(
 ) -> None:
     prices = PriceBook([PriceConfig(model="*", input_per_million=1.0, output_per_million=1.0)])
     request: InFlight = make_request(1, writes=writes)
-    entry = settle(request, Measured(outcome, 10, 4, output, request.started + 1.5, 0.25), prices, "sek")
+    entry = make_event(request, Measured(outcome, 10, 4, output, request.started + 1.5, 0.25), prices, "sek")
     assert (entry.cost > 0) is costs
     assert (entry.input_tokens, entry.cached_tokens, entry.output_tokens) == (10, 4, output)
     assert (entry.duration_ms, entry.ttft_ms, entry.currency) == (1500, 250, "sek")

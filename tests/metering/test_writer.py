@@ -23,12 +23,11 @@ from kvarn.metering.journal import LiveJournal
 from kvarn.metering.service import Metering
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
-from kvarn.store.ledger import BudgetRule
 from kvarn.store.migrate import upgrade
 from kvarn.store.models import OutboxEntry, UsageEvent
 from kvarn.store.repositories.usage import events as usage_events
 from metric_values import metric_value
-from sample_usage import make_event, make_request
+from sample_usage import make_budget, make_event, make_request
 
 FINISHED = Measured("finished", 10, 4, 5, 1_790_000_001.0, 0.1)
 
@@ -161,7 +160,7 @@ async def test_an_event_that_cannot_be_written_holds_up_no_other(store: Store, t
 async def test_what_never_gets_to_the_ledger_is_not_charged_to_budgets(
     store: Store, tmp_path: Path, wait_until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rule = BudgetRule("budget-1", "org-a", "org-a", "tokens", "total", hard_limit=30, soft_limit=None)
+    rule = make_budget(period="total", hard_limit=30)
 
     def refused(made: Metering) -> bool:
         try:

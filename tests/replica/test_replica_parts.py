@@ -14,7 +14,7 @@ from kvarn.config.schema import EngineConfig
 from kvarn.fleet.process_exit import describe_exit
 from kvarn.replica.client.request_stream import RequestStream
 from kvarn.replica.server.embed import EmbedService
-from kvarn.replica.server.transport import SUPERVISOR_LINGER_MS, Outbox
+from kvarn.replica.transport import SUPERVISOR_LINGER_MS, Outbox
 from kvarn.wire.messages import (
     Embed,
     Embedded,
@@ -40,11 +40,20 @@ async def test_what_is_not_taken_is_merged_per_choice():
     stream.put(TokenDelta(request_id="r", index=1, token_ids=[7]))
     stream.put(TokenDelta(request_id="r", token_ids=[2, 3], logprobs=[logprob(2), logprob(3)]))
     stream.put(TokenDelta(request_id="r", token_ids=[4], logprobs=[logprob(4)], finish_reason=FinishReason.STOP))
-    first, second = await stream.take()
-    assert first.token_ids == [1, 2, 3, 4]
-    assert [entry.chosen.token_id for entry in first.logprobs] == [1, 2, 3, 4]
-    assert (first.cached_tokens, first.queue_s, first.finish_reason) == (16, 0.5, FinishReason.STOP)
+    first, second, last = await stream.take()
+    assert first.token_ids == [1, 2, 3]
+    assert [entry.chosen.token_id for entry in first.logprobs] == [1, 2, 3]
+    assert (first.cached_tokens, first.queue_s, first.finish_reason) == (16, 0.5, None)
     assert (second.index, second.token_ids, second.logprobs, second.finish_reason) == (1, [7], None, None)
+    assert (last.token_ids, last.finish_reason) == ([4], FinishReason.STOP)
+
+
+async def test_what_has_gathered_comes_in_bounded_parts():
+    stream = RequestStream(1)
+    for token in range(1000):
+        stream.put(TokenDelta(request_id="r", token_ids=[token]))
+    parts = [[delta.token_ids for delta in await stream.take()] for _ in range(3)]
+    assert [len(deltas) for deltas in parts] == [1, 1, 1] and parts[2][0] == list(range(128, 192))
 
 
 async def test_a_stream_ends_when_every_choice_has_ended():

@@ -128,7 +128,7 @@ def test_a_look_at_the_leases_while_the_end_is_written_takes_it_from_nobody(
 
     async def finish_slowly(*asked: Any) -> bool:
         written = await finish(*asked)
-        looking = asyncio.ensure_future(kept.gateway.responses.worker.poll())
+        looking = asyncio.ensure_future(kept.gateway.responses.poll())
         await asyncio.sleep(0.2)  # the commit's answer is still on its way
         looking.cancel()
         return written
@@ -205,7 +205,7 @@ def attempts(server: Any, ids: list[str]) -> list[int]:
 
 def die(server: Any) -> None:
     """Leave everything as a killed gateway would: nothing is written any more, no lease renewed or given back."""
-    worker = server.gateway.responses.worker
+    worker = server.gateway.responses
 
     async def vanish() -> None:
         await worker._polls.stop()
@@ -245,7 +245,7 @@ def test_a_gateway_that_stood_still_does_not_take_over_what_runs_in_it(kept: Any
     async def wake_up() -> None:
         async with kept.gateway.store.transaction() as session:
             await session.execute(update(StoredResponse).values(leased_until=0))
-        await kept.gateway.responses.worker.poll()
+        await kept.gateway.responses.poll()
 
     kept.do(wake_up())
     go_on()

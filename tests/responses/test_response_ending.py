@@ -22,16 +22,17 @@ from kvarn.gateway.answer import event_stream, json_when_done
 from kvarn.gateway.record import new_record
 from kvarn.metering.service import Metering
 from kvarn.responses import background, retrieval
-from kvarn.responses import sink as response_sink
+from kvarn.responses import ending as response_ending
 from kvarn.responses.ending import CONTINUABLE
+from kvarn.responses.events import EventEncoder
 from kvarn.responses.operation import start_response
-from kvarn.responses.stream import ResponseStream
 from kvarn.serving.work import RequestRecord
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.models import Conversation, ConversationItem, StoredResponse
 from kvarn.store.repositories.conversations import responses as stored
 from kvarn.store.repositories.conversations.conversations import create_conversation
+from kvarn.store.repositories.queries import delete_owned
 from kvarn.wire.openai.responses.answer import ENDED
 from kvarn.wire.openai.responses.request import ResponseRequest
 from profiles import examples
@@ -130,7 +131,7 @@ class Setup:
         if self.plan.way == "background":
             while self.run.task is not None and not self.run.task.done():  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-            self.seen.sent = b"".join([chunk async for chunk in ResponseStream(self.run.log.follow()).encoded()])
+            self.seen.sent = b"".join([chunk async for chunk in EventEncoder().encoded(self.run.log.follow())])
         await self._look()
         return self.seen
 
@@ -151,8 +152,7 @@ class Setup:
             if self.plan.way == "plain":
                 answer = json_when_done(self.run.collect())
             else:
-                stream = ResponseStream(self.run.stream(), self.run.ending)
-                answer = event_stream(stream.encoded(), end=b"", tell=stream.error_event)
+                answer = event_stream(self.run.stream(), end=b"", tell=self.run.error_event)
             with suppress(Exception):  # becomes an HTTP error
                 await answer(self.scope, self._receive, self._send)
         finally:
@@ -204,7 +204,7 @@ class Setup:
 @pytest.fixture
 def scenes(server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Acts out a plan; tells what came of it."""
-    monkeypatch.setattr(response_sink, "RETRY_AFTER_S", 0.005)
+    monkeypatch.setattr(response_ending, "RETRY_AFTER_S", 0.005)
     monkeypatch.setattr(background, "RETRY_AFTER_S", 0.005)
     connection = Connection(server.gateway.store, monkeypatch)
     kept: list[tuple[str, str]] = []
@@ -238,7 +238,7 @@ def scenes(server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             seen.kept = [state for name, state in kept if name == seen.response_id]
             seen.used = [outcome for name, outcome in used if name in ids]
             if seen.row is not None:
-                await stored.delete_response(server.gateway.store, setup.record.principal.owner, seen.response_id)
+                await delete_owned(server.gateway.store, setup.record.principal.owner, StoredResponse, seen.response_id)
             return seen
 
         result: Seen = server.do(play())

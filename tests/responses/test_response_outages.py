@@ -75,7 +75,7 @@ def test_a_gateway_stops_while_the_end_of_a_cancelled_response_cannot_be_written
     monkeypatch.setattr(retrieval, "_CANCEL_TIMEOUT_S", 0.2)
     SqliteSwitch(server.gateway.store).is_on = True
     assert cancel(server, writing).status_code == 503
-    server.do(server.gateway.responses.worker.stop())  # raises where it takes long
+    server.do(server.gateway.responses.stop())  # raises where it takes long
 
 
 def test_a_response_that_has_ended_is_kept_where_the_gateway_stops_meanwhile(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from kvarn.responses.replay import replay, unwritten
 from kvarn.responses.writer import ResponseWriter, item_id, response_of_item
@@ -38,9 +37,6 @@ pieces = st.lists(
 ends = st.sampled_from(["stop", "length", "tool_calls", "content_filter", "cancelled", "failed"])
 
 
-ASKED = {"model": "asked", "service_tier": "auto"}
-
-
 def written(
     script: list[tuple[str, object, int]], end: str, background: bool
 ) -> tuple[ResponseWriter, list[StreamEvent]]:
@@ -50,7 +46,6 @@ def written(
     )
     writer = ResponseWriter(response, first_item=2)
     events = writer.queue() if background else []
-    writer.response = replace(writer.response, model="found", service_tier="flex")  # when its turn has come
     events += writer.begin()
     calls = 0
     for kind, what, count in script:
@@ -80,7 +75,7 @@ def test_what_is_stored_gives_the_same_events_again(
     writer, events = written(script, end, background)
     stored = msgspec.json.encode((writer.response, writer.cuts))
     response, cuts = msgspec.json.decode(stored, type=tuple[Response, list[list[list[int]]]])
-    again = list(replay(response, 2, cuts, ASKED if response.background else None))
+    again = list(replay(response, 2, cuts))
     assert msgspec.to_builtins(again) == msgspec.to_builtins(events)
     assert [event.sequence_number for event in events] == list(range(len(events)))
 
@@ -111,7 +106,7 @@ def test_a_response_that_never_began_ends_all_the_same() -> None:
         "response.in_progress",
         "response.failed",
     ]
-    assert list(replay(writer.response, 0, writer.cuts, ASKED)) == events
+    assert list(replay(writer.response, 0, writer.cuts)) == events
 
 
 def test_the_id_of_an_item_tells_its_response() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvarn.serving.embeddings.rerank import cosine
+from kvarn.serving.embeddings import cosine
 
 ANGLES = {"east": 0.0, "almost east": 0.1, "north east": math.pi / 4, "north": math.pi / 2, "west": math.pi}
 

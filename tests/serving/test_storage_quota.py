@@ -13,8 +13,8 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.owner import ANYBODY, Owner
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes
-from kvarn.store.repositories.tenants.organizations import create_organization
 from kvarn.wire.openai.errors import ApiError
+from new_tenants import create_organization
 
 MAX_BYTES = 100 * ROW_BYTES
 
@@ -152,7 +152,6 @@ async def test_organisations_that_are_nearly_full_are_counted(store: Store) -> N
         for part in (size // 2, size - size // 2):
             async with store.transaction() as session:
                 await count_bytes(session, me, part)
-    told: asyncio.Queue[int] = asyncio.Queue()
-    watching = asyncio.create_task(StorageQuota(store, MAX_BYTES).watch(told.put_nowait))
-    assert await told.get() == 2
-    watching.cancel()
+    told: list[int] = []
+    await StorageQuota(store, MAX_BYTES).count_nearly_full(told.append)
+    assert told == [2]

@@ -13,14 +13,14 @@ from sqlalchemy import func, make_url, select
 from kvarn.store import migrate
 from kvarn.store.engine import Store
 from kvarn.store.ledger import UsageFilter
-from kvarn.store.models import Base, OutboxEntry
+from kvarn.store.models import Base, OutboxEntry, StoredCompletion
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.batches.batches import list_batches
 from kvarn.store.repositories.batches.lines import FIRST, open_lines, read_line
 from kvarn.store.repositories.conversations import conversations, responses
-from kvarn.store.repositories.conversations.stored_completions import find_completion
-from kvarn.store.repositories.files.files import list_files, read_content
+from kvarn.store.repositories.files import list_files, read_content
 from kvarn.store.repositories.pages import Cursor
+from kvarn.store.repositories.queries import read_owned
 from kvarn.store.repositories.stored_bytes import read_stored_bytes
 from kvarn.store.repositories.tenants.principals import find_grant
 from kvarn.store.repositories.usage import billing, budgets, sums
@@ -75,7 +75,7 @@ async def test_what_was_stored_is_read(old: Store) -> None:
     assert [len(events) async for events in billing.unbilled(old)] == [1]
     turns = await responses.read_chain(old, mine, "resp_2")
     assert [turn.id for turn in turns] == ["resp_1", "resp_2"]
-    assert (await find_completion(old, mine, "chatcmpl-1")).extra == {"a": "b"}
+    assert (await read_owned(old, mine, StoredCompletion, "chatcmpl-1")).extra == {"a": "b"}
     (file,) = (await list_files(old, mine, Cursor())).items
     assert b"".join([chunk async for chunk in read_content(old, file)]) == b"line\n" * 3
     (batch,) = (await list_batches(old, mine, Cursor())).items

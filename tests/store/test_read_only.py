@@ -20,7 +20,7 @@ from kvarn.store.health import StoreState
 from kvarn.store.migrate import upgrade
 from kvarn.store.repositories import leases
 from kvarn.store.repositories.leases import probe_writes
-from kvarn.store.repositories.tenants.organizations import create_organization
+from new_tenants import create_organization
 from read_only import SqliteSwitch, set_postgres_read_only
 
 

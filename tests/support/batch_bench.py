@@ -18,10 +18,9 @@ from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.serving.work import RequestRecord
 from kvarn.store.engine import Store
-from kvarn.store.repositories.batches.batches import create_batch
+from kvarn.store.repositories.batches.batches import claim_batches, create_batch
 from kvarn.store.repositories.batches.lines import FIRST, Line, add_lines, open_lines
-from kvarn.store.repositories.batches.runs import claim_batches
-from kvarn.store.repositories.tenants.organizations import create_organization
+from new_tenants import create_organization
 
 Operation = Callable[[RequestRecord, str], Awaitable[object]]
 """Answers a line; the text is the model that it asks for."""

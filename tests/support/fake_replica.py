@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from kvarn.replica.client.fake import FakeReplicaClient
+from fake_client import FakeReplicaClient
 from kvarn.wire.messages import ModelCard, PositionLogprobs, Submit, TokenDelta, TokenLogprob
 
 BOS, EOS, SYSTEM, USER, ASSISTANT = 256, 257, 258, 259, 260

@@ -33,7 +33,7 @@ from kvarn.gateway.server import bind, build_server
 from kvarn.gateway.state import Gateway
 from kvarn.serving.models import ServedModel
 from kvarn.store.owner import ANYBODY, Principal
-from kvarn.store.repositories.tenants.organizations import create_organization
+from new_tenants import create_organization
 
 ResultT = TypeVar("ResultT")
 

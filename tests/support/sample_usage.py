@@ -8,6 +8,7 @@ import msgspec
 
 from kvarn.metering.event import InFlight
 from kvarn.store.ledger import LedgerEvent
+from kvarn.store.models import Budget
 
 REQUEST = InFlight(
     id="use_0",
@@ -46,3 +47,9 @@ def make_request(number: int, **changes: Any) -> InFlight:
 def make_event(number: int, **changes: Any) -> LedgerEvent:
     """An event with these fields."""
     return msgspec.structs.replace(EVENT, id=f"use_{number}", request_id=f"req-{number}", **changes)
+
+
+def make_budget(**changes: Any) -> Budget:
+    """A budget of an organisation: 100 tokens a day, or with these fields."""
+    fields = {"id": "budget-1", "organization_id": "org-a", "holder_id": "org-a", "unit": "tokens", "period": "day"}
+    return Budget(**{**fields, "hard_limit": 100, **changes})

@@ -20,7 +20,7 @@ from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.channel import Channel, ChannelClosedError, Handler
 from kvarn.fleet.process_exit import describe_exit, exit_of
 from kvarn.fleet.restart import keep_running
-from kvarn.fleet.shared_counts import MainCounts, ProcessCounts, SharedState
+from kvarn.fleet.shared_counts import SharedState, main_scripts, script_handlers
 from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.observe.merge import MetricFamily, as_registry, merge_families, totals_of
 from kvarn.observe.metrics import GatewayMetrics
@@ -39,7 +39,6 @@ class _Process:
 
     number: int
     process: subprocess.Popen[bytes]
-    counts: ProcessCounts
     channel: Channel | None = None
     serving: bool = False
     counted: list[MetricFamily] = field(default_factory=list)  # as it last sent it
@@ -66,7 +65,7 @@ class GatewayProcesses:
         self._config = config.model_copy(update={"gateway": gateway})
         self._models = models
         self._replicas = replicas
-        self._counts = MainCounts()
+        self._scripts = main_scripts()
         self._metrics: GatewayMetrics | None = None
         self._numbers = itertools.count(1)
         self._running: dict[int, _Process] = {}
@@ -75,7 +74,7 @@ class GatewayProcesses:
         self._stopping = asyncio.Event()
         self._keepers: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
-        self.shared = SharedState(self._counts.limits, self._counts.budgets, self._all_metrics, is_main=True)
+        self.shared = SharedState(self._scripts, self._all_metrics, is_main=True)
         """For the application of this process."""
 
     def start(self, metrics: GatewayMetrics) -> None:
@@ -136,7 +135,7 @@ class GatewayProcesses:
         own_end, other_end = socket.socketpair()
         with other_end:
             process = _spawn(other_end.fileno())
-        running = self._running[number] = _Process(number, process, ProcessCounts(self._counts))
+        running = self._running[number] = _Process(number, process)
         ended = exit_of(process)
         try:
             channel = running.channel = await Channel.open(own_end, self._handlers(running))
@@ -161,7 +160,6 @@ class GatewayProcesses:
     def _forget(self, gone: _Process) -> None:
         """A process has ended: its requests are aborted; what it counted stays."""
         del self._running[gone.number]
-        gone.counts.close()
         self._any_ended = True
         self._ended = merge_families([self._ended, totals_of(gone.counted)])
         for replica in self._replicas.values():
@@ -177,7 +175,7 @@ class GatewayProcesses:
         async def metrics(_: bytes) -> bytes:
             return msgspec.msgpack.encode(await self._all_families())
 
-        return {**running.counts.handlers(), SERVING: serving, METRICS: metrics}
+        return {**script_handlers(self._scripts), SERVING: serving, METRICS: metrics}
 
     async def _all_metrics(self) -> CollectorRegistry:
         return as_registry(await self._all_families())

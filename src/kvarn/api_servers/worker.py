@@ -23,7 +23,7 @@ from kvarn.api_servers import METRICS, REPLICA, SERVING, SNAPSHOT, START, Start
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.channel import Channel
-from kvarn.fleet.shared_counts import RemoteBackend, RemoteBudgets, SharedState
+from kvarn.fleet.shared_counts import RemoteScripts, SharedState
 from kvarn.gateway.app import create_app
 from kvarn.gateway.server import GatewayServer, bind, build_server, collect_garbage_less
 from kvarn.gateway.state import Gateway
@@ -83,7 +83,7 @@ class Worker:
         async def metrics() -> CollectorRegistry:
             return as_registry(msgspec.msgpack.decode(await channel.call(METRICS), type=list[MetricFamily]))
 
-        shared = SharedState(RemoteBackend(channel), RemoteBudgets(channel), metrics, is_main=False)
+        shared = SharedState(RemoteScripts(channel), metrics, is_main=False)
         app = create_app(config, models, shared=shared)
         self._gateway = app.state.gateway
         server = build_server(app, config.gateway)

@@ -1,5 +1,5 @@
 """Batches: files of requests, run as ordinary requests of the lowest tier.
 
 `worker` takes batches by lease, `run` brings one from state to state, `items` keeps a bounded number of its lines in
-flight, `line` runs one of them; `validation` and `results` read and write the files.
+flight, `line` runs one of them; `validation` reads the input.
 """

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.operation import start_response
-from kvarn.responses.responses_context import ResponsesContext
 from kvarn.serving.chat.operation import start_chat
-from kvarn.serving.completions.operation import start_completion
-from kvarn.serving.embeddings.operation import start_embedding
+from kvarn.serving.completions import start_completion
+from kvarn.serving.embeddings import start_embedding
 from kvarn.serving.moderation.checks import ALIASES
 from kvarn.serving.moderation.operation import start_moderation
 from kvarn.serving.work import RequestRecord

@@ -20,7 +20,7 @@ from kvarn.batches.endpoints import ENDPOINTS
 from kvarn.batches.job import BatchJob
 from kvarn.batches.line import Refused, given_up_answer, make_record, run_line
 from kvarn.fairness.semaphore import FairSemaphore
-from kvarn.responses.responses_context import ResponsesContext
+from kvarn.responses.background_runs import ResponsesContext
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.repositories.batches.lines import FIRST, Answer, OpenLine, answer_lines, open_lines, read_line

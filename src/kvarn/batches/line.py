@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from kvarn.admission.demand import BATCH
 from kvarn.batches.endpoints import Operation
 from kvarn.jobs.run_to_completion import run_to_completion
-from kvarn.responses.responses_context import ResponsesContext
+from kvarn.responses.background_runs import ResponsesContext
 from kvarn.serving.errors import STORAGE_FULL, to_api_error
 from kvarn.serving.work import RequestRecord, TokenUsage
 from kvarn.store.models import Batch

@@ -8,12 +8,12 @@ from msgspec import UNSET
 
 from kvarn.batches.endpoints import ENDPOINTS
 from kvarn.identity.scopes import check_endpoint
-from kvarn.responses.responses_context import ResponsesContext
+from kvarn.responses.background_runs import ResponsesContext
 from kvarn.store.errors import NotFoundError
 from kvarn.store.models import Batch
 from kvarn.store.owner import Principal
 from kvarn.store.repositories.batches.batches import create_batch
-from kvarn.store.repositories.files.files import find_file
+from kvarn.store.repositories.files import find_file
 from kvarn.wire.openai.batches import WINDOW_S, BatchObject, BatchRequest, RequestCounts
 from kvarn.wire.openai.errors import ApiError, invalid_request
 
@@ -48,7 +48,6 @@ async def start_batch(serving: ResponsesContext, principal: Principal, request: 
         window_s=WINDOW_S[request.completion_window],
         metadata=request.metadata,
         output_expires_after_s=expiry.seconds if expiry is not None else None,
-        max_bytes=serving.storage_quota.max_bytes,
         input_bytes=file.size,
     )
     return describe_batch(batch)

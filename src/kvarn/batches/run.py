@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,19 +16,29 @@ from kvarn.batches.endpoints import answering_model
 from kvarn.batches.items import BatchItems
 from kvarn.batches.job import BatchJob, EndReason
 from kvarn.batches.line import unanswered
-from kvarn.batches.results import result_files
 from kvarn.batches.validation import InputCheck, split_lines
 from kvarn.fairness.semaphore import FairSemaphore
-from kvarn.responses.responses_context import ResponsesContext
+from kvarn.responses.background_runs import ResponsesContext
 from kvarn.serving.errors import STORAGE_FULL
+from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError, StorageFullError
-from kvarn.store.repositories.batches.batches import OVER, BatchStatus
-from kvarn.store.repositories.batches.lines import FIRST, Line, Result, add_lines, delete_lines, open_lines
-from kvarn.store.repositories.batches.runs import finish_batch, move_batch
-from kvarn.store.repositories.files.files import find_file, read_content
+from kvarn.store.models import Batch
+from kvarn.store.owner import Owner
+from kvarn.store.repositories.batches.batches import OVER, BatchStatus, finish_batch, move_batch
+from kvarn.store.repositories.batches.lines import (
+    FIRST,
+    Line,
+    Result,
+    add_lines,
+    delete_lines,
+    open_lines,
+    read_results,
+)
+from kvarn.store.repositories.files import FileWriter, find_file, read_content
 from kvarn.wire.openai.batches import BatchFault
 
 _LINES_AT_ONCE = 200
+_RESULTS_AT_ONCE = 50
 _BYTES_AT_ONCE = 1024 * 1024
 _CHECKED_AT_ONCE = 32
 """Lines checked before the event loop may turn to others."""
@@ -47,21 +58,14 @@ _NO_ROOM = (STORAGE_FULL, f"This request was not executed: {_FULL}. Make room an
 _log = logging.getLogger("kvarn.batches")
 
 
+@dataclass(slots=True)
 class BatchRun:
-    """Brings a batch as far as it will go.
+    """Brings a batch as far as it will go."""
 
-    Args:
-        serving: Where its lines run.
-        job: The batch.
-        places: See `BatchItems`.
-    """
-
-    def __init__(self, serving: ResponsesContext, job: BatchJob, places: Mapping[str, FairSemaphore]) -> None:
-        self._serving = serving
-        self._store = serving.store
-        self._config = serving.config.batches
-        self._job = job
-        self._places = places
+    serving: ResponsesContext
+    job: BatchJob
+    places: Mapping[str, FairSemaphore]
+    """See `BatchItems`."""
 
     async def run(self) -> None:
         """Work on the batch until it is over or preempted.
@@ -70,23 +74,23 @@ class BatchRun:
             LeaseLostError: Another gateway has it.
             StoreAwayError: The database does not answer.
         """
-        job = self._job
+        job = self.job
         if job.row.status == BatchStatus.VALIDATING:
             await self._validate()
         if job.row.status == BatchStatus.IN_PROGRESS:
-            await BatchItems(self._serving, job, self._places).run()
+            await BatchItems(self.serving, job, self.places).run()
             preempted = job.preempted.is_set() and job.end_reason is None
-            if preempted and await open_lines(self._store, job.id, FIRST, 1):
+            if preempted and await open_lines(self.serving.store, job.id, FIRST, 1):
                 return
             await self._leave_progress()
         if job.row.status in (BatchStatus.FINALIZING, BatchStatus.CANCELLING):
             await self._finalise()
 
     async def _validate(self) -> None:
-        endpoint = self._job.row.endpoint
-        answering = partial(answering_model, self._serving, endpoint)
-        check = InputCheck(endpoint, self._config.max_lines, self._config.max_line_bytes, answering)
-        await delete_lines(self._store, self._job.row.id)  # of a gateway that died at it
+        endpoint, config = self.job.row.endpoint, self.serving.config.batches
+        answering = partial(answering_model, self.serving, endpoint)
+        check = InputCheck(endpoint, config.max_lines, config.max_line_bytes, answering)
+        await delete_lines(self.serving.store, self.job.row.id)  # of a gateway that died at it
         try:
             await self._read_input(check)
         except NotFoundError as error:
@@ -94,43 +98,43 @@ class BatchRun:
         except StorageFullError as error:
             check.faults.append(BatchFault(code=STORAGE_FULL, message=str(error), param="input_file_id"))
         if check.faults:
-            await delete_lines(self._store, self._job.row.id)
+            await delete_lines(self.serving.store, self.job.row.id)
             errors = [msgspec.to_builtins(fault) for fault in check.faults]
             await self._finish({BatchStatus.VALIDATING}, BatchStatus.FAILED, {}, errors=errors)
         else:
             await self._move({BatchStatus.VALIDATING}, BatchStatus.IN_PROGRESS, total=check.total, model=check.model)
-        if self._job.row.status == BatchStatus.CANCELLING:
-            await delete_lines(self._store, self._job.row.id)
+        if self.job.row.status == BatchStatus.CANCELLING:
+            await delete_lines(self.serving.store, self.job.row.id)
 
     async def _read_input(self, check: InputCheck) -> None:
-        batch = self._job.row
-        file = await find_file(self._store, self._job.owner, batch.input_file_id)
+        batch = self.job.row
+        file = await find_file(self.serving.store, self.job.owner, batch.input_file_id)
         found: list[Line] = []
         size = 0
         async with (
-            aclosing(read_content(self._store, file)) as chunks,
-            aclosing(split_lines(chunks, self._config.max_line_bytes)) as lines,
+            aclosing(read_content(self.serving.store, file)) as chunks,
+            aclosing(split_lines(chunks, self.serving.config.batches.max_line_bytes)) as lines,
         ):
             async for number, text in lines:
-                if check.hopeless or self._job.end_reason is EndReason.CANCELLED:
+                if check.hopeless or self.job.end_reason is EndReason.CANCELLED:
                     break
                 line = check.take(number, text)
                 if line is not None:
                     found.append(line)
                     size += len(line.body)
                 if len(found) >= _LINES_AT_ONCE or size >= _BYTES_AT_ONCE:
-                    await add_lines(self._store, batch.id, found, self._serving.storage_quota.max_bytes)
+                    await add_lines(self.serving.store, batch.id, found)
                     found, size = [], 0
                 elif number % _CHECKED_AT_ONCE == 0:
                     await asyncio.sleep(0)
             else:
                 check.end()
         if found:
-            await add_lines(self._store, batch.id, found, self._serving.storage_quota.max_bytes)
+            await add_lines(self.serving.store, batch.id, found)
 
     async def _leave_progress(self) -> None:
         """No more lines are run: all are answered, or there is a reason to stop."""
-        job = self._job
+        job = self.job
         if job.end_reason is EndReason.KEY_GONE:
             fault = BatchFault(code="invalid_api_key", message=f"The batch was cancelled: {job.end_reason.value}.")
             errors = [msgspec.to_builtins(fault)]
@@ -142,7 +146,7 @@ class BatchRun:
             await self._move({BatchStatus.IN_PROGRESS}, BatchStatus.FINALIZING)
 
     async def _finalise(self) -> None:
-        batch = self._job.row
+        batch = self.job.row
         origin, status = BatchStatus(batch.status), BatchStatus.COMPLETED
         if batch.status == BatchStatus.CANCELLING:
             status = BatchStatus.CANCELLED
@@ -155,24 +159,65 @@ class BatchRun:
             why = _NO_ROOM if full else _UNANSWERED[status]
             return unanswered(batch.id, result.line, result.custom_id, *why)
 
-        async with result_files(self._store, batch, error_line) as files:
+        async with _result_files(self.serving.store, batch, error_line) as files:
             await self._finish({origin}, status, files)
-            assert self._job.row.status == status, "only who holds a batch takes it out of these states"
-        await delete_lines(self._store, batch.id)
+            assert self.job.row.status == status, "only who holds a batch takes it out of these states"
+        await delete_lines(self.serving.store, batch.id)
 
     async def _move(self, origin: set[BatchStatus], status: BatchStatus, **values: Any) -> None:
-        job = self._job
+        job = self.job
         async with job.changing:
-            job.row = await move_batch(self._store, job.holder, job.row.id, origin, status, **values)
+            job.row = await move_batch(self.serving.store, job.holder, job.row.id, origin, status, **values)
 
     async def _finish(
         self, origin: set[BatchStatus], status: BatchStatus, files: dict[str, dict[str, Any]], **values: Any
     ) -> None:
-        job = self._job
-        days = self._serving.config.retention.files_days
+        job = self.job
+        days = self.serving.config.retention.files_days
         kept_s = job.row.output_expires_after_s or (days and days * _DAY_S)
         job.finishing = True
         async with job.changing:
-            job.row = await finish_batch(self._store, job.holder, job.row.id, origin, status, files, kept_s, **values)
+            job.row = await finish_batch(
+                self.serving.store, job.holder, job.row.id, origin, status, files, kept_s, **values
+            )
         job.finishing = job.row.status in OVER  # its client may have cancelled it meanwhile
         _log.info("batch %s is %s", job.row.id, job.row.status)
+
+
+@asynccontextmanager
+async def _result_files(
+    store: Store, batch: Batch, unanswered: Callable[[Result], bytes]
+) -> AsyncGenerator[dict[str, dict[str, str]], None]:
+    """Write the output and the error file, not yet to be seen. An empty one is not made; if the block fails, nothing is
+    left of them.
+
+    Args:
+        store: The database.
+        batch: Whose they are.
+        unanswered: Makes the error file's line of a request without an answer.
+
+    Yields:
+        The fields of `publish_file` by the batch's column.
+
+    Raises:
+        StoreAwayError: The database does not answer.
+    """
+    owner = Owner(batch.organization_id, batch.project_id)
+    # Not counted as long as the lines with the same answers count.
+    output, errors = FileWriter(store, owner, counted=False), FileWriter(store, owner, counted=False)
+    try:
+        after = 0
+        while results := await read_results(store, batch.id, after, _RESULTS_AT_ONCE):
+            for result in results:
+                content = unanswered(result) if result.content is None else result.content
+                await (output if result.failed is False else errors).write(content + b"\n")
+            after = results[-1].line
+        files = {}
+        for column, name, writer in (("output_file_id", "output", output), ("error_file_id", "errors", errors)):
+            if writer.size:
+                files[column] = {"file_id": await writer.finish(), "filename": f"{batch.id}_{name}.jsonl"}
+        yield files
+    except BaseException:
+        await output.discard()
+        await errors.discard()
+        raise

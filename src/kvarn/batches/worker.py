@@ -9,16 +9,17 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from kvarn.batches.job import BatchJob, EndReason
 from kvarn.batches.run import BatchRun
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.jobs.worker import Worker
-from kvarn.responses.responses_context import ResponsesContext
+from kvarn.responses.background_runs import ResponsesContext
 from kvarn.store.ids import new_id
-from kvarn.store.repositories.batches.batches import OVER, BatchStatus
-from kvarn.store.repositories.batches.runs import (
+from kvarn.store.repositories.batches.batches import (
+    OVER,
+    BatchStatus,
     LeaseLostError,
     claim_batches,
     release_batch,
@@ -37,13 +38,12 @@ _REST_AFTER_FAILURE_S = 60.0
 _log = logging.getLogger("kvarn.batches")
 
 
-class BatchWorker:
-    """Runs batches beside the requests of clients; implements `JobLeases`."""
+class BatchWorker(Worker[BatchJob]):
+    """Runs batches beside the requests of clients."""
 
     def __init__(self, serving: ResponsesContext) -> None:
         config = serving.config.batches
-        poll_s = min(config.poll_s, config.lease_s / 4)
-        self.worker = Worker("batches", self, self._run, max_running=config.max_running, poll_s=poll_s)
+        super().__init__("batches", max_running=config.max_running, poll_s=min(config.poll_s, config.lease_s / 4))
         self.holder = new_id("gw-")
         """Name of this gateway in leases."""
         self._serving = serving
@@ -54,20 +54,20 @@ class BatchWorker:
         self._losses: dict[str, Counter[int]] = {}
         """Of batches that this gateway has let go unfinished."""
 
-    async def claim(self, free: int, running: Mapping[str, BatchJob]) -> Sequence[BatchJob]:
-        """Take batches, of each organization its oldest first; see `JobLeases`."""
+    async def claim(self, free: int) -> Sequence[BatchJob]:
+        """Take batches, of each organization its oldest first."""
         if not free:
-            await self._preempt(list(running.values()))
+            await self._preempt(list(self.running.values()))
             return []
         rows = await claim_batches(self._store, self.holder, self._config.lease_s, free)
         return [
             BatchJob(row.id, row.organization_id, self.holder, row, losses=self._losses.pop(row.id, Counter()))
             for row in rows
-            if row.id not in running
+            if row.id not in self.running
         ]
 
     async def renew(self, jobs: Sequence[BatchJob]) -> Collection[str]:
-        """Renew their leases, and see what became of each; see `JobLeases`.
+        """Renew their leases, and see what became of each.
 
         One small write a batch and second, for which a lost lease, a cancelled batch and a revoked key are known within
         that second.
@@ -82,7 +82,7 @@ class BatchWorker:
         return held
 
     async def release(self, job: BatchJob) -> None:
-        """Let another gateway take it; see `JobLeases`."""
+        """Let another gateway take it."""
         if job.losses and job.row.status not in OVER:
             self._losses[job.id] = job.losses
         rest_s = 0.0
@@ -115,7 +115,8 @@ class BatchWorker:
         elif job.full:
             job.preempt()
 
-    async def _run(self, job: BatchJob) -> None:
+    async def run(self, job: BatchJob) -> None:
+        """Bring a batch as far as it will go."""
         try:
             await self.refresh(job)
             await BatchRun(self._serving, job, self._places).run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import typer
@@ -27,7 +27,7 @@ from kvarn.bench.workload import (
     synthetic_requests,
     warm_up_requests,
 )
-from kvarn.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
+from kvarn.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, stop
 from kvarn.cli.parameters import expand_options
 from kvarn.cli.roofline import roofline
 from kvarn.cli.values import api_key as read_api_key
@@ -152,7 +152,7 @@ def bench(context: typer.Context, options: BenchOptions) -> None:
         job = Job(target=target, requests=requests, concurrency=concurrency, warm_up=warm_up)
         outcome = run_job(job, console)
     except BenchError as error:
-        _stop(str(error), EXIT_FAILED)
+        stop(str(error), EXIT_FAILED)
     summary = summarise(outcome, Slo(ttft_ms=options.slo_ttft_ms, tpot_ms=options.slo_tpot_ms))
     title = f"kvarn bench: {target.model} at {target.url}"
     print_summary(Console(), summary, title)
@@ -163,7 +163,7 @@ def bench(context: typer.Context, options: BenchOptions) -> None:
         if options.html_path:
             options.html_path.write_text(html_report(outcome, summary, parameters, title), encoding="utf-8")
     except OSError as error:
-        _stop(f"cannot write the results: {error}", EXIT_FAILED)
+        stop(f"cannot write the results: {error}", EXIT_FAILED)
     if outcome.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
     if summary.failed:
@@ -175,7 +175,7 @@ app.command()(roofline)
 
 def _recorded(options: BenchOptions, path: Path) -> list[BenchRequest]:
     if options.rate is not None or options.duration is not None or options.requests is not None:
-        _stop("--trace brings its own arrivals: leave --rate, --duration and --requests out", EXIT_USAGE)
+        stop("--trace brings its own arrivals: leave --rate, --duration and --requests out", EXIT_USAGE)
     scaling = Scaling(
         time=options.time_scale,
         length=options.length_scale,
@@ -185,7 +185,7 @@ def _recorded(options: BenchOptions, path: Path) -> list[BenchRequest]:
     try:
         return scale_trace(read_trace(path, options.trace_format, options.max_requests), scaling)
     except TraceError as error:
-        _stop(str(error), EXIT_USAGE)
+        stop(str(error), EXIT_USAGE)
 
 
 def _synthetic(options: BenchOptions) -> list[BenchRequest]:
@@ -194,9 +194,9 @@ def _synthetic(options: BenchOptions) -> list[BenchRequest]:
         duration = 60.0 if duration is None and count is None else duration
         arrivals = poisson_arrivals(options.rate, seed=options.seed, duration_s=duration, count=count)
         if not arrivals:
-            _stop("no request arrives in so short a --duration at this --rate", EXIT_USAGE)
+            stop("no request arrives in so short a --duration at this --rate", EXIT_USAGE)
     elif duration is not None:
-        _stop("--duration belongs to an open loop: give --rate too", EXIT_USAGE)
+        stop("--duration belongs to an open loop: give --rate too", EXIT_USAGE)
     return synthetic_requests(
         count=(count or DEFAULT_REQUESTS) if arrivals is None else len(arrivals),
         prompt=options.prompt_tokens,
@@ -205,8 +205,3 @@ def _synthetic(options: BenchOptions) -> list[BenchRequest]:
         seed=options.seed,
         arrivals=arrivals,
     )
-
-
-def _stop(message: str, code: int) -> NoReturn:
-    typer.echo(f"kvarn bench: {message}", err=True)
-    raise typer.Exit(code)

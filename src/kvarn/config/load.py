@@ -10,9 +10,8 @@ from typing import Any
 
 import yaml
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
-from kvarn.config.environment import known_variables
+from kvarn.config.environment import read_environment
 from kvarn.config.extras import missing_extra_of
 from kvarn.config.schema import KvarnConfig
 
@@ -20,16 +19,6 @@ from kvarn.config.schema import KvarnConfig
 class ConfigError(ValueError):
     """The configuration cannot be used; the message names the field and what to do."""
 
-
-class _Environment(BaseSettings):
-    """Only names the prefix and the separator: `KVARN_GATEWAY__PORT=9000` is `gateway.port`."""
-
-    model_config = SettingsConfigDict(env_prefix="KVARN_", env_nested_delimiter="__")
-
-
-OUTSIDE_THE_CONFIGURATION = frozenset({"KVARN_ISA", "KVARN_API_KEY"})
-"""Variables read where they are used: the kernels' instruction set, and the key that `kvarn serve` asks for and the
-other commands send."""
 
 _log = logging.getLogger(__name__)
 
@@ -81,21 +70,14 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _read_environment(warn: Callable[[str], None]) -> dict[str, Any]:
-    """Nested values of `KVARN_...` variables that name a field of the configuration."""
-    source = EnvSettingsSource(_Environment, env_prefix="KVARN_", env_nested_delimiter="__")
-    # Only these: a variable that is not ours must not become an unknown key.
-    source.env_vars = {
-        name.lower(): os.environ[name] for name in known_variables(os.environ, OUTSIDE_THE_CONFIGURATION, warn)
-    }
     found: dict[str, Any] = {}
-    for name, field in KvarnConfig.model_fields.items():
-        try:
-            value, key, is_complex = source.get_field_value(field, name)
-            value = source.prepare_field_value(name, field, value, is_complex)
-        except ValueError as error:
-            raise ConfigError(f"the environment variable KVARN_{name.upper()} is not valid JSON: {error}") from None
-        if value is not None:
-            found[key if key in KvarnConfig.model_fields else name] = value
+    try:
+        for path, value in read_environment(os.environ, warn):
+            for part in reversed(path):
+                value = {part: value}
+            found = _merge(found, value)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     return found
 
 

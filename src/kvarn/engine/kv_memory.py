@@ -21,7 +21,7 @@ def blocks_for(num_tokens: int) -> int:
 class Placement:
     """Computed tokens that a waiting sequence would find, and what it would still take."""
 
-    num_computed: int
+    num_computed_tokens: int
     """Tokens it need not compute."""
     blocks: list[int]
     """Blocks that it would share."""
@@ -62,11 +62,11 @@ class KVMemory:
         names = self._loadable(sequence, limit, len(nodes))
         if names:
             return Placement(
-                min(sequence.num_computed, limit), blocks, nodes, names, self._needed(sequence, blocks, computed)
+                min(sequence.num_computed_tokens, limit), blocks, nodes, names, self._needed(sequence, blocks, computed)
             )
         leader = request.sequences[0]
         shared = sequence.num_prompt - 1
-        can_fork = sequence.index > 0 and leader.slot is not None and leader.num_computed >= sequence.num_prompt
+        can_fork = sequence.index > 0 and leader.slot is not None and leader.num_computed_tokens >= sequence.num_prompt
         if can_fork and shared > computed:
             computed, blocks, nodes = shared, leader.blocks[: blocks_for(shared)], leader.nodes[: shared // BLOCK_SIZE]
         return Placement(computed, blocks, nodes, [], self._needed(sequence, blocks, computed))
@@ -75,7 +75,7 @@ class KVMemory:
         """Names of a preempted sequence's stored blocks from entry `first` on; none where one of them is not held."""
         if not sequence.stored_names or self._connector is None:
             return []
-        names = sequence.stored_names[first : blocks_for(min(sequence.num_computed, limit))]
+        names = sequence.stored_names[first : blocks_for(min(sequence.num_computed_tokens, limit))]
         return names if all(map(self._connector.contains, names)) else []
 
     def _needed(self, sequence: Sequence, blocks: list[int], computed: int) -> int:
@@ -87,7 +87,7 @@ class KVMemory:
         """Give the sequence the blocks it shares and loads. Nothing may have been allocated since `placement`."""
         for block in placement.blocks:
             self.pool.acquire(block)
-        sequence.num_computed = placement.num_computed
+        sequence.num_computed_tokens = placement.num_computed_tokens
         sequence.blocks = list(placement.blocks)
         sequence.nodes = list(placement.nodes)
         sequence.stored_names = []
@@ -98,15 +98,15 @@ class KVMemory:
         sequence.pending_updates = [BlockUpdate(index, block) for index, block in enumerate(sequence.blocks)]
 
     def is_reserved(self, sequence: Sequence, end: int) -> bool:
-        """Whether positions `num_computed` to `end - 1` lie in one block that is writable already.
+        """Whether positions `num_computed_tokens` to `end - 1` lie in one block that is writable already.
 
         So it is for fifteen decodes of sixteen, and `reserve` need not be asked.
         """
-        index, blocks = sequence.num_computed // BLOCK_SIZE, sequence.blocks
+        index, blocks = sequence.num_computed_tokens // BLOCK_SIZE, sequence.blocks
         return end <= (index + 1) * BLOCK_SIZE and index < len(blocks) and self.pool.is_writable(blocks[index])
 
     def reserve(self, sequence: Sequence, end: int, copies: list[BlockCopy]) -> None:
-        """Make positions `num_computed` to `end - 1` writable: append blocks, copy shared ones before the write.
+        """Make positions `num_computed_tokens` to `end - 1` writable: append blocks, copy shared ones before the write.
 
         The copies that the plan must make are appended to `copies`.
 
@@ -114,7 +114,7 @@ class KVMemory:
             OutOfBlocksError: What could be had is kept; call again with the same arguments once there is room.
         """
         blocks = sequence.blocks
-        first, last = sequence.num_computed // BLOCK_SIZE, (end - 1) // BLOCK_SIZE
+        first, last = sequence.num_computed_tokens // BLOCK_SIZE, (end - 1) // BLOCK_SIZE
         for index in range(first, last + 1):
             if index == len(blocks):
                 blocks.append(self._allocate())
@@ -134,7 +134,7 @@ class KVMemory:
         Where the cache already has a block with these tokens, the sequence adopts it and frees its own, so that two
         sequences never hold the same tokens twice, and whoever holds a cached block holds the path to it.
         """
-        nodes, num_full = sequence.nodes, sequence.num_computed // BLOCK_SIZE
+        nodes, num_full = sequence.nodes, sequence.num_computed_tokens // BLOCK_SIZE
         if len(nodes) == num_full or not self._reuse:
             return
         scope = sequence.request.scope
@@ -156,13 +156,13 @@ class KVMemory:
         if self._connector is None:
             raise ValueError("blocks can only be stored by an engine that has a KV connector: pass it one")
         # Positions from the last known token on belong to steps in flight, whose results are dropped.
-        computed = min(sequence.num_computed, len(sequence.tokens) - 1)
+        computed = min(sequence.num_computed_tokens, len(sequence.tokens) - 1)
         names = block_hashes(sequence.tokens[:computed], sequence.request.scope, self._namespace)
         for block, name in zip(sequence.blocks, names, strict=False):
             if not self._connector.contains(name):
                 self._stores.append(BlockTransfer(block, name))
         self.release(sequence)
-        sequence.num_computed, sequence.stored_names = computed, names
+        sequence.num_computed_tokens, sequence.stored_names = computed, names
 
     def drain_transfers(self) -> tuple[list[BlockTransfer], list[BlockTransfer]]:
         """Blocks to store and blocks to load, for the next plan."""
@@ -184,7 +184,7 @@ class KVMemory:
         """Recount everything from the block tables. Raises `IntegrityError` at the first contradiction."""
         references: dict[int, int] = {}
         for sequence in running:
-            if len(sequence.blocks) < blocks_for(sequence.num_computed):
+            if len(sequence.blocks) < blocks_for(sequence.num_computed_tokens):
                 raise IntegrityError(f"{sequence.request.request_id}: computed tokens without a block")
             if len(sequence.nodes) * BLOCK_SIZE > len(sequence.tokens):
                 raise IntegrityError(f"{sequence.request.request_id}: a block of unknown tokens is in the prefix cache")

@@ -54,7 +54,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
     slot: int
     start: int
-    """Position of the first token computed: the sequence's `num_computed`."""
+    """Position of the first token computed: the sequence's `num_computed_tokens`."""
     token_ids: list[int]
     """Tokens to compute, at positions `start`, `start + 1`, ...; one may be `LAST_SAMPLED`."""
     block_updates: list[BlockUpdate]

@@ -1,8 +1,8 @@
 """A request and its choices, as the scheduler sees them, and the queue in which these wait.
 
 A `Request` is what a client sent; a `Sequence` is one of its `n` choices. There is no prefill phase and no decode
-phase: a sequence has `tokens` known and `num_computed` of them in the KV cache, and each step closes some of the gap.
-A step that is submitted counts as computed at once; what it will draw counts as `num_pending`.
+phase: a sequence has `tokens` known and `num_computed_tokens` of them in the KV cache, and each step closes some of the
+gap. A step that is submitted counts as computed at once; what it will draw counts as `num_pending`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Sequence:
         "last_step",
         "nodes",
         "num_charged",
-        "num_computed",
+        "num_computed_tokens",
         "num_pending",
         "num_prompt",
         "pending_updates",
@@ -126,7 +126,7 @@ class Sequence:
         self.seed = choice_seed(request.sampling.seed, index)
         self.tokens = list(request.prompt)
         self.num_prompt = len(request.prompt)
-        self.num_computed = 0
+        self.num_computed_tokens = 0
         """Tokens whose keys and values are in the cache once the steps in flight have run; of a preempted sequence,
         those that are in stored blocks."""
         self.num_pending = 0
@@ -169,7 +169,7 @@ class Sequence:
         """Whether all that can be planned is in flight: a mask, and what follows the last token, need its result."""
         if self.num_pending and (self.request.mask is not None or self.num_tokens >= self.request.max_length):
             return True
-        return self.num_computed >= self.num_tokens
+        return self.num_computed_tokens >= self.num_tokens
 
     @property
     def account(self) -> TenantAccount:
@@ -215,7 +215,7 @@ class Sequence:
 
     def forget_memory(self) -> None:
         """Back to nothing computed; the tokens stay."""
-        self.num_computed = 0
+        self.num_computed_tokens = 0
         self.num_pending = 0
         self.blocks = []
         self.nodes = []

@@ -140,7 +140,7 @@ class Scheduler:
         partial: list[Sequence] = []
         running = [each for each in self.running if not each.awaits_result] if self._in_flight else self.running
         for sequence in running:
-            uncomputed = len(sequence.tokens) + sequence.num_pending - sequence.num_computed
+            uncomputed = len(sequence.tokens) + sequence.num_pending - sequence.num_computed_tokens
             (singles if uncomputed == 1 else partial).append(sequence)
         kept_for_prompts = self._kept_for_prompts() if partial or self._can_start_some() else 0
         if len(singles) > step.tokens_left - kept_for_prompts:
@@ -154,7 +154,7 @@ class Scheduler:
         for sequence in partial:
             if sequence.slot is None:
                 continue
-            share = step.share(sequence.num_computed, sequence.num_tokens - sequence.num_computed)
+            share = step.share(sequence.num_computed_tokens, sequence.num_tokens - sequence.num_computed_tokens)
             if share:
                 self._compute(step, sequence, share)
 
@@ -167,7 +167,7 @@ class Scheduler:
 
     def _compute(self, step: StepBuilder, sequence: Sequence, num_tokens: int) -> None:
         """Add a row if memory can be had for it."""
-        end = sequence.num_computed + num_tokens
+        end = sequence.num_computed_tokens + num_tokens
         if not self.memory.is_reserved(sequence, end) and not self._reserve(step, sequence, end):
             return
         if sequence.num_charged < sequence.num_prompt:
@@ -216,7 +216,7 @@ class Scheduler:
     def _add_proposals(self, step: StepBuilder, proposer: Proposer) -> None:
         """Verify what the proposer expects in the budget and the free memory that nobody else takes in this step."""
         for sequence, num_tokens in list(step.rows.items()):
-            end = sequence.num_computed + num_tokens
+            end = sequence.num_computed_tokens + num_tokens
             limit = min(step.tokens_left, sequence.request.max_length - end - 1)
             if end != sequence.num_tokens or sequence.num_pending or limit <= 0:
                 continue
@@ -289,7 +289,7 @@ class Scheduler:
                 elif now - sequence.blocked_since_s > self._config.priority_ageing_s:
                     return
                 continue
-            share = step.share(placement.num_computed, sequence.num_tokens - placement.num_computed)
+            share = step.share(placement.num_computed_tokens, sequence.num_tokens - placement.num_computed_tokens)
             if not share:
                 return
             self._start(sequence, placement, now)
@@ -310,10 +310,10 @@ class Scheduler:
         if request.first_step_s is None:
             request.first_step_s = now
             self._started.append(request)
-            request.cached_tokens = placement.num_computed
-            self.totals.cached_tokens += placement.num_computed
+            request.cached_tokens = placement.num_computed_tokens
+            self.totals.cached_tokens += placement.num_computed_tokens
         if sequence.index == 0:
-            sequence.num_charged = max(sequence.num_charged, min(placement.num_computed, sequence.num_prompt))
+            sequence.num_charged = max(sequence.num_charged, min(placement.num_computed_tokens, sequence.num_prompt))
 
     # Taking results --------------------------------------------------------------------------------------------------
 

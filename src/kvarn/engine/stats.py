@@ -52,7 +52,7 @@ class StatsRecorder:
         """All gauges and totals now."""
         scheduler = self._scheduler
         pool, totals = scheduler.memory.pool, scheduler.totals
-        contexts = [each.num_tokens for each in scheduler.running if each.num_tokens - each.num_computed == 1]
+        contexts = [each.num_tokens for each in scheduler.running if each.num_tokens - each.num_computed_tokens == 1]
         known, computed = self._running_tokens()
         return EngineStats(
             step=totals.steps,
@@ -87,7 +87,7 @@ class StatsRecorder:
     def _running_tokens(self) -> tuple[int, int]:
         """Tokens of running sequences: known, and computed of those."""
         running = self._scheduler.running
-        return sum([each.num_tokens for each in running]), sum([each.num_computed for each in running])
+        return sum([each.num_tokens for each in running]), sum([each.num_computed_tokens for each in running])
 
     def _step_times(self) -> StepTimes | None:
         model = self._scheduler.step_time

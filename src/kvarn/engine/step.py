@@ -100,23 +100,25 @@ class StepBuilder:
         """Put a row into the step."""
         self.rows[sequence] = num_tokens
         self.tokens_left -= num_tokens
-        self.shape.add(sequence.num_computed, num_tokens)
+        self.shape.add(sequence.num_computed_tokens, num_tokens)
 
     def remove(self, sequence: Sequence) -> int:
         """Take a sequence's row, if it has one, out again, its copies with it; returns the tokens charged for it."""
         num_tokens = self.rows.pop(sequence, 0)
         if num_tokens:
             self.tokens_left += num_tokens
-            self.shape.add(sequence.num_computed, num_tokens, sign=-1)
+            self.shape.add(sequence.num_computed_tokens, num_tokens, sign=-1)
         copies = self.copies.pop(sequence, None)
         if copies:  # what was to be copied is not there
-            sequence.num_computed = min(sequence.num_computed, BLOCK_SIZE * sequence.blocks.index(copies[0].target))
+            sequence.num_computed_tokens = min(
+                sequence.num_computed_tokens, BLOCK_SIZE * sequence.blocks.index(copies[0].target)
+            )
         return self.charged.pop(sequence, 0)
 
     def propose(self, sequence: Sequence, proposals: list[int]) -> None:
         """Append tokens to verify to a sequence's row."""
         num_tokens = self.rows[sequence]
-        self.shape.add(sequence.num_computed, num_tokens, sign=-1)
+        self.shape.add(sequence.num_computed_tokens, num_tokens, sign=-1)
         self.tokens_left += num_tokens
         self.add(sequence, num_tokens + len(proposals))
         self.proposals[sequence] = proposals
@@ -136,9 +138,9 @@ class StepBuilder:
         return SubmittedStep(plan, self.rows, self.shape)
 
     def _row(self, sequence: Sequence, num_tokens: int) -> Row:
-        slot, start, tokens = sequence.slot, sequence.num_computed, sequence.tokens
+        slot, start, tokens = sequence.slot, sequence.num_computed_tokens, sequence.tokens
         assert slot is not None, "a row belongs to a running sequence"
-        end = sequence.num_computed = start + num_tokens
+        end = sequence.num_computed_tokens = start + num_tokens
         token_ids = tokens[start:end]
         proposals = self.proposals.get(sequence) if self.proposals else None
         if proposals is not None:
@@ -194,7 +196,7 @@ def apply_result(sequence: Sequence, row: Row, result: RowResult) -> TokenDelta 
         sequence.num_pending -= 1
         if row.num_proposals:
             rejected = row.num_proposals + 1 - len(result.token_ids)
-            sequence.num_computed = min(sequence.num_computed - rejected, len(sequence.tokens))
+            sequence.num_computed_tokens = min(sequence.num_computed_tokens - rejected, len(sequence.tokens))
     elif request.sampling.max_tokens > 0 or row.start + len(row.token_ids) < len(sequence.tokens):
         return None
     else:  # only the prompt was to be computed

@@ -7,7 +7,7 @@ import itertools
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from typing import cast
+from contextlib import suppress
 
 import msgspec
 
@@ -31,31 +31,32 @@ class _Frame(msgspec.Struct, frozen=True, array_like=True):
     failed: bool = False
 
 
-class Channel(asyncio.Protocol):
+class Channel:
     """One end. Frames are MessagePack with their length in front; bodies are the callers' matter.
 
     Args:
+        reader: From the other end.
+        writer: To it.
         handlers: By the name of the method that the other end may call.
     """
 
-    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handlers: Mapping[str, Handler]
+    ) -> None:
+        self._writer = writer
         self._handlers = handlers
-        self._transport: asyncio.Transport | None = None
-        self._received = bytearray()
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(_Frame)
         self.closed = asyncio.Event()
         """Set once the other process is gone."""
+        self._reading = asyncio.create_task(self._read(reader))
 
     @classmethod
     async def open(cls, end: socket.socket, handlers: Mapping[str, Handler]) -> Channel:
         """A channel over one of a pair of connected sockets, which it takes over."""
-        end.setblocking(False)
-        _, channel = await asyncio.get_running_loop().create_unix_connection(lambda: cls(handlers), sock=end)
-        return channel
+        return cls(*await asyncio.open_unix_connection(sock=end), handlers)
 
     async def call(self, method: str, body: bytes = b"") -> bytes:
         """What the other process answers.
@@ -83,31 +84,19 @@ class Channel(asyncio.Protocol):
 
     def close(self) -> None:
         """Close this end."""
-        if self._transport is not None:
-            self._transport.close()
+        self._writer.close()
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """For asyncio."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """For asyncio: fail whoever waits."""
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Handle frames until the other process is gone; then fail whoever waits."""
+        decoder = msgspec.msgpack.Decoder(_Frame)
+        with suppress(OSError, asyncio.IncompleteReadError):
+            while True:
+                size = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "little")
+                self._handle(decoder.decode(await reader.readexactly(size)))
         self.closed.set()
         for answer in list(self._waiting.values()):
             if not answer.done():
                 answer.set_exception(ChannelClosedError("the other process is gone"))
-
-    def data_received(self, data: bytes) -> None:
-        """For asyncio: handle all frames that are whole."""
-        self._received += data
-        start = 0
-        while len(self._received) >= start + _LENGTH_BYTES:
-            end = start + _LENGTH_BYTES + int.from_bytes(self._received[start : start + _LENGTH_BYTES], "little")
-            if len(self._received) < end:
-                break
-            self._handle(self._decoder.decode(bytes(self._received[start + _LENGTH_BYTES : end])))
-            start = end
-        del self._received[:start]
 
     def _handle(self, frame: _Frame) -> None:
         if not frame.method:
@@ -146,6 +135,5 @@ class Channel(asyncio.Protocol):
             self._write(_Frame(frame.number, "", repr(error).encode(), failed=True))
 
     def _write(self, frame: _Frame) -> None:
-        assert self._transport is not None
         payload = self._encoder.encode(frame)
-        self._transport.write(len(payload).to_bytes(_LENGTH_BYTES, "little") + payload)
+        self._writer.write(len(payload).to_bytes(_LENGTH_BYTES, "little") + payload)

@@ -11,7 +11,7 @@ from kvarn.config.schema import ReplicaConfig
 from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.process_exit import describe_exit, exit_of
 from kvarn.replica.addresses import engine_address, supervisor_address
-from kvarn.replica.client.transport import ClientTransport
+from kvarn.replica.transport import ClientTransport
 from kvarn.wire.messages import Failed, FromEngine, Heartbeat, Progress, Ready, ToEngine
 
 _LAST_MESSAGES_S = 0.05

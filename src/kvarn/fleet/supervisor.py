@@ -68,7 +68,7 @@ class EngineSupervisor:
         return process
 
     def start(self) -> None:
-        """Supervise the engine in the running event loop, until `drain` or `stop`; launch it if need be. Idempotent."""
+        """Supervise the engine in the running event loop, until `stop`; launch it if need be. Idempotent."""
         if self._task is None:
             keeping = keep_running(self._run_once, self._leaving, self._config.restart_backoff_s, self._report)
             self._task = asyncio.create_task(keeping, name=f"supervise {self.status.model}")
@@ -86,28 +86,12 @@ class EngineSupervisor:
         assert self.status.card is not None
         return self.status.card
 
-    async def drain(self, timeout_s: float) -> bool:
-        """Let clients send nothing new, let running requests finish for `timeout_s` seconds, then end the engine.
-
-        Returns:
-            Whether all requests finished in time; those that did not fail with `ReplicaLostError`.
-        """
-        finished = True
-        if self._task is not None and self._run is not None and self.status.state is ReplicaState.READY:
-            self._leaving.set()
-            self._update(state=ReplicaState.DRAINING)
-            self._run.send(Stop(drain=True))
-            done, _ = await asyncio.wait({self._task}, timeout=timeout_s)
-            finished = bool(done) and self.failure is None
-        await self.stop()
-        return finished
-
     async def stop(self) -> None:
         """End the engine now; requests in flight fail with `ReplicaLostError`. Idempotent."""
         self._leaving.set()
         task, self._task = self._task, None
         if task is not None:
-            if self._run is not None and self.status.state in (ReplicaState.READY, ReplicaState.DRAINING):
+            if self._run is not None and self.status.state is ReplicaState.READY:
                 self._run.send(Stop())
                 await asyncio.wait({task}, timeout=_STOP_GRACE_S)
             task.cancel()

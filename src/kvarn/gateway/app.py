@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -46,6 +47,7 @@ from kvarn.gateway.routes.organization import (
 from kvarn.gateway.services import Services
 from kvarn.gateway.state import Gateway
 from kvarn.identity.authenticator import Authenticator
+from kvarn.jobs.periodic import Periodic
 from kvarn.jobs.retention import retention_worker
 from kvarn.jobs.worker import Worker
 from kvarn.metering.usage_reports import Reports
@@ -60,8 +62,7 @@ from kvarn.serving.storage_quota import StorageQuota
 from kvarn.serving.text_pool import TextPool
 from kvarn.store.errors import StoreError
 
-_OBSERVE_EVERY_S = 1.0
-
+_COUNT_EVERY_S = 60.0
 _SETTLE_S = 5.0  # given to requests whose time to finish is over: to put away what they have, and to be settled
 
 _THIS_MACHINE = r"https?://(localhost|([a-z0-9-]+\.)+localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?"
@@ -98,9 +99,8 @@ def create_app(
     table = ModelTable(models_by_name)
     slo = {model.name: config.slo_of(model.config) for model in table}
     metrics = GatewayMetrics(slo, slo)
-    engines = EngineCollector({model.name: model.replicas for model in table})
     if shared is None or shared.is_main:
-        metrics.registry.register(engines)
+        metrics.registry.register(EngineCollector({model.name: model.replicas for model in table}))
     services = Services(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
     background = BackgroundResponses(services.store, config.responses, lambda run: run_background(gateway, run))
     open_requests = OpenRequests()
@@ -127,7 +127,7 @@ def create_app(
         title="Kvarn",
         version=kvarn.__version__,
         summary="OpenAI-compatible serving of large language models.",
-        lifespan=lambda app: _lifespan(app, gateway, services, open_requests, pool, engines),
+        lifespan=lambda app: _lifespan(app, gateway, services, open_requests, pool),
         docs_url=None,  # FastAPI's page fetches its scripts from a CDN; ours works offline
         redoc_url=None,
         redirect_slashes=False,
@@ -174,13 +174,17 @@ async def _lifespan(
     services: Services,
     open_requests: OpenRequests,
     pool: ThreadPoolExecutor,
-    engines: EngineCollector,
 ) -> AsyncGenerator[None, None]:
     """Start what runs beside the requests; at the end, settle them before the ledger and the database close."""
     config = gateway.config
-    workers: list[Worker[Any]] = [gateway.responses.worker, retention_worker(gateway.store, config.retention)]
+    count_nearly_full = partial(gateway.storage_quota.count_nearly_full, services.store_metrics.nearly_full.set)
+    workers: list[Worker[Any] | Periodic] = [
+        gateway.responses,
+        retention_worker(gateway.store, config.retention),
+        Periodic("counts of organisations that are nearly full", count_nearly_full, _COUNT_EVERY_S),
+    ]
     if config.batches.enabled:
-        workers.append(BatchWorker(gateway).worker)
+        workers.append(BatchWorker(gateway))
     try:
         await services.start()
     except StoreError as error:
@@ -191,27 +195,15 @@ async def _lifespan(
         raise
     for worker in workers:
         worker.start()
-    work = [
-        gateway.models.load_text(pool, config.gateway),
-        _watch_engines(engines),
-        gateway.storage_quota.watch(services.store_metrics.nearly_full.set),
-    ]
-    tasks = [asyncio.create_task(each) for each in work]
+    loading = asyncio.create_task(gateway.models.load_text(pool, config.gateway))
     try:
         yield
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
         if left := await open_requests.over(_SETTLE_S):
             _log.error("%d requests were not settled before the end", left)
         await asyncio.gather(*[worker.stop() for worker in workers])
         await gateway.models.close()
         await services.stop()
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-async def _watch_engines(engines: EngineCollector) -> None:
-    while True:
-        engines.observe()
-        await asyncio.sleep(_OBSERVE_EVERY_S)

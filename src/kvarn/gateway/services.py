@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.identity.service import Identity
+from kvarn.jobs.periodic import Periodic
 from kvarn.limits.limiter import Limiter
 from kvarn.metering.service import Metering
 from kvarn.observe.admission import AdmissionMetrics
@@ -19,8 +21,8 @@ from kvarn.observe.store import StoreMetrics
 from kvarn.safety.prompt_log import PromptLog
 from kvarn.serving.models import ServedModel
 from kvarn.serving.stages.admission import AdmissionStage
-from kvarn.serving.stages.budgets import BudgetStage
-from kvarn.serving.stages.ledger import LedgerStage
+from kvarn.serving.stages.budgets import reserve_budget
+from kvarn.serving.stages.ledger import note_work
 from kvarn.serving.stages.limits import LimitsStage
 from kvarn.serving.work import Stage
 from kvarn.store import migrate
@@ -65,14 +67,15 @@ class Services:
             registry, lambda: health.state is StoreState.AWAY, lambda: health.state is StoreState.READ_ONLY
         )
         limit_metrics = LimitMetrics(registry)
-        self.limiter = Limiter(config.limits, limit_metrics, local=shared.counts if shared else None)
-        reservations = self.limiter.redis or (shared.budgets if shared else None)
+        self.limiter = Limiter(config.limits, limit_metrics, local=shared.scripts if shared else None)
+        reservations = self.limiter.redis or (shared.scripts if shared else None)
         self.metering = Metering(config, self.store, registry, reservations)
         self.identity = Identity(config, self.store)
         self._limits = LimitsStage(self.limiter, config.limits, limit_metrics)
         self.prompts = PromptLog(config, self.store)
         self.stages = self._stages()
         self._tasks: list[asyncio.Task[None]] = []
+        self._probing = Periodic("probes of the database", self._probe_store, _RETRY_S)
 
     async def start(self) -> None:
         """Bring the database up to date and start what runs beside the requests. Where the database is away, serving
@@ -97,6 +100,7 @@ class Services:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._probing.stop()
         await self.admission.close()
         await self.prompts.close()
         await self.metering.stop()
@@ -106,8 +110,8 @@ class Services:
 
     def _stages(self) -> list[Stage]:
         """In the order in which they see a request: budgets, limits, admission, the ledger."""
-        budgets, ledger = BudgetStage(self.metering), LedgerStage(self.metering)
-        return [budgets.enter, self._limits.enter, self.admission.enter, ledger.enter]
+        budgets, ledger = partial(reserve_budget, self.metering), partial(note_work, self.metering)
+        return [budgets, self._limits.enter, self.admission.enter, ledger]
 
     async def _prepare_store(self) -> None:
         if self.config.store.migrate:
@@ -116,20 +120,13 @@ class Services:
             await migrate.check(self.store)
         await self.identity.prepare()
         await self.metering.start()
-        self._tasks.append(asyncio.create_task(self._watch_store()))
+        self._probing.start()
 
-    async def _watch_store(self) -> None:
+    async def _probe_store(self) -> None:
         """While the database is not well, ask it now and then: where nobody uses it nobody else would learn that it is
         well again."""
-        while True:
-            await asyncio.sleep(_RETRY_S)
-            if self.store.health.state is not StoreState.UP:
-                try:
-                    await probe_writes(self.store)
-                except StoreAwayError as error:
-                    _log.debug("the database is not well yet: %s", error)
-                except Exception:
-                    _log.exception("the state of the database cannot be read")
+        if self.store.health.state is not StoreState.UP:
+            await probe_writes(self.store)
 
     async def _prepare_store_later(self, reported: str) -> None:
         while True:

@@ -8,7 +8,7 @@ from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.body import BodyReader
 from kvarn.identity.key_cache import KeyCache
 from kvarn.metering.usage_reports import Reports
-from kvarn.responses.responses_context import ResponsesContext
+from kvarn.responses.background_runs import ResponsesContext
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from kvarn.serving.errors import storage_full
 from kvarn.store.errors import StorageFullError
 from kvarn.store.models import File
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.files.file_writer import FileWriter
-from kvarn.store.repositories.files.files import publish_file
+from kvarn.store.repositories.files import FileWriter, publish_file
 from kvarn.wire.openai.errors import ApiError, invalid_request
 from kvarn.wire.openai.files import FileExpiry, FileObject
 
@@ -62,7 +61,7 @@ async def take_file(gateway: Gateway, owner: Owner, request: Request, receive: R
 async def _keep(gateway: Gateway, owner: Owner, form: FormData) -> FileObject:
     file, purpose, expiry = _check(form, gateway.config.retention.max_file_bytes)
     retention = gateway.config.retention
-    writer = FileWriter(gateway.store, owner, retention.max_stored_bytes)
+    writer = FileWriter(gateway.store, owner)
     try:
         while data := await file.read(_PIECE_BYTES):
             await writer.write(data)

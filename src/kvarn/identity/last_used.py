@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.repositories.tenants.keys import mark_used
 
-_WRITE_EVERY_S = 10.0
 _KEYS_AT_ONCE = 500
 
 _log = logging.getLogger("kvarn.gateway")
 
 
 class LastUsed:
-    """The keys used since they were last written; one task writes them."""
+    """The keys used since they were last written."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -25,12 +23,6 @@ class LastUsed:
     def mark(self, key_id: str) -> None:
         """The key is being used now."""
         self._used_at[key_id] = int(self._store.now())
-
-    async def run(self) -> None:
-        """Write every few seconds, until cancelled."""
-        while True:
-            await asyncio.sleep(_WRITE_EVERY_S)
-            await self.write()
 
     async def write(self) -> None:
         """Write what has been gathered, some keys in a transaction: others write in between. What could not be written,

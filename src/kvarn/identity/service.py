@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from kvarn.config.schema import KvarnConfig
@@ -10,10 +9,13 @@ from kvarn.identity.authenticator import Authenticator, KeyAuthenticator
 from kvarn.identity.bootstrap import ensure_admin_key
 from kvarn.identity.key_cache import KeyCache
 from kvarn.identity.last_used import LastUsed
-from kvarn.identity.mode import auth_mode
+from kvarn.identity.open_server import auth_mode
+from kvarn.jobs.periodic import Periodic
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError
 from kvarn.store.repositories.tenants.organizations import ensure_default_organization
+
+_WRITE_EVERY_S = 10.0
 
 _log = logging.getLogger("kvarn.gateway")
 
@@ -38,11 +40,11 @@ class Identity:
             origins=config.gateway.allowed_origins or (),
             api_keys=config.auth.api_keys,
         )
-        self._writing: asyncio.Task[None] | None = None
+        self._writing = Periodic("times at which keys were used", self._last_used.write, _WRITE_EVERY_S)
 
     def start(self) -> None:
         """Begin to write when keys were last used."""
-        self._writing = asyncio.create_task(self._last_used.run())
+        self._writing.start()
 
     async def prepare(self) -> None:
         """Make the default organisation, and its first administrator's key, where they are missing.
@@ -65,8 +67,6 @@ class Identity:
 
     async def stop(self) -> None:
         """End what runs beside the requests."""
-        if self._writing is not None:
-            self._writing.cancel()
-            await asyncio.gather(self._writing, return_exceptions=True)
+        await self._writing.stop()
         await self.key_cache.close()
         await self._last_used.write()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from kvarn.jobs.worker import Job
+from kvarn.jobs.worker import Job, Worker
 from kvarn.store.engine import Store
 from kvarn.store.ids import new_id
 from kvarn.store.repositories import leases
@@ -18,34 +18,53 @@ class NamedJob(Job):
     holder: str
 
 
-class NamedLease:
-    """The lease of one named job; implements `JobLeases`.
+class NamedWorker(Worker[NamedJob]):
+    """The worker of one named job.
 
     Args:
+        kind: See `Worker`.
         store: The database.
         name: Of the job.
+        work: Does it.
         lease_s: Seconds after which another process takes it over.
+        poll_s: See `Worker`.
         periodic: The lease of a job that succeeded is kept: it says when the job is due again.
     """
 
-    def __init__(self, store: Store, name: str, lease_s: float, *, periodic: bool = False) -> None:
+    def __init__(
+        self,
+        kind: str,
+        store: Store,
+        name: str,
+        work: Callable[[NamedJob], Awaitable[None]],
+        *,
+        lease_s: float,
+        poll_s: float,
+        periodic: bool = False,
+    ) -> None:
+        super().__init__(kind, poll_s=poll_s)
         self._store = store
         self._name = name
+        self._do = work
         self._lease_s = lease_s
         self._periodic = periodic
 
-    async def claim(self, free: int, running: Mapping[str, NamedJob]) -> Sequence[NamedJob]:
-        """Take it; see `JobLeases`."""
+    async def claim(self, free: int) -> Sequence[NamedJob]:
+        """Take it."""
         holder = new_id("job-")  # a new one each time: a lease that is kept is not taken again by its own process
-        if not free or running or not await leases.take(self._store, self._name, holder, self._lease_s):
+        if not free or self.running or not await leases.take(self._store, self._name, holder, self._lease_s):
             return []
         return [NamedJob(self._name, "", holder)]
 
     async def renew(self, jobs: Sequence[NamedJob]) -> Collection[str]:
-        """Hold it for longer; see `JobLeases`."""
+        """Hold it for longer."""
         return [job.id for job in jobs if await leases.take(self._store, self._name, job.holder, self._lease_s)]
 
+    async def run(self, job: NamedJob) -> None:
+        """Do it."""
+        await self._do(job)
+
     async def release(self, job: NamedJob) -> None:
-        """Give it back, unless it shall rest; see `JobLeases`."""
+        """Give it back, unless it shall rest."""
         if not self._periodic or job.failed or job.stop_reason is not None:
             await leases.give_back(self._store, self._name, job.holder)

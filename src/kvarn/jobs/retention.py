@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 
 from kvarn.config.platform import RetentionConfig
-from kvarn.jobs.named_jobs import NamedJob, NamedLease
-from kvarn.jobs.worker import Worker
+from kvarn.jobs.named_jobs import NamedJob, NamedWorker
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
-from kvarn.store.repositories.retention.sweep import delete_expired
+from kvarn.store.repositories.retention import delete_expired
 
 _POLLS = 4
 """Times in an interval that each gateway looks whether a sweep is due."""
@@ -17,7 +16,7 @@ _POLLS = 4
 _log = logging.getLogger("kvarn.jobs")
 
 
-def retention_worker(store: Store, config: RetentionConfig) -> Worker[NamedJob]:
+def retention_worker(store: Store, config: RetentionConfig) -> NamedWorker:
     """Sweeps once in an interval. Where a kind of object could not be swept, whoever looks next tries again."""
 
     async def sweep(job: NamedJob) -> None:
@@ -31,5 +30,5 @@ def retention_worker(store: Store, config: RetentionConfig) -> Worker[NamedJob]:
         job.failed = bool(swept.failures)
 
     interval_s = config.sweep_interval_s
-    lease = NamedLease(store, "retention", interval_s, periodic=True)
-    return Worker("retention sweeps", lease, sweep, poll_s=interval_s / _POLLS)
+    poll_s = interval_s / _POLLS
+    return NamedWorker("retention sweeps", store, "retention", sweep, lease_s=interval_s, poll_s=poll_s, periodic=True)

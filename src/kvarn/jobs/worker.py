@@ -1,6 +1,6 @@
 """The background worker of a process: it takes jobs that nobody holds, runs some at once, and renews their leases.
 
-A job is a row of the database with a holder and an expiry, its lease (`JobLeases` says in which table). A process that
+A job is a row of the database with a holder and an expiry, its lease (a `Worker` says in which table). A process that
 dies renews no lease: when one has run out, another process takes the job over. Clocks of two machines may differ, so
 what a job does must bear being done twice, or be refused by the database once the lease is lost.
 """
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from kvarn.jobs.periodic import Periodic
 from kvarn.store.errors import StoreAwayError
@@ -56,54 +57,44 @@ class Job:
 JobT = TypeVar("JobT", bound=Job)
 
 
-class JobLeases(Protocol[JobT]):
-    """The leases of jobs of one kind. Every method may raise `StoreAwayError`."""
-
-    async def claim(self, free: int, running: Mapping[str, JobT]) -> Sequence[JobT]:
-        """Take at most `free` jobs that nobody holds and that are not among the `running`. Called again until it
-        returns none; also called, once, where `free` is 0."""
-        ...
-
-    async def renew(self, jobs: Sequence[JobT]) -> Collection[str]:
-        """Hold these jobs for longer; the ids of those that are still held. Called at each poll, also without jobs."""
-        ...
-
-    async def release(self, job: JobT) -> None:
-        """The job's task has ended, `job.stop_reason` says why: let another process take it, where it shall go on."""
-        ...
-
-
-class Worker(Generic[JobT]):
-    """Runs the jobs of one kind.
+class Worker(ABC, Generic[JobT]):
+    """Runs the jobs of one kind. A subclass says where their leases are, and what a job does.
 
     Args:
         kind: What they are called in the log, in the plural.
-        leases: Where they come from.
-        run: Does one job. Cancelled by `Job.stop`.
         max_running: Jobs at once.
         poll_s: Seconds between two looks for jobs; leases are renewed as often.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        leases: JobLeases[JobT],
-        run: Callable[[JobT], Awaitable[None]],
-        *,
-        max_running: int = 1,
-        poll_s: float,
-    ) -> None:
+    def __init__(self, kind: str, *, max_running: int = 1, poll_s: float) -> None:
         self.running: dict[str, JobT] = {}
         """By id, in the order in which they began."""
         self._kind = kind
-        self._leases = leases
-        self._run = run
         self._max_running = max_running
         self._poll_s = poll_s
         self._reserved = Counter[str]()
         """Places for jobs that are not launched yet, by organisation."""
         self._polls = Periodic(kind, self.poll, poll_s)
         self._releases: set[asyncio.Task[None]] = set()
+
+    # Each of these may raise `StoreAwayError`.
+
+    @abstractmethod
+    async def claim(self, free: int) -> Sequence[JobT]:
+        """Take at most `free` jobs that nobody holds and that are not running here. Called again until it returns none;
+        also called, once, where `free` is 0."""
+
+    @abstractmethod
+    async def renew(self, jobs: Sequence[JobT]) -> Collection[str]:
+        """Hold these jobs for longer; the ids of those that are still held. Called at each poll, also without jobs."""
+
+    @abstractmethod
+    async def run(self, job: JobT) -> None:
+        """Do one job. Cancelled by `Job.stop`."""
+
+    @abstractmethod
+    async def release(self, job: JobT) -> None:
+        """The job's task has ended, `job.stop_reason` says why: let another process take it, where it shall go on."""
 
     @property
     def free(self) -> int:
@@ -158,14 +149,14 @@ class Worker(Generic[JobT]):
             StoreAwayError: The database does not answer.
         """
         jobs = list(self.running.values())
-        held = await self._leases.renew(jobs)
+        held = await self.renew(jobs)
         lost = [job for job in jobs if job.id not in held and job.id in self.running and not job.finishing]
         await asyncio.gather(*[job.stop("lost") for job in lost])
         deadline = asyncio.get_running_loop().time() + self._poll_s  # the leases want to be renewed again
         while True:
             free = max(0, self.free)
             with self.reserve():  # a client's job shall not take the place meanwhile
-                claimed = await self._leases.claim(free, self.running)
+                claimed = await self.claim(free)
                 for job in claimed:
                     self.launch(job)
             if not claimed or self.free <= 0 or asyncio.get_running_loop().time() >= deadline:
@@ -173,7 +164,7 @@ class Worker(Generic[JobT]):
 
     async def _work(self, job: JobT) -> None:
         try:
-            await self._run(job)
+            await self.run(job)
         except StoreAwayError as error:
             _log.warning("%s: %s waits for the database: %s", self._kind, job.id, error)
         except Exception:
@@ -188,7 +179,7 @@ class Worker(Generic[JobT]):
 
     async def _release(self, job: JobT) -> None:
         try:
-            await self._leases.release(job)
+            await self.release(job)
         except StoreAwayError as error:
             _log.debug("%s: the lease of %s runs out by itself: %s", self._kind, job.id, error)
         except Exception:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 from kvarn.config.platform import LimitsConfig
 from kvarn.jobs.periodic import Periodic
-from kvarn.limits.local import LocalBackend, Timing
-from kvarn.limits.types import Backend, Decision, LimitsAwayError, Reservation
+from kvarn.limits.backend import Backend
+from kvarn.limits.local import SlidingWindows, Timing
+from kvarn.limits.scripts import COUNTS, LocalScripts, ScriptRunner
+from kvarn.limits.types import Decision, LimitsAwayError, Reservation
 from kvarn.observe.limits import LimitMetrics
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ class Limiter:
         metrics: Where Redis' state is shown.
         timing: How long things count.
         clock: Monotonic seconds.
-        local: Where this server counts without Redis. Default: in the process.
+        local: Runs the script where this server counts without Redis. Default: in the process.
 
     Raises:
         ConfigError: The URL of Redis cannot be used.
@@ -62,21 +64,19 @@ class Limiter:
         metrics: LimitMetrics,
         timing: Timing | None = None,
         clock: Callable[[], float] = time.monotonic,
-        local: Backend | None = None,
+        local: ScriptRunner | None = None,
     ) -> None:
         timing = timing or Timing()
         self._when_away = config.when_away
-        self._local = local or LocalBackend(timing, clock)
-        self._backend = self._local
+        counted_here = local or LocalScripts({COUNTS.name: SlidingWindows(timing, clock).run})
+        self._local = self._backend = Backend(counted_here, timing)
         self.redis: RedisScripts | None = None
         """Where counts are shared; None: they are not."""
         if config.redis_url is not None:
-            # Imported where it is used: its client is an extra.
-            from kvarn.limits.redis_backend import RedisBackend
-            from kvarn.limits.redis_scripts import RedisScripts
+            from kvarn.limits.redis_scripts import RedisScripts  # an extra
 
             self.redis = RedisScripts(config.redis_url, config.timeout_s, timing.lease_ms / 1000, metrics)
-            self._backend = RedisBackend(self.redis, timing, metrics)
+            self._backend = Backend(self.redis, timing)
         self._active: set[ActiveReservation] = set()
         self._renewing = Periodic("renewals of limits", self._renew, timing.lease_ms / 1000 / _RENEWALS)
 
@@ -133,4 +133,3 @@ class Limiter:
     def _renew(self) -> None:
         for active in list(self._active):
             active.renew()
-        self._local.sweep()

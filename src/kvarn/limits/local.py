@@ -26,8 +26,10 @@ All numbers are integers; the time is passed in. `counts.lua` is the same algori
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from kvarn.limits.types import NEVER, Decision, Kind, Limit, Reservation, Usage
 
@@ -89,14 +91,41 @@ class SlidingWindows:
 
     Args:
         timing: How long things count.
+        clock: Monotonic seconds.
     """
 
-    def __init__(self, timing: Timing) -> None:
-        self.timing = timing
+    def __init__(self, timing: Timing | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.timing = timing or Timing()
+        self._clock = clock
+        self._sweep_ms = 0
         self._windows: dict[str, _Window] = {}
         self._leases: dict[str, dict[str, int]] = {}
         """Of each limit, work id -> moment of expiry, in the order of these."""
         self._marks: dict[str, _Mark] = {}
+
+    def run(self, keys: Sequence[str], argument: bytes) -> bytes:
+        """Run an operation; keys, argument and answer are those of `counts.lua`."""
+        operation, _, _, _, work_id, tokens, used, whole, *given = msgspec.msgpack.decode(argument)
+        kinds_and_maxima = zip(given[::2], given[1::2], strict=True)
+        limits = [
+            Limit(Kind(kind), "", "", "", maximum, key)
+            for key, (kind, maximum) in zip(keys[1:], kinds_and_maxima, strict=True)
+        ]
+        reservation, now_ms = Reservation(work_id, "", tuple(limits), tokens), int(self._clock() * 1000)
+        if now_ms >= self._sweep_ms:
+            self.sweep(now_ms)
+            self._sweep_ms = now_ms + self.timing.lease_ms
+        answer: list[int] = [True]
+        if operation == "take":
+            decision = self.take(reservation, now_ms)
+            answer = [decision.admitted]
+            for usage in decision.usages:
+                answer += [usage.used, usage.wait_ms, usage.reset_ms]
+        elif operation == "renew":
+            self.renew(reservation, used, now_ms)
+        else:
+            self.settle(reservation, used, now_ms, whole=whole)
+        return msgspec.msgpack.encode(answer)
 
     def take(self, reservation: Reservation, now_ms: int) -> Decision:
         """Admit a reservation if every limit has room; otherwise count nothing."""
@@ -198,39 +227,3 @@ class SlidingWindows:
     def _mark(self, reservation: Reservation, now_ms: int) -> _Mark | None:
         mark = self._marks.get(reservation.work_id)
         return mark if mark is not None and mark.expires_ms > now_ms else None
-
-
-class LocalBackend:
-    """A `Backend` over this process's counts; nothing here waits.
-
-    Args:
-        timing: How long things count.
-        clock: Monotonic seconds.
-    """
-
-    def __init__(self, timing: Timing, clock: Callable[[], float] = time.monotonic) -> None:
-        self._windows = SlidingWindows(timing)
-        self._clock = clock
-
-    async def take(self, reservation: Reservation) -> Decision:
-        """See `Backend`."""
-        return self.take_now(reservation)
-
-    def take_now(self, reservation: Reservation) -> Decision:
-        """As `take`."""
-        return self._windows.take(reservation, self._now_ms())
-
-    def renew(self, reservation: Reservation, used: int) -> None:
-        """See `Backend`."""
-        self._windows.renew(reservation, used, self._now_ms())
-
-    def settle(self, reservation: Reservation, used: int, *, whole: bool = False) -> None:
-        """See `Backend`."""
-        self._windows.settle(reservation, used, self._now_ms(), whole=whole)
-
-    def sweep(self) -> None:
-        """See `Backend`."""
-        self._windows.sweep(self._now_ms())
-
-    def _now_ms(self) -> int:
-        return int(self._clock() * 1000)

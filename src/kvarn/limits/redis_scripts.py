@@ -25,9 +25,6 @@ behind them."""
 _MAX_OWED = 20_000
 """Calls kept for which nobody waits; the oldest are given up first."""
 _FIRST_PROBE_S, _LAST_PROBE_S = 0.1, 1.0
-_LINGER_S = 0.001
-"""A call for which nobody waits is held so long for another to travel with: the next request of the same client then
-finds no round trip under way."""
 _STALL_S = 0.05
 """A timer that fires so late says that this process was held up, not Redis."""
 
@@ -74,7 +71,6 @@ class RedisScripts(ScriptRunner):
         self._owed: deque[Call] = deque()
         """For which nobody waits."""
         self._sender: asyncio.Task[None] | None = None
-        self._linger: asyncio.TimerHandle | None = None
         self._prober: asyncio.Task[None] | None = None
         self._stopped = False
 
@@ -114,7 +110,9 @@ class RedisScripts(ScriptRunner):
         call.reply = asyncio.get_running_loop().create_future()
         self._waited.append(call)
         self._start_sender()
-        return await call.reply
+        reply = await call.reply
+        self._metrics.redis_seconds.observe(time.monotonic() - call.called)
+        return reply
 
     def send(self, call: Call) -> None:
         """Run a script whose answer is not needed; kept where Redis is away."""
@@ -127,13 +125,10 @@ class RedisScripts(ScriptRunner):
         self._owed.append(call)
         if self.away:
             self._metrics.owed.set(len(self._owed))
-        elif self._linger is None:
-            self._linger = asyncio.get_running_loop().call_later(_LINGER_S, self._start_sender)
+        else:
+            self._start_sender()
 
     def _start_sender(self) -> None:
-        if self._linger is not None:
-            self._linger.cancel()
-            self._linger = None
         if self._sender is None or self._sender.done():
             self._sender = asyncio.create_task(self._send_all())
 
@@ -147,12 +142,10 @@ class RedisScripts(ScriptRunner):
                 waited = [call for call in _first(self._waited, _MAX_WAITED) if call.reply and not call.reply.done()]
                 if unwaited or waited:
                     await self._send_batch(unwaited, waited)
-        except BaseException as error:  # whatever it was: nobody may wait for ever
+        except Exception as error:  # whatever it was: nobody may wait for ever
             self._owed.extendleft(reversed(unwaited))
             self._waited.extendleft(reversed(waited))
             self._go_away(error)
-            if not isinstance(error, Exception):
-                raise
 
     async def _send_batch(self, unwaited: Sequence[Call], waited: Sequence[Call]) -> None:
         """One round trip, over before the caller who has waited longest has waited too long."""
@@ -206,25 +199,17 @@ class RedisScripts(ScriptRunner):
                 replies.append(error)
         return replies
 
-    def _go_away(self, error: BaseException) -> None:
+    def _go_away(self, error: Exception) -> None:
         """Fail what waits, keep what need not wait, and begin to ask whether Redis is back."""
         self._metrics.redis_away.set(1)
         self._metrics.owed.set(len(self._owed))
         reason = str(error) or f"{type(error).__name__} after {self._timeout_s:g} s"
         _log.warning("Redis is away, limits and budgets are not shared until it is back: %s", reason)
-        self._start_prober()
+        self._prober = asyncio.create_task(self._probe())
         while self._waited:
             call = self._waited.popleft()
             if call.reply is not None and not call.reply.done():
                 call.reply.set_exception(LimitsAwayError(reason))
-
-    def _start_prober(self) -> None:
-        self._prober = asyncio.create_task(self._probe())
-        self._prober.add_done_callback(self._prober_ended)
-
-    def _prober_ended(self, prober: asyncio.Task[None]) -> None:
-        if self._prober is prober and not self._stopped:  # it has not found Redis, and nothing else would
-            self._start_prober()
 
     async def _probe(self) -> None:
         pause = _FIRST_PROBE_S

@@ -1,11 +1,10 @@
-"""What is limited, what a request reserves, and what the backends answer."""
+"""What is limited, what a request reserves, and what is answered."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 NEVER = -1
 """Wait of a reservation that is larger than the limit itself."""
@@ -82,31 +81,6 @@ class Decision:
     def items(self) -> Iterator[tuple[Limit, Usage]]:
         """Each limit with its usage."""
         return zip(self.reservation.limits, self.usages, strict=True)
-
-
-class Backend(Protocol):
-    """Keeps counts and decides by them."""
-
-    async def take(self, reservation: Reservation) -> Decision:
-        """Admit a reservation if every limit has room for it; otherwise count nothing.
-
-        Raises:
-            LimitsAwayError: The counts cannot be reached.
-        """
-        ...
-
-    def renew(self, reservation: Reservation, used: int) -> None:
-        """The request still runs and has used so many tokens: what is over its reservation is counted now."""
-        ...
-
-    def settle(self, reservation: Reservation, used: int, *, whole: bool = False) -> None:
-        """The request has ended and has used so many tokens; `whole` gives the request back too. Repeated, it has no
-        effect."""
-        ...
-
-    def sweep(self) -> None:
-        """Drop what no longer counts."""
-        ...
 
 
 class LimitsAwayError(Exception):

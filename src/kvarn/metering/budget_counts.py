@@ -12,8 +12,6 @@ from typing import Any
 
 import msgspec
 
-from kvarn.limits.scripts import Call, ScriptRunner
-
 
 @dataclass(slots=True)
 class _Budget:
@@ -24,8 +22,6 @@ class _Budget:
     expiries: dict[str, int] = field(default_factory=dict)
     """Moment at which each holder's lease ends, in the order of these."""
     held: int = 0
-    ended: int = 0
-    """How much of it is of requests that have ended."""
     called_ms: int = 0
     """When it was last part of a call."""
     spent: dict[str, int] = field(default_factory=dict)
@@ -39,8 +35,6 @@ class _Budget:
             self.amounts[holder] = amount
             self.expiries[holder] = expires_ms
         self.held += amount - before
-        if holder.startswith("gw_"):
-            self.ended += amount - before
 
     def end_leases(self, now_ms: int) -> None:
         """Drop holders that did not renew."""
@@ -55,11 +49,10 @@ class _Budget:
         return spent
 
 
-class BudgetCounts(ScriptRunner):
+class BudgetCounts:
     """Answers the calls that `BudgetReservations` makes. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
         self._clock = clock
         self._budgets: dict[str, _Budget] = {}
         """By their key in Redis, in the order in which they were last called."""
@@ -89,20 +82,12 @@ class BudgetCounts(ScriptRunner):
                 budget.hold(holder, amount, expires_ms)
         return msgspec.msgpack.encode([True])
 
-    async def ask(self, call: Call) -> bytes:
-        """See `ScriptRunner`."""
-        return self.run(call.keys, call.argument)
-
-    def send(self, call: Call) -> None:
-        """See `ScriptRunner`."""
-        self.run(call.keys, call.argument)
-
 
 def _take(budgets: Sequence[tuple[_Budget, list[Any], int]], expires_ms: int) -> list[Any]:
     for number, (budget, (limit, _, holder, amount), spent) in enumerate(budgets, start=1):
         held = budget.held - budget.amounts.get(holder, 0)
         if spent >= limit or spent + held + amount > limit:
-            return [False, number, spent, budget.ended]
+            return [False, number, spent]
     for budget, (_, _, holder, amount), _ in budgets:
         budget.hold(holder, amount, expires_ms)
     return [True]

@@ -27,8 +27,9 @@ from kvarn.limits.scripts import Call, Script, ScriptRunner
 from kvarn.limits.types import LimitsAwayError
 from kvarn.metering.budgets import BudgetSpentError, BudgetStatus, BudgetTracker, ReservedAmount
 from kvarn.store.ids import new_id
+from kvarn.store.models import Budget
 
-SCRIPT = Path(__file__).with_name("budgets.lua").read_text(encoding="utf-8")
+BUDGETS = Script("budgets", Path(__file__).with_name("budgets.lua").read_text(encoding="utf-8"))
 
 _RENEWALS = 3
 """Renewals in the life of a lease, at least: two may be lost."""
@@ -36,6 +37,12 @@ _RENEW_S = 2.0
 """Pause between renewals, at most: for so long a Redis that starts anew may not know what is held."""
 _KEEP_MS = 86_400_000
 """How long Redis remembers a budget that nobody asks for: longer than any reading of the database is old."""
+_PROBE = BudgetStatus(
+    Budget(id="probe", organization_id="kvarn", holder_id="kvarn", unit="tokens", period="total", hard_limit=0),
+    "total",
+    read=0,
+    unread=0,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,24 +63,23 @@ class BudgetReservations:
     """Reserves for one gateway.
 
     Args:
-        book: What the gateway knows itself.
+        tracker: What the gateway knows itself.
         redis: Where gateways, or the processes of one, share what they reserve; None: they do not.
-        when_away: While Redis is away, `open` decides by the book alone, `closed` refuses.
+        when_away: While Redis is away, `open` decides by the tracker alone, `closed` refuses.
         lease_ms: How long what is held lasts unless it is renewed.
     """
 
     def __init__(
         self,
-        book: BudgetTracker,
+        tracker: BudgetTracker,
         redis: ScriptRunner | None = None,
         when_away: Literal["open", "closed"] = "open",
         lease_ms: int = Timing().lease_ms,
     ) -> None:
-        self._book = book
+        self._tracker = tracker
         self._redis = redis
         self._when_away = when_away
         self._lease_ms = lease_ms
-        self._script = Script(SCRIPT)
         self._me = new_id("gw_")
         self._holds: set[BudgetReservation] = set()
         self._reported: dict[str, int] = {}
@@ -82,7 +88,7 @@ class BudgetReservations:
             "renewals of budget reservations", self._renew, min(_RENEW_S, lease_ms / 1000 / _RENEWALS)
         )
         if redis is not None:
-            redis.probes.append(self._call("put", []))
+            redis.probes.append(self._call("put", [(_PROBE, [])]))
 
     def start(self) -> None:
         """Renew what is held from now on."""
@@ -103,17 +109,17 @@ class BudgetReservations:
             BudgetSpentError: A hard limit is reached, or would be passed.
             LimitsAwayError: Redis is away and the configuration says `closed`.
         """
-        statuses = () if self._redis is None else tuple(self._book.statuses(holders, now))
+        statuses = () if self._redis is None else tuple(self._tracker.statuses(holders, now))
         if not statuses:
-            reservation = self._book.reserve(holders, tokens, cost, now)
+            reservation = self._tracker.reserve(holders, tokens, cost, now)
             return None if reservation is None else BudgetReservation(work_id, reservation)
-        reservation = self._book.add(holders, tokens, cost)
+        reservation = self._tracker.add(holders, tokens, cost)
         assert reservation is not None  # there is a budget
         held = BudgetReservation(work_id, reservation, statuses)
         try:
             await self._take(held)
         except BaseException as error:
-            self._book.release(reservation)
+            self._tracker.release(reservation)
             if not isinstance(error, LimitsAwayError) or self._when_away == "closed":
                 raise
             return self._reserve_alone(work_id, holders, tokens, cost, now)
@@ -125,27 +131,27 @@ class BudgetReservations:
     ) -> BudgetReservation | None:
         """As `reserve`, by what this gateway knows itself. Raises BudgetSpentError."""
         assert self._redis is not None
-        reservation = self._book.reserve(holders, tokens, cost, now)
+        reservation = self._tracker.reserve(holders, tokens, cost, now)
         if reservation is None:  # the budgets have been read anew while Redis was asked
             return None
-        held = BudgetReservation(work_id, reservation, tuple(self._book.statuses(holders, now)))
+        held = BudgetReservation(work_id, reservation, tuple(self._tracker.statuses(holders, now)))
         self._holds.add(held)
         if held.statuses and not self._redis.away:  # else it is told when Redis is back
             self._put([(status, [work_id, held.amount(status)]) for status in held.statuses])
         return held
 
     def release(self, held: BudgetReservation) -> None:
-        """The request is over; what it came to is in the book by now."""
-        self._book.release(held.reservation)
+        """The request is over; what it came to is in the tracker by now."""
+        self._tracker.release(held.reservation)
         self._holds.discard(held)
         if held.statuses:
             self._put([(status, [held.work_id, 0]) for status in self._as_of_now(held)])
 
     def read(self) -> None:
-        """The book has been read anew: what it holds now need not be held in Redis beside it."""
+        """The tracker has been read anew: what it holds now need not be held in Redis beside it."""
         if self._redis is None:
             return
-        statuses = {each.rule.id: each for each in self._book.all_statuses(time.time())}
+        statuses = {each.rule.id: each for each in self._tracker.all_statuses(time.time())}
         self._reported = {budget_id: unread for budget_id, unread in self._reported.items() if budget_id in statuses}
         for budget_id, status in statuses.items():
             if status.unread != self._reported.get(budget_id, 0):
@@ -157,7 +163,7 @@ class BudgetReservations:
 
     def _tell_all(self) -> None:
         """Tell Redis all that is held: it still is."""
-        statuses = {each.rule.id: each for each in self._book.all_statuses(time.time())}
+        statuses = {each.rule.id: each for each in self._tracker.all_statuses(time.time())}
         by_budget: defaultdict[str, list[str | int]] = defaultdict(list)
         for held in self._holds:
             for status in held.statuses:
@@ -167,7 +173,7 @@ class BudgetReservations:
                 self._put([(status, by_budget[budget_id])])
 
     def _as_of_now(self, held: BudgetReservation) -> Iterable[BudgetStatus]:
-        known = {each.rule.id: each for each in self._book.statuses(held.reservation.holders, time.time())}
+        known = {each.rule.id: each for each in self._tracker.statuses(held.reservation.holders, time.time())}
         return [known.get(status.rule.id, status) for status in held.statuses]
 
     async def _take(self, held: BudgetReservation) -> None:
@@ -201,13 +207,13 @@ class BudgetReservations:
             key = f"kvarn:budgets:{{{rule.organization_id}}}:{rule.id}"
             keys += [f"{key}:{status.period}", key, f"{key}:leases"]
             argument.append([rule.hard_limit, status.read, *held])
-        return Call(self._script, keys, msgspec.msgpack.encode(argument))
+        return Call(BUDGETS, keys, msgspec.msgpack.encode(argument))
 
 
-def _refusal(held: BudgetReservation, number: int, spent: int, ended: int) -> BudgetSpentError:
-    """By the budget of that number, of which so much is spent and held by requests that have ended."""
+def _refusal(held: BudgetReservation, number: int, spent: int) -> BudgetSpentError:
+    """By the budget of that number, of which so much is spent."""
     status = held.statuses[number - 1]
     limit, requested = status.rule.hard_limit, held.amount(status)
     assert limit is not None
     left = limit - max(spent, status.read + status.unread)
-    return BudgetSpentError(status.rule, left, requested, unentered=spent + ended + max(1, requested) > limit)
+    return BudgetSpentError(status.rule, left, requested)

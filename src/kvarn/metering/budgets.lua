@@ -3,14 +3,13 @@
 --
 -- KEYS[3i - 2]  of budget i, what is spent in the caller's period, by whose name the key is called: gateways whose clocks are in
 --               different periods do not disturb each other
--- KEYS[3i - 1]  of budget i, a hash: the sum of all that is `held`, how much of it is of requests that have `ended`, and by its name
---               what each holder holds: a request the most it can come to, a gateway (gw_...) what its requests came to and no
---               reading of the database has. Of no period: what is in flight when one ends counts in the next
+-- KEYS[3i - 1]  of budget i, a hash: the sum of all that is `held`, and by its name what each holder holds: a request the most it can come to, a
+--               gateway (gw_...) what its requests came to and no reading of the database has. Of no period: what is in flight
+--               when one ends counts in the next
 -- KEYS[3i]      of budget i, a sorted set: its holders by the moment at which their leases end
 -- ARGV[1]       MessagePack: operation (take, put), lease_ms, keep_ms, then of each budget {limit, spent as a gateway has read it,
 --               holder, amount, holder, amount, ...}; take has one holder
--- Returns       MessagePack: of take whether it was taken; where not, the number of the budget that has no room, what is spent, and
---               held of requests that have ended
+-- Returns       MessagePack: of take whether it was taken; where not, the number of the budget that has no room, and what is spent
 --
 -- What is spent of a period only grows, so of two readings the larger is the later.
 
@@ -47,7 +46,6 @@ local function hold(budget, holder, amount)
   end
   if amount ~= before then
     redis.call("HINCRBY", budget.sums, "held", whole(amount - before))
-    if string.sub(holder, 1, 3) == "gw_" then redis.call("HINCRBY", budget.sums, "ended", whole(amount - before)) end
   end
 end
 
@@ -76,7 +74,7 @@ function operations.take()
     local holder, amount = budget.given[3], budget.given[4]
     local held = number_of(budget.sums, "held") - number_of(budget.sums, holder)
     if budget.spent >= budget.limit or budget.spent + held + amount > budget.limit then
-      return { false, i, budget.spent, number_of(budget.sums, "ended") }
+      return { false, i, budget.spent }
     end
   end
   for _, budget in ipairs(budgets) do hold(budget, budget.given[3], budget.given[4]) end

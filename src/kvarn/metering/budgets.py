@@ -18,7 +18,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvarn.store.ledger import BudgetRule, LedgerEvent, period_name
+from kvarn.store.ledger import LedgerEvent, period_name
+from kvarn.store.models import Budget
 
 
 class BudgetSpentError(Exception):
@@ -28,16 +29,13 @@ class BudgetSpentError(Exception):
         rule: The budget.
         left: What is not spent of it.
         requested: What the request can come to, where that is more than is left, or than other requests leave.
-        unentered: Whether requests that have ended, but are not on the ledger yet or have not been read there, are
-            enough to leave too little.
     """
 
-    def __init__(self, rule: BudgetRule, left: int = 0, requested: int = 0, *, unentered: bool = False) -> None:
+    def __init__(self, rule: Budget, left: int = 0, requested: int = 0) -> None:
         super().__init__(f"budget {rule.id} is spent")
         self.rule = rule
         self.left = max(0, left)
         self.requested = requested
-        self.unentered = unentered
 
 
 @dataclass(slots=True)
@@ -64,7 +62,7 @@ class ReservedAmount:
 
 @dataclass(slots=True)
 class _Known:
-    rule: BudgetRule
+    rule: Budget
     period: str
     read: int
     """Spent in `period`, as the database had it."""
@@ -76,7 +74,7 @@ class _Known:
 class BudgetStatus:
     """How a budget with a hard limit stands in this gateway."""
 
-    rule: BudgetRule
+    rule: Budget
     period: str
     read: int
     """Spent in it, as the database had it."""
@@ -92,7 +90,7 @@ class BudgetTracker:
         self._waiting: defaultdict[str, Sums] = defaultdict(Sums)
         self._reserved: defaultdict[str, Sums] = defaultdict(Sums)
 
-    def replace(self, rules: Sequence[BudgetRule], spent: Mapping[str, int], now: float) -> None:
+    def replace(self, rules: Sequence[Budget], spent: Mapping[str, int], now: float) -> None:
         """Take over what the database says: all budgets, and what was spent by id in their present periods."""
         by_holder: dict[str, list[_Known]] = {}
         for rule in rules:
@@ -152,7 +150,7 @@ class BudgetTracker:
         the journal had of it cannot be read."""
         self._waiting.clear()
 
-    def alerts(self, now: float) -> list[tuple[BudgetRule, str]]:
+    def alerts(self, now: float) -> list[tuple[Budget, str]]:
         """Budgets past their soft limit for which no alert has been given in the period, with its name."""
         return [
             (known.rule, period_name(known.rule.period, now))

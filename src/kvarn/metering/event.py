@@ -62,24 +62,26 @@ class Measured(msgspec.Struct, frozen=True, gc=False):
     ttft_s: float | None
 
 
-def settle(request: InFlight, had: Measured, prices: PriceBook, currency: str) -> LedgerEvent:
+def make_event(request: InFlight, measured: Measured, prices: PriceBook, currency: str) -> LedgerEvent:
     """The ledger's entry of a request, at the price of the day on which it ended.
 
     An answer that the platform failed or lost before its first token is entered with its tokens and costs nothing.
     """
-    delivered = had.output_tokens > 0 or not request.writes or had.outcome not in (FAILED, LOST)
-    cached = min(had.cached_tokens, had.prompt_tokens)
-    cost = prices.cost(request.model, had.finished, prompt=had.prompt_tokens, cached=cached, output=had.output_tokens)
+    delivered = measured.output_tokens > 0 or not request.writes or measured.outcome not in (FAILED, LOST)
+    cached = min(measured.cached_tokens, measured.prompt_tokens)
+    cost = prices.cost(
+        request.model, measured.finished, prompt=measured.prompt_tokens, cached=cached, output=measured.output_tokens
+    )
     return LedgerEvent(
         **{name: getattr(request, name) for name in _COPIED},
-        outcome=had.outcome,
-        input_tokens=had.prompt_tokens,
+        outcome=measured.outcome,
+        input_tokens=measured.prompt_tokens,
         cached_tokens=cached,
-        output_tokens=had.output_tokens,
+        output_tokens=measured.output_tokens,
         started_at=int(request.started),
-        finished_at=int(had.finished),
-        duration_ms=max(0, round(1000 * (had.finished - request.started))),
-        ttft_ms=None if had.ttft_s is None else max(0, round(1000 * had.ttft_s)),
+        finished_at=int(measured.finished),
+        duration_ms=max(0, round(1000 * (measured.finished - request.started))),
+        ttft_ms=None if measured.ttft_s is None else max(0, round(1000 * measured.ttft_s)),
         cost=cost if delivered else 0,
         currency=currency,
     )

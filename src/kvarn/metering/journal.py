@@ -26,7 +26,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvarn.metering.event import LOST, InFlight, Measured, Tokens, settle
+from kvarn.metering.event import LOST, InFlight, Measured, Tokens, make_event
 from kvarn.metering.prices import PriceBook
 from kvarn.store.ledger import LedgerEvent
 
@@ -137,8 +137,8 @@ class Journal:
                 _log.error("a request in flight cannot be read: %s, slot %d: %s", error, number, request.hex())
                 continue
             ttft_s = (first - 1) / 1e6 if first else None
-            had = Measured(LOST, prompt, cached, output, max(changed / 1e6, in_flight.started), ttft_s)
-            found.append(settle(in_flight, had, prices, currency))
+            measured = Measured(LOST, prompt, cached, output, max(changed / 1e6, in_flight.started), ttft_s)
+            found.append(make_event(in_flight, measured, prices, currency))
         return found
 
     def sync(self) -> None:
@@ -159,11 +159,6 @@ class Journal:
         self._counts_path.unlink(missing_ok=True)
         self._database.close()
         self.path.unlink(missing_ok=True)
-
-    def set_aside(self, error: sqlite3.Error) -> None:
-        """Close it and keep it for a person to look at: it cannot be read."""
-        self._database.close()
-        _set_aside(self.path, error)
 
 
 class LiveJournal(Journal):
@@ -280,30 +275,14 @@ class LiveJournal(Journal):
 
 
 def dead_journals(root: Path) -> Iterator[Journal]:
-    """The journals of gateways that are gone, locked by this process. One that is damaged is set aside."""
+    """The journals of gateways that are gone, locked by this process."""
     for path in sorted(root.glob("*.db")):
-        if path.name.startswith("damaged-"):
-            continue
         try:
             yield Journal(path)
         except BlockingIOError:
             continue
         except sqlite3.Error as error:
-            if not is_unreadable(error):
-                _log.warning("the journal %s cannot be opened and is tried again: %s", path, error)
-                continue
-            _set_aside(path, error)
-
-
-def is_unreadable(error: sqlite3.Error) -> bool:
-    """Whether the file is at fault, and trying again changes nothing."""
-    return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-
-
-def _set_aside(path: Path, error: sqlite3.Error) -> None:
-    for each in path.parent.glob(f"{path.stem}.*"):
-        each.rename(each.with_name(f"damaged-{each.name}"))
-    _log.error("a journal of usage events cannot be read: %s; kept as damaged-%s", error, path.name)
+            _log.error("the usage in %s cannot be read, and is tried again: %s", path, error)
 
 
 def encode_event(event: LedgerEvent) -> bytes:

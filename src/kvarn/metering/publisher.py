@@ -7,13 +7,13 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from kvarn.config.platform import KafkaConfig
-from kvarn.jobs.named_jobs import NamedJob, NamedLease
-from kvarn.jobs.worker import Worker
+from kvarn.jobs.named_jobs import NamedJob, NamedWorker
 from kvarn.metering.kafka import callbacks, producer_settings
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.store.engine import Store
@@ -48,8 +48,9 @@ class Publisher:
         self._producer: Producer | None = None
         self._stopping = threading.Event()
         self._observed = float("-inf")
-        lease = NamedLease(store, LEASE, LEASE_S)
-        self._worker = Worker("outboxes of usage", lease, self._publish, poll_s=LEASE_S / 3)
+        self._worker = NamedWorker(
+            "outboxes of usage", store, LEASE, self._publish, lease_s=LEASE_S, poll_s=LEASE_S / 3
+        )
 
     def start(self) -> None:
         """Publish from now on; outages of database and broker are waited out."""
@@ -96,39 +97,27 @@ class Publisher:
         """Numbers of the entries that the broker has confirmed. Runs in a thread; blocks until each is confirmed or
         handed back."""
         delivered: list[int] = []
-        handed_back: list[KafkaError] = []
+        errors: list[KafkaError] = []
 
-        def confirm(number: int, error: KafkaError | None) -> None:
+        def confirm(number: int, error: KafkaError | None, _: object) -> None:
             if error is None:
                 delivered.append(number)
             else:
-                handed_back.append(error)
+                errors.append(error)
 
         try:
             if self._producer is None:
                 self._producer = Producer({**producer_settings(self._config), **callbacks("publishing usage")})
-            producer = self._producer
-            for number, event_id, payload in entries:
-                self._produce(producer, number, event_id, payload, confirm)
-            while len(delivered) + len(handed_back) < len(entries) and not self._stopping.is_set():
-                producer.poll(_POLL_S)
+            with suppress(BufferError):  # the producer's queue is full: the others go with the next batch
+                for number, event_id, payload in entries:
+                    on_delivery = partial(confirm, number)
+                    self._producer.produce(self._config.topic, payload, event_id, on_delivery=on_delivery)
+            while self._producer.flush(_POLL_S) and not self._stopping.is_set():
+                pass
         except KafkaException as error:
-            handed_back.append(error.args[0])
-        if handed_back:
-            _log.warning("usage events wait for the broker: %s", handed_back[0], extra={"events": len(entries)})
-        if any(error.fatal() for error in handed_back):
+            errors.append(error.args[0])
+        if errors:
+            _log.warning("usage events wait for the broker: %s", errors[0], extra={"events": len(entries)})
+        if any(error.fatal() for error in errors):
             self._producer = None  # a producer that has met a fatal error cannot be used again
         return delivered
-
-    def _produce(self, producer: Producer, number: int, event_id: str, payload: bytes, confirm: Any) -> None:
-        while not self._stopping.is_set():
-            try:
-                producer.produce(
-                    self._config.topic,
-                    payload,
-                    event_id,
-                    on_delivery=lambda error, _message: confirm(number, error),
-                )
-                return
-            except BufferError:  # the producer's queue is full
-                producer.poll(_POLL_S)

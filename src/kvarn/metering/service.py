@@ -15,14 +15,15 @@ from kvarn.jobs.periodic import Periodic
 from kvarn.limits.scripts import ScriptRunner
 from kvarn.metering.budget_reservations import BudgetReservations
 from kvarn.metering.budgets import BudgetTracker
-from kvarn.metering.event import InFlight, Measured, settle
+from kvarn.metering.event import InFlight, Measured, make_event
 from kvarn.metering.journal import LiveJournal, Slot
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.metering.prices import PriceBook
 from kvarn.metering.writer import LedgerWriter
 from kvarn.store.engine import Store, data_dir
 from kvarn.store.errors import StoreAwayError, StoreError
-from kvarn.store.ledger import BudgetRule, LedgerEvent
+from kvarn.store.ledger import LedgerEvent
+from kvarn.store.models import Budget
 from kvarn.store.repositories.usage.budgets import note_alert, read_budgets
 
 if TYPE_CHECKING:
@@ -129,9 +130,9 @@ class Metering:
         """Note a request that was taken at monotonic second `received`; see `LiveJournal.begin`."""
         return None if self._journal is None else self._journal.begin(request, received)
 
-    def finish(self, slot: Slot | None, request: InFlight, had: Measured) -> LedgerEvent:
+    def finish(self, slot: Slot | None, request: InFlight, measured: Measured) -> LedgerEvent:
         """A request that did work has ended: its event is on disk when this returns, and soon in the database."""
-        event = settle(request, had, self.prices, self._settings.currency)
+        event = make_event(request, measured, self.prices, self._settings.currency)
         if self._journal is None:
             _log.error("usage event before the journal was opened", extra={"event_id": event.id})
             return event
@@ -166,14 +167,14 @@ class Metering:
                     extra={"budget": rule.id, "holder": rule.holder_id, "unit": rule.unit, "period": period},
                 )
 
-    async def _read_budgets(self) -> list[BudgetRule]:
+    async def _read_budgets(self) -> list[Budget]:
         self._budgets_read = time.monotonic()
         rules, spent = await read_budgets(self._store)
         self.budgets.replace(rules, spent, self._store.now())
         self.reservations.read()
         return rules
 
-    def _check_currency(self, rules: Sequence[BudgetRule]) -> None:
+    def _check_currency(self, rules: Sequence[Budget]) -> None:
         own = self._settings.currency
         others = sorted({rule.currency for rule in rules if rule.currency} - {own})
         if others:

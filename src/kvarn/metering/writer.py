@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from kvarn.metering.budgets import BudgetTracker
-from kvarn.metering.journal import Journal, LiveJournal, dead_journals, decode_event, is_unreadable
+from kvarn.metering.journal import Journal, LiveJournal, dead_journals, decode_event
 from kvarn.metering.kafka import encode_message
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.metering.prices import PriceBook
@@ -108,11 +108,9 @@ class LedgerWriter:
             for start in range(0, len(lost), BATCH_EVENTS):
                 self._keep_refused(await self._write(lost[start : start + BATCH_EVENTS]))
         except sqlite3.Error as error:
-            if is_unreadable(error):
-                dead.set_aside(error)
-                return
             dead.release()
-            raise
+            _log.error("the usage in %s cannot be read, and is tried again: %s", dead.path, error)
+            return
         except BaseException:
             dead.release()
             raise

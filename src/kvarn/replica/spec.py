@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from kvarn.config.schema import EngineConfig, ModelConfig
+from kvarn.config.schema import ModelConfig
 
 ReportProgress = Callable[[str, float], None]
 """Called while a model loads, with the stage and the fraction of it that is done."""
@@ -37,8 +37,3 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     def model_config(self) -> ModelConfig:
         """The model's part of the configuration."""
         return ModelConfig.model_validate_json(self.model)
-
-    @property
-    def engine_config(self) -> EngineConfig:
-        """How the replica schedules."""
-        return self.model_config.engine

@@ -10,15 +10,12 @@ from contextlib import aclosing
 
 import msgspec
 
-from kvarn.identity.scopes import check_endpoint
 from kvarn.jobs.run_to_completion import run_to_completion
-from kvarn.responses.background_runs import BackgroundRun
+from kvarn.responses.background_runs import BackgroundRun, ResponsesContext
 from kvarn.responses.ending import ResponseEnding
 from kvarn.responses.operation import run_turn
-from kvarn.responses.replay import as_queued
+from kvarn.responses.replay import unwritten
 from kvarn.responses.request import chat_request, new_response
-from kvarn.responses.responses_context import ResponsesContext
-from kvarn.responses.sink import ResponseSink
 from kvarn.responses.turns import Turn, open_turn, reopen_turn
 from kvarn.responses.writer import ResponseWriter
 from kvarn.serving.errors import to_api_error
@@ -52,9 +49,9 @@ async def start_background(serving: ResponsesContext, record: RequestRecord, req
         StoreAwayError: The database does not answer.
     """
     serving.find_model(record, request.model)
-    with serving.responses.reserve(record.principal.owner):
+    with serving.responses.reserve_for(record.principal.owner):
         run = await _queue(serving, record, request)
-        serving.responses.worker.launch(run)
+        serving.responses.launch(run)
     return run
 
 
@@ -86,7 +83,6 @@ async def _queue(serving: ResponsesContext, record: RequestRecord, request: Resp
             row.conversation_id,
             responses.gateway_id,
             responses.config.lease_s,
-            serving.storage_quota.max_bytes,
         )
     except BaseException:
         await responses.unlock(turn.lock)
@@ -115,9 +111,8 @@ class _Attempt:
         self._serving = serving
         self._run = run
         self._turn = Turn([], row.input_items, lock)
-        self._writer = ResponseWriter(as_queued(response, row.request["asked"]), len(row.input_items))
-        sink = ResponseSink(serving.store, run.owner, serving.responses, run)
-        self._ending = ResponseEnding(self._writer, row.input_items, lock, sink)
+        self._writer = ResponseWriter(unwritten(response), len(row.input_items))
+        self._ending = ResponseEnding(serving.responses, run.owner, self._writer, row.input_items, lock, run)
         # The input is kept as items, with references resolved.
         self._request = ResponseRequest.model_validate({**row.request["asked"], "input": ""})
         run.log.append(*self._writer.queue())
@@ -155,7 +150,7 @@ class _Attempt:
         run.principal = None  # a later try looks again: the key may be revoked by then
         self._turn = await reopen_turn(serving, record, self._request, self._turn)
         seed = run.row.request["seed"]
-        made = await run_turn(serving, record, self._request, self._turn, self._writer, self._ending, seed)
+        made = await run_turn(serving, record, self._request, self._turn, self._ending, seed)
         noted = False
         async with aclosing(made.events()) as batches:
             async for batch in batches:
@@ -184,7 +179,6 @@ async def _find_principal(serving: ResponsesContext, run: BackgroundRun) -> Prin
     """Who sent the request, as of now: a key may have been revoked since."""
     principal = await find_bearer(serving.store, run.owner, run.row.request["key_id"])
     if principal is None:
-        message = "Whoever request for the response may no longer do so."
+        message = "Whoever asked for the response may no longer do so."
         raise ApiError(401, message, code="invalid_api_key")
-    check_endpoint(principal, "/v1/responses")
     return principal

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -13,6 +13,7 @@ from kvarn.config.platform import ResponsesConfig
 from kvarn.jobs.run_to_completion import run_to_completion
 from kvarn.jobs.worker import Job, Worker
 from kvarn.responses.events import EventLog
+from kvarn.serving.context import ServingContext
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError
 from kvarn.store.ids import new_id
@@ -40,8 +41,8 @@ class BackgroundRun(Job):
     log: EventLog = field(default_factory=EventLog)
 
 
-class BackgroundResponses:
-    """The background responses of one gateway; implements `JobLeases`.
+class BackgroundResponses(Worker[BackgroundRun]):
+    """The background responses of one gateway.
 
     Args:
         store: Where they are kept.
@@ -50,16 +51,15 @@ class BackgroundResponses:
     """
 
     def __init__(self, store: Store, config: ResponsesConfig, run: Callable[[BackgroundRun], Awaitable[None]]) -> None:
+        super().__init__("background responses", max_running=config.max_background, poll_s=config.lease_s / 3)
         self.gateway_id = new_id("gw_")
         self.config = config
         self.locked: set[str] = set()
         """Responses, in the background or not, that hold the lock of a conversation: it is renewed."""
-        self._store = store
-        self.worker = Worker(
-            "background responses", self, run, max_running=config.max_background, poll_s=config.lease_s / 3
-        )
+        self.store = store
+        self._make = run
 
-    def reserve(self, owner: Owner) -> AbstractContextManager[None]:
+    def reserve_for(self, owner: Owner) -> AbstractContextManager[None]:
         """A place for a response while it is prepared; see `Worker.reserve`. One organisation may have an eighth of all
         places.
 
@@ -67,14 +67,14 @@ class BackgroundResponses:
             ApiError: 429, there is none.
         """
         share = max(1, self.config.max_background // 8)
-        if self.worker.free <= 0 or self.worker.taken_by(owner.organization_id) >= share:
+        if self.free <= 0 or self.taken_by(owner.organization_id) >= share:
             message, headers = "Too many background responses are running here: try again later.", {"retry-after": "5"}
             raise ApiError(429, message, type="rate_limit_error", code="too_many_background", headers=headers)
-        return self.worker.reserve(owner.organization_id)
+        return self.reserve(owner.organization_id)
 
     def find(self, owner: Owner, response_id: str) -> BackgroundRun | None:
         """The owner's response of that id, where it is made here."""
-        run = self.worker.running.get(response_id)
+        run = self.running.get(response_id)
         return run if run is not None and run.owner == owner else None
 
     async def unlock(self, lock: Lock | None) -> None:
@@ -83,31 +83,42 @@ class BackgroundResponses:
         if lock is not None and lock.response_id in self.locked:
             self.locked.discard(lock.response_id)
             try:
-                await run_to_completion(conversations.unlock_conversation(self._store, lock))
+                await run_to_completion(conversations.unlock_conversation(self.store, lock))
             except StoreAwayError as error:
                 _log.warning("conversation %s stays locked for a while: %s", lock.conversation_id, error)
 
-    async def claim(self, free: int, running: Mapping[str, BackgroundRun]) -> Sequence[BackgroundRun]:
-        """Take over one response (each may be megabytes to decode); see `JobLeases`."""
-        if not free or not await stored.any_unclaimed(self._store, running):
+    async def claim(self, free: int) -> Sequence[BackgroundRun]:
+        """Take over one response: each may be megabytes to decode."""
+        if not free:
             return []
-        row = await stored.claim_response(self._store, self.gateway_id, self.config.lease_s, running)
+        row = await stored.claim_response(self.store, self.gateway_id, self.config.lease_s, self.running)
         if row is None:
-            return []  # another gateway was faster
+            return []
         _log.warning("background response %s is begun again (attempt %d)", row.id, row.attempts)
         size = len(msgspec.json.encode((row.request, row.input_items)))
         return [BackgroundRun(row.id, row.organization_id, Owner(row.organization_id, row.project_id), row, size)]
 
     async def renew(self, jobs: Sequence[BackgroundRun]) -> Collection[str]:
-        """Renew their leases, and the locks of conversations; see `JobLeases`."""
+        """Renew their leases, and the locks of conversations."""
         if self.locked:
-            await conversations.renew_locks(self._store, list(self.locked), self.config.lease_s)
+            await conversations.renew_locks(self.store, list(self.locked), self.config.lease_s)
         ids = [run.id for run in jobs]
-        return await stored.renew_leases(self._store, self.gateway_id, ids, self.config.lease_s) if ids else ()
+        return await stored.renew_leases(self.store, self.gateway_id, ids, self.config.lease_s) if ids else ()
+
+    async def run(self, job: BackgroundRun) -> None:
+        """Make one."""
+        await self._make(job)
 
     async def release(self, job: BackgroundRun) -> None:
         """Tell its followers that no more comes; what this gateway's end stopped is begun again by another."""
         self.locked.discard(job.id)
         job.log.end()
         if job.stop_reason == "shutdown":
-            await stored.release_response(self._store, self.gateway_id, job.id)
+            await stored.release_response(self.store, self.gateway_id, job.id)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesContext(ServingContext):
+    """What the operations on responses need besides what others do."""
+
+    responses: BackgroundResponses

@@ -1,4 +1,4 @@
-"""How a response ends: one small state machine, whichever way it was request for.
+"""How a response ends: one small state machine, whichever way it was asked for.
 
                 finish, fail, cancel               it is stored, or cannot be
     WRITING ---------------------------> ENDING -----------------------------> ENDED     its last events are sent
@@ -25,7 +25,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 import msgspec
@@ -33,12 +35,16 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from kvarn.jobs.run_to_completion import run_to_completion
-from kvarn.responses.sink import ResponseSink, Stored
+from kvarn.responses.background_runs import BackgroundResponses, BackgroundRun
 from kvarn.responses.writer import ResponseWriter
 from kvarn.serving.errors import to_api_error
+from kvarn.store.errors import StoreAwayError
+from kvarn.store.owner import Owner
+from kvarn.store.repositories.conversations import responses as stored
 from kvarn.store.repositories.conversations.conversations import ConversationLockedError, Lock
 from kvarn.store.repositories.conversations.responses import Ended
 from kvarn.wire.openai.chat.answer import FinishReason
+from kvarn.wire.openai.errors import RETRY_AFTER_S
 from kvarn.wire.openai.responses.answer import ResponseError, ResponseUsage, StreamEvent
 from kvarn.wire.openai.responses.items import StoredItem
 
@@ -57,44 +63,53 @@ class State(Enum):
     DROPPED = auto()
 
 
+class Stored(Enum):
+    """What became of a response that was to be stored."""
+
+    STORED = auto()
+    """It is, or its client did not want it to be."""
+    NOT_STORED = auto()
+    """The database is away, and nobody waits for it to come back."""
+    NOT_OURS = auto()
+    """Another gateway ends it, or it is gone."""
+
+
+@dataclass(slots=True, eq=False)
 class ResponseEnding:
-    """The end of one response.
+    """The end of one response."""
 
-    Args:
-        writer: Writes it.
-        items: What its turn brought.
-        lock: Of its conversation.
-        sink: Stores it.
-    """
-
-    def __init__(self, writer: ResponseWriter, items: list[StoredItem], lock: Lock | None, sink: ResponseSink) -> None:
-        self.state = State.WRITING
-        self.usage: Callable[[], ResponseUsage | UnsetType] = lambda: UNSET
-        """What it has used so far."""
-        self._writer = writer
-        self._items = items
-        self._lock = lock
-        self._sink = sink
-        self._storing: asyncio.Future[None] | None = None
-        self._last_events: list[StreamEvent] = []
+    responses: BackgroundResponses
+    owner: Owner
+    writer: ResponseWriter
+    items: list[StoredItem]
+    """What its turn brought."""
+    lock: Lock | None
+    """Of its conversation."""
+    run: BackgroundRun | None = None
+    """Where it is made in the background; None: its client waits."""
+    state: State = State.WRITING
+    usage: Callable[[], ResponseUsage | UnsetType] = lambda: UNSET
+    """What it has used so far."""
+    _storing: asyncio.Future[None] | None = None
+    _last_events: list[StreamEvent] = field(default_factory=list)
 
     async def finish(self, finish_reason: FinishReason, now: int) -> None:
         """It has come to its end at second `now`."""
 
         def close() -> list[StreamEvent]:
-            closing = self._writer.close(finish_reason)
-            self._writer.finish(finish_reason, self.usage(), now)
+            closing = self.writer.close(finish_reason)
+            self.writer.finish(finish_reason, self.usage(), now)
             return closing
 
         await self._end(close)
 
     async def fail(self, error: Exception) -> None:
         """It broke off; what has been written stays."""
-        await self._end(lambda: self._writer.break_off("failed", self.usage(), _response_error(error)))
+        await self._end(lambda: self.writer.break_off("failed", self.usage(), _response_error(error)))
 
     async def cancel(self) -> None:
         """Its client has cancelled it; what has been written stays."""
-        await self._end(lambda: self._writer.break_off("cancelled", self.usage()))
+        await self._end(lambda: self.writer.break_off("cancelled", self.usage()))
 
     async def drop(self) -> None:
         """Store nothing of it. One whose end has come already is ended all the same."""
@@ -117,53 +132,93 @@ class ResponseEnding:
 
     async def _store(self, closing: list[StreamEvent]) -> None:
         try:
-            result = await self._sink.put(self._as_ended(self._lock))
+            result = await self._keep(self._as_ended(self.lock))
         except Exception as error:  # whatever it was: a conversation does not go on from it
-            result = await self._store_without_conversation(error)
+            result = await self._keep_without_conversation(error)
         if result is Stored.NOT_OURS:
             self.state = State.DROPPED
             return
         if result is Stored.NOT_STORED:
             self._mark_as_not_stored()
-        self._last_events = [*closing, self._writer.last()]
+        self._last_events = [*closing, self.writer.last()]
         self.state = State.ENDED
 
-    async def _store_without_conversation(self, error: Exception) -> Stored:
-        """One that should have gone on with a conversation has failed. Any other is whole, and is tried once more."""
-        if self._lock is not None:
+    async def _keep_without_conversation(self, error: Exception) -> Stored:
+        """One that should have gone on with a conversation has failed. Any other is whole, and is tried once more. Of
+        one that is refused again the client gets the answer; one in the background is begun again when its lease has
+        run out."""
+        if self.lock is not None:
             self._set_failed(_response_error(error))
         else:
-            _log.warning("response %s is not kept at the first try", self._writer.response.id, exc_info=error)
+            _log.warning("response %s is not kept at the first try", self.writer.response.id, exc_info=error)
         try:
-            return await self._sink.put(self._as_ended(None))
+            return await self._keep(self._as_ended(None))
         except Exception:
-            _log.exception("response %s cannot be kept", self._writer.response.id)
-            return self._sink.refused
+            _log.exception("response %s cannot be kept", self.writer.response.id)
+            return Stored.NOT_STORED if self.run is None else Stored.NOT_OURS
+
+    async def _keep(self, ended: Ended) -> Stored:
+        """Store it with its turn of its conversation: both or none. Raises `ConversationLockedError` where the
+        conversation has gone on without it."""
+        return await (self._keep_once(ended) if self.run is None else self._keep_under_lease(self.run, ended))
+
+    async def _keep_once(self, ended: Ended) -> Stored:
+        wanted = ended.body["store"]
+        if not (wanted or ended.lock):
+            return Stored.STORED
+        try:
+            await stored.keep_response(self.responses.store, self.owner, ended, stored=wanted)
+        except StoreAwayError as error:
+            _log.warning("response %s is not kept: %s", ended.id, error)
+            return Stored.NOT_STORED
+        if ended.lock is not None:
+            self.responses.locked.discard(ended.id)
+        return Stored.STORED
+
+    async def _keep_under_lease(self, run: BackgroundRun, ended: Ended) -> Stored:
+        """Try until the database takes it, for `responses.wait_s`, or until the gateway stops or has lost the lease."""
+        run.finishing = True
+        last_try = time.monotonic() + self.responses.config.wait_s
+        while True:
+            try:
+                ours = await stored.finish_background(
+                    self.responses.store, self.owner, ended, self.responses.gateway_id
+                )
+            except StoreAwayError as error:
+                if run.stop_reason in ("shutdown", "lost") or time.monotonic() >= last_try:
+                    _log.error("background response %s could not be kept: %s", run.id, error)
+                    return Stored.NOT_OURS
+                _log.warning("background response %s waits to be kept: %s", run.id, error)
+                await asyncio.sleep(RETRY_AFTER_S)
+                continue
+            if ended.lock is not None or not ours:  # the lock is released with it, or is that of the new holder
+                self.responses.locked.discard(run.id)
+            return Stored.STORED if ours else Stored.NOT_OURS
 
     def _mark_as_not_stored(self) -> None:
         """Without a database an answer is still an answer; where a conversation should have gone on, it has failed."""
-        writer = self._writer
+        writer = self.writer
         writer.response = replace(writer.response, store=False)
-        if self._lock is not None and writer.response.status in CONTINUABLE:
+        if self.lock is not None and writer.response.status in CONTINUABLE:
             message = "The database does not take the answer: the conversation could not go on with it."
             self._set_failed(ResponseError(code="server_error", message=message))
 
     def _set_failed(self, error: ResponseError) -> None:
-        writer = self._writer
+        writer = self.writer
         failed = {"status": "failed", "error": error, "incomplete_details": None, "completed_at": None}
         writer.response = replace(writer.response, **failed)
 
     def _as_ended(self, lock: Lock | None) -> Ended:
-        response = self._writer.response
+        response = self.writer.response
         whole = lock is not None and response.status in CONTINUABLE
         return Ended(
             response.id,
             msgspec.to_builtins(replace(response, output=[])) | {"output": response.output},
-            self._items,
-            self._writer.cuts,
+            self.items,
+            self.writer.cuts,
             response.previous_response_id,
             lock,
-            [*self._items, *response.output] if whole else [],
+            [*self.items, *response.output] if whole else [],
         )
 
 

@@ -1,11 +1,14 @@
-"""The events of a response that is being made."""
+"""The events of responses: kept for readers while they are made, and encoded for a client."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
+from kvarn.serving.errors import to_api_error
 from kvarn.wire.openai.responses.answer import ENDED, Response, StreamEvent
+from kvarn.wire.sse import named_event
 
 _MAX_BATCH = 64
 """Events of a log in one write."""
@@ -25,7 +28,7 @@ class EventLog:
     @property
     def has_end(self) -> bool:
         """Whether its last event says how the response ended."""
-        return bool(self._events) and is_end(self._events[-1])
+        return bool(self._events) and _end_of(self._events[-1]) is not None
 
     def append(self, *events: StreamEvent) -> None:
         """Add events."""
@@ -54,6 +57,40 @@ class EventLog:
         changed.set()
 
 
-def is_end(event: StreamEvent) -> bool:
-    """Whether it says how a response ended."""
-    return isinstance(event.response, Response) and event.response.status in ENDED
+class EventEncoder:
+    """Encodes the events of one response as server-sent events."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._has_end = False
+        """Whether an event has told how the response ended, and it was no failure."""
+
+    def encode(self, batch: list[StreamEvent]) -> bytes:
+        """Some events."""
+        for event in batch:
+            self._next = event.sequence_number + 1
+            self._has_end = _end_of(event) not in (None, "failed")
+        return b"".join(named_event(event.type, event) for event in batch)
+
+    async def encoded(self, batches: AsyncGenerator[list[StreamEvent], None]) -> AsyncGenerator[bytes, None]:
+        """Events as they come; closing this closes them."""
+        async with aclosing(batches):
+            async for batch in batches:
+                if batch:
+                    yield self.encode(batch)
+
+    def error_event(self, error: Exception) -> bytes:
+        """Why a stream ends before its end; nothing where that was told, and no failure."""
+        if self._has_end:
+            return b""
+        told = to_api_error(error)
+        event = StreamEvent(
+            type="error", sequence_number=self._next, code=told.code, message=told.message, param=told.param
+        )
+        return named_event("error", event)
+
+
+def _end_of(event: StreamEvent) -> str | None:
+    """How the response ended, where an event tells that."""
+    response = event.response
+    return response.status if isinstance(response, Response) and response.status in ENDED else None

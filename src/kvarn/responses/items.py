@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from kvarn.responses.responses_context import ResponsesContext
+from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.writer import response_of_item
 from kvarn.serving.work import RequestRecord
 from kvarn.store.ids import new_id
@@ -44,7 +44,7 @@ async def find_stored_items(
         record.body_bytes += sum(turn.size for turn in turns)
         found = await serving.run(record, lambda: _items_among(turns, wanted))
         others = [each for each in wanted if each not in found]  # a conversation may still have them
-        texts = await conversations.find_items_anywhere(store, owner, others) if others else {}
+        texts = await conversations.find_items_by_id(store, owner, others) if others else {}
     except HistoryTooLongError:
         message = (
             f"'{param}' refers to more than {MAX_HISTORY_ITEMS} items, or to responses and items of more than "
@@ -82,9 +82,7 @@ async def add_items(
     """
     items = await resolve_items(serving, record, given)
     try:
-        await conversations.add_items(
-            serving.store, record.principal.owner, conversation_id, items, serving.storage_quota.max_bytes
-        )
+        await conversations.add_items(serving.store, record.principal.owner, conversation_id, items)
     except HistoryTooLongError:
         message = (
             f"The conversation would hold more than {MAX_HISTORY_ITEMS} items: delete items of it, or begin a new one."

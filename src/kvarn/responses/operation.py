@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.ending import ResponseEnding
+from kvarn.responses.events import EventEncoder
 from kvarn.responses.request import chat_request, in_response_terms, new_response
-from kvarn.responses.responses_context import ResponsesContext
-from kvarn.responses.sink import ResponseSink
-from kvarn.responses.truncation import fitting_chat
 from kvarn.responses.turns import Turn, open_turn, read_turn
 from kvarn.responses.writer import ResponseWriter
 from kvarn.serving.chat.answer import ChatRun
@@ -20,12 +19,18 @@ from kvarn.serving.chat.operation import start_chat
 from kvarn.serving.chat.prompt import render_chat
 from kvarn.serving.errors import shutting_down
 from kvarn.serving.logprobs import encoded_bytes
+from kvarn.serving.models import ReadyModel
 from kvarn.serving.tiers import tier_of
 from kvarn.serving.work import RequestRecord
+from kvarn.text.errors import PromptTooLongError
 from kvarn.wire.openai.chat.answer import FinishReason
+from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.errors import ApiError, unavailable
 from kvarn.wire.openai.responses.answer import InputTokens, Response, StreamEvent, response_usage
-from kvarn.wire.openai.responses.request import ResponseRequest, TokenCountRequest
+from kvarn.wire.openai.responses.request import ContextFields, ResponseRequest, TokenCountRequest
+
+_MIN_ANSWER_TOKENS = 256
+"""Tokens left for the answer where `max_output_tokens` does not say; at most a quarter of the context."""
 
 
 @dataclass(slots=True)
@@ -35,8 +40,8 @@ class ResponseRun:
     chat: ChatRun
     writer: ResponseWriter
     ending: ResponseEnding
-    record: RequestRecord
     now: Callable[[], float]
+    encoder: EventEncoder = field(default_factory=EventEncoder)
 
     async def collect(self) -> Response:
         """The response as one object. Where it breaks off nothing is kept: the client knows no name for it.
@@ -56,32 +61,33 @@ class ResponseRun:
             raise unavailable(response.error.message, "conversation_not_kept")
         return response
 
-    async def stream(self) -> AsyncGenerator[list[StreamEvent], None]:
-        """The events of its stream, as they come; raises as `collect` does before the first of them.
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """Its events, encoded as they come; raises as `collect` does before the first of them.
 
         Afterwards a failure is sent as the last event. Where the client stops listening before the end the response is
-        cancelled; where the server stops it has failed, and its last events are left with `ending`.
+        cancelled; where the server stops it has failed, and `error_event` has its last events.
         """
         try:
             async with aclosing(self.events()) as batches:
                 async for batch in batches:
-                    yield batch
+                    if batch:
+                        yield self.encoder.encode(batch)
         except Exception as error:
             if not self.writer.begun:
                 raise
             await self.ending.fail(error)
-            yield self.ending.take_last_events()
-        finally:
-            await self._stop()
+            yield self.encoder.encode(self.ending.take_last_events())
+        finally:  # does nothing where the response has ended
+            if not self.writer.begun:
+                await self.ending.drop()
+            elif self.chat.work.record.disconnected:
+                await self.ending.cancel()
+            else:
+                await self.ending.fail(shutting_down())
 
-    async def _stop(self) -> None:
-        """Nobody takes more of the stream; does nothing where the response has ended."""
-        if not self.writer.begun:
-            await self.ending.drop()
-        elif self.record.disconnected:
-            await self.ending.cancel()
-        else:
-            await self.ending.fail(shutting_down())
+    def error_event(self, error: Exception) -> bytes:
+        """Why its stream ends before its end, after the end that the response has by then."""
+        return self.encoder.encode(self.ending.take_last_events()) + self.encoder.error_event(error)
 
     async def events(self) -> AsyncGenerator[list[StreamEvent], None]:
         """The events while it is written, up to its end. Whoever breaks this off ends the response."""
@@ -103,16 +109,16 @@ async def start_response(serving: ResponsesContext, record: RequestRecord, reque
     """Read what a response goes on from, check it, and take it in.
 
     Raises:
-        ApiError: It cannot be answered as request, or not now; or it cannot be stored as request.
+        ApiError: It cannot be answered as asked, or not now; or it cannot be stored as asked.
         ChatTemplateError: The model's template refuses the messages.
         StoreAwayError: The database does not answer, and it is needed for what the response goes on from.
     """
     await _check_quota(serving, record, request)
-    owner, response_id = record.principal.owner, f"resp_{record.id}"
+    response_id = f"resp_{record.id}"
     turn = await open_turn(serving, record, request, response_id)
     writer = ResponseWriter(new_response(request, response_id, int(serving.store.now())), len(turn.items))
-    sink = ResponseSink(serving.store, owner, serving.responses)
-    return await run_turn(serving, record, request, turn, writer, ResponseEnding(writer, turn.items, turn.lock, sink))
+    ending = ResponseEnding(serving.responses, record.principal.owner, writer, turn.items, turn.lock)
+    return await run_turn(serving, record, request, turn, ending)
 
 
 async def run_turn(
@@ -120,7 +126,6 @@ async def run_turn(
     record: RequestRecord,
     request: ResponseRequest,
     turn: Turn,
-    writer: ResponseWriter,
     ending: ResponseEnding,
     seed: int | None = None,
 ) -> ResponseRun:
@@ -133,15 +138,15 @@ async def run_turn(
         raise
     record.closing.push_async_callback(serving.responses.unlock, turn.lock)
     defaults = chat.model.text.sampling_defaults
-    writer.response = replace(
-        writer.response,
+    ending.writer.response = replace(
+        ending.writer.response,
         model=chat.model.name,  # another one, or another tier, may have been found for it
         service_tier=tier_of(chat.work.priority),
         temperature=defaults.temperature if request.temperature is None else request.temperature,
         top_p=defaults.top_p if request.top_p is None else request.top_p,
     )
     ending.usage = lambda: response_usage(chat.work.usage.as_openai())
-    return ResponseRun(chat, writer, ending, record, serving.store.now)
+    return ResponseRun(chat, ending.writer, ending, serving.store.now)
 
 
 async def count_input_tokens(
@@ -151,8 +156,8 @@ async def count_input_tokens(
     name = request.model or next(iter(serving.models)).name
     model = serving.ready_model(record, name, "generate")
     turn = await read_turn(serving, record, request)
-    chat = await fitting_chat(serving, record, request, turn, model)
-    return InputTokens(input_tokens=len((await render_chat(serving, record, chat, model)).token_ids))
+    chat = await _fitting_chat(serving, record, request, turn, model)
+    return InputTokens(input_tokens=len(await render_chat(serving, record, chat, model)))
 
 
 async def _start_chat(
@@ -161,7 +166,7 @@ async def _start_chat(
     try:
         if request.truncation == "auto":
             model = serving.ready_model(record, request.model, "generate")
-            chat = await fitting_chat(serving, record, request, turn, model, seed)
+            chat = await _fitting_chat(serving, record, request, turn, model, seed)
         else:
             chat = await serving.run(record, lambda: chat_request(request, request.model, turn.context, seed))
         return await start_chat(serving, record, chat)
@@ -175,3 +180,49 @@ async def _check_quota(serving: ResponsesContext, record: RequestRecord, request
         await serving.storage_quota.check(record, "conversation", instead)
     elif request.stored:
         await serving.storage_quota.check(record, "store", "send 'store': false")
+
+
+async def _fitting_chat(
+    serving: ResponsesContext,
+    record: RequestRecord,
+    request: ContextFields,
+    turn: Turn,
+    model: ReadyModel,
+    seed: int | None = None,
+) -> ChatCompletionRequest:
+    """The chat that answers a turn. With `truncation: auto` it lacks the oldest items, as few as must be left out for
+    the prompt to fit, never the instructions; a result is not left without its call.
+
+    Raises:
+        ApiError: 400, the chat cannot be asked for.
+        ChatTemplateError: The model's template refuses the messages.
+    """
+    items = turn.context
+
+    async def chat_from(start: int) -> ChatCompletionRequest:
+        return await serving.run(record, lambda: chat_request(request, model.name, items[start:], seed))
+
+    async def fits(chat: ChatCompletionRequest) -> bool:
+        try:
+            return len(await render_chat(serving, record, chat, model)) <= max_prompt
+        except PromptTooLongError:
+            return False
+
+    whole = await chat_from(0)
+    starts = [index for index, item in enumerate(items) if item["type"] != "function_call_output"]
+    max_prompt = _max_prompt_tokens(request, model.card.max_context_length)
+    if request.truncation != "auto" or not starts or await fits(whole):
+        return whole
+    too_early, late_enough = 0, len(starts) - 1  # where even the last item is too long, nothing helps
+    while late_enough - too_early > 1:
+        middle = (too_early + late_enough) // 2
+        if await fits(await chat_from(starts[middle])):
+            late_enough = middle
+        else:
+            too_early = middle
+    return await chat_from(starts[late_enough])
+
+
+def _max_prompt_tokens(request: ContextFields, context: int) -> int:
+    answer = request.max_output_tokens if isinstance(request, ResponseRequest) else None
+    return context - (answer or min(_MIN_ANSWER_TOKENS, context // 4))

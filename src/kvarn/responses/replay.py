@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import msgspec
 from msgspec.structs import replace
 
 from kvarn.responses.writer import Cuts, ResponseWriter
 from kvarn.serving.choice import ChoiceDelta
-from kvarn.serving.tiers import requested_tier
 from kvarn.wire.openai.chat.answer import FunctionCallDelta, ToolCallDelta
 from kvarn.wire.openai.responses.answer import Response, StreamEvent
 from kvarn.wire.openai.responses.items import StoredItem
 
 
-def replay(
-    response: Response, first_item: int, cuts: Cuts, request: Mapping[str, Any] | None = None
-) -> Iterator[StreamEvent]:
-    """The events of a response as they were sent the first time.
+def replay(response: Response, first_item: int, cuts: Cuts) -> Iterator[StreamEvent]:
+    """The events of a response as they were sent the first time. All name the model and the tier that answered, also
+    those from before these were known.
 
     Args:
         response: As it ended.
         first_item: What its writer was given.
         cuts: As its writer left them.
-        request: The request for it, where it was made in the background; see `as_queued`.
     """
     writer = ResponseWriter(unwritten(response), first_item)
-    if request is not None:
-        writer.response = as_queued(response, request)
+    if response.background:
         yield from writer.queue()
-        writer.response = replace(writer.response, model=response.model, service_tier=response.service_tier)
     yield from writer.begin()
     for index, (item, lengths) in enumerate(zip(response.output, cuts, strict=True)):
         if item["type"] == "message":
@@ -61,18 +55,6 @@ def unwritten(response: Response) -> Response:
         output=[],
         usage=msgspec.UNSET,
         warnings=msgspec.UNSET,
-    )
-
-
-def as_queued(response: Response, request: Mapping[str, Any]) -> Response:
-    """A response as it was while it waited: another model, or another tier, may have been found for it since.
-
-    Args:
-        response: As it stands.
-        request: The fields of its request, as JSON has them.
-    """
-    return replace(
-        unwritten(response), model=request["model"], service_tier=requested_tier(request.get("service_tier"))
     )
 
 

@@ -8,15 +8,14 @@ from contextlib import aclosing
 
 import msgspec
 
-from kvarn.responses.background_runs import BackgroundRun
+from kvarn.responses.background_runs import BackgroundRun, ResponsesContext
 from kvarn.responses.replay import replay
-from kvarn.responses.responses_context import ResponsesContext
 from kvarn.responses.writer import end_event
 from kvarn.store.models import StoredResponse
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.conversations import background_responses
-from kvarn.store.repositories.conversations import responses as stored
 from kvarn.store.repositories.conversations.conversations import Lock, unlock_conversation
+from kvarn.store.repositories.queries import delete_owned, read_owned
 from kvarn.wire.openai.errors import invalid_request, unavailable
 from kvarn.wire.openai.responses.answer import ENDED, Response, StreamEvent
 
@@ -33,7 +32,7 @@ async def retrieve_response(serving: ResponsesContext, owner: Owner, response_id
     Raises:
         NotFoundError: The owner has none of that id.
     """
-    row = await stored.find_response(serving.store, owner, response_id)
+    row = await read_owned(serving.store, owner, StoredResponse, response_id)
     return msgspec.convert(row.body, Response)
 
 
@@ -41,8 +40,8 @@ async def follow_response(
     serving: ResponsesContext, owner: Owner, response_id: str, after: int
 ) -> AsyncGenerator[list[StreamEvent], None]:
     """The events of a response with numbers above `after`, up to its end. One that is made here is followed live, the
-    end of one that another gateway makes is waited for, and the stream of one that has ended is made again, just as it
-    was. Raises as `retrieve_response` does.
+    end of one that another gateway makes is waited for, and the stream of one that has ended is made again. Raises as
+    `retrieve_response` does.
     """
     run = serving.responses.find(owner, response_id)
     if run is not None:
@@ -51,8 +50,7 @@ async def follow_response(
                 yield batch
         return
     row = await _wait_for_end(serving, owner, response_id)
-    request = row.request["asked"] if row.background else None
-    events = replay(msgspec.convert(row.body, Response), len(row.input_items), row.cuts, request)
+    events = replay(msgspec.convert(row.body, Response), len(row.input_items), row.cuts)
     yield [event for event in events if event.sequence_number > after]
 
 
@@ -80,7 +78,7 @@ async def cancel_response(serving: ResponsesContext, owner: Owner, response_id: 
         ApiError: 400, it does not run in the background; 503, it has been stopped, and its end is still to be written.
         NotFoundError: The owner has none of that id.
     """
-    row = await stored.find_response(serving.store, owner, response_id)
+    row = await read_owned(serving.store, owner, StoredResponse, response_id)
     if not row.background:
         message = f"The response {response_id!r} does not run in the background: only those can be cancelled."
         raise invalid_request(message, "response_id", "not_cancellable")
@@ -94,8 +92,8 @@ async def cancel_response(serving: ResponsesContext, owner: Owner, response_id: 
 
 async def delete_response(serving: ResponsesContext, owner: Owner, response_id: str) -> None:
     """Delete a response; one that runs is stopped. Raises as `retrieve_response` does."""
-    row = await stored.find_response(serving.store, owner, response_id)
-    await stored.delete_response(serving.store, owner, response_id)
+    row = await read_owned(serving.store, owner, StoredResponse, response_id)
+    await delete_owned(serving.store, owner, StoredResponse, response_id)
     run = serving.responses.find(owner, response_id)
     if run is not None:
         await run.stop("lost")
@@ -105,7 +103,7 @@ async def delete_response(serving: ResponsesContext, owner: Owner, response_id: 
 
 async def _wait_for_end(serving: ResponsesContext, owner: Owner, response_id: str) -> StoredResponse:
     while True:
-        row = await stored.find_response(serving.store, owner, response_id)
+        row = await read_owned(serving.store, owner, StoredResponse, response_id)
         if row.status in ENDED:
             return row
         await asyncio.sleep(_POLL_S)

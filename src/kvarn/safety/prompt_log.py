@@ -17,8 +17,9 @@ from kvarn.safety.errors import SafetyError
 from kvarn.safety.sealing import Seal
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
+from kvarn.store.models import PromptSample
 from kvarn.store.owner import Principal
-from kvarn.store.repositories.prompt_samples import NewSample, add_samples
+from kvarn.store.repositories.prompt_samples import add_samples, new_sample
 
 _MAX_WAITING = 256
 _MAX_WAITING_BYTES = 32 * 1024 * 1024
@@ -100,7 +101,7 @@ class PromptLog:
         if self._seal is None:
             self._seal = await asyncio.to_thread(Seal.load, self._config)
         sealed = await asyncio.to_thread(_seal_all, self._seal, batch)
-        missed = await add_samples(self._store, sealed, self._config.retention.max_stored_bytes)
+        missed = await add_samples(self._store, sealed)
         if missed.full:
             self.dropped += missed.full
             why = "their organisations have stored as much as they may"
@@ -114,8 +115,8 @@ class PromptLog:
         _log.warning("%d prompts were not kept: %s", count, error if known else type(error).__name__)
 
 
-def _seal_all(seal: Seal, batch: list[_Waiting]) -> list[NewSample]:
+def _seal_all(seal: Seal, batch: list[_Waiting]) -> list[PromptSample]:
     return [
-        NewSample(each.principal.owner, each.request_id, each.model, each.created_at, seal.seal(each.plain))
+        new_sample(each.principal.owner, each.request_id, each.model, each.created_at, seal.seal(each.plain))
         for each in batch
     ]

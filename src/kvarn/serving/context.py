@@ -11,7 +11,7 @@ from kvarn.identity.scopes import check_endpoint, check_model, may_use_model
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.safety.prompt_log import PromptLog
 from kvarn.serving.held_bytes import ByteBudget
-from kvarn.serving.models import Answering, ModelTable, ReadyModel, ServedModel
+from kvarn.serving.models import BuiltInModel, ModelTable, ReadyModel, ServedModel
 from kvarn.serving.moderation.checks import Moderation
 from kvarn.serving.storage_quota import StorageQuota
 from kvarn.serving.text_pool import TextPool
@@ -55,7 +55,7 @@ class ServingContext:
     async def begin(
         self,
         record: RequestRecord,
-        model: Answering,
+        model: ReadyModel | BuiltInModel,
         *,
         prompt_tokens: int,
         max_output_tokens: int = 0,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -34,46 +34,13 @@ _GAUGES = {
 }
 
 
-class MonotonicTotals:
-    """Totals of one engine that keep growing when its process restarts and counts from zero again.
-
-    A restart shows as a total (steps among them) that shrank. What an engine counted between the last reading and its
-    death is not seen again; readings are at most a second apart.
-    """
-
-    def __init__(self) -> None:
-        self._incarnation: object = None
-        self._base: dict[str, int] = {}
-        self._latest: dict[str, int] = {}
-        self.restarts = 0
-
-    def read(self, incarnation: object, totals: Mapping[str, int]) -> dict[str, int]:
-        """Take a reading; return the totals over all incarnations, which never shrink."""
-        if incarnation is not None and incarnation is not self._incarnation:
-            self.restarts += self._incarnation is not None
-            self._incarnation = incarnation
-        if any(value < self._latest.get(name, 0) for name, value in totals.items()):
-            for name, value in self._latest.items():
-                self._base[name] = self._base.get(name, 0) + value
-            self._latest = {}
-        self._latest.update(totals)
-        names = self._base.keys() | self._latest.keys()
-        return {name: self._base.get(name, 0) + self._latest.get(name, 0) for name in names}
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """A replica at the moment of a scrape."""
-
-    labels: list[str]
-    client: ReplicaClient
-    stats: EngineStats
-    totals: dict[str, int]
-    restarts: int
+Values = float | Mapping[str, float]
+"""Of one replica; by the value of one more label, where the metric has it."""
 
 
 class EngineCollector(Collector):
-    """Turns the latest `EngineStats` of every replica into metrics at each scrape.
+    """Turns the latest `EngineStats` of every replica into metrics at each scrape. Its counters count since the
+    engine's start.
 
     Args:
         models: The replicas of each model, by their names. As long as each model has one, `model` alone labels them.
@@ -83,81 +50,80 @@ class EngineCollector(Collector):
         several = any(len(replicas) > 1 for replicas in models.values())
         self._label_names = ("model", "replica") if several else ("model",)
         self._replicas = [
-            ([model, name] if several else [model], client, MonotonicTotals())
+            ((model, name) if several else (model,), client)
             for model, replicas in models.items()
             for name, client in replicas.items()
         ]
 
-    def observe(self) -> list[_Reading]:
-        """Read the statistics now: what an engine counts after the latest reading is lost if it dies."""
-        readings = []
-        for labels, client, totals in self._replicas:
-            stats = client.stats
-            now = {family: int(getattr(stats, field)) for family, (field, _) in _COUNTERS.items()}
-            now |= {f"kvarn_refused/{reason}": count for reason, count in stats.refused_total.items()}
-            seen = totals.read(client.card, now)
-            readings.append(_Reading(labels, client, stats, seen, totals.restarts))
-        return readings
-
     def collect(self) -> Iterator[Metric]:
         """Read every engine once and yield its metrics."""
-        readings = self.observe()
-        up = self._gauge("kvarn_replica_up", "1 when the model's replica takes requests.")
-        restarts = self._counter("kvarn_replica_restarts", "Restarts of the engine process.")
-        for each in readings:
-            up.add_metric(each.labels, float(each.client.state is ReplicaState.READY))
-            restarts.add_metric(each.labels, each.restarts)
-        yield from (up, restarts)
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        yield self._metric(gauge, "kvarn_replica_up", "1 when the model's replica takes requests.", _is_up)
+        yield self._metric(counter, "kvarn_replica_restarts", "Restarts of the engine process.", _restarts)
         for name, (field, help_text) in _GAUGES.items():
-            gauge = self._gauge(name, help_text)
-            for each in readings:
-                gauge.add_metric(each.labels, float(getattr(each.stats, field)))
-            yield gauge
-        yield from self._memory(readings)
-        yield self._queue_depth(readings)
-        for name, (_, help_text) in _COUNTERS.items():
-            counter = self._counter(name, help_text)
-            for each in readings:
-                counter.add_metric(each.labels, each.totals[name])
-            yield counter
-        refused = self._counter("kvarn_refused", "Requests the engine refused, by reason.", "reason")
-        for each in readings:
-            for key, count in each.totals.items():
-                if key.startswith("kvarn_refused/"):
-                    refused.add_metric([*each.labels, key.removeprefix("kvarn_refused/")], count)
-        yield refused
-
-    def _memory(self, readings: list[_Reading]) -> Iterator[Metric]:
-        utilisation = self._gauge("kvarn_kv_utilisation", "Share of KV blocks held by running requests.")
-        blocks = self._gauge(
-            "kvarn_kv_blocks", "KV blocks: held by requests, held only by the prefix cache, free.", "state"
+            yield self._metric(gauge, name, help_text, _reader(field))
+        yield self._metric(
+            gauge, "kvarn_kv_utilisation", "Share of KV blocks held by running requests.", _kv_utilisation
         )
-        hits = self._gauge(
-            "kvarn_prefix_hit_ratio", "Share of prompt tokens found in the prefix cache since the start."
-        )
-        for each in readings:
-            stats, total = each.stats, each.stats.kv_blocks_total
-            used = total - stats.kv_blocks_free
-            utilisation.add_metric(each.labels, used / total if total else 0.0)
-            blocks.add_metric([*each.labels, "used"], used)
-            blocks.add_metric([*each.labels, "cached"], stats.kv_blocks_cached)
-            blocks.add_metric([*each.labels, "free"], stats.kv_blocks_free - stats.kv_blocks_cached)
-            prompt = stats.cached_tokens_total + stats.prompt_tokens_total
-            hits.add_metric(each.labels, stats.cached_tokens_total / prompt if prompt else float("nan"))
-        yield from (utilisation, blocks, hits)
+        help_text = "KV blocks: held by requests, held only by the prefix cache, free."
+        yield self._metric(gauge, "kvarn_kv_blocks", help_text, _kv_blocks, "state")
+        help_text = "Share of prompt tokens found in the prefix cache since the start."
+        yield self._metric(gauge, "kvarn_prefix_hit_ratio", help_text, _prefix_hits)
+        yield self._metric(gauge, "kvarn_queue_depth", "Requests waiting, by priority tier.", _queue_depth, "priority")
+        for name, (field, help_text) in _COUNTERS.items():
+            yield self._metric(counter, name, help_text, _reader(field))
+        help_text = "Requests the engine refused, by reason."
+        yield self._metric(counter, "kvarn_refused", help_text, _reader("refused_total"), "reason")
 
-    def _queue_depth(self, readings: list[_Reading]) -> Metric:
-        family = self._gauge("kvarn_queue_depth", "Requests waiting, by priority tier.", "priority")
-        for each in readings:
-            depth = dict.fromkeys(TIERS, 0)
-            for priority, count in each.stats.waiting_by_priority.items():
-                depth[priority_tier(priority)] += count
-            for tier, count in depth.items():
-                family.add_metric([*each.labels, tier], count)
-        return family
+    def _metric(
+        self,
+        family: type[GaugeMetricFamily] | type[CounterMetricFamily],
+        name: str,
+        help_text: str,
+        read: Callable[[ReplicaClient], Values],
+        *labels: str,
+    ) -> Metric:
+        metric = family(name, help_text, labels=[*self._label_names, *labels])
+        for own, client in self._replicas:
+            values = read(client)
+            if isinstance(values, Mapping):
+                for label, value in values.items():
+                    metric.add_metric([*own, label], value)
+            else:
+                metric.add_metric(own, values)
+        return metric
 
-    def _gauge(self, name: str, help_text: str, *labels: str) -> GaugeMetricFamily:
-        return GaugeMetricFamily(name, help_text, labels=[*self._label_names, *labels])
 
-    def _counter(self, name: str, help_text: str, *labels: str) -> CounterMetricFamily:
-        return CounterMetricFamily(name, help_text, labels=[*self._label_names, *labels])
+def _is_up(client: ReplicaClient) -> float:
+    return client.state is ReplicaState.READY
+
+
+def _restarts(client: ReplicaClient) -> float:
+    return max(0, client.starts - 1)
+
+
+def _reader(field: str) -> Callable[[ReplicaClient], Values]:
+    read: Callable[[EngineStats], Values] = attrgetter(field)
+    return lambda client: read(client.stats)
+
+
+def _kv_utilisation(client: ReplicaClient) -> float:
+    total = client.stats.kv_blocks_total
+    return (total - client.stats.kv_blocks_free) / total if total else 0.0
+
+
+def _kv_blocks(client: ReplicaClient) -> Values:
+    total, free, cached = client.stats.kv_blocks_total, client.stats.kv_blocks_free, client.stats.kv_blocks_cached
+    return {"used": total - free, "cached": cached, "free": free - cached}
+
+
+def _prefix_hits(client: ReplicaClient) -> float:
+    prompt = client.stats.cached_tokens_total + client.stats.prompt_tokens_total
+    return client.stats.cached_tokens_total / prompt if prompt else float("nan")
+
+
+def _queue_depth(client: ReplicaClient) -> Values:
+    depth = dict.fromkeys(TIERS, 0)
+    for priority, count in client.stats.waiting_by_priority.items():
+        depth[priority_tier(priority)] += count
+    return depth

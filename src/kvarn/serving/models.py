@@ -13,7 +13,7 @@ from dataclasses import InitVar, asdict, dataclass, field
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import kvarn
 from kvarn.config.schema import GatewayConfig, ModelConfig
@@ -21,9 +21,11 @@ from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaState
 from kvarn.routing.round_robin import next_ready
 from kvarn.serving.logprobs import LogprobsEncoder
+from kvarn.serving.text_pool import TextPool
 from kvarn.text.chat_template import ChatTemplate
 from kvarn.text.checkpoint import checkpoint_fingerprint, resolve_tokenizer
 from kvarn.text.config_files import read_generation_config
+from kvarn.text.prompt import PromptBuilder
 from kvarn.text.sampling import SamplingDefaults
 from kvarn.text.template_process import TemplateLimits
 from kvarn.text.tokenizer import Tokenizer
@@ -31,28 +33,18 @@ from kvarn.text.tool_calls.formats import ToolFormat, find_format
 from kvarn.wire.messages import ModelCard
 from kvarn.wire.openai.errors import ApiError, model_not_found, unavailable
 
-_LIFE = (ReplicaState.READY, ReplicaState.STARTING, ReplicaState.DRAINING, ReplicaState.DOWN)
+_LIFE = (ReplicaState.READY, ReplicaState.STARTING, ReplicaState.DOWN)
 
 _log = logging.getLogger("kvarn.gateway")
 
 
-class Answering(Protocol):
-    """What may answer a request: a served model, or code of the gateway itself."""
+@dataclass(frozen=True, slots=True)
+class BuiltInModel:
+    """What answers where no served model does: code of the gateway itself."""
 
-    @property
-    def name(self) -> str:
-        """What it is counted under."""
-        ...
-
-    @property
-    def version(self) -> str:
-        """Changes when its answers may."""
-        ...
-
-    @property
-    def replica_name(self) -> str:
-        """Which copy of it this is."""
-        ...
+    name: str
+    version: str
+    replica_name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +79,33 @@ class ReadyModel:
     def version(self) -> str:
         """Fingerprint of the checkpoint."""
         return self.text.version
+
+    async def render(
+        self, pool: TextPool, tenant: str, size: int, messages: Callable[[], list[dict[str, Any]]], **options: Any
+    ) -> list[int]:
+        """The token ids of the prompt that the chat template makes of messages.
+
+        Args:
+            pool: Threads for what is long.
+            tenant: Who takes turns with others at them, and at the template's process.
+            size: Bytes of what the prompt is made from.
+            messages: Makes the messages.
+            options: See `PromptBuilder`.
+
+        Raises:
+            ChatTemplateError: The template refuses the messages, or passes a limit.
+            TokenizerError: The text cannot be encoded.
+        """
+        text, longest = self.text, self.card.max_context_length
+        builder = await pool.run(
+            tenant,
+            size,
+            lambda: PromptBuilder(text.chat_template, text.tokenizer, messages(), context_length=longest, **options),
+        )
+        rendered = await text.template_turns.run(
+            tenant, lambda: asyncio.create_task(text.chat_template.render(builder.request))
+        )
+        return await pool.run(tenant, len(rendered), lambda: builder.token_ids(rendered))
 
     @property
     def fingerprint(self) -> str:

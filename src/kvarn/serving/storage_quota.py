@@ -20,7 +20,6 @@ _VALID_S = 1.0
 _WAIT_S = 1.0
 """Seconds that a request waits for the database's answer."""
 _MAX_ORGANIZATIONS = 10_000
-_WATCH_S = 60.0
 
 _log = logging.getLogger("kvarn.gateway")
 
@@ -100,14 +99,9 @@ class StorageQuota:
         usage = await self._usage_of(organization_id, 1)
         return usage.stored is not None and usage.stored >= self.max_bytes
 
-    async def watch(self, set_nearly_full: Callable[[int], object]) -> None:
-        """Count once a minute the organisations that have stored more than four fifths of their quota."""
-        while True:
-            try:
-                set_nearly_full(await count_organizations_over(self._store, self.max_bytes * 4 // 5))
-            except StoreAwayError as error:
-                _log.warning("how many organisations are nearly full is not known: %s", error)
-            await asyncio.sleep(_WATCH_S)
+    async def count_nearly_full(self, tell: Callable[[int], object]) -> None:
+        """Tell how many organisations have stored more than four fifths of their quota."""
+        tell(await count_organizations_over(self._store, self.max_bytes * 4 // 5))
 
     async def _usage_of(self, organization_id: str, size: int) -> _Usage:
         """What an organisation has stored: asked anew where the answer is old, or has no room for `size` bytes."""

@@ -76,7 +76,7 @@ class RequestRecord:
     """The request's own: the engine's id of it, and what follows the prefix in the id of its answer (`chatcmpl-…`)."""
     began: float = field(default_factory=time.monotonic)
     """Monotonic seconds at which its headers reached this machine."""
-    received: float = 0.0
+    received: float = field(default_factory=time.monotonic)
     """The same of the last byte of its body: latencies count from here. That of the headers until it is read."""
     model: str = UNKNOWN
     """The configured model it asked for."""
@@ -113,9 +113,6 @@ class RequestRecord:
     """Memory that it takes; see `HeldBytes`."""
     closing: AsyncExitStack = field(default_factory=AsyncExitStack)
     """What is given back and settled when the answer is over, last one first."""
-
-    def __post_init__(self) -> None:
-        self.received = self.received or self.began
 
     async def close(self) -> None:
         """Settle its work and give back what it holds; may be called again."""

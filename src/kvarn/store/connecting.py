@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import msgspec
-from sqlalchemy import URL, Dialect, NullPool, event
+from sqlalchemy import URL, Dialect, event
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import MissingGreenlet
@@ -40,48 +40,34 @@ def make_engine(url: URL, pool_size: int, timeout_s: float) -> AsyncEngine:
     Args:
         url: With an asynchronous driver.
         pool_size: Connections at most.
-        timeout_s: Seconds that connecting, and a query, may take.
+        timeout_s: Seconds that connecting may take, and waiting for a connection.
 
     Raises:
         StoreError: The URL names a file that is not there.
     """
+    common: dict[str, Any] = {
+        "hide_parameters": True,  # errors are logged, and parameters are what clients wrote
+        "pool_size": pool_size,
+        "max_overflow": 0,
+        "pool_timeout": timeout_s,
+        "json_serializer": _json,
+    }
     if url.get_backend_name() == "sqlite":
-        engine = create_async_engine(
-            url,
-            hide_parameters=True,
-            pool_size=pool_size,
-            max_overflow=0,
-            pool_timeout=timeout_s,
-            # Each use ends its own transaction. One rollback more would be a turn of the connection's thread each time,
-            # and where its task is cancelled in just that, the pool throws the connection away and calls it an error.
-            pool_reset_on_return=None,
-            connect_args={"timeout": timeout_s},
-            json_serializer=_json,
-        )
+        # Each use ends its own transaction. One rollback more would be a turn of the connection's thread each time,
+        # and where its task is cancelled in just that, the pool throws the connection away and calls it an error.
+        engine = create_async_engine(url, pool_reset_on_return=None, connect_args={"timeout": timeout_s}, **common)
         event.listen(engine.sync_engine, "connect", _prepare_sqlite)
         event.listen(engine.sync_engine, "begin", _begin_sqlite)
         event.listen(engine.sync_engine, "invalidate", _roll_back_sqlite)
     else:
         engine = create_async_engine(
-            _plain(url),
-            hide_parameters=True,  # errors are logged, and parameters are what clients wrote
-            pool_size=pool_size,
-            max_overflow=0,
-            pool_timeout=timeout_s,
+            url.difference_update_query([name for name in url.query if name not in _DRIVERS_OWN]),
             pool_pre_ping=True,
-            json_serializer=_json,
             pool_recycle=_REPLACED_AFTER_S,
-            connect_args=_postgres_options(url, timeout_s) | {"command_timeout": timeout_s},
+            connect_args=_postgres_options(url, timeout_s),
+            **common,
         )
         event.listen(engine.sync_engine, "handle_error", _leave_demoted_server)
-    event.listen(engine.sync_engine, "do_connect", partial(_connect, url))
-    return engine
-
-
-def make_migration_engine(url: URL, timeout_s: float) -> AsyncEngine:
-    """An engine for PostgreSQL whose statements take as long as they take; connecting takes `timeout_s` at most."""
-    options = _postgres_options(url, timeout_s)
-    engine = create_async_engine(_plain(url), hide_parameters=True, poolclass=NullPool, connect_args=options)
     event.listen(engine.sync_engine, "do_connect", partial(_connect, url))
     return engine
 
@@ -106,10 +92,6 @@ def with_hosts_apart(url: str) -> str:
 def _json(value: Any) -> str:
     """As short as it can be, and in a tenth of the time that Python's own encoder takes."""
     return msgspec.json.encode(value).decode()
-
-
-def _plain(url: URL) -> URL:
-    return url.difference_update_query([name for name in url.query if name not in _DRIVERS_OWN])
 
 
 def _postgres_options(url: URL, timeout_s: float) -> dict[str, Any]:

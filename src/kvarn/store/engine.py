@@ -15,11 +15,11 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker
 
 from kvarn.config.schema import KvarnConfig
-from kvarn.store.connecting import READING, make_engine, make_migration_engine, shown, with_hosts_apart
+from kvarn.fairness.semaphore import FairSemaphore
+from kvarn.store.connecting import READING, make_engine, shown, with_hosts_apart
 from kvarn.store.errors import StoreAwayError, StoreError
 from kvarn.store.health import StoreHealth
 from kvarn.store.outages import cause_of, outage_of, unprepared
-from kvarn.store.writers import WriterSlots
 
 DATABASE_FILE = "kvarn.db"
 REPORT_CONNECTIONS = 2
@@ -43,6 +43,7 @@ class Store:
         pool_size: Connections at most (PostgreSQL).
         timeout_s: Seconds a query may take.
         report_timeout_s: Seconds a report may take.
+        max_stored_bytes: Bytes that an organisation may store; None: no bound.
         now: Wall clock, seconds since 1970.
     """
 
@@ -53,18 +54,21 @@ class Store:
         pool_size: int = 8,
         timeout_s: float = 5.0,
         report_timeout_s: float = 60.0,
+        max_stored_bytes: int | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
         self.url = url
         self.now = now
+        self.max_stored_bytes = max_stored_bytes
         self.health = StoreHealth()
         """How the database does: as its uses told, reports excepted, which may just have taken too long."""
-        self.writers = WriterSlots(_WRITERS_AT_ONCE, timeout_s)
+        self.writers = FairSemaphore(per_tenant=_WRITERS_AT_ONCE)
         """Of each organisation, for those that write within its bound: one after another they hold few connections."""
         self.is_prepared = False
         """Whether its schema is known to be the one it should be (`migrate.py`): until then a table that is missing is
         an outage, and no fault."""
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
+        """Seconds a query may take."""
         self._report_timeout_s = report_timeout_s
         self.engine = make_engine(url, _SQLITE_CONNECTIONS if self.is_sqlite else pool_size, timeout_s)
         self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)
@@ -85,6 +89,7 @@ class Store:
                 pool_size=settings.pool_size,
                 timeout_s=settings.timeout_s,
                 report_timeout_s=settings.report_timeout_s,
+                max_stored_bytes=config.retention.max_stored_bytes,
             )
         except ArgumentError:  # such as a port that is none
             raise _no_url() from None
@@ -103,14 +108,14 @@ class Store:
             StoreAwayError: The database does not answer in time.
         """
         with self.health.watching():
-            async with self._guarded(self._timeout_s), self._sessions() as session, session.begin():
+            async with self._guarded(self.timeout_s), self._sessions() as session, session.begin():
                 yield session
 
     @asynccontextmanager
     async def reading(self) -> AsyncGenerator[AsyncSession, None]:
         """A session for queries only: a writer does not make it wait. Raises as `transaction` does."""
         with self.health.watching():
-            async with self._reading(self._sessions, self._timeout_s) as session:
+            async with self._reading(self._sessions, self.timeout_s) as session:
                 yield session
 
     @asynccontextmanager
@@ -128,14 +133,9 @@ class Store:
             StoreAwayError: The database does not answer.
             StoreError: It is none, or refuses the schema.
         """
-        engine = self.engine if self.is_sqlite else make_migration_engine(self.url, self._timeout_s)
-        try:
-            with self.health.watching(), self.explained(), _away_when_lost(self._timeout_s):
-                async with engine.begin() as connection:
-                    yield connection
-        finally:
-            if engine is not self.engine:
-                await engine.dispose()
+        with self.health.watching(), self.explained(), _away_when_lost(self.timeout_s):
+            async with self.engine.begin() as connection:
+                yield connection
 
     @contextmanager
     def explained(self) -> Generator[None, None, None]:

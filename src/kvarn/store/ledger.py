@@ -76,29 +76,6 @@ class UsageSum:
 
 
 @dataclass(frozen=True, slots=True)
-class BudgetRule:
-    """What a holder may spend in a period. Amounts are tokens, or billionths of the currency's unit."""
-
-    id: str
-    organization_id: str
-    holder_id: str
-    """The organisation, or one of its projects."""
-    unit: str
-    """`cost` or `tokens`."""
-    period: str
-    """`day`, `month` (UTC) or `total`."""
-    hard_limit: int | None
-    soft_limit: int | None
-    alerted_period: str | None = None
-    currency: str | None = None
-    """Of a budget of money."""
-
-    def amount(self, tokens: int, cost: int) -> int:
-        """What counts of these."""
-        return tokens if self.unit == "tokens" else cost
-
-
-@dataclass(frozen=True, slots=True)
 class UsageFilter:
     """Which events are summed. None lets all through."""
 

@@ -58,17 +58,6 @@ class TemplateProcess:
         """The process's id; None where it does not run."""
         return None if self._process is None else self._process.pid
 
-    async def start(self) -> None:
-        """Start the process and compile the templates; does nothing where that is done.
-
-        Raises:
-            ChatTemplateError: A template is not valid, or passes a limit while it is compiled.
-        """
-        try:
-            await self._start()
-        except _EndedError as error:
-            raise ChatTemplateError(f"The process that renders the chat template {error}.") from None
-
     async def render(self, request: bytes) -> str:
         """The text of a request that `ChatTemplate.request` made.
 
@@ -79,11 +68,8 @@ class TemplateProcess:
         try:
             return await self._start_and_render(request)
         except _EndedError as error:
-            _log.warning("the process that renders a chat template %s: starting another", error)
-        try:
-            return await self._start_and_render(request)
-        except _EndedError as error:
-            raise ChatTemplateError(f"The process that renders the chat template {error}, twice.") from None
+            _log.warning("%s It is started again.", error)
+        return await self._start_and_render(request)
 
     async def close(self) -> None:
         """Kill the process; nothing is rendered from here on. Idempotent."""
@@ -98,10 +84,15 @@ class TemplateProcess:
             await process.wait()
 
     async def _start_and_render(self, request: bytes) -> str:
-        await self._start()
+        await self.start()
         return await self._exchange(request, self._limits.timeout_s, "render these messages")
 
-    async def _start(self) -> None:
+    async def start(self) -> None:
+        """Start the process and compile the templates; does nothing where that is done.
+
+        Raises:
+            ChatTemplateError: A template is not valid, or passes a limit while it is compiled.
+        """
         if self._process is not None and self._process.returncode is None:
             return
         if self._closed:
@@ -172,9 +163,9 @@ def _limit_error(what: str, limit: str) -> TemplateLimitError:
     return error
 
 
-class _EndedError(Exception):
+class _EndedError(ChatTemplateError):
     """The process ended by itself, or somebody else killed it."""
 
     def __init__(self, status: int) -> None:
         how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-        super().__init__(how)
+        super().__init__(f"The process that renders the chat template {how}.")

@@ -89,8 +89,6 @@ class Leave(Message, frozen=True, kw_only=True):
 class Stop(Message, frozen=True, kw_only=True):
     """Exit."""
 
-    drain: bool = False  # when the running requests have finished; new ones are refused
-
 
 ToEngine = Submit | Embed | Abort | Join | Leave | Stop
 

@@ -40,7 +40,3 @@ class InvalidSamplingError(WorkerError):
     def __init__(self, slot: int, reason: str) -> None:
         super().__init__(f"slot {slot}: {reason}")
         self.slot = slot
-
-
-class ExecutorClosedError(WorkerError):
-    """A plan was handed to an executor after its shutdown."""

@@ -58,7 +58,7 @@ def build(spec: ReplicaSpec, report: ReportProgress) -> GenerateService | EmbedS
     if "fail_to_load" in script:
         raise ValueError(script["fail_to_load"])
     time.sleep(script.get("load_s", 0.0))
-    config = spec.engine_config
+    config = spec.model_config.engine
     card = ModelCard(
         kind=script.get("kind", "generate"),
         architecture="Scripted",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -13,17 +13,19 @@ from sqlalchemy import event
 from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError, StoreBusyError
 from kvarn.store.health import StoreState
+from kvarn.store.models import Conversation
 from kvarn.store.repositories.conversations import conversations
+from kvarn.store.repositories.queries import read_owned
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, read_stored_bytes, storing
-from kvarn.store.repositories.tenants.organizations import create_organization
-from kvarn.store.writers import WriterSlots
+from new_tenants import create_organization
 
 AMPLE = 1 << 40
 
 
 async def write(store: Store, organization_id: str, size: int, most: int) -> None:
-    async with storing(store, organization_id, size, most) as session:
-        await count_bytes(session, organization_id, size, most)
+    store.max_stored_bytes = most
+    async with storing(store, organization_id, size):
+        pass
 
 
 @asynccontextmanager
@@ -57,10 +59,11 @@ async def test_who_is_refused_has_written_nothing(store: Store) -> None:
 
     event.listen(store.engine.sync_engine, "before_cursor_execute", note)
     items = [{"id": "msg_1", "type": "message", "content": "x" * 100_000}]
+    store.max_stored_bytes = 50_000
     with pytest.raises(StorageFullError):
-        await conversations.create_conversation(store, red.owner, {}, items, 50_000)
+        await conversations.create_conversation(store, red.owner, {}, items)
     assert written == []
-    await conversations.create_conversation(store, red.owner, {}, [], 50_000)
+    await conversations.create_conversation(store, red.owner, {}, [])
     assert written and await read_stored_bytes(store, red.organization_id) == ROW_BYTES + 2
 
 
@@ -68,13 +71,14 @@ async def test_one_who_stands_still_holds_up_neither_its_organisation_for_long_n
     if store.is_sqlite:
         pytest.skip("SQLite has one writer at a time, whoever it is")
     red, blue = await create_organization(store, "red"), await create_organization(store, "blue")
-    mine = await conversations.create_conversation(store, blue.owner, {}, [], AMPLE)
-    small = Store(store.url, pool_size=3, timeout_s=5)
+    store.max_stored_bytes = AMPLE
+    mine = await conversations.create_conversation(store, blue.owner, {}, [])
+    small = Store(store.url, pool_size=3, timeout_s=5, max_stored_bytes=AMPLE)
     async with standing_still(store, red.organization_id, 60):
         reds = [asyncio.create_task(write(small, red.organization_id, 1, AMPLE)) for _ in range(12)]
         await asyncio.sleep(0.1)
-        await conversations.find_conversation(small, blue.owner, mine.id)
-        await conversations.create_conversation(small, blue.owner, {}, [], AMPLE)
+        await read_owned(small, blue.owner, Conversation, mine.id)
+        await conversations.create_conversation(small, blue.owner, {}, [])
         assert not all(each.done() for each in reds), "they were at it all the time"
         results = await asyncio.gather(*reds, return_exceptions=True)
     assert {type(result) for result in results} == {StoreBusyError}
@@ -83,25 +87,26 @@ async def test_one_who_stands_still_holds_up_neither_its_organisation_for_long_n
     await small.close()
 
 
-async def test_turns_are_few_of_a_name_and_all_come(store: Store) -> None:
-    turns, inside, seen = WriterSlots(2, 5.0), 0, []
+async def test_of_one_organisation_two_write_at_once_and_all_come(store: Store) -> None:
+    store.max_stored_bytes = AMPLE
+    inside, seen = 0, []
 
-    async def take(name: str) -> None:
+    async def take() -> None:
         nonlocal inside
-        async with turns.of(name):
-            inside += name == "red"
+        async with storing(store, "org-red", 0):
+            inside += 1
             seen.append(inside)
             await asyncio.sleep(0)
-            inside -= name == "red"
+            inside -= 1
 
-    await asyncio.gather(*[take("red") for _ in range(20)])
-    assert max(seen) == 2 and len(seen) == 20
-    hasty = WriterSlots(1, 0.01)
-    async with hasty.of("red"), hasty.of("blue"):
-        with pytest.raises(StoreBusyError):
-            async with hasty.of("red"):
-                pass
-    with suppress(StoreBusyError):
-        async with hasty.of("red"):
-            return
-    pytest.fail("a turn that was waited for in vain was lost")
+    await asyncio.gather(*[take() for _ in range(20)])
+    assert max(seen) <= 2 and len(seen) == 20
+    hasty = Store(store.url, timeout_s=0.2, max_stored_bytes=AMPLE)
+    for _ in range(2):
+        await hasty.writers.acquire("org-red")
+    with pytest.raises(StoreBusyError):
+        async with storing(hasty, "org-red", 0):
+            pass
+    hasty.writers.release("org-red")
+    async with storing(hasty, "org-red", 0):
+        await hasty.close()

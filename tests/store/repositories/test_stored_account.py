@@ -13,20 +13,21 @@ import pytest
 from kvarn.config.platform import RetentionConfig
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError, StorageFullError
+from kvarn.store.models import Conversation, StoredCompletion, StoredResponse
 from kvarn.store.owner import Owner, Principal
 from kvarn.store.repositories import stored_bytes
-from kvarn.store.repositories.batches.batches import BatchStatus, create_batch
+from kvarn.store.repositories.batches.batches import BatchStatus, claim_batches, create_batch, finish_batch
 from kvarn.store.repositories.batches.lines import Answer, Line, add_lines, answer_lines
-from kvarn.store.repositories.batches.runs import claim_batches, finish_batch
 from kvarn.store.repositories.conversations import background_responses as background
 from kvarn.store.repositories.conversations import conversations, responses
 from kvarn.store.repositories.conversations import stored_completions as completions
 from kvarn.store.repositories.conversations.conversations import Lock
 from kvarn.store.repositories.conversations.responses import Ended
-from kvarn.store.repositories.prompt_samples import NewSample, RejectedSamples, add_samples
-from kvarn.store.repositories.retention.organization_deletion import delete_organization_data
-from kvarn.store.repositories.retention.sweep import delete_expired
-from kvarn.store.repositories.tenants.organizations import create_organization
+from kvarn.store.repositories.organization_deletion import delete_organization_data
+from kvarn.store.repositories.prompt_samples import RejectedSamples, add_samples, new_sample
+from kvarn.store.repositories.queries import delete_owned
+from kvarn.store.repositories.retention import delete_expired
+from new_tenants import create_organization
 from stored_account import account
 
 TEXT = "Mjöl 🌾 " * 100
@@ -69,9 +70,9 @@ async def keep_completion(store: Store, owner: Owner, name: str) -> None:
     await completions.add_completion(store, owner, kept, metadata={"é": "\0"}, messages=[{"content": TEXT}])
 
 
-async def run_in_background(store: Store, owner: Owner, name: str, most: int | None = None) -> None:
+async def run_in_background(store: Store, owner: Owner, name: str) -> None:
     waiting, asked = body(f"resp_{name}", status="queued", output=[]), {"asked": {"tools": [TEXT]}}
-    await background.queue_response(store, owner, waiting, [item(name)], asked, None, "gw", 60, most)
+    await background.queue_response(store, owner, waiting, [item(name)], asked, None, "gw", 60)
     await account(store, owner.organization_id)
     ended = Ended(f"resp_{name}", body(f"resp_{name}"), [item(name)], [[4, 0]])
     assert await responses.finish_background(store, owner, ended, "gw")
@@ -100,7 +101,7 @@ async def keep_one_of_each(store: Store, who: Principal, name: str) -> None:
     errors = [{"code": "x", "message": TEXT}]
     origin, status = {BatchStatus.VALIDATING}, BatchStatus.FAILED
     await finish_batch(store, "gw", batch_id, origin, status, {}, None, errors=errors)
-    await add_samples(store, [NewSample(owner, "r", "m", NOW, b"sealed")])
+    await add_samples(store, [new_sample(owner, "r", "m", NOW, b"sealed")])
 
 
 async def test_every_kind_counts_for_what_it_takes_and_gives_it_back_when_it_is_deleted(
@@ -124,12 +125,12 @@ async def test_every_kind_counts_for_what_it_takes_and_gives_it_back_when_it_is_
     with pytest.raises(NotFoundError):
         await conversations.delete_item(store, owner, made.id, "msg_2")
     await account(store, me)
-    await conversations.delete_conversation(store, owner, made.id)
+    await delete_owned(store, owner, Conversation, made.id)
     await run_in_background(store, owner, "b")
     await account(store, me)
-    await responses.delete_response(store, owner, "resp_b")
-    await responses.delete_response(store, owner, "resp_a")
-    await completions.delete_completion(store, owner, "chatcmpl-a")
+    await delete_owned(store, owner, StoredResponse, "resp_b")
+    await delete_owned(store, owner, StoredResponse, "resp_a")
+    await delete_owned(store, owner, StoredCompletion, "chatcmpl-a")
     assert await account(store, me) == 0
 
 
@@ -153,28 +154,29 @@ async def test_of_twenty_writers_near_the_bound_exactly_as_many_as_fit_are_let_i
 ) -> None:
     store, owner, me = gateways[0], red.owner, red.organization_id
     one = (await conversations.create_conversation(store, owner, {}, [item("x")])).counted_bytes
-    most = 8 * one + one // 2
+    for gateway in gateways:
+        gateway.max_stored_bytes = 8 * one + one // 2
 
     async def make(n: int) -> str:
-        return (await conversations.create_conversation(gateways[n % 2], owner, {}, [item("x")], most)).id
+        return (await conversations.create_conversation(gateways[n % 2], owner, {}, [item("x")])).id
 
     done = await asyncio.gather(*[make(n) for n in range(20)], return_exceptions=True)
     kept = [result for result in done if isinstance(result, str)]
     assert len(kept) == 7
     assert sum(isinstance(result, StorageFullError) for result in done) == 13, done
     assert await account(store, me) == 8 * one
-    await conversations.delete_conversation(gateways[1], owner, kept[0])
+    await delete_owned(gateways[1], owner, Conversation, kept[0])
     done = await asyncio.gather(*[make(n) for n in range(4)], return_exceptions=True)
     assert sum(isinstance(result, str) for result in done) == 1, "what is deleted makes room"
     blue = await create_organization(store, "blue")
-    await conversations.create_conversation(store, blue.owner, {}, [item("x")], most)
+    await conversations.create_conversation(store, blue.owner, {}, [item("x")])
 
 
-REFUSED: dict[str, Callable[[Store, Principal, int], Awaitable[object]]] = {
-    "conversation": lambda s, who, most: conversations.create_conversation(s, who.owner, {}, [], most),
-    "background": lambda s, who, most: run_in_background(s, who.owner, "late", most),
-    "batch": lambda s, who, most: create_batch(
-        s, who, endpoint="e", input_file_id="f", window_s=1, metadata=None, output_expires_after_s=None, max_bytes=most
+REFUSED: dict[str, Callable[[Store, Principal], Awaitable[object]]] = {
+    "conversation": lambda s, who: conversations.create_conversation(s, who.owner, {}, []),
+    "background": lambda s, who: run_in_background(s, who.owner, "late"),
+    "batch": lambda s, who: create_batch(
+        s, who, endpoint="e", input_file_id="f", window_s=1, metadata=None, output_expires_after_s=None
     ),
 }
 
@@ -182,9 +184,9 @@ REFUSED: dict[str, Callable[[Store, Principal, int], Awaitable[object]]] = {
 @pytest.mark.parametrize("kind", REFUSED)
 async def test_what_begins_at_the_bound_is_refused_and_leaves_nothing(store: Store, red: Principal, kind: str) -> None:
     await keep_response(store, red.owner, "a")
-    most = await account(store, red.organization_id)
+    most = store.max_stored_bytes = await account(store, red.organization_id)
     with pytest.raises(StorageFullError, match=rf"stores {most} of the {most} bytes"):
-        await REFUSED[kind](store, red, most)
+        await REFUSED[kind](store, red)
     assert await account(store, red.organization_id) == most
 
 
@@ -194,18 +196,20 @@ async def test_what_would_grow_past_the_bound_stays_as_it_is_and_may_become_smal
     owner = red.owner
     made = await conversations.create_conversation(store, owner, {"a": TEXT}, [])
     batch_id = await run_batch(store, red)
-    most = await account(store, red.organization_id)
+    most = store.max_stored_bytes = await account(store, red.organization_id)
     longer = {"a": TEXT + "!"}
     for grow in (
-        lambda: conversations.add_items(store, owner, made.id, [item("x")], most),
-        lambda: conversations.update_conversation(store, owner, made.id, longer, most),
-        lambda: add_lines(store, batch_id, [Line(9, "c", b"{}")], most),
+        lambda: conversations.add_items(store, owner, made.id, [item("x")]),
+        lambda: conversations.update_conversation(store, owner, made.id, longer),
+        lambda: add_lines(store, batch_id, [Line(9, "c", b"{}")]),
     ):
         with pytest.raises(StorageFullError):
             await grow()
-    assert await add_samples(store, [NewSample(owner, "r", "m", NOW, b"s")] * 2, most) == RejectedSamples(full=2)
+    assert await add_samples(store, [new_sample(owner, "r", "m", NOW, b"s") for _ in range(2)]) == RejectedSamples(
+        full=2
+    )
     assert await account(store, red.organization_id) == most
-    await conversations.update_conversation(store, owner, made.id, {}, most)
+    await conversations.update_conversation(store, owner, made.id, {})
     assert await account(store, red.organization_id) < most
 
 
@@ -231,13 +235,15 @@ async def test_the_account_is_right_after_anything_at_once_in_two_gateways(
     gateways: list[Store], red: Principal
 ) -> None:
     owner, draw = red.owner, random.Random(7)
+    for gateway in gateways:
+        gateway.max_stored_bytes = 10**9
     shared = (await conversations.create_conversation(gateways[0], owner, {}, [])).id
     for n in range(6):
         await keep_response(gateways[0], owner, f"old{n}")
 
     async def deleted(store: Store, n: int) -> None:
         with suppress(NotFoundError):  # another was faster
-            await responses.delete_response(store, owner, f"resp_old{n % 6}")
+            await delete_owned(store, owner, StoredResponse, f"resp_old{n % 6}")
 
     async def run_and_sweep(store: Store, n: int) -> None:
         await run_batch(store, red, holder=f"gw{n}")
@@ -246,8 +252,8 @@ async def test_the_account_is_right_after_anything_at_once_in_two_gateways(
     acts: list[Callable[[Store, int], Awaitable[object]]] = [
         lambda store, n: keep_response(store, owner, f"n{n}"),
         lambda store, n: keep_completion(store, owner, f"n{n}"),
-        lambda store, n: conversations.add_items(store, owner, shared, [item(f"n{n}")], 10**9),
-        lambda store, n: conversations.create_conversation(store, owner, {}, [item("x")], 10**9),
+        lambda store, n: conversations.add_items(store, owner, shared, [item(f"n{n}")]),
+        lambda store, n: conversations.create_conversation(store, owner, {}, [item("x")]),
         lambda store, n: conversations.update_conversation(store, owner, shared, {"a": "b" * n}),
         deleted,
     ]
@@ -259,15 +265,18 @@ async def test_the_account_is_right_after_anything_at_once_in_two_gateways(
     assert await account(gateways[0], red.organization_id) == 0
 
 
-async def test_of_samples_as_many_are_kept_as_fit_and_one_organisation_s_trouble_is_its_own(
+async def test_samples_that_do_not_fit_are_not_kept_and_one_organisation_s_trouble_is_its_own(
     store: Store, red: Principal
 ) -> None:
-    gone = NewSample(Owner("org-gone", "proj-gone"), "r", "m", NOW, b"s")
-    small = [NewSample(red.owner, "r", "m", NOW, b"s" * 100)] * 5
-    large = NewSample(red.owner, "r", "m", NOW, b"s" * 100_000)
-    missed = await add_samples(store, [gone, large, *small], 4 * (1024 + 100))
-    assert (missed.full, missed.failed) == (2, 1) and missed.error is not None
+    blue = await create_organization(store, "blue")
+    gone = new_sample(Owner("org-gone", "proj-gone"), "r", "m", NOW, b"s")
+    small = [new_sample(red.owner, "r", "m", NOW, b"s" * 100) for _ in range(4)]
+    large = new_sample(blue.owner, "r", "m", NOW, b"s" * 100_000)
+    store.max_stored_bytes = 4 * (1024 + 100)
+    missed = await add_samples(store, [gone, large, *small])
+    assert (missed.full, missed.failed) == (1, 1) and missed.error is not None
     assert await account(store, red.organization_id) == 4 * (1024 + 100)
+    assert await account(store, blue.organization_id) == 0
 
 
 async def test_a_response_that_begins_or_is_cancelled_counts_for_what_it_is_then(store: Store, red: Principal) -> None:

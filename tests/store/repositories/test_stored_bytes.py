@@ -10,11 +10,10 @@ from kvarn.config.platform import RetentionConfig
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError, StorageFullError
 from kvarn.store.owner import Owner
-from kvarn.store.repositories.files.file_writer import FileWriter
-from kvarn.store.repositories.files.files import add_chunks, delete_file, drop_file, publish_file
-from kvarn.store.repositories.retention.sweep import delete_expired
+from kvarn.store.repositories.files import FileWriter, delete_file, drop_file, publish_file
+from kvarn.store.repositories.retention import delete_expired
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, read_stored_bytes
-from kvarn.store.repositories.tenants.organizations import create_organization
+from new_tenants import create_organization
 
 MIB = 1024 * 1024
 FILE = MIB + ROW_BYTES
@@ -25,9 +24,9 @@ async def stored(store: Store, owner: Owner) -> int:
     return await read_stored_bytes(store, owner.organization_id)
 
 
-async def keep(store: Store, owner: Owner, most: int | None = None, size: int = MIB) -> str:
+async def keep(store: Store, owner: Owner, size: int = MIB) -> str:
     """Write and publish a file, or leave nothing of it."""
-    writer = FileWriter(store, owner, most)
+    writer = FileWriter(store, owner)
     try:
         for begin in range(0, size, 100_000):
             await writer.write(b"x" * min(100_000, size - begin))
@@ -69,32 +68,36 @@ async def test_what_a_killed_gateway_left_counts_until_the_sweep(store: Store) -
 async def test_of_uploads_at_the_same_time_each_is_whole_or_leaves_nothing(store: Store) -> None:
     red = (await create_organization(store, "red")).owner
     most, size = 5 * FILE, 2 * MIB
-    done = await asyncio.gather(*[keep(store, red, most, size) for _ in range(6)], return_exceptions=True)
+    store.max_stored_bytes = most
+    done = await asyncio.gather(*[keep(store, red, size) for _ in range(6)], return_exceptions=True)
     kept = [result for result in done if isinstance(result, str)]
     assert all(isinstance(result, str | StorageFullError) for result in done), done
     assert len(kept) <= 2
     assert await stored(store, red) == len(kept) * (size + ROW_BYTES)
     for _ in range(2 - len(kept)):
-        await keep(store, red, most, size)
+        await keep(store, red, size)
     with pytest.raises(StorageFullError):
-        await keep(store, red, most, size)
-    await keep(store, red, most, most - await stored(store, red) - ROW_BYTES)
+        await keep(store, red, size)
+    await keep(store, red, most - await stored(store, red) - ROW_BYTES)
     assert await stored(store, red) == most
     with pytest.raises(StorageFullError):
-        await keep(store, red, most, 0)
+        await keep(store, red, 0)
     blue = (await create_organization(store, "blue")).owner
-    await keep(store, blue, most, size)
+    await keep(store, blue, size)
 
 
 async def test_what_has_no_bound_is_kept_and_counted(store: Store) -> None:
     red = (await create_organization(store, "red")).owner
-    await keep(store, red, FILE)
+    await keep(store, red)
     await keep(store, red)
     assert await stored(store, red) == 2 * FILE
 
 
 async def test_nothing_is_added_to_a_file_that_is_gone(store: Store) -> None:
     red = (await create_organization(store, "red")).owner
+    writer = FileWriter(store, red)
+    await writer.write(b"x" * MIB)
+    await writer.discard()
     with pytest.raises(NotFoundError):
-        await add_chunks(store, red, "file-gone", 0, [b"x"])
+        await writer.write(b"x" * MIB)
     assert await stored(store, red) == 0

@@ -9,12 +9,12 @@ import typer
 from kvarn.cli.administration.database import Database, JsonOption, checked, database_command, seconds_of
 from kvarn.cli.output import show, show_secret
 from kvarn.gateway.routes.organization.objects import project_key_object, scopes_of
+from kvarn.store.errors import ConflictError
 from kvarn.store.ids import DEFAULT_ORGANIZATION
-from kvarn.store.keys import is_key
 from kvarn.store.models import ApiKey
 from kvarn.store.owner import Role
 from kvarn.store.repositories.tenants import keys
-from kvarn.store.repositories.tenants.organizations import default_project_id, get_active_organization, get_organization
+from kvarn.store.repositories.tenants.organizations import default_project_id, get_organization
 from kvarn.store.repositories.tenants.users import get_member
 from kvarn.wire.openai.organization.requests import ProjectKeyCreate
 
@@ -49,7 +49,8 @@ async def create(
     over_http = "service" if role is Role.ADMIN else str(role)
     checked(ProjectKeyCreate, name=name, role=over_http, user_id=user, scopes=scopes, expires_in_seconds=lifetime_s)
     async with database.audited_change() as change:
-        await get_active_organization(change.session, tenant)
+        if (await get_organization(change.session, tenant)).archived_at is not None:
+            raise ConflictError(f"The organization {tenant!r} is archived.")
         project_id = project or await default_project_id(change.session, tenant)
         if user is not None:
             await get_member(change.session, tenant, project_id, user)
@@ -84,12 +85,12 @@ async def revoke(
 ) -> None:
     """Revoke a key. Running servers notice within auth.refresh_s."""
     async with database.audited_change() as change:
-        found = await keys.find_key(change.session, **{"value" if is_key(key) else "key_id": key})
+        found = await keys.find_key(change.session, key)
         await keys.revoke_key(change, found.organization_id, found.id, admin=found.role == Role.ADMIN)
     typer.echo(f"revoked {found.id} ({found.name})")
 
 
 def _fields(key: ApiKey) -> dict[str, Any]:
-    fields = project_key_object(key, None) | {"project": key.project_id, "tenant": key.organization_id}
+    fields = project_key_object(key) | {"project": key.project_id, "tenant": key.organization_id}
     fields |= {"user": key.user_id, "revoked_at": key.revoked_at}
     return {name: value for name, value in fields.items() if name not in _HIDDEN}

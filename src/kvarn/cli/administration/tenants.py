@@ -10,8 +10,8 @@ from kvarn.cli.administration.database import Database, JsonOption, OptionError,
 from kvarn.cli.output import show, show_fields, show_secret
 from kvarn.gateway.routes.organization.objects import project_object, tenant_object
 from kvarn.store.owner import Role
+from kvarn.store.repositories.organization_deletion import delete_organization
 from kvarn.store.repositories.pages import Cursor
-from kvarn.store.repositories.retention.organization_deletion import delete_organization
 from kvarn.store.repositories.tenants import organizations, rate_limits
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, list_all_keys
 from kvarn.store.repositories.tenants.projects import list_projects

@@ -8,7 +8,9 @@ from kvarn.batches.operation import describe_batch, start_batch
 from kvarn.gateway.dependencies import GatewayDep, OwnerDep, PrincipalDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import ListQuery, check_query, list_answer
-from kvarn.store.repositories.batches.batches import cancel_batch, find_batch, list_batches
+from kvarn.store.models import Batch
+from kvarn.store.repositories.batches.batches import cancel_batch, list_batches
+from kvarn.store.repositories.queries import read_owned
 from kvarn.wire.openai.batches import BatchObject, BatchRequest
 from kvarn.wire.openai.lists import ListObject
 
@@ -30,7 +32,7 @@ async def list_all_batches(gateway: GatewayDep, owner: OwnerDep, query: ListQuer
 @router.get("/{batch_id}", summary="Describe a batch")
 async def get_batch(gateway: GatewayDep, owner: OwnerDep, batch_id: str) -> BatchObject:
     """One batch: its state, how many of its requests are answered, and its files."""
-    return describe_batch(await find_batch(gateway.store, owner, batch_id))
+    return describe_batch(await read_owned(gateway.store, owner, Batch, batch_id))
 
 
 @router.post("/{batch_id}/cancel", summary="Cancel a batch")

@@ -14,13 +14,13 @@ from kvarn.gateway.openapi import EVENTS, JsonRoute
 from kvarn.gateway.query import OrderedOldestFirstQuery, Text, check_query, list_answer
 from kvarn.serving.chat.operation import start_chat
 from kvarn.serving.chat.stored import describe_completion, stored_messages
+from kvarn.store.models import StoredCompletion
 from kvarn.store.repositories.conversations.stored_completions import (
     change_metadata,
-    delete_completion,
-    find_completion,
     list_completions,
 )
 from kvarn.store.repositories.pages import cut_page
+from kvarn.store.repositories.queries import delete_owned, read_owned
 from kvarn.wire.openai.chat.answer import ChatCompletion
 from kvarn.wire.openai.chat.request import ChatCompletionRequest, CompletionChange
 from kvarn.wire.openai.lists import DeletedObject, ListObject
@@ -65,7 +65,7 @@ async def list_chat_completions(
 @router.get("/{completion_id}", summary="Read a stored chat completion", dependencies=_CHECKED)
 async def get_chat_completion(gateway: GatewayDep, owner: OwnerDep, completion_id: str) -> PlainCompletion:
     """One stored completion."""
-    return describe_completion(await find_completion(gateway.store, owner, completion_id))
+    return describe_completion(await read_owned(gateway.store, owner, StoredCompletion, completion_id))
 
 
 @router.post("/{completion_id}", summary="Change a stored chat completion", dependencies=_CHECKED)
@@ -73,14 +73,13 @@ async def change_chat_completion(
     gateway: GatewayDep, owner: OwnerDep, completion_id: str, body: CompletionChange
 ) -> PlainCompletion:
     """Replace the metadata of a stored completion: nothing else of it can be changed."""
-    metadata, max_bytes = body.metadata or {}, gateway.storage_quota.max_bytes
-    return describe_completion(await change_metadata(gateway.store, owner, completion_id, metadata, max_bytes))
+    return describe_completion(await change_metadata(gateway.store, owner, completion_id, body.metadata or {}))
 
 
 @router.delete("/{completion_id}", summary="Delete a stored chat completion", dependencies=_CHECKED)
 async def delete_chat_completion(gateway: GatewayDep, owner: OwnerDep, completion_id: str) -> DeletedObject:
     """Delete a stored completion and its messages."""
-    await delete_completion(gateway.store, owner, completion_id)
+    await delete_owned(gateway.store, owner, StoredCompletion, completion_id)
     return DeletedObject(id=completion_id, object="chat.completion.deleted")
 
 
@@ -89,6 +88,6 @@ async def list_chat_messages(
     gateway: GatewayDep, owner: OwnerDep, completion_id: str, query: OrderedOldestFirstQuery
 ) -> ListObject[dict[str, Any]]:
     """What a stored completion answers, first message first unless `order` is `desc`."""
-    stored = await find_completion(gateway.store, owner, completion_id)
+    stored = await read_owned(gateway.store, owner, StoredCompletion, completion_id)
     page = cut_page(stored_messages(stored), query.cursor, lambda message: str(message["id"]))
     return list_answer(page, lambda message: message)

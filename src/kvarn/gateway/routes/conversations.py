@@ -14,6 +14,7 @@ from kvarn.responses.items import add_items, resolve_items
 from kvarn.store.models import Conversation
 from kvarn.store.repositories.conversations import conversations as stored
 from kvarn.store.repositories.pages import Page
+from kvarn.store.repositories.queries import delete_owned, read_owned
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.responses.items import (
     ConversationAnswer,
@@ -55,14 +56,13 @@ async def create_conversation(
 ) -> ConversationAnswer:
     """A new conversation, empty or begun with items."""
     items = await resolve_items(gateway, record, body.items or [])
-    max_bytes = gateway.storage_quota.max_bytes
-    return _answer(await stored.create_conversation(gateway.store, owner, body.metadata or {}, items, max_bytes))
+    return _answer(await stored.create_conversation(gateway.store, owner, body.metadata or {}, items))
 
 
 @router.get("/{conversation_id}", summary="Retrieve a conversation")
 async def get_conversation(gateway: GatewayDep, owner: OwnerDep, conversation_id: str) -> ConversationAnswer:
     """A conversation, without its items."""
-    return _answer(await stored.find_conversation(gateway.store, owner, conversation_id))
+    return _answer(await read_owned(gateway.store, owner, Conversation, conversation_id))
 
 
 @router.post("/{conversation_id}", summary="Change a conversation")
@@ -70,14 +70,13 @@ async def update_conversation(
     gateway: GatewayDep, owner: OwnerDep, conversation_id: str, body: UpdateConversationRequest
 ) -> ConversationAnswer:
     """Give a conversation other metadata."""
-    metadata, max_bytes = body.metadata or {}, gateway.storage_quota.max_bytes
-    return _answer(await stored.update_conversation(gateway.store, owner, conversation_id, metadata, max_bytes))
+    return _answer(await stored.update_conversation(gateway.store, owner, conversation_id, body.metadata or {}))
 
 
 @router.delete("/{conversation_id}", summary="Delete a conversation")
 async def delete_conversation(gateway: GatewayDep, owner: OwnerDep, conversation_id: str) -> DeletedObject:
     """Delete a conversation with all its items."""
-    await stored.delete_conversation(gateway.store, owner, conversation_id)
+    await delete_owned(gateway.store, owner, Conversation, conversation_id)
     return DeletedObject(id=conversation_id, object="conversation.deleted")
 
 

@@ -10,8 +10,7 @@ from starlette.responses import Response
 from kvarn.gateway.answer import json_when_done
 from kvarn.gateway.dependencies import GatewayDep, RecordDep
 from kvarn.gateway.openapi import JsonRoute
-from kvarn.serving.embeddings.operation import start_embedding
-from kvarn.serving.embeddings.rerank import start_rerank, start_score
+from kvarn.serving.embeddings import start_embedding, start_rerank, start_score
 from kvarn.serving.moderation.operation import start_moderation
 from kvarn.wire.openai.encoders import (
     EmbeddingList,

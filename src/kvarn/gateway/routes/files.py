@@ -15,7 +15,7 @@ from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import OrderedQuery, Text, check_query, list_answer
 from kvarn.gateway.uploads import PURPOSES, describe_file, take_file
 from kvarn.serving.held_bytes import HeldBytes
-from kvarn.store.repositories.files.files import delete_file, find_file, list_files, read_content
+from kvarn.store.repositories.files import delete_file, find_file, list_files, read_content
 from kvarn.wire.openai.files import FileObject
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 

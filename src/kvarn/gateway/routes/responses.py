@@ -16,11 +16,11 @@ from kvarn.gateway.query import Flag, QueryModel, check_query, list_answer, only
 from kvarn.gateway.routes.conversations import Includes, ItemListQuery
 from kvarn.responses import retrieval
 from kvarn.responses.background import start_background
-from kvarn.responses.ending import ResponseEnding
+from kvarn.responses.events import EventEncoder
 from kvarn.responses.operation import count_input_tokens, start_response
-from kvarn.responses.stream import ResponseStream
-from kvarn.store.repositories.conversations.responses import find_response
+from kvarn.store.models import StoredResponse
 from kvarn.store.repositories.pages import cut_page
+from kvarn.store.repositories.queries import read_owned
 from kvarn.wire.openai.common import disagreement
 from kvarn.wire.openai.lists import DeletedObject, ListObject
 from kvarn.wire.openai.responses import answer
@@ -61,7 +61,9 @@ async def create_response(
         queued = await start_background(gateway, record, body)
         return _stream(retrieval.follow_run(gateway, queued)) if body.stream else json_response(queued.row.body)
     run = await start_response(gateway, record, body)
-    return _stream(run.stream(), run.ending) if body.stream else json_when_done(run.collect(), run.chat.held)
+    if body.stream:
+        return event_stream(run.stream(), end=b"", tell=run.error_event)
+    return json_when_done(run.collect(), run.chat.held)
 
 
 @router.post("/input_tokens", summary="Count a response's input tokens")
@@ -99,11 +101,11 @@ async def list_input_items(
     gateway: GatewayDep, owner: OwnerDep, response_id: str, query: ItemListQuery
 ) -> ListObject[StoredItem]:
     """The items that the request for a response brought."""
-    row = await find_response(gateway.store, owner, response_id)
+    row = await read_owned(gateway.store, owner, StoredResponse, response_id)
     page = cut_page(row.input_items, query.cursor, lambda item: str(item["id"]))
     return list_answer(page, lambda item: item)
 
 
-def _stream(batches: AsyncGenerator[list[answer.StreamEvent], None], ending: ResponseEnding | None = None) -> Response:
-    stream = ResponseStream(batches, ending)
-    return event_stream(stream.encoded(), end=b"", tell=stream.error_event)
+def _stream(batches: AsyncGenerator[list[answer.StreamEvent], None]) -> Response:
+    encoder = EventEncoder()
+    return event_stream(encoder.encoded(batches), end=b"", tell=encoder.error_event)

@@ -8,9 +8,7 @@ from kvarn.gateway.dependencies import GatewayDep, RecordDep
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.state import Gateway
 from kvarn.serving.models import ReadyModel
-from kvarn.serving.rendering import render_token_ids
 from kvarn.serving.work import RequestRecord
-from kvarn.text.prompt import PromptBuilder
 from kvarn.wire.openai.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -52,20 +50,14 @@ async def _tokenize(gateway: Gateway, record: RequestRecord, body: TokenizeReque
     if prompt is not None:
         special = body.add_special_tokens is not False
         return await gateway.run(record, lambda: model.text.tokenizer.encode(prompt, add_special_tokens=special))
-    return await render_token_ids(
+    return await model.render(
         gateway.text,
         record.principal.organization_id,
         record.body_bytes,
-        model,
-        lambda: PromptBuilder(
-            model.text.chat_template,
-            model.text.tokenizer,
-            body.plain_messages,
-            context_length=model.card.max_context_length,
-            tools=body.active_tools,
-            add_special_tokens=body.add_special_tokens is True,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            variables=body.chat_template_kwargs,
-        ),
+        lambda: body.plain_messages,
+        tools=body.active_tools,
+        add_special_tokens=body.add_special_tokens is True,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        variables=body.chat_template_kwargs,
     )

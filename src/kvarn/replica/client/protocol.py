@@ -19,7 +19,6 @@ class ReplicaState(StrEnum):
 
     STARTING = "starting"
     READY = "ready"
-    DRAINING = "draining"
     DOWN = "down"
 
 
@@ -60,6 +59,8 @@ class ReplicaClient(Protocol):
     """Stage and fraction of the start; while down, why."""
     card: ModelCard | None
     """What is served; None until first ready. Another object after each start of the engine."""
+    starts: int
+    """How many engine processes have been ready."""
     stats: EngineStats
     """The latest gauges and totals the engine sent."""
 

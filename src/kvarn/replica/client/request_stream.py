@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-
-from msgspec.structs import replace
+from collections import deque
 
 from kvarn.replica.client.protocol import ReportPending
-from kvarn.wire.messages import PositionLogprobs, TokenDelta
+from kvarn.wire.messages import TokenDelta
 
 _TOKENS_AT_ONCE = 64
 """Tokens taken at once: with 20 log-probabilities each, what a consumer makes of them costs it a millisecond or two."""
@@ -20,9 +18,9 @@ _POSITION_BYTES = 96
 
 
 class RequestStream:
-    """Holds at most one delta per choice: what the consumer has not taken is merged.
+    """Merges what the consumer has not taken, choice by choice, into deltas of bounded size.
 
-    So a consumer that never reads holds no more than its own `max_tokens` tokens for each choice.
+    So a consumer that never reads holds little more than its tokens.
 
     Args:
         choices: How many the request has.
@@ -31,7 +29,9 @@ class RequestStream:
 
     def __init__(self, choices: int, report_pending: ReportPending | None = None) -> None:
         self._unfinished = set(range(choices))
-        self._pending: dict[int, TokenDelta] = {}
+        self._pending: deque[TokenDelta] = deque()
+        self._growing: dict[int, TokenDelta] = {}
+        """Of the pending deltas those that the next tokens of their choice are added to."""
         self._error: Exception | None = None
         self._changed = asyncio.Event()
         self._report_pending = report_pending
@@ -55,8 +55,10 @@ class RequestStream:
         if delta.index not in self._unfinished or self._error is not None:
             return True
         self._pending_bytes += _bytes_of(delta)
-        pending = self._pending.get(delta.index)
-        self._pending[delta.index] = delta if pending is None else _merged(pending, delta)
+        growing = self._growing.get(delta.index)
+        if growing is None or not _merge(growing, delta):
+            self._pending.append(delta)
+            self._growing[delta.index] = delta
         if delta.finish_reason is not None:
             self._unfinished.discard(delta.index)
         self._changed.set()
@@ -77,11 +79,12 @@ class RequestStream:
     def close(self) -> None:
         """Drop what is pending: nobody takes it any more."""
         self._pending.clear()
+        self._growing.clear()
         self._pending_bytes = 0
         self._report()
 
     async def take(self) -> list[TokenDelta]:
-        """Wait for news; a merged delta for each choice that has some, and none at the stream's end.
+        """Wait for news; some deltas, and none at the stream's end.
 
         What has gathered while the consumer was away comes in bounded parts. Between them others get their turn of the
         event loop, and the consumer can be cancelled.
@@ -101,16 +104,15 @@ class RequestStream:
             self._changed.clear()
             await self._changed.wait()
         deltas: list[TokenDelta] = []
-        left = _TOKENS_AT_ONCE
-        while self._pending and left > 0:
-            index = next(iter(self._pending))
-            delta, rest = _split(self._pending.pop(index), left)
-            if rest is not None:
-                self._pending[index] = rest  # behind the other choices
+        taken = 0
+        while self._pending and taken < _TOKENS_AT_ONCE:
+            delta = self._pending.popleft()
+            if self._growing.get(delta.index) is delta:
+                del self._growing[delta.index]
             deltas.append(delta)
-            left -= len(delta.token_ids)
+            taken += len(delta.token_ids)
             self._pending_bytes -= _bytes_of(delta)
-        self._taken += _TOKENS_AT_ONCE - left
+        self._taken += taken
         self._report()
         return deltas
 
@@ -121,37 +123,16 @@ class RequestStream:
             self._report_pending(rounded)
 
 
-def _merged(first: TokenDelta, later: TokenDelta) -> TokenDelta:
-    """Both as one, in the lists of the first: copying them for each token would take quadratic time."""
+def _merge(first: TokenDelta, later: TokenDelta) -> bool:
+    """Add what came later to the lists of the first, as long as that is small; false where they stay two."""
+    if len(first.token_ids) + len(later.token_ids) > _TOKENS_AT_ONCE or later.finish_reason is not None:
+        return False
+    if first.logprobs is not None and later.logprobs is not None:
+        first.logprobs.extend(later.logprobs)
+    elif first.logprobs is not None or later.logprobs is not None:
+        return False
     first.token_ids.extend(later.token_ids)
-    logprobs = first.logprobs
-    if later.logprobs:
-        logprobs = logprobs or []
-        logprobs.extend(later.logprobs)
-    if logprobs is first.logprobs and later.finish_reason is None:
-        return first
-    return replace(first, logprobs=logprobs, finish_reason=later.finish_reason)
-
-
-def _split(delta: TokenDelta, limit: int) -> tuple[TokenDelta, TokenDelta | None]:
-    """The first so many tokens and, where there are more, the rest. What comes once per request is in the first."""
-    if len(delta.token_ids) <= limit:
-        return delta, None
-    logprobs = delta.logprobs
-    first = replace(
-        delta,
-        token_ids=delta.token_ids[:limit],
-        logprobs=None if logprobs is None else logprobs[:limit],
-        finish_reason=None,
-    )
-    rest = TokenDelta(
-        request_id=delta.request_id,
-        index=delta.index,
-        token_ids=delta.token_ids[limit:],
-        logprobs=None if logprobs is None else logprobs[limit:],
-        finish_reason=delta.finish_reason,
-    )
-    return first, rest
+    return True
 
 
 def _bytes_of(delta: TokenDelta) -> int:
@@ -159,9 +140,5 @@ def _bytes_of(delta: TokenDelta) -> int:
     size = _TOKEN_BYTES * len(delta.token_ids)
     for positions in (delta.logprobs, delta.prompt_logprobs):
         if positions:
-            size += _bytes_of_positions(positions)
+            size += sum(_POSITION_BYTES + (0 if each is None else len(each.packed)) for each in positions)
     return size
-
-
-def _bytes_of_positions(positions: Iterable[PositionLogprobs | None]) -> int:
-    return sum(_POSITION_BYTES + (0 if each is None else len(each.packed)) for each in positions)

@@ -17,7 +17,7 @@ from kvarn.replica.client.protocol import (
     RequestRefusedError,
 )
 from kvarn.replica.client.request_stream import RequestStream
-from kvarn.replica.client.transport import ClientTransport
+from kvarn.replica.transport import ClientTransport
 from kvarn.wire.messages import (
     Abort,
     Embed,
@@ -48,6 +48,7 @@ class ZmqReplicaClient:
         self.state = ReplicaState.STARTING
         self.progress = ("start", 0.0)
         self.card: ModelCard | None = None
+        self.starts = 0
         self.stats = EngineStats()
         self._name = name
         self._gateway = gateway
@@ -59,7 +60,7 @@ class ZmqReplicaClient:
 
     def update(self, status: ReplicaStatus) -> None:
         """Take over what the supervisor says."""
-        runs = status.state in (ReplicaState.READY, ReplicaState.DRAINING)
+        runs = status.state is ReplicaState.READY
         if self._sockets and (not runs or status.sockets != self._sockets):
             self._disconnect("the engine is down" if runs else status.stage)
         if runs and not self._sockets:
@@ -102,8 +103,6 @@ class ZmqReplicaClient:
 
     def _connected(self, request_id: str) -> ClientTransport:
         """The way to the engine for a new request."""
-        if self.state is ReplicaState.DRAINING:
-            raise RequestRefusedError(RefusalReason.DRAINING, f"{self._name} is shutting down")
         if self._transport is None:
             stage, fraction = self.progress
             raise ReplicaLostError(f"{self._name} is not ready: {self.state} ({stage}, {fraction:.0%})")
@@ -116,6 +115,7 @@ class ZmqReplicaClient:
             self._transport.send(Abort(request_id=request_id, gateway=self._gateway))
 
     def _connect(self, sockets: str) -> None:
+        self.starts += 1
         self._sockets, own = sockets, client_address(sockets, self._gateway)
         self._transport = ClientTransport(engine_address(sockets), own, self._handle, self._unreadable)
         self._transport.send(Join(gateway=self._gateway, address=own))

@@ -13,14 +13,14 @@ import sys
 import time
 from types import ModuleType
 
-from kvarn.replica.server.parent import die_with_parent
+from kvarn.replica.server.parent import exit_with_parent
 
 
 def main(arguments: list[str]) -> int:
     """Import what an engine needs, then become the one that the parent wants; returns the exit status."""
     began = time.monotonic()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent()
+    exit_with_parent()
     # Imports allocate a few hundred thousand objects and free almost none: collecting while they run is a fifth of
     # their time spent for nothing. `run_engine` freezes them.
     gc.disable()

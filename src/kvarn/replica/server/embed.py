@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from kvarn.config.schema import EngineConfig
 from kvarn.wire.messages import Embed, Embedded, EngineStats, ModelCard, RefusalReason, Refused, StepOutput, Submit
 
@@ -45,9 +47,7 @@ class EmbedService:
         self._waiting_tokens = 0
         self._draining = False
         self._refused: Counter[str] = Counter()
-        self._steps = self._finished = self._aborts = self._tokens = 0
-        self._batch_tokens = self._batch_inputs = 0
-        self._step_s = 0.0
+        self._stats = EngineStats()
 
     def accept(self, request: Submit | Embed) -> Refused | None:
         """Queue a request, or say why not."""
@@ -66,7 +66,7 @@ class EmbedService:
         job = self._jobs.pop(request_id, None)
         if job is not None:
             self._waiting_tokens -= sum(map(len, job.waiting))
-            self._aborts += 1
+            self._stats = replace(self._stats, aborts_total=self._stats.aborts_total + 1)
 
     def start_draining(self) -> None:
         """Refuse every later request."""
@@ -84,27 +84,22 @@ class EmbedService:
             job.vectors.append(vector)
         done = [request_id for request_id, job in self._jobs.items() if not job.waiting]
         answers = [Embedded(request_id=each, vectors=self._jobs.pop(each).vectors) for each in done]
-        self._steps += 1
-        self._finished += len(done)
-        self._batch_tokens, self._batch_inputs = sum(map(len, inputs)), len(inputs)
-        self._tokens += self._batch_tokens
-        self._waiting_tokens -= self._batch_tokens
-        self._step_s = self._clock() - began
+        stats, tokens = self._stats, sum(map(len, inputs))
+        self._waiting_tokens -= tokens
+        self._stats = replace(
+            stats,
+            step=stats.step + 1,
+            batch_tokens=tokens,
+            batch_seqs=len(inputs),
+            step_s=self._clock() - began,
+            prompt_tokens_total=stats.prompt_tokens_total + tokens,
+            finished_total=stats.finished_total + len(done),
+        )
         return [*answers, StepOutput(deltas=[], stats=self.stats())]
 
     def stats(self) -> EngineStats:
         """Gauges and totals now."""
-        return EngineStats(
-            step=self._steps,
-            waiting=len(self._jobs),
-            batch_tokens=self._batch_tokens,
-            batch_seqs=self._batch_inputs,
-            step_s=self._step_s,
-            prompt_tokens_total=self._tokens,
-            aborts_total=self._aborts,
-            finished_total=self._finished,
-            refused_total=dict(self._refused),
-        )
+        return replace(self._stats, waiting=len(self._jobs), refused_total=dict(self._refused))
 
     def shutdown(self) -> None:
         """Nothing is held that outlives the process."""

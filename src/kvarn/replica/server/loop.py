@@ -1,17 +1,30 @@
-"""The engine's loop: read what came, make one step, send what it brought; wait when there is nothing to do."""
+"""The engine's loop: read what came, make one step, send what it brought; wait when there is nothing to do. Beside it
+the heartbeat, and who is answered."""
 
 from __future__ import annotations
 
 import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from kvarn.replica.server.embed import EmbedService
 from kvarn.replica.server.generate import GenerateService
-from kvarn.replica.server.heartbeat import HeartbeatThread
-from kvarn.replica.server.response_router import ResponseRouter
-from kvarn.replica.server.transport import Inbox, UnreadableRequest
+from kvarn.replica.transport import (
+    CLIENT_LINGER_MS,
+    SUPERVISOR_LINGER_MS,
+    Context,
+    Inbox,
+    Outbox,
+    UnreadableRequest,
+)
 from kvarn.wire.messages import (
     Abort,
     Embed,
+    Embedded,
+    Heartbeat,
     Join,
     Leave,
     RefusalReason,
@@ -20,6 +33,7 @@ from kvarn.wire.messages import (
     Stop,
     Submit,
     ToEngine,
+    TokenDelta,
 )
 
 _IDLE_WAIT_S = 0.5
@@ -28,6 +42,129 @@ _STALLED_WAIT_S = 0.005
 """Wait after a step that computed nothing although work is queued, so that the loop never spins."""
 
 log = logging.getLogger(__name__)
+
+
+class HeartbeatThread(threading.Thread):
+    """Sends `Heartbeat` to the supervisor every `interval_s` seconds, over a socket of its own."""
+
+    def __init__(self, context: Context, address: str, interval_s: float) -> None:
+        super().__init__(name="kvarn-heartbeat", daemon=True)
+        self._context = context
+        self._address = address
+        self._interval_s = interval_s
+        self._stopped = threading.Event()
+        self._step = 0
+        self._step_began: float | None = None
+
+    def stop(self) -> None:
+        """Send no more and close the socket."""
+        self._stopped.set()
+        self.join()
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Around each step of the loop. It writes attributes that threads may read."""
+        self._step_began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._step += 1
+            self._step_began = None
+
+    def run(self) -> None:
+        """The thread."""
+        outbox = Outbox(self._context, self._address, SUPERVISOR_LINGER_MS)
+        while not self._stopped.wait(self._interval_s):
+            began = self._step_began
+            busy_s = 0.0 if began is None else time.monotonic() - began
+            outbox.send(Heartbeat(step=self._step, busy_s=busy_s))
+        outbox.close()
+
+
+@dataclass(slots=True)
+class _Request:
+    gateway: int
+    open_choices: int
+
+
+class ResponseRouter:
+    """Knows the gateway processes that have joined, by number, and whose each running request is."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._outboxes: dict[int, Outbox] = {}
+        self._requests: dict[str, _Request] = {}
+        self._gone: set[int] = set()
+
+    def join(self, message: Join) -> None:
+        """Answer one more gateway process, unless it is known to be gone: its message was still under way."""
+        if message.gateway not in self._gone:
+            self._disconnect(message.gateway)
+            self._outboxes[message.gateway] = Outbox(self._context, message.address, CLIENT_LINGER_MS)
+
+    def leave(self, gateway: int) -> list[str]:
+        """Forget a gateway process that is gone; returns the ids of its requests."""
+        self._gone.add(gateway)
+        self._disconnect(gateway)
+        ids = [request_id for request_id, request in self._requests.items() if request.gateway == gateway]
+        for request_id in ids:
+            del self._requests[request_id]
+        return ids
+
+    def has_joined(self, gateway: int) -> bool:
+        """Whether a gateway process has joined and is not known to be gone."""
+        return gateway in self._outboxes
+
+    def accepted(self, request: Submit | Embed) -> None:
+        """Remember whom to answer."""
+        choices = request.sampling.n if isinstance(request, Submit) else 1
+        self._requests[request.request_id] = _Request(request.gateway, choices)
+
+    def aborted(self, request_id: str, gateway: int) -> bool:
+        """Forget a request; False where it is not this process's: it has ended, or another's has the same id."""
+        request = self._requests.get(request_id)
+        if request is None or request.gateway != gateway:
+            return False
+        del self._requests[request_id]
+        return True
+
+    def refuse(self, refused: Refused, gateway: int) -> None:
+        """Answer a request that was not accepted, unless its process is gone."""
+        if gateway in self._outboxes:
+            self._outboxes[gateway].send(refused)
+
+    def send(self, message: StepOutput | Refused | Embedded) -> None:
+        """Send a step's output, or the last answer to an accepted request."""
+        if isinstance(message, StepOutput):
+            self._send_output(message)
+        elif (request := self._requests.pop(message.request_id, None)) is not None:
+            self._outboxes[request.gateway].send(message)
+
+    def close(self) -> None:
+        """Send what is queued, then close."""
+        for outbox in self._outboxes.values():
+            outbox.close()
+
+    def _send_output(self, output: StepOutput) -> None:
+        outputs: dict[int, list[TokenDelta]] = {gateway: [] for gateway in self._outboxes}
+        for delta in output.deltas:
+            request = self._requests.get(delta.request_id)
+            if request is None:
+                continue  # aborted while its step ran
+            outputs[request.gateway].append(delta)
+            if delta.finish_reason is not None:
+                request.open_choices -= 1
+                if not request.open_choices:
+                    del self._requests[delta.request_id]
+        for gateway, deltas in outputs.items():
+            if deltas or output.stats is not None:
+                self._outboxes[gateway].send(StepOutput(deltas=deltas, stats=output.stats))
+
+    def _disconnect(self, gateway: int) -> None:
+        """Nobody reads what is queued for it."""
+        outbox = self._outboxes.pop(gateway, None)
+        if outbox is not None:
+            outbox.close(drop=True)
 
 
 class EngineLoop:
@@ -63,7 +200,7 @@ class EngineLoop:
                 self._router.send(StepOutput(deltas=[], stats=self._service.stats()))
 
     def _finished(self) -> bool:
-        if self._drain_requested:
+        if self._drain_requested and not self._draining:
             self._drain()
         return self._stopped or (self._draining and not self._service.has_work())
 
@@ -90,8 +227,6 @@ class EngineLoop:
             case Leave():
                 for request_id in self._router.leave(message.gateway):
                     self._service.abort(request_id)
-            case Stop(drain=True):
-                self._drain()
             case Stop():
                 self._stopped = True
             case UnreadableRequest():
@@ -116,8 +251,6 @@ class EngineLoop:
         self._stalled = not responses
 
     def _drain(self) -> None:
-        self._drain_requested = False
-        if not self._draining:
-            log.info("draining: new requests are refused, running ones finish")
-            self._draining = True
-            self._service.start_draining()
+        log.info("draining: new requests are refused, running ones finish")
+        self._draining = True
+        self._service.start_draining()

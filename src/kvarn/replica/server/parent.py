@@ -12,7 +12,7 @@ import threading
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
+def exit_with_parent() -> None:
     """Ask Linux to kill this process when its parent ends, even if this one is stopped."""
     if sys.platform == "linux" and ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         logging.getLogger(__name__).warning("prctl failed; only a closed pipe shows that the parent has ended")

@@ -17,12 +17,10 @@ from kvarn.replica.addresses import engine_address, supervisor_address
 from kvarn.replica.server.cpu import pin_to_cpus
 from kvarn.replica.server.embed import EmbedService
 from kvarn.replica.server.generate import GenerateService
-from kvarn.replica.server.heartbeat import HeartbeatThread
-from kvarn.replica.server.loop import EngineLoop
+from kvarn.replica.server.loop import EngineLoop, HeartbeatThread, ResponseRouter
 from kvarn.replica.server.parent import exit_when_closed
-from kvarn.replica.server.response_router import ResponseRouter
-from kvarn.replica.server.transport import SUPERVISOR_LINGER_MS, Inbox, Outbox
 from kvarn.replica.spec import ReplicaSpec
+from kvarn.replica.transport import SUPERVISOR_LINGER_MS, Inbox, Outbox
 from kvarn.wire.messages import Failed, Progress, Ready
 
 EXIT_FAILED = 1

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from kvarn.serving.chat.answer import ChatRun
-from kvarn.serving.chat.prompt import render_chat
+from kvarn.serving.chat.prompt import opening_of, render_chat
 from kvarn.serving.chat.stored import keep_completion
 from kvarn.serving.chat.tool_calls import ToolCallReader
 from kvarn.serving.choice import ChoiceDelta
@@ -40,19 +40,19 @@ async def _start(
     checked = await serving.run(
         record, lambda: check_sampling(request, text.tokenizer, serving.limits, text.sampling_defaults)
     )
-    prompt = await render_chat(serving, record, request, model)
+    prompt, opening = await render_chat(serving, record, request, model), opening_of(request, model)
     sampling = chat_sampling(
         request,
         checked,
         serving.limits,
-        prompt_tokens=len(prompt.token_ids),
+        prompt_tokens=len(prompt),
         context_length=model.card.max_context_length,
         draw_seed=model.served.draw_seed,
     )
     work = await serving.begin(
         record,
         model,
-        prompt_tokens=len(prompt.token_ids),
+        prompt_tokens=len(prompt),
         max_output_tokens=sampling.max_tokens * sampling.n,
         sequences=sampling.n,
         output_bounded=request.max_tokens is not None or request.max_completion_tokens is not None,
@@ -68,12 +68,12 @@ async def _start(
         model,
         serving.limits,
         partial(serving.moderation.watch, work),
-        continued=prompt.token_ids if request.continue_final_message or prompt.opening else (),
+        continued=prompt if request.continue_final_message or opening else (),
         shown=frozenset() if request.tool_use is None else text.tokenizer.ids_of(text.tool_format.markers),
     )
     for choice in choices:
-        choice.transform = _transform(request, model, prompt.opening)
-    submit = make_submit(record.id, prompt.token_ids, sampling, work, request.cache_salt)
+        choice.transform = _transform(request, model, opening)
+    submit = make_submit(record.id, prompt, sampling, work, request.cache_salt)
     unread, gathered = HeldBytes(serving.held, record), HeldBytes(serving.held, record)
     return ChatRun(
         f"chatcmpl-{record.id}",
@@ -81,7 +81,7 @@ async def _start(
         request,
         model,
         model.fingerprint,
-        prompt.token_ids,
+        prompt,
         generate(model, submit, choices, work, unread, serving.metrics),
         len(choices),
         work,

@@ -2,57 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from kvarn.serving.context import ServingContext
 from kvarn.serving.models import ReadyModel
-from kvarn.serving.rendering import render_token_ids
 from kvarn.serving.work import RequestRecord
-from kvarn.text.prompt import PromptBuilder
 from kvarn.text.tool_calls.formats import ToolFormat
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 
 
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """A rendered chat."""
-
-    token_ids: list[int]
-    opening: str
-    """The beginning of a forced call, with which it ends; empty where none is forced."""
+def opening_of(request: ChatCompletionRequest, model: ReadyModel) -> str:
+    """The beginning of a forced call, with which the prompt ends, for the model to go on with; empty where none is
+    forced."""
+    use = request.tool_use
+    return model.text.tool_format.opening(use.certain_name) if use is not None and use.forced else ""
 
 
 async def render_chat(
     serving: ServingContext, record: RequestRecord, request: ChatCompletionRequest, model: ReadyModel
-) -> ChatPrompt:
-    """Render and tokenize a chat. A forced call is begun in the prompt, for the model to go on with.
-
-    Raises:
-        ChatTemplateError: The model's template refuses the messages, or passes a limit.
-        TokenizerError: The text cannot be encoded.
-    """
-    use = request.tool_use
-    opening = model.text.tool_format.opening(use.certain_name) if use is not None and use.forced else ""
-    token_ids = await render_token_ids(
+) -> list[int]:
+    """The token ids of a chat. Raises as `ReadyModel.render` does."""
+    return await model.render(
         serving.text,
         record.principal.organization_id,
         record.body_bytes,
-        model,
-        lambda: PromptBuilder(
-            model.text.chat_template,
-            model.text.tokenizer,
-            _with_shown_ids(request.plain_messages, model.text.tool_format),
-            context_length=model.card.max_context_length,
-            tools=request.active_tools,
-            opening=opening,
-            add_special_tokens=bool(request.add_special_tokens),
-            add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=request.continue_final_message,
-            variables=request.chat_template_kwargs,
-        ),
+        lambda: _with_shown_ids(request.plain_messages, model.text.tool_format),
+        tools=request.active_tools,
+        opening=opening_of(request, model),
+        add_special_tokens=bool(request.add_special_tokens),
+        add_generation_prompt=request.add_generation_prompt,
+        continue_final_message=request.continue_final_message,
+        variables=request.chat_template_kwargs,
     )
-    return ChatPrompt(token_ids, opening)
 
 
 def _with_shown_ids(messages: list[dict[str, Any]], tool_format: ToolFormat) -> list[dict[str, Any]]:

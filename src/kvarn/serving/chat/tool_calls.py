@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -13,33 +14,30 @@ from kvarn.wire.openai.chat.answer import FunctionCallDelta, ToolCallDelta
 from kvarn.wire.openai.chat.request import ToolUse
 
 
+@dataclass(slots=True)
 class ToolCallReader:
-    """Finds the tool calls in the text of one choice.
+    """Finds the tool calls in the text of one choice."""
 
-    Args:
-        use: Which tools the request has, and how they may be called.
-        parser: Its own, fresh.
-    """
-
-    def __init__(self, use: ToolUse, parser: ToolCallParser) -> None:
-        self._use = use
-        self._parser = parser
-        self._calls: list[tuple[str, list[str]]] = []
-        """Name and arguments of each call so far."""
+    use: ToolUse
+    """Which tools the request has, and how they may be called."""
+    parser: ToolCallParser
+    """Its own, fresh."""
+    calls: list[tuple[str, list[str]]] = field(default_factory=list)
+    """Name and arguments of each call so far."""
 
     def read(self, delta: ChoiceDelta) -> None:
         """Set the parts, text and finish reason of a delta. The choice ends when all calls that were asked for are
         complete."""
-        delta.parts = self._parts(self._parser.push(delta.text))
+        delta.parts = self._parts(self.parser.push(delta.text))
         if delta.finish_reason is not None:
-            delta.parts += self._parts(self._parser.flush())
-        elif self._parser.satisfied:
+            delta.parts += self._parts(self.parser.flush())
+        elif self.parser.satisfied:
             delta.finish_reason = "stop"
         delta.text = "".join(part for part in delta.parts if isinstance(part, str))
         if delta.finish_reason is None:
             return
-        if delta.finish_reason == "stop" and self._calls and self._use.named is None:
-            delta.finish_reason = "function_call" if self._use.legacy else "tool_calls"
+        if delta.finish_reason == "stop" and self.calls and self.use.named is None:
+            delta.finish_reason = "function_call" if self.use.legacy else "tool_calls"
         delta.warnings = self._warnings()
 
     def _parts(self, events: list[ToolEvent]) -> list[str | ToolCallDelta]:
@@ -48,21 +46,21 @@ class ToolCallReader:
             if isinstance(event, TextDelta):
                 parts.append(event.text)
             elif isinstance(event, ToolCallStart):
-                self._calls.append((event.name, []))
+                self.calls.append((event.name, []))
                 function = FunctionCallDelta(name=event.name, arguments="")
                 parts.append(ToolCallDelta(index=event.index, id=event.id, type="function", function=function))
             else:
-                self._calls[event.index][1].append(event.delta)
+                self.calls[event.index][1].append(event.delta)
                 parts.append(ToolCallDelta(index=event.index, function=FunctionCallDelta(arguments=event.delta)))
         return parts
 
     def _warnings(self) -> list[str]:
-        if self._use.forced and not self._calls:
+        if self.use.forced and not self.calls:
             return ["The model was to call a function and did not."]
-        required = {function.name: function.required for function in self._use.functions}
+        required = {function.name: function.required for function in self.use.functions}
         found = [
             _check_call(index, name, "".join(arguments), required.get(name, ()))
-            for index, (name, arguments) in enumerate(self._calls)
+            for index, (name, arguments) in enumerate(self.calls)
         ]
         return [each for each in found if each is not None]
 

@@ -85,5 +85,4 @@ async def count_tokens(serving: ServingContext, record: RequestRecord, request: 
     """How many tokens the prompt of a request would have. Raises as `start_message` does."""
     model = serving.ready_model(record, request.model, "generate")
     chat = chat_request(request)
-    prompt = await render_chat(serving, record, chat, model)
-    return TokenCount(input_tokens=len(prompt.token_ids))
+    return TokenCount(input_tokens=len(await render_chat(serving, record, chat, model)))

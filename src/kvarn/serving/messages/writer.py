@@ -42,24 +42,20 @@ class _Block:
         return AnswerToolUse(id=self.id, name=self.name, input={}) if self.name else AnswerText(text="")
 
 
+@dataclass(slots=True)
 class MessageWriter:
-    """Writes one message.
+    """Writes one message."""
 
-    Args:
-        message_id: Its id.
-        model: What answers.
-        usage: Where its tokens are counted.
-    """
-
-    def __init__(self, message_id: str, model: str, usage: TokenUsage) -> None:
-        self._id = message_id
-        self._model = model
-        self._tokens = usage
-        self._blocks: list[_Block] = []
-        self._open = False
-        self._stop_reason: StopReason | None = None
-        self._stop_sequence: str | None = None
-        self._warnings: list[str] = []
+    id: str
+    model: str
+    """What answers."""
+    tokens: TokenUsage
+    blocks: list[_Block] = field(default_factory=list)
+    open: bool = False
+    """Whether the last block goes on."""
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    warnings: list[str] = field(default_factory=list)
 
     def begin(self) -> list[Event]:
         """The first events. The prompt's tokens must have been counted."""
@@ -77,21 +73,21 @@ class MessageWriter:
     def message(self) -> Message:
         """The message as far as it is written."""
         return Message(
-            id=self._id,
-            model=self._model,
-            content=[block.finished() for block in self._blocks],
-            stop_reason=self._stop_reason,
-            stop_sequence=self._stop_sequence,
+            id=self.id,
+            model=self.model,
+            content=[block.finished() for block in self.blocks],
+            stop_reason=self.stop_reason,
+            stop_sequence=self.stop_sequence,
             usage=self._usage(),
-            warnings=self._warnings or UNSET,
+            warnings=self.warnings or UNSET,
         )
 
     def _take_text(self, text: str) -> list[Event]:
-        opening = self._begin_block(_Block()) if not self._open or self._blocks[-1].name else []
-        self._blocks[-1].texts.append(text)
+        opening = self._begin_block(_Block()) if not self.open or self.blocks[-1].name else []
+        self.blocks[-1].texts.append(text)
         return [
             *opening,
-            Event(type="content_block_delta", index=len(self._blocks) - 1, delta=Delta(type="text_delta", text=text)),
+            Event(type="content_block_delta", index=len(self.blocks) - 1, delta=Delta(type="text_delta", text=text)),
         ]
 
     def _take_call(self, call: ToolCallDelta) -> list[Event]:
@@ -100,35 +96,35 @@ class MessageWriter:
             call_id = f"toolu_{call.id.removeprefix('call_')}" if call.id.startswith("call_") else call.id
             events += self._begin_block(_Block(call_id, call.function.name))
         if isinstance(call.function.arguments, str) and call.function.arguments:
-            self._blocks[-1].texts.append(call.function.arguments)
+            self.blocks[-1].texts.append(call.function.arguments)
             delta = Delta(type="input_json_delta", partial_json=call.function.arguments)
             events.append(self._block_event("delta", delta=delta))
         return events
 
     def _begin_block(self, block: _Block) -> list[Event]:
         closing = self._end_block()
-        self._blocks.append(block)
-        self._open = True
+        self.blocks.append(block)
+        self.open = True
         return [*closing, self._block_event("start", content_block=block.begun())]
 
     def _end_block(self) -> list[Event]:
-        was_open, self._open = self._open, False
+        was_open, self.open = self.open, False
         return [self._block_event("stop")] if was_open else []
 
     def _block_event(self, kind: str, **fields: Any) -> Event:
         """An event of the last block."""
-        return Event(type=f"content_block_{kind}", index=len(self._blocks) - 1, **fields)
+        return Event(type=f"content_block_{kind}", index=len(self.blocks) - 1, **fields)
 
     def _end(self, delta: ChoiceDelta) -> list[Event]:
         matched = delta.stop_reason if isinstance(delta.stop_reason, str) else None
-        self._stop_reason, self._stop_sequence = self._reason(delta, matched), matched
-        self._warnings = delta.warnings
+        self.stop_reason, self.stop_sequence = self._reason(delta, matched), matched
+        self.warnings = delta.warnings
         closing = self._end_block()
         last = Event(
             type="message_delta",
-            delta=Delta(stop_reason=self._stop_reason, stop_sequence=matched),
+            delta=Delta(stop_reason=self.stop_reason, stop_sequence=matched),
             usage=self._usage(),
-            warnings=self._warnings or UNSET,
+            warnings=self.warnings or UNSET,
         )
         return [*closing, last, Event(type="message_stop")]
 
@@ -139,14 +135,14 @@ class MessageWriter:
             return "refusal"
         if matched is not None:
             return "stop_sequence"
-        return "tool_use" if any(block.name for block in self._blocks) else "end_turn"
+        return "tool_use" if any(block.name for block in self.blocks) else "end_turn"
 
     def _usage(self) -> Usage:
-        usage = self._tokens
+        cached = self.tokens.cached_tokens
         return Usage(
-            input_tokens=usage.prompt_tokens - usage.cached_tokens,
-            output_tokens=usage.completion_tokens,
-            cache_read_input_tokens=usage.cached_tokens,
+            input_tokens=self.tokens.prompt_tokens - cached,
+            output_tokens=self.tokens.completion_tokens,
+            cache_read_input_tokens=cached,
         )
 
 

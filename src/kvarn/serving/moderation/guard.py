@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from kvarn.config.platform import SafetyConfig
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
@@ -12,46 +13,36 @@ from kvarn.safety.guard_model import MAX_TOKENS, PROMPT, read_verdict
 from kvarn.safety.moderator import Claim, ModerationAwayError
 from kvarn.safety.verdict import Verdict, unflagged
 from kvarn.serving.models import ModelTable, ReadyModel
-from kvarn.serving.rendering import render_token_ids
 from kvarn.serving.text_pool import TextPool
 from kvarn.text.errors import ChatTemplateError, TokenizerError
-from kvarn.text.prompt import PromptBuilder
 from kvarn.wire.messages import Submit
 from kvarn.wire.openai.errors import ApiError
 from kvarn.wire.sampling import SamplingParams
 
 
+@dataclass(frozen=True, slots=True)
 class GuardModel:
-    """Asks a model of this server, greedily, for each text; long texts in parts that fit its context.
+    """Asks a model of this server, greedily, for each text; long texts in parts that fit its context."""
 
-    Args:
-        name: Of the model.
-        config: Threshold, prompt and how long it may take.
-        models: Where it is found.
-        text: Threads for long texts.
-    """
-
-    look_every = 400
-
-    def __init__(self, name: str, config: SafetyConfig, models: ModelTable, text: TextPool) -> None:
-        self.name = name
-        self._config = config
-        self._models = models
-        self._text = text
+    name: str
+    config: SafetyConfig
+    models: ModelTable
+    pool: TextPool
+    look_every: int = 400
 
     async def judge(self, text: str, claim: Claim) -> Verdict:
         """The worst verdict on any part of the text."""
-        worst = unflagged(self._config.threshold)
+        worst = unflagged(self.config.threshold)
         try:
-            async with asyncio.timeout(self._config.model_timeout_s):
-                model = self._models.find(self.name).when_ready()
+            async with asyncio.timeout(self.config.model_timeout_s):
+                model = self.models.find(self.name).when_ready()
                 for prompt in await self._prompts(text, model, claim):
                     verdict = await self._ask(prompt, model, claim)
                     scores = {name: max(score, worst.scores.get(name, 0.0)) for name, score in verdict.scores.items()}
                     worst = Verdict({**worst.scores, **scores}, verdict.threshold)
         except TimeoutError:
             raise ModerationAwayError(
-                f"{self.name!r} gave no verdict within {self._config.model_timeout_s:g} s"
+                f"{self.name!r} gave no verdict within {self.config.model_timeout_s:g} s"
             ) from None
         except (ApiError, RequestRefusedError, ReplicaLostError, ChatTemplateError, TokenizerError) as error:
             raise ModerationAwayError(f"{self.name!r} gives no verdicts: {error}") from error
@@ -61,22 +52,14 @@ class GuardModel:
         max_tokens = model.card.max_context_length - MAX_TOKENS - len(await self._render("", model, claim))
         if max_tokens < 16:
             raise ModerationAwayError(f"the context of {self.name!r} is too short to moderate with")
-        parts = await self._text.run(claim.tenant, len(text), lambda: _parts(text, max_tokens, model))
+        parts = await self.pool.run(claim.tenant, len(text), lambda: _parts(text, max_tokens, model))
         return [await self._render(part, model, claim) for part in parts]
 
     async def _render(self, text: str, model: ReadyModel, claim: Claim) -> list[int]:
-        instructions = PROMPT if self._config.model_prompt is None else self._config.model_prompt
+        instructions = PROMPT if self.config.model_prompt is None else self.config.model_prompt
         messages = [{"role": "system", "content": instructions}] if instructions else []
         messages.append({"role": "user", "content": text})
-        return await render_token_ids(
-            self._text,
-            claim.tenant,
-            len(text),
-            model,
-            lambda: PromptBuilder(
-                model.text.chat_template, model.text.tokenizer, messages, context_length=model.card.max_context_length
-            ),
-        )
+        return await model.render(self.pool, claim.tenant, len(text), lambda: messages)
 
     async def _ask(self, prompt: list[int], model: ReadyModel, claim: Claim) -> Verdict:
         ends = model.text.tokenizer.eos_token_ids
@@ -95,7 +78,7 @@ class GuardModel:
             async for delta in deltas:
                 tokens += delta.token_ids
         answer = model.text.tokenizer.decode([token for token in tokens if token not in ends])
-        verdict = read_verdict(answer, self._config.threshold)
+        verdict = read_verdict(answer, self.config.threshold)
         if verdict is None:
             raise ModerationAwayError(f"{self.name!r} answered neither 'safe' nor 'unsafe'")
         return verdict

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import platform
 from collections.abc import Coroutine
-from dataclasses import dataclass
 
 from kvarn.identity.scopes import check_model
 from kvarn.safety.verdict import Verdict
 from kvarn.serving.context import ServingContext
+from kvarn.serving.models import BuiltInModel
 from kvarn.serving.moderation.checks import ALIASES
 from kvarn.serving.work import RequestRecord, Work
 from kvarn.wire.openai.encoders import EmbeddingUsage, ModerationList, ModerationRequest, ModerationResult
@@ -19,26 +19,13 @@ _BYTES_PER_TOKEN = 4
 """The classifier knows no tokens: a text's bytes are counted as so many."""
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltInModel:
-    """What answers where no served model does: code of the gateway itself."""
-
-    name: str
-    version: str = "1"
-
-    @property
-    def replica_name(self) -> str:
-        """The gateway on this machine."""
-        return f"{platform.node()}/{self.name}"
-
-
 async def start_moderation(
     serving: ServingContext, record: RequestRecord, request: ModerationRequest
 ) -> Coroutine[None, None, ModerationList]:
     """Check a request and take it in; what comes back does the work.
 
     Raises:
-        ApiError: It cannot be answered as request, or not now.
+        ApiError: It cannot be answered as asked, or not now.
     """
     name = serving.moderation.moderator.name
     if request.model is not None and request.model not in ALIASES and request.model != name:
@@ -50,7 +37,7 @@ async def start_moderation(
     check_model(record.principal, name)
     size = sum(len(text.encode()) for text in texts)
     tokens = max(len(texts), -(-size // _BYTES_PER_TOKEN))
-    work = await serving.begin(record, BuiltInModel(name), prompt_tokens=tokens)
+    work = await serving.begin(record, BuiltInModel(name, "1", f"{platform.node()}/{name}"), prompt_tokens=tokens)
     return _moderate(serving, record.id, texts, work)
 
 

@@ -13,8 +13,7 @@ from kvarn.identity.scopes import may_use_model
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.observe.metrics import UNKNOWN
 from kvarn.serving.models import ServedModel
-from kvarn.serving.stages.early_fields import GENERATING, early_fields
-from kvarn.serving.stages.replica_admission import ReplicaAdmission
+from kvarn.serving.stages.replica_admission import GENERATING, ReplicaAdmission, early_fields
 from kvarn.serving.work import DegradedError, RequestRecord, Work
 from kvarn.wire.openai.errors import ApiError
 

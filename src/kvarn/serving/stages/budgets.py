@@ -9,39 +9,35 @@ from kvarn.metering.budgets import BudgetSpentError
 from kvarn.metering.prices import BILLIONTHS
 from kvarn.metering.service import Metering
 from kvarn.serving.work import Work
-from kvarn.store.ledger import BudgetRule
+from kvarn.store.models import Budget
 from kvarn.wire.openai.errors import ApiError, unavailable
 
-_ENDS_S = 1
-"""After which requests in flight may have ended."""
-_ENTERED_S = 10
-"""After which what requests came to will be on the ledger and have been read there, unless the database is away."""
+_RETRY_S = 1
+"""After which requests in flight may have ended, or what ended may be on the ledger."""
 
 
-class BudgetStage:
-    """Reserves the most that a request can come to; comes early, for it costs next to nothing."""
+async def reserve_budget(metering: Metering, work: Work) -> None:
+    """Reserve the most that a request can come to; comes early, for it costs next to nothing.
 
-    def __init__(self, metering: Metering) -> None:
-        self._metering = metering
-
-    async def enter(self, work: Work) -> None:
-        """Raises ApiError: 429 `insufficient_quota` where a hard limit is reached or would be passed, 429
-        `budget_reserved` where requests in flight or not entered yet may reach it, 503 where Redis is away and the
-        configuration says `closed`."""
-        metering, principal, now = self._metering, work.principal, time.time()
-        holders = (principal.organization_id, principal.project_id)
-        max_cost = metering.prices.max_cost(work.model, now, prompt=work.prompt_tokens, output=work.max_output_tokens)
-        tokens = work.prompt_tokens + work.max_output_tokens
-        try:
-            held = await metering.reservations.reserve(work.id, holders, tokens, max_cost, now)
-        except BudgetSpentError as error:
-            metering.metrics.budget_refusals.labels(error.rule.unit).inc()
-            raise _refusal(error) from None
-        except LimitsAwayError:
-            message = "The budgets of this server cannot be checked at the moment. Try again."
-            raise unavailable(message, "budgets_unavailable") from None
-        if held is not None:  # what it came to is in the ledger when this is released: the ledger is settled first
-            work.closing.callback(metering.reservations.release, held)
+    Raises:
+        ApiError: 429 `insufficient_quota` where a hard limit is reached or would be passed, 429 `budget_reserved` where
+            requests in flight or not entered yet may reach it, 503 where Redis is away and the configuration says
+            `closed`.
+    """
+    principal, now = work.principal, time.time()
+    holders = (principal.organization_id, principal.project_id)
+    max_cost = metering.prices.max_cost(work.model, now, prompt=work.prompt_tokens, output=work.max_output_tokens)
+    tokens = work.prompt_tokens + work.max_output_tokens
+    try:
+        held = await metering.reservations.reserve(work.id, holders, tokens, max_cost, now)
+    except BudgetSpentError as error:
+        metering.metrics.budget_refusals.labels(error.rule.unit).inc()
+        raise _refusal(error) from None
+    except LimitsAwayError:
+        message = "The budgets of this server cannot be checked at the moment. Try again."
+        raise unavailable(message, "budgets_unavailable") from None
+    if held is not None:  # what it came to is in the ledger when this is released: the ledger is settled first
+        work.closing.callback(metering.reservations.release, held)
 
 
 def _refusal(error: BudgetSpentError) -> ApiError:
@@ -58,21 +54,11 @@ def _refusal(error: BudgetSpentError) -> ApiError:
             f"Your {whose} has {left} left of its {budget}, and the request may come to {requested}: allow it fewer "
             "output tokens. An administrator of the organization may raise the budget."
         )
-    if error.unentered:
-        message = (
-            f"What requests of your {whose} came to is still being entered, and may be all that is left of its "
-            f"{budget}. Try again when it is known."
-        )
-        return _reserved(message, _ENTERED_S)
     message = (
-        f"The requests in flight of your {whose} may come to what is left of its {budget}. Try again when they have "
-        "ended."
+        f"The requests in flight of your {whose}, or what has just ended, may come to what is left of its {budget}. "
+        "Try again in a moment."
     )
-    return _reserved(message, _ENDS_S)
-
-
-def _reserved(message: str, retry_after_s: int) -> ApiError:
-    headers = {"retry-after": str(retry_after_s)}
+    headers = {"retry-after": str(_RETRY_S)}
     return ApiError(429, message, type="rate_limit_error", code="budget_reserved", headers=headers)
 
 
@@ -82,5 +68,5 @@ def _insufficient(message: str) -> ApiError:
     return ApiError(429, message, type="insufficient_quota", code="insufficient_quota", headers=headers)
 
 
-def _amount(rule: BudgetRule, amount: int) -> str:
+def _amount(rule: Budget, amount: int) -> str:
     return f"{amount} tokens" if rule.unit == "tokens" else f"{amount / BILLIONTHS:.9g} {rule.currency}"

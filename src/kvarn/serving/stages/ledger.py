@@ -10,44 +10,39 @@ from kvarn.metering.service import Metering, wall_clock_of
 from kvarn.serving.work import Work
 
 
-class LedgerStage:
-    """Notes each request before the engine gets it, and its tokens before the client hears of them."""
+async def note_work(metering: Metering, work: Work) -> None:
+    """Note a request before the engine gets it, and its tokens before the client hears of them. Never refuses."""
+    principal, record = work.principal, work.record
+    request = InFlight(
+        id=work.id,
+        request_id=record.request_id,
+        organization_id=principal.organization_id,
+        project_id=principal.project_id,
+        user_id=principal.user_id,
+        key_id=principal.key_id,
+        endpoint=record.endpoint,
+        model=work.model,
+        model_version=work.model_version,
+        replica=work.replica,
+        service_tier=work.service_tier,
+        batch_id=record.batch_id,
+        writes=work.max_output_tokens > 0,
+        started=wall_clock_of(record.received),
+    )
+    slot = metering.begin(request, record.received)
+    if slot is not None:
+        work.usage.on_change = slot.watch
+    work.closing.callback(_settle, metering, request, slot, work)
 
-    def __init__(self, metering: Metering) -> None:
-        self._metering = metering
 
-    async def enter(self, work: Work) -> None:
-        """Never refuses."""
-        principal, record = work.principal, work.record
-        request = InFlight(
-            id=work.id,
-            request_id=record.request_id,
-            organization_id=principal.organization_id,
-            project_id=principal.project_id,
-            user_id=principal.user_id,
-            key_id=principal.key_id,
-            endpoint=record.endpoint,
-            model=work.model,
-            model_version=work.model_version,
-            replica=work.replica,
-            service_tier=work.service_tier,
-            batch_id=record.batch_id,
-            writes=work.max_output_tokens > 0,
-            started=wall_clock_of(record.received),
-        )
-        slot = self._metering.begin(request, record.received)
-        if slot is not None:
-            work.usage.on_change = slot.watch
-        work.closing.callback(self._settle, request, slot, work)
-
-    def _settle(self, request: InFlight, slot: Slot | None, work: Work) -> None:
-        """Enter it, unless nothing was done: the engine never got it, or refused it."""
-        usage = work.usage
-        if not usage.did_work:
-            self._metering.forget(slot)
-            return
-        ttft = None if usage.first_token is None else usage.first_token - work.record.received
-        measured = Measured(
-            str(work.outcome), usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, time.time(), ttft
-        )
-        self._metering.finish(slot, request, measured)
+def _settle(metering: Metering, request: InFlight, slot: Slot | None, work: Work) -> None:
+    """Enter it, unless nothing was done: the engine never got it, or refused it."""
+    usage = work.usage
+    if not usage.did_work:
+        metering.forget(slot)
+        return
+    ttft = None if usage.first_token is None else usage.first_token - work.record.received
+    measured = Measured(
+        str(work.outcome), usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, time.time(), ttft
+    )
+    metering.finish(slot, request, measured)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 from starlette.requests import ClientDisconnect
 
 from kvarn.admission.controller import AdmissionController, Refusal, Rules
@@ -16,7 +17,6 @@ from kvarn.admission.traffic import Traffic
 from kvarn.config.schema import BLOCK_SIZE, KvarnConfig
 from kvarn.observe.admission import AdmissionMetrics
 from kvarn.serving.models import ServedModel
-from kvarn.serving.stages.early_fields import EarlyFields
 from kvarn.serving.tiers import priority_of
 from kvarn.serving.work import Outcome, RequestRecord, Work
 
@@ -25,6 +25,45 @@ POLL_S = 0.01
 computed meanwhile, and for those that wait too long."""
 MANY_TOKENS = 1 << 20
 """More than any answer has."""
+GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
+"""Paths of the operations whose bodies have these fields."""
+
+_MAX = 2**31
+Count = Annotated[int, msgspec.Meta(ge=1, le=_MAX)]
+
+
+class EarlyFields(msgspec.Struct):
+    """Fields of a request for an answer."""
+
+    model: str
+    n: Count | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-_MAX, le=_MAX)] | None = None
+    service_tier: Literal["auto", "default", "flex", "priority", "fast"] | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    max_output_tokens: Count | None = None
+    background: bool | None = None
+    previous_response_id: Any = None
+    conversation: Any = None
+
+    @property
+    def max_output(self) -> int | None:
+        """Tokens that one choice may have, where the client says so."""
+        return self.max_completion_tokens or self.max_output_tokens or self.max_tokens
+
+    @property
+    def has_context_elsewhere(self) -> bool:
+        """Whether a part of the prompt is stored on the server."""
+        return self.previous_response_id is not None or self.conversation is not None
+
+
+def early_fields(body: bytes) -> EarlyFields | None:
+    """What admission looks at before a request is checked whole: to refuse it must cost next to nothing. None where the
+    body is not as it should be: whoever checks it says why."""
+    try:
+        return msgspec.json.decode(body, type=EarlyFields)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 class ReplicaAdmission:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from sqlalchemy import JSON, BigInteger, Integer, MetaData, String, Text
+from sqlalchemy import JSON, BigInteger, ForeignKey, Integer, MetaData, String
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.orm import DeclarativeBase, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 Id = Annotated[str, mapped_column(String(64))]
 """Id of an object, such as `proj_…`."""
@@ -14,7 +14,6 @@ Name = Annotated[str, mapped_column(String(256))]
 Seconds = Annotated[int, mapped_column(BigInteger)]
 """Seconds since 1970."""
 Number = Annotated[int, mapped_column(BigInteger)]
-LongText = Annotated[str, mapped_column(Text)]
 Sequence = Annotated[int, mapped_column(BigInteger().with_variant(Integer, "sqlite"), autoincrement=True)]
 """A key that the database counts up."""
 
@@ -36,3 +35,21 @@ class Base(DeclarativeBase):
 
     metadata = MetaData(naming_convention=NAMES)
     type_annotation_map = {dict[str, Any]: Json, list[Any]: Json}  # noqa: RUF012  SQLAlchemy's way
+
+
+class Owned:
+    """What a project owns: nobody else finds it."""
+
+    noun: ClassVar[str]
+    """What it is called in messages."""
+
+    id: Mapped[Id] = mapped_column(primary_key=True)
+    organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"))
+    project_id: Mapped[Id] = mapped_column(ForeignKey("projects.id", ondelete="CASCADE"))
+
+
+class CountedOwned(Owned):
+    """What a project owns and one number says the size of."""
+
+    counted_bytes: Mapped[Number] = mapped_column(default=0)
+    """What it counts for in its organisation's stored bytes (`repositories/stored_bytes.py`)."""

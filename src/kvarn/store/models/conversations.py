@@ -7,29 +7,25 @@ from typing import Any
 from sqlalchemy import ForeignKey, Index, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from kvarn.store.models.base import Base, ExactJson, Id, Name, Number, Seconds
+from kvarn.store.models.base import Base, CountedOwned, ExactJson, Id, Name, Number, Seconds
 
 
-class Conversation(Base):
+class Conversation(CountedOwned, Base):
     """A list of items that grows with every turn."""
 
     __tablename__ = "conversations"
+    noun = "conversation"
     __table_args__ = (
         Index("ix_conversations_project_id_created_at", "project_id", "created_at"),
         Index("ix_conversations_organization_id_changed_at", "organization_id", "changed_at"),
     )
 
-    id: Mapped[Id] = mapped_column(primary_key=True)
-    organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"))
-    project_id: Mapped[Id] = mapped_column(ForeignKey("projects.id", ondelete="CASCADE"))
     created_at: Mapped[Seconds]
     changed_at: Mapped[Seconds] = mapped_column(index=True)
     extra: Mapped[dict[str, Any]] = mapped_column(ExactJson)
     """The client's `metadata`."""
     num_items: Mapped[Number] = mapped_column(default=0)
     """Items ever added: the position of the next."""
-    counted_bytes: Mapped[Number] = mapped_column(default=0)
-    """What it counts for in `stored_bytes`, with its items."""
     locked_by: Mapped[Id | None] = mapped_column(index=True)
     """The response that is being made in it: a conversation has one writer at a time."""
     locked_until: Mapped[Seconds | None]
@@ -51,18 +47,16 @@ class ConversationItem(Base):
     """What it counts for; a part of what its conversation does."""
 
 
-class StoredResponse(Base):
+class StoredResponse(CountedOwned, Base):
     """A response of `/v1/responses`, with what it was asked."""
 
     __tablename__ = "responses"
+    noun = "response"
     __table_args__ = (
         Index("ix_responses_project_id_created_at", "project_id", "created_at"),
         Index("ix_responses_organization_id_created_at", "organization_id", "created_at"),
     )
 
-    id: Mapped[Id] = mapped_column(primary_key=True)
-    organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"))
-    project_id: Mapped[Id] = mapped_column(ForeignKey("projects.id", ondelete="CASCADE"))
     created_at: Mapped[Seconds] = mapped_column(index=True)
     status: Mapped[str] = mapped_column(String(16), index=True)
     background: Mapped[bool] = mapped_column(default=False)
@@ -82,27 +76,21 @@ class StoredResponse(Base):
     leased_by: Mapped[Id | None]
     """The gateway that works on it."""
     leased_until: Mapped[Seconds | None]
-    counted_bytes: Mapped[Number] = mapped_column(default=0)
-    """What it counts for in `stored_bytes`."""
 
 
-class StoredCompletion(Base):
+class StoredCompletion(CountedOwned, Base):
     """A chat completion that its client asked to store."""
 
     __tablename__ = "stored_completions"
+    noun = "stored chat completion"
     __table_args__ = (
         Index("ix_stored_completions_project_id_created_at", "project_id", "created_at"),
         Index("ix_stored_completions_organization_id_created_at", "organization_id", "created_at"),
     )
 
-    id: Mapped[Id] = mapped_column(primary_key=True)
-    organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"))
-    project_id: Mapped[Id] = mapped_column(ForeignKey("projects.id", ondelete="CASCADE"))
     created_at: Mapped[Seconds] = mapped_column(index=True)
     model: Mapped[Name]
     extra: Mapped[dict[str, Any]]
     """The client's `metadata`."""
     messages: Mapped[list[Any]] = mapped_column(ExactJson)
     body: Mapped[dict[str, Any]] = mapped_column(ExactJson)
-    counted_bytes: Mapped[Number] = mapped_column(default=0)
-    """What it counts for in `stored_bytes`."""

@@ -7,21 +7,19 @@ from typing import Any
 from sqlalchemy import ForeignKey, Index, LargeBinary, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from kvarn.store.models.base import Base, ExactJson, Id, Name, Number, Seconds
+from kvarn.store.models.base import Base, CountedOwned, ExactJson, Id, Name, Number, Owned, Seconds
 
 
-class File(Base):
+class File(Owned, Base):
     """A file a client uploaded, or a batch wrote. Its content lies in `file_chunks`."""
 
     __tablename__ = "files"
+    noun = "file"
     __table_args__ = (
         Index("ix_files_project_id_created_at", "project_id", "created_at"),
         Index("ix_files_organization_id_created_at", "organization_id", "created_at"),
     )
 
-    id: Mapped[Id] = mapped_column(primary_key=True)
-    organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"))
-    project_id: Mapped[Id] = mapped_column(ForeignKey("projects.id", ondelete="CASCADE"))
     filename: Mapped[str] = mapped_column(String(512))
     purpose: Mapped[str] = mapped_column(String(32))
     status: Mapped[str] = mapped_column(String(16), default="processed")
@@ -44,18 +42,16 @@ class FileChunk(Base):
     content: Mapped[bytes] = mapped_column(LargeBinary)
 
 
-class Batch(Base):
+class Batch(CountedOwned, Base):
     """A file of requests, to be answered within a window."""
 
     __tablename__ = "batches"
+    noun = "batch"
     __table_args__ = (
         Index("ix_batches_project_id_created_at", "project_id", "created_at"),
         Index("ix_batches_organization_id_created_at", "organization_id", "created_at"),
     )
 
-    id: Mapped[Id] = mapped_column(primary_key=True)
-    organization_id: Mapped[Id] = mapped_column(ForeignKey("organizations.id", ondelete="CASCADE"))
-    project_id: Mapped[Id] = mapped_column(ForeignKey("projects.id", ondelete="CASCADE"))
     key_id: Mapped[Id | None]
     """Whose scopes and limits hold."""
     endpoint: Mapped[str] = mapped_column(String(64))
@@ -84,8 +80,6 @@ class Batch(Base):
     leased_by: Mapped[str | None] = mapped_column(String(64))
     """The gateway that works on it."""
     leased_until: Mapped[Seconds | None]
-    counted_bytes: Mapped[Number] = mapped_column(default=0)
-    """What it counts for in `stored_bytes`, without its lines."""
     reserved_bytes: Mapped[Number] = mapped_column(default=0)
     """Those of `counted_bytes` that are kept free for its lines, until all are there."""
 

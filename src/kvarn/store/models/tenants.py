@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import ForeignKey, Index, String, UniqueConstraint
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from kvarn.store.models.base import Base, Id, Name, Number, Seconds, Sequence
 
@@ -74,6 +74,7 @@ class ProjectMember(Base):
     role: Mapped[str] = mapped_column(String(16))
     """`owner` or `member`."""
     created_at: Mapped[Seconds]
+    user: Mapped[User] = relationship(lazy="joined", innerjoin=True)
 
 
 class ApiKey(Base):
@@ -99,6 +100,8 @@ class ApiKey(Base):
     expires_at: Mapped[Seconds | None]
     revoked_at: Mapped[Seconds | None]
     last_used_at: Mapped[Seconds | None]
+    user: Mapped[User | None] = relationship(lazy="joined")
+    """Its owner; None: the project, or of an administrator's key the organisation."""
 
 
 class RateLimit(Base):
@@ -142,6 +145,16 @@ class AuditEntry(Base):
     object_id: Mapped[Id]
     project_id: Mapped[Id | None]
     detail: Mapped[dict[str, Any]]
+    in_project: Mapped[Project | None] = relationship(
+        primaryjoin="foreign(AuditEntry.project_id) == Project.id", lazy="joined", viewonly=True
+    )
+    """As it is today; None: it is gone."""
+
+    @property
+    def names_actor(self) -> bool:
+        """Whether those who read the log may know who acted: not where it was another organisation's administrator,
+        the platform's."""
+        return self.actor_organization_id in (None, self.organization_id)
 
 
 class Revision(Base):

@@ -128,6 +128,15 @@ class Budget(Base):
     alerted_period: Mapped[str | None] = mapped_column(String(16))
     """The period for which the alert has been given, such as `2026-11`."""
 
+    @property
+    def project_id(self) -> str | None:
+        """The project that it is for; None: the organisation."""
+        return None if self.holder_id == self.organization_id else self.holder_id
+
+    def amount(self, tokens: int, cost: int) -> int:
+        """What counts of these."""
+        return tokens if self.unit == "tokens" else cost
+
 
 class BilledEvent(Base):
     """An event that the consumer has counted: a repeat is dropped."""

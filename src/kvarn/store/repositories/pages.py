@@ -47,9 +47,9 @@ async def read_page(
     """A page of what `query` selects.
 
     Args:
-        query: Selects one entity with an `id`, bound to its owner; without an order.
+        query: Selects one entity, bound to its owner; without an order.
         cursor: Which part. Its ids are looked for in `query` alone: somebody else's are as unknown as none.
-        keys: Columns that order the list and never change, unique together, such as `(File.created_at, File.id)`.
+        keys: Columns that order the list and never change, such as `(File.created_at, File.id)`; the last is the id.
 
     Raises:
         NotFoundError: The list holds no object of the cursor's id.
@@ -58,7 +58,10 @@ async def read_page(
     ascending = cursor.ascending != backwards
     anchor = cursor.before if backwards else cursor.after
     if anchor is not None:
-        position = await _position(session, query, anchor, keys)
+        found_at = query.with_only_columns(*keys, maintain_column_froms=True).where(keys[-1] == anchor)
+        position = (await session.execute(found_at)).first()
+        if position is None:
+            raise _unknown(anchor)
         behind = tuple_(*keys) > tuple_(*position) if ascending else tuple_(*keys) < tuple_(*position)
         query = query.where(behind)
     query = query.order_by(*[key.asc() if ascending else key.desc() for key in keys]).limit(cursor.limit + 1)
@@ -79,18 +82,6 @@ def cut_page(items: Sequence[ItemT], cursor: Cursor, id_of: Callable[[ItemT], st
         start = _index(ordered, cursor.after, id_of) + 1
     end = min(end, start + cursor.limit)
     return Page(ordered[start:end], end < len(ordered))
-
-
-async def _position(
-    session: AsyncSession, query: Select[Any], anchor: str, keys: Sequence[InstrumentedAttribute[Any]]
-) -> tuple[Any, ...]:
-    entity = query.column_descriptions[0]["entity"]
-    row = (
-        await session.execute(query.with_only_columns(*keys, maintain_column_froms=True).where(entity.id == anchor))
-    ).first()
-    if row is None:
-        raise _unknown(anchor)
-    return tuple(row)
 
 
 def _index(items: Sequence[ItemT], anchor: str, id_of: Callable[[ItemT], str]) -> int:

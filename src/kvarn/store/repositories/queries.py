@@ -7,12 +7,15 @@ from typing import TypeVar
 from sqlalchemy import ColumnElement, Select, and_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError
-from kvarn.store.models import Batch, Conversation, File, StoredCompletion, StoredResponse
+from kvarn.store.ids import is_id
+from kvarn.store.models.base import CountedOwned, Owned
 from kvarn.store.owner import Owner
+from kvarn.store.repositories.stored_bytes import count_bytes
 
 FoundT = TypeVar("FoundT")
-OwnedT = TypeVar("OwnedT", Batch, Conversation, File, StoredCompletion, StoredResponse)
+OwnedT = TypeVar("OwnedT", bound=Owned)
 
 
 def is_owned_by(owner: Owner, model: type[OwnedT]) -> ColumnElement[bool]:
@@ -35,3 +38,27 @@ async def find_one(session: AsyncSession, query: Select[FoundT], missing: str, *
     if found is None:
         raise NotFoundError(missing)
     return found
+
+
+async def find_owned(
+    session: AsyncSession, owner: Owner, model: type[OwnedT], object_id: str, *, to_change: bool = False
+) -> OwnedT:
+    """The owner's object of that id. Raises as `find_one` does."""
+    missing = f"There is no {model.noun} {object_id[:80]!r}."
+    if not is_id(object_id):
+        raise NotFoundError(missing)
+    return await find_one(session, owned_by(owner, model).where(model.id == object_id), missing, to_change=to_change)
+
+
+async def read_owned(store: Store, owner: Owner, model: type[OwnedT], object_id: str) -> OwnedT:
+    """The owner's object of that id. Raises NotFoundError."""
+    async with store.reading() as session:
+        return await find_owned(session, owner, model, object_id)
+
+
+async def delete_owned(store: Store, owner: Owner, model: type[CountedOwned], object_id: str) -> None:
+    """Delete an object with what belongs to it. Raises NotFoundError."""
+    async with store.transaction() as session:
+        found = await find_owned(session, owner, model, object_id, to_change=True)
+        await session.delete(found)
+        await count_bytes(session, owner.organization_id, -found.counted_bytes)

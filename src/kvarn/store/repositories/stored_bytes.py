@@ -9,6 +9,7 @@ whatever is killed.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,7 +19,7 @@ from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
-from kvarn.store.errors import StorageFullError
+from kvarn.store.errors import StorageFullError, StoreBusyError
 from kvarn.store.models import Organization
 from kvarn.store.repositories.dialect import is_postgresql
 
@@ -34,30 +35,33 @@ def json_bytes(*values: Any) -> int:
 
 
 @asynccontextmanager
-async def storing(
-    store: Store, organization_id: str, size: int, max_bytes: int | None
-) -> AsyncGenerator[AsyncSession, None]:
-    """A transaction that writes bytes within a bound, and ends with `count_bytes`. Where there is no room for them it
-    is refused before it writes any: what is written and undone stays on PostgreSQL's disk until it is vacuumed.
+async def storing(store: Store, organization_id: str, size: int) -> AsyncGenerator[AsyncSession, None]:
+    """A transaction that writes bytes within the store's bound, and counts them at its end. Where there is no room for
+    them it is refused before it writes any: what is undone stays on PostgreSQL's disk until it is vacuumed.
 
     Few of an organisation are at it at once in each gateway: the others wait without a connection.
 
     Args:
         organization_id: Whose they are.
-        size: How many, as far as that is known.
-        max_bytes: Bytes that the organisation may store; None: a transaction like any other.
+        size: How many; 0 where only the block knows, which then ends with `count_bytes`.
 
     Raises:
-        StorageFullError: It would store more than `max_bytes`.
+        StorageFullError: It would store more than it may.
         StoreBusyError: Others of the organisation write for too long.
     """
-    if max_bytes is None:
+    try:
+        async with asyncio.timeout(store.timeout_s):
+            await store.writers.acquire(organization_id)
+    except TimeoutError as error:
+        raise StoreBusyError(f"no turn to write came within {store.timeout_s:g} s") from error
+    try:
         async with store.transaction() as session:
+            if store.max_stored_bytes is not None:
+                await check_quota(session, organization_id, size, store.max_stored_bytes)
             yield session
-        return
-    async with store.writers.of(organization_id), store.transaction() as session:
-        await check_quota(session, organization_id, size, max_bytes)
-        yield session
+            await count_bytes(session, organization_id, size, store.max_stored_bytes)
+    finally:
+        store.writers.release(organization_id)
 
 
 async def check_quota(session: AsyncSession, organization_id: str, size: int, max_bytes: int) -> None:

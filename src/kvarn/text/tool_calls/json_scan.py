@@ -11,14 +11,20 @@ from typing import Any, NoReturn
 
 _OUTSIDE = re.compile(r'["{}\[\]<]')
 _INSIDE = re.compile(r'["\\]')
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_SPACE = re.compile(r"\s*")
-
 _LONGEST_HEAD = 512
 """Characters within which a call's name must stand, so that nothing is held for long that is not one."""
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
-_OTHER_KEYS = ("name", "type", "id")
+_KEYS = (*_ARGUMENT_KEYS, "name", "type", "id")
+_STRING = r'"(?:[^"\\]|\\.)*+"'
+_FIELD = rf'\s*+"(?:name|type|id)"\s*+:\s*+{_STRING}\s*+'
+_HEAD = re.compile(
+    rf'\{{((?:{_FIELD},)*+(?:{_FIELD}(?=\}}))?+)(?:\}}|\s*+"(?:arguments|parameters)"\s*+:\s*+)', re.DOTALL
+)
+"""Up to the arguments, or to the end of an object without any."""
+_HEAD_SO_FAR = re.compile(
+    rf'\{{(?:{_FIELD},)*+\s*+(?:"(\w*+)(?:"\s*+(?::\s*+(?:"(?:[^"\\]|\\.)*+\\?+(?:"\s*+)?)?)?)?)?', re.DOTALL
+)
 
 
 class JsonScan:
@@ -84,73 +90,24 @@ def read_head(text: str, begin: int, names: Collection[str] | None) -> Head | He
     """What the object at `begin` is, as far as its text has come; `names` are those that may be called (None: any)."""
     # Only so much is looked at, however much there is: else the split of the text would tell.
     window = text[begin : begin + _LONGEST_HEAD]
+    may_go_on = len(window) < _LONGEST_HEAD
+    found = _HEAD.match(window)
+    if found is None:
+        so_far = _HEAD_SO_FAR.fullmatch(window) if may_go_on else None
+        is_open = so_far is not None and any(key.startswith(so_far[1] or "") for key in _KEYS)
+        return HeadState.OPEN if is_open else HeadState.OTHER
     try:
-        head = _HeadReader(window, names).read()
-        return Head(head.name, begin + head.arguments) if isinstance(head, Head) else head
-    except _RunsOutError:
-        return HeadState.OPEN if len(window) < _LONGEST_HEAD else HeadState.OTHER
-    except _DiffersError:
+        name = json.loads(f"{{{found[1].rstrip().removesuffix(',')}}}").get("name")
+    except ValueError:
         return HeadState.OTHER
-
-
-class _RunsOutError(Exception):
-    pass
-
-
-class _DiffersError(Exception):
-    pass
-
-
-class _HeadReader:
-    def __init__(self, text: str, names: Collection[str] | None) -> None:
-        self._text = text
-        self._position = 0
-        self._names = names
-
-    def read(self) -> Head | HeadState:
-        self._take("{")
-        name: str | None = None
-        while True:
-            key = self._string()
-            self._take(":")
-            if key in _ARGUMENT_KEYS:
-                return Head(name, self._position) if self._next() == "{" and name is not None else HeadState.WHOLE
-            if key not in _OTHER_KEYS:
-                return HeadState.OTHER
-            value = self._string()
-            if key == "name":
-                if not value or (self._names is not None and value not in self._names):
-                    return HeadState.OTHER
-                name = value
-            if self._next() == "}":
-                return HeadState.WHOLE if name is not None else HeadState.OTHER
-            self._take(",")
-
-    def _next(self) -> str:
-        space = _SPACE.match(self._text, self._position)
-        assert space is not None
-        self._position = space.end()
-        if self._position == len(self._text):
-            raise _RunsOutError
-        return self._text[self._position]
-
-    def _take(self, mark: str) -> None:
-        if self._next() != mark:
-            raise _DiffersError
-        self._position += 1
-
-    def _string(self) -> str:
-        if self._next() != '"':
-            raise _DiffersError
-        found = _STRING.match(self._text, self._position)
-        if found is None:
-            raise _RunsOutError
-        self._position = found.end()
-        try:
-            value: str = json.loads(found[0])
-        except ValueError:
-            raise _DiffersError from None
-        return value
+    ends = found[0].endswith("}")
+    if name == "" or (name is None and ends) or (name is not None and names is not None and name not in names):
+        return HeadState.OTHER
+    if not ends and found.end() == len(window):
+        return HeadState.OPEN if may_go_on else HeadState.OTHER
+    if not ends and name is not None and window[found.end()] == "{":
+        return Head(name, begin + found.end())
+    return HeadState.WHOLE
 
 
 def whole_call(text: str, names: Collection[str] | None, *, needs_arguments: bool) -> tuple[str, str] | None:

@@ -10,13 +10,18 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import StorageFullError
 from kvarn.store.models import Batch
 from kvarn.store.owner import Principal
-from kvarn.store.repositories.batches.batches import BatchStatus, cancel_batch, create_batch
+from kvarn.store.repositories.batches.batches import (
+    BatchStatus,
+    cancel_batch,
+    claim_batches,
+    create_batch,
+    finish_batch,
+    move_batch,
+)
 from kvarn.store.repositories.batches.lines import Answer, Line, add_lines, answer_lines, delete_lines
-from kvarn.store.repositories.batches.runs import claim_batches, finish_batch, move_batch
-from kvarn.store.repositories.files.file_writer import FileWriter
-from kvarn.store.repositories.files.files import drop_file
+from kvarn.store.repositories.files import FileWriter, drop_file
 from kvarn.store.repositories.stored_bytes import PART_BYTES, ROW_BYTES
-from kvarn.store.repositories.tenants.organizations import create_organization
+from new_tenants import create_organization
 from stored_account import account
 
 INPUT = 100_000
@@ -29,7 +34,7 @@ async def red(store: Store) -> Principal:
     return await create_organization(store, "red")
 
 
-async def begin(store: Store, who: Principal, most: int | None = None) -> Batch:
+async def begin(store: Store, who: Principal) -> Batch:
     return await create_batch(
         store,
         who,
@@ -38,7 +43,6 @@ async def begin(store: Store, who: Principal, most: int | None = None) -> Batch:
         window_s=100,
         metadata=None,
         output_expires_after_s=None,
-        max_bytes=most,
         input_bytes=INPUT,
     )
 
@@ -53,23 +57,24 @@ async def run(store: Store, batch: Batch, answer: bytes) -> None:
 
 
 async def test_of_two_batches_that_each_fit_one_is_taken(store: Store, red: Principal) -> None:
-    most = 2 * INPUT - 1
-    made = await asyncio.gather(*[begin(store, red, most) for _ in range(2)], return_exceptions=True)
+    store.max_stored_bytes = 2 * INPUT - 1
+    made = await asyncio.gather(*[begin(store, red) for _ in range(2)], return_exceptions=True)
     assert sorted(type(each).__name__ for each in made) == ["Batch", "StorageFullError"]
     assert await account(store, red.organization_id) == ITSELF + INPUT
 
 
 async def test_lines_take_what_is_kept_free_for_them_and_the_rest_is_given_back(store: Store, red: Principal) -> None:
     me = red.organization_id
-    batch = await begin(store, red, ITSELF + INPUT)
+    store.max_stored_bytes = ITSELF + INPUT
+    batch = await begin(store, red)
     await claim_batches(store, "gw", 60, 10)
     line = Line(1, "a", b"x" * 50_000, "m")
     for _ in range(2):  # the second time by a gateway that takes it over
         await delete_lines(store, batch.id)
-        await add_lines(store, batch.id, [line], ITSELF + INPUT)
+        await add_lines(store, batch.id, [line])
         assert await account(store, me) == ITSELF + INPUT
     with pytest.raises(StorageFullError):
-        await add_lines(store, batch.id, [Line(2, "b", b"x" * 50_000, "m")], ITSELF + INPUT)
+        await add_lines(store, batch.id, [Line(2, "b", b"x" * 50_000, "m")])
     await move_batch(store, "gw", batch.id, {BatchStatus.VALIDATING}, BatchStatus.IN_PROGRESS)
     assert await account(store, me) == ITSELF + PART_BYTES + 50_002
 

@@ -11,7 +11,7 @@ from kvarn.store.engine import Store
 from kvarn.store.models import BatchLine
 from kvarn.store.repositories.batches.batches import create_batch
 from kvarn.store.repositories.batches.lines import FIRST, Line, OpenLine, add_lines, open_lines
-from kvarn.store.repositories.tenants.organizations import create_organization
+from new_tenants import create_organization
 from query_plans import query_plans
 
 COUNT = 16

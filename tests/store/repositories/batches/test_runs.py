@@ -11,7 +11,17 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.models import Batch
 from kvarn.store.owner import Principal
-from kvarn.store.repositories.batches.batches import BatchStatus, cancel_batch, create_batch, find_batch
+from kvarn.store.repositories.batches.batches import (
+    BatchStatus,
+    LeaseLostError,
+    cancel_batch,
+    claim_batches,
+    create_batch,
+    finish_batch,
+    move_batch,
+    release_batch,
+    renew_lease,
+)
 from kvarn.store.repositories.batches.lines import (
     FIRST,
     Answer,
@@ -22,15 +32,8 @@ from kvarn.store.repositories.batches.lines import (
     read_line,
     read_results,
 )
-from kvarn.store.repositories.batches.runs import (
-    LeaseLostError,
-    claim_batches,
-    finish_batch,
-    move_batch,
-    release_batch,
-    renew_lease,
-)
-from kvarn.store.repositories.tenants.organizations import create_organization
+from kvarn.store.repositories.queries import read_owned
+from new_tenants import create_organization
 
 LEASE_S = 10
 
@@ -142,7 +145,7 @@ async def test_an_answer_is_never_replaced_and_counted_once(store: Store, clock:
     answers: list[Any] = [Answer(1, False, b"first", 10, 4, 5), Answer(4, True, b"wrong", 1)]
     for again in (answers, answers[:1], [Answer(1, True, b"second", 99)]):
         await answer_lines(store, "a", batch.id, again)
-    now = await find_batch(store, who.owner, batch.id)
+    now = await read_owned(store, who.owner, Batch, batch.id)
     assert (now.completed, now.failed) == (1, 1)
     assert (now.input_tokens, now.cached_tokens, now.output_tokens) == (11, 4, 5)
     assert await open_lines(store, batch.id, FIRST, 10) == [("", 2)]

@@ -6,16 +6,16 @@ import pytest
 
 from kvarn.store.engine import Store
 from kvarn.store.errors import NotFoundError
+from kvarn.store.models import StoredCompletion
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.conversations.stored_completions import (
     add_completion,
     change_metadata,
-    delete_completion,
-    find_completion,
     list_completions,
 )
 from kvarn.store.repositories.pages import Cursor
-from kvarn.store.repositories.tenants.organizations import create_organization
+from kvarn.store.repositories.queries import delete_owned, read_owned
+from new_tenants import create_organization
 
 ODD = "a \"b\" 'c' $.[0] %s ö"
 
@@ -28,20 +28,22 @@ async def keep(store: Store, owner: Owner, name: str, created: int = 1, **metada
 async def test_it_is_read_changed_and_deleted_by_its_owner_alone(store: Store) -> None:
     mine, other = [(await create_organization(store, name)).owner for name in ("mine", "other")]
     await keep(store, mine, "one", a="1")
-    assert (await find_completion(store, mine, "one")).body["choices"] == [{"text": "NUL \x00 and \\u0000"}]
+    assert (await read_owned(store, mine, StoredCompletion, "one")).body["choices"] == [
+        {"text": "NUL \x00 and \\u0000"}
+    ]
     changed = await change_metadata(store, mine, "one", {"b": "2"})
-    assert changed.extra == (await find_completion(store, mine, "one")).extra == {"b": "2"}
+    assert changed.extra == (await read_owned(store, mine, StoredCompletion, "one")).extra == {"b": "2"}
     for owner in (other, Owner(mine.organization_id, other.project_id), Owner(other.organization_id, mine.project_id)):
         with pytest.raises(NotFoundError):
-            await find_completion(store, owner, "one")
+            await read_owned(store, owner, StoredCompletion, "one")
         with pytest.raises(NotFoundError):
             await change_metadata(store, owner, "one", {})
         with pytest.raises(NotFoundError):
-            await delete_completion(store, owner, "one")
+            await delete_owned(store, owner, StoredCompletion, "one")
         assert (await list_completions(store, owner, Cursor())).items == []
-    await delete_completion(store, mine, "one")
+    await delete_owned(store, mine, StoredCompletion, "one")
     with pytest.raises(NotFoundError):
-        await find_completion(store, mine, "one")
+        await read_owned(store, mine, StoredCompletion, "one")
 
 
 async def test_lists_are_filtered_by_metadata_with_any_key(store: Store) -> None:

@@ -13,9 +13,10 @@ from kvarn.store.owner import Owner, Role
 from kvarn.store.repositories.tenants.administrators import has_admin_key
 from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange, audited_change
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, get_key, revoke_key
-from kvarn.store.repositories.tenants.organizations import change_organization, create_organization
+from kvarn.store.repositories.tenants.organizations import change_organization
 from kvarn.store.repositories.tenants.projects import add_project, archive_project
 from kvarn.store.repositories.tenants.users import add_member, add_user, change_user, delete_user, remove_member
+from new_tenants import create_organization
 
 ACTOR = Actor("test")
 

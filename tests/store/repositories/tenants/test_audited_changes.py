@@ -12,17 +12,17 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.models import AuditEntry, RateLimit
 from kvarn.store.owner import Role
+from kvarn.store.repositories.organization_deletion import delete_organization
 from kvarn.store.repositories.pages import Cursor
-from kvarn.store.repositories.retention.organization_deletion import delete_organization
 from kvarn.store.repositories.tenants import revision
 from kvarn.store.repositories.tenants.administrators import has_admin_key
 from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange, audited_change
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, revoke_key
-from kvarn.store.repositories.tenants.organizations import create_organization
 from kvarn.store.repositories.tenants.projects import add_project, archive_project
 from kvarn.store.repositories.tenants.rate_limits import set_limit
 from kvarn.store.repositories.tenants.revision import read_revision
 from kvarn.store.repositories.tenants.users import add_user, list_users
+from new_tenants import create_organization
 
 
 async def at_once(store: Store, *acts: Callable[[AuditedChange], Awaitable[object]]) -> list[object]:

@@ -6,8 +6,9 @@ from kvarn.store.engine import Store
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, revoke_key
-from kvarn.store.repositories.tenants.organizations import change_organization, create_organization
+from kvarn.store.repositories.tenants.organizations import change_organization
 from kvarn.store.repositories.tenants.principals import find_bearer
+from new_tenants import create_organization
 
 ACTOR = Actor("test")
 

@@ -14,12 +14,13 @@ from kvarn.store.models import ApiKey, AuditEntry
 from kvarn.store.owner import Role, Scopes
 from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key, revoke_key
-from kvarn.store.repositories.tenants.organizations import change_organization, create_organization
+from kvarn.store.repositories.tenants.organizations import change_organization
 from kvarn.store.repositories.tenants.principals import find_grant
 from kvarn.store.repositories.tenants.projects import add_project, archive_project
 from kvarn.store.repositories.tenants.rate_limits import set_limit
 from kvarn.store.repositories.tenants.revision import read_revision
 from kvarn.store.repositories.tenants.users import add_user, change_user, delete_user
+from new_tenants import create_organization
 
 ACTOR = Actor("test")
 

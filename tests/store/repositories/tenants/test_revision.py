@@ -9,11 +9,12 @@ from sqlalchemy import delete, update
 
 from kvarn.store.engine import Store
 from kvarn.store.models import Revision
-from kvarn.store.repositories.retention.organization_deletion import delete_organization
+from kvarn.store.repositories.organization_deletion import delete_organization
 from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange, audited_change
-from kvarn.store.repositories.tenants.organizations import create_organization, ensure_default_organization
+from kvarn.store.repositories.tenants.organizations import ensure_default_organization
 from kvarn.store.repositories.tenants.rate_limits import set_limit
 from kvarn.store.repositories.tenants.revision import read_revision
+from new_tenants import create_organization
 
 ACTOR = Actor("test")
 

@@ -11,7 +11,7 @@ from kvarn.gateway.dependencies import ADMINISTRATION, AdminContext, AdminDep, P
 from kvarn.gateway.openapi import JsonRoute
 from kvarn.gateway.query import BackwardQuery, Flag, Texts, Time, list_answer, only_false
 from kvarn.gateway.routes.organization.objects import audit_log_object
-from kvarn.store.repositories.tenants.audit_log import AuditFilter, list_audit_log
+from kvarn.store.repositories.tenants.audit_log import list_audit_log
 from kvarn.wire.openai.lists import ListObject
 from kvarn.wire.openai.organization.objects import AuditLogObject
 
@@ -61,14 +61,16 @@ async def list_of_tenant(admin: PlatformAdminDep, tenant_id: str, query: AuditLo
 
 
 async def _list(admin: AdminContext, query: AuditLogQuery, organization_id: str) -> ListObject[AuditLogObject]:
-    wanted = AuditFilter(
-        times=query.effective_at.model_dump(exclude_none=True),
-        project_ids=query.projects,
-        types=query.types,
-        actor_ids=query.actors,
-        actor_emails=query.emails,
-        object_ids=query.objects,
-    )
     async with admin.reading() as session:
-        page = await list_audit_log(session, organization_id, query.cursor, wanted)
+        page = await list_audit_log(
+            session,
+            organization_id,
+            query.cursor,
+            times=query.effective_at.model_dump(exclude_none=True),
+            project_ids=query.projects,
+            types=query.types,
+            actor_ids=query.actors,
+            actor_emails=query.emails,
+            object_ids=query.objects,
+        )
     return list_answer(page, audit_log_object)

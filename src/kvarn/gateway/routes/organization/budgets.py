@@ -36,7 +36,8 @@ async def create_budget(admin: AdminDep, body: BudgetCreate) -> BudgetObject:
     within `metering.budget_refresh_s`; what was spent before in the period counts."""
     hard, soft = (_stored(body.unit, name, getattr(body, name)) for name in ("hard_limit", "soft_limit"))
     currency = admin.gateway.config.metering.currency if body.unit == "cost" else None
-    budget = await admin.change(budgets.add_budget, body.project_id, body.unit, currency, body.period, hard, soft)
+    fields = {"unit": body.unit, "currency": currency, "period": body.period, "hard_limit": hard, "soft_limit": soft}
+    budget = await admin.change(budgets.add_budget, body.project_id, fields)
     return (await _described(admin, [budget]))[0]
 
 
@@ -82,7 +83,7 @@ def _stored(unit: str, name: str, amount: float | None) -> int | None:
 async def _described(admin: AdminContext, found: Sequence[Budget]) -> list[BudgetObject]:
     """Budgets with what has been spent of each."""
     async with admin.reading() as session:
-        spent = await budgets.spent(session, [budgets.rule_of(each) for each in found], admin.gateway.store.now())
+        spent = await budgets.spent(session, found, admin.gateway.store.now())
     return [_describe(each, spent[each.id]) for each in found]
 
 
@@ -93,7 +94,7 @@ def _describe(budget: Budget, spent: int) -> BudgetObject:
     return BudgetObject(
         id=budget.id,
         created_at=budget.created_at,
-        project_id=None if budget.holder_id == budget.organization_id else budget.holder_id,
+        project_id=budget.project_id,
         unit=budget.unit,
         currency=budget.currency,
         period=budget.period,

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
-from kvarn.store.models import ApiKey, Organization, Project, User
+from kvarn.store.models import ApiKey, AuditEntry, Organization, Project, ProjectMember, User
 from kvarn.store.owner import LimitRule, Role, Scopes
-from kvarn.store.repositories.tenants.audit_log import AuditRecord
-from kvarn.store.repositories.tenants.users import Member
 from kvarn.wire.openai.organization.objects import (
     AdminKeyObject,
     AuditLogObject,
@@ -57,13 +55,13 @@ def user_object(user: User) -> UserObject:
     return _shown(UserObject, user, object="organization.user", role=_wire_role(user.role), added_at=user.created_at)
 
 
-def project_user_object(member: Member) -> ProjectUserObject:
+def project_user_object(member: ProjectMember) -> ProjectUserObject:
     """`organization.project.user`."""
-    own = {"object": "organization.project.user", "role": member.role, "added_at": member.added_at}
+    own = {"object": "organization.project.user", "role": member.role, "added_at": member.created_at}
     return _shown(ProjectUserObject, member.user, **own)
 
 
-def service_account_object(member: Member, **key: Any) -> ServiceAccountObject:
+def service_account_object(member: ProjectMember, **key: Any) -> ServiceAccountObject:
     """`organization.project.service_account`; `api_key` where it is new."""
     own = {"object": "organization.project.service_account", "role": member.role}
     return _shown(ServiceAccountObject, member.user, **own, **key)
@@ -74,10 +72,9 @@ def service_account_key_object(key: ApiKey, value: str) -> ServiceAccountKeyObje
     return _shown(ServiceAccountKeyObject, key, object="organization.project.service_account.api_key", value=value)
 
 
-def project_key_object(key: ApiKey, user: User | None, **value: str) -> ProjectKeyObject:
-    """`organization.project.api_key`. `user` is its owner; one without is the project's own. `value` where it is
-    new."""
-    owner: dict[str, Any] = {}
+def project_key_object(key: ApiKey, **value: str) -> ProjectKeyObject:
+    """`organization.project.api_key`. One without a user is the project's own. `value` where it is new."""
+    user, owner = key.user, dict[str, Any]()
     if user is not None:
         owner = {"id": user.id, "name": user.name, "created_at": user.created_at}
         is_person = user.kind != "service_account"
@@ -96,8 +93,9 @@ def project_key_object(key: ApiKey, user: User | None, **value: str) -> ProjectK
     )
 
 
-def admin_key_object(key: ApiKey, user: User | None, **value: str) -> AdminKeyObject:
+def admin_key_object(key: ApiKey, **value: str) -> AdminKeyObject:
     """`organization.admin_api_key`. One without a user is the organisation's own. `value` where it is new."""
+    user = key.user
     owner: dict[str, Any] = {"type": "organization", "object": "organization", "id": key.organization_id}
     owner["role"] = "owner"
     if user is not None:
@@ -119,19 +117,17 @@ def rate_limit_object(rule: LimitRule) -> RateLimitObject:
     }
 
 
-def audit_log_object(record: AuditRecord) -> AuditLogObject:
+def audit_log_object(entry: AuditEntry) -> AuditLogObject:
     """An entry of the audit log: what was done stands under the name of its type."""
-    entry = record.entry
-    described = _shown(AuditLogObject, entry, actor=_actor(record))
+    described = _shown(AuditLogObject, entry, actor=_actor(entry))
     if entry.project_id is not None:
-        described["project"] = {"id": entry.project_id, "name": record.project_name or ""}
+        described["project"] = {"id": entry.project_id, "name": entry.in_project.name if entry.in_project else ""}
     described[entry.type] = {"id": entry.object_id, **entry.detail}  # type: ignore[literal-required]
     return described
 
 
-def _actor(record: AuditRecord) -> dict[str, Any]:
-    entry = record.entry
-    if not record.names_actor:
+def _actor(entry: AuditEntry) -> dict[str, Any]:
+    if not entry.names_actor:
         return {"type": "session", "session": {}, "name": "platform administrator"}
     if entry.actor_key_id is None:
         return {"type": "session", "session": {}, "name": entry.actor}

@@ -107,8 +107,10 @@ async def modify_account(
     admin: AdminDep, project_id: str, user_id: str, body: ServiceAccountUpdate
 ) -> ServiceAccountObject:
     """Set its name or its role in the project."""
-    changed = await admin.change(users.change_service_account, project_id, user_id, name=body.name, role=body.role)
-    return service_account_object(changed)
+    changes = body.model_dump(include={"name", "role"})
+    return service_account_object(
+        await admin.change(users.change_member, project_id, user_id, "service_account", **changes)
+    )
 
 
 @router.delete(_ACCOUNTS + "/{user_id}", summary="Delete a service account")

@@ -14,7 +14,7 @@ from kvarn.gateway.routes.organization.objects import (
     tenant_object,
 )
 from kvarn.store.owner import Role
-from kvarn.store.repositories.retention.organization_deletion import delete_organization
+from kvarn.store.repositories.organization_deletion import delete_organization
 from kvarn.store.repositories.tenants import organizations
 from kvarn.store.repositories.tenants.keys import KeyRequest, add_key
 from kvarn.wire.openai.lists import DeletedObject, ListObject
@@ -50,7 +50,7 @@ async def create_tenant(admin: PlatformAdminDep, body: TenantCreate) -> TenantOb
         await change.session.flush()
         wanted = KeyRequest(name="First admin key", role=Role.ADMIN)
         key, value = await add_key(change, organization.id, project.id, wanted)
-    admin_key = admin_key_object(key, None, value=value)
+    admin_key = admin_key_object(key, value=value)
     return tenant_object(organization, default_project=project_object(project), admin_api_key=admin_key)
 
 

@@ -86,7 +86,7 @@ async def get_member(admin: AdminDep, project_id: str, user_id: str) -> ProjectU
 @router.post(_MEMBERS + "/{user_id}", summary="Modify a project's user")
 async def modify_member(admin: AdminDep, project_id: str, user_id: str, body: ProjectUserUpdate) -> ProjectUserObject:
     """Set a person's role in the project."""
-    return project_user_object(await admin.change(users.change_member, project_id, user_id, body.role))
+    return project_user_object(await admin.change(users.change_member, project_id, user_id, "person", role=body.role))
 
 
 @router.delete(_MEMBERS + "/{user_id}", summary="Remove a user from a project")

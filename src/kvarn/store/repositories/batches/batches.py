@@ -1,20 +1,28 @@
-"""Batches, as their owners see them."""
+"""Batches, as their owners see them, and as the gateways that run them do: taken by lease, changed by the holder of the
+lease only.
+
+A lease that runs out is taken by another. Whoever has lost one finds that its changes are refused (`LeaseLostError`),
+so that two never write the same batch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import StrEnum
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Update, and_, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
-from kvarn.store.errors import ConflictError
+from kvarn.store.errors import ConflictError, StoreError
 from kvarn.store.ids import new_id
-from kvarn.store.models import Batch, UsageEvent
+from kvarn.store.models import Batch, BatchLine, UsageEvent
 from kvarn.store.owner import Owner, Principal
+from kvarn.store.repositories.files import publish_file
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.queries import find_one, owned_by
-from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, json_bytes, storing
+from kvarn.store.repositories.queries import find_one, find_owned, owned_by
+from kvarn.store.repositories.stored_bytes import PART_BYTES, ROW_BYTES, count_bytes, json_bytes, storing
 
 
 class BatchStatus(StrEnum):
@@ -36,6 +44,20 @@ OVER = (BatchStatus.COMPLETED, BatchStatus.FAILED, BatchStatus.EXPIRED, BatchSta
 _CANCELLABLE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
 
 
+LINE_BYTES = (
+    PART_BYTES
+    + func.length(BatchLine.custom_id)
+    + func.length(BatchLine.model)
+    + func.length(BatchLine.body)
+    + func.coalesce(func.length(BatchLine.answer), 0)
+)
+"""As `Line.counted_bytes`, once it has an answer with that."""
+
+
+class LeaseLostError(StoreError):
+    """Another gateway runs the batch now."""
+
+
 async def create_batch(
     store: Store,
     principal: Principal,
@@ -45,13 +67,12 @@ async def create_batch(
     window_s: int,
     metadata: dict[str, str] | None,
     output_expires_after_s: int | None,
-    max_bytes: int | None = None,
     input_bytes: int = 0,
 ) -> Batch:
     """Take a batch; whoever runs batches finds it.
 
     Raises:
-        StorageFullError: Its organisation would store more than `max_bytes` with the `input_bytes` of its lines, which
+        StorageFullError: Its organisation would store more than it may with the `input_bytes` of its lines, which
             will be kept beside the file and count from now on.
     """
     now, counted = int(store.now()), ROW_BYTES + json_bytes(metadata or {}) + input_bytes
@@ -73,16 +94,9 @@ async def create_batch(
         counted_bytes=counted,
         reserved_bytes=input_bytes,
     )
-    async with storing(store, batch.organization_id, counted, max_bytes) as session:
+    async with storing(store, batch.organization_id, counted) as session:
         session.add(batch)
-        await count_bytes(session, batch.organization_id, counted, max_bytes)
     return batch
-
-
-async def find_batch(store: Store, owner: Owner, batch_id: str) -> Batch:
-    """An owner's batch. Raises NotFoundError."""
-    async with store.reading() as session:
-        return await _find(session, owner, batch_id)
 
 
 async def check_batch(store: Store, batch_id: str) -> None:
@@ -111,7 +125,7 @@ async def cancel_batch(store: Store, owner: Owner, batch_id: str) -> Batch:
         ConflictError: It is over, or as good as.
     """
     async with store.transaction() as session:
-        batch = await _find(session, owner, batch_id, to_change=True)
+        batch = await find_owned(session, owner, Batch, batch_id, to_change=True)
         if batch.status in _CANCELLABLE:
             batch.status = BatchStatus.CANCELLING
             batch.times = {**batch.times, "cancelling_at": int(store.now())}
@@ -120,6 +134,156 @@ async def cancel_batch(store: Store, owner: Owner, batch_id: str) -> Batch:
     return batch
 
 
-async def _find(session: AsyncSession, owner: Owner, batch_id: str, *, to_change: bool = False) -> Batch:
-    query = owned_by(owner, Batch).where(Batch.id == batch_id)
-    return await find_one(session, query, f"There is no batch {batch_id[:80]!r}.", to_change=to_change)
+async def claim_batches(store: Store, holder: str, lease_s: float, count: int) -> list[Batch]:
+    """Take up to `count` batches that nobody works on: of each organisation its oldest first, so that one with many
+    does not keep the others waiting.
+    """
+    now = int(store.now())
+    turn = func.row_number().over(partition_by=Batch.organization_id, order_by=(Batch.created_at, Batch.id))
+    live = select(Batch.id, Batch.created_at, turn.label("turn")).where(Batch.status.not_in(OVER)).subquery()
+    free = and_(Batch.status.not_in(OVER), _free(now))
+    query = select(Batch.id).join(live, live.c.id == Batch.id).where(free)
+    async with store.reading() as session:  # mostly there is none, and nobody who writes shall wait to learn that
+        ids = list(await session.scalars(query.order_by(live.c.turn, live.c.created_at, Batch.id).limit(count)))
+    claimed: list[Batch] = []
+    if not ids:
+        return claimed
+    async with store.transaction() as session:
+        for batch_id in ids:
+            statement = update(Batch).where(Batch.id == batch_id, free).returning(Batch)
+            values = {"leased_by": holder, "leased_until": now + int(lease_s)}
+            batch = (await session.execute(statement.values(values))).scalar_one_or_none()
+            if batch is not None:
+                claimed.append(batch)
+    return claimed
+
+
+async def waiting_organizations(store: Store) -> set[str]:
+    """Organisations with a batch that nobody works on, and that could be worked on now."""
+    free = and_(Batch.status.not_in(OVER), _free(int(store.now())))
+    async with store.reading() as session:
+        return set(await session.scalars(select(Batch.organization_id).where(free).distinct()))
+
+
+async def renew_lease(store: Store, holder: str, batch_id: str, lease_s: float) -> Batch:
+    """Hold a batch for longer; the batch as it is now.
+
+    Raises:
+        LeaseLostError: Another has it.
+    """
+    async with store.transaction() as session:
+        return await change_batch(session, holder, batch_id, leased_until=int(store.now()) + int(lease_s))
+
+
+async def release_batch(store: Store, holder: str, batch_id: str, until: int | None = None) -> None:
+    """Let another take a batch: at once, or from the second `until` on. Nothing happens where it is not held."""
+    async with store.transaction() as session:
+        held = _held(holder, batch_id)
+        await session.execute(held.values(leased_by=None, leased_until=until))
+
+
+async def change_batch(session: AsyncSession, holder: str, batch_id: str, **values: Any) -> Batch:
+    """Change columns of a batch that one holds, as part of a transaction; the batch as it is then.
+
+    Raises:
+        LeaseLostError: Another has it.
+    """
+    changed = _held(holder, batch_id).values(**values).returning(Batch)
+    batch = (await session.execute(changed, execution_options={"populate_existing": True})).scalar_one_or_none()
+    if batch is None:
+        raise LeaseLostError(f"the batch {batch_id} is run by another gateway")
+    return batch
+
+
+async def move_batch(
+    store: Store, holder: str, batch_id: str, origin: Collection[BatchStatus], status: BatchStatus, **values: Any
+) -> Batch:
+    """Bring a batch from one of the states `origin` into another; one that is in none of them (its client cancelled it
+    meanwhile) stays as it is. The batch as it is then.
+
+    Raises:
+        LeaseLostError: Another has it.
+    """
+    async with store.transaction() as session:
+        batch = await _locked(session, holder, batch_id)
+        if batch.status in origin:
+            await _enter(session, batch, status, int(store.now()), values)
+    return batch
+
+
+async def finish_batch(
+    store: Store,
+    holder: str,
+    batch_id: str,
+    origin: Collection[BatchStatus],
+    status: BatchStatus,
+    files: dict[str, dict[str, Any]],
+    kept_s: int | None,
+    **values: Any,
+) -> Batch:
+    """The end of a batch: its files can be seen from the moment on at which it is over, and count for what its lines,
+    which are to be deleted, do no more. One that is in none of the
+    states `origin` (its client cancelled it meanwhile) stays as it is. The batch as it is then.
+
+    Args:
+        holder: Who runs it.
+        batch_id: The batch.
+        origin: States that it may leave in this way.
+        status: How it ends.
+        files: Fields of `publish_file` by the column that names the file, such as `output_file_id`.
+        kept_s: Seconds that the files are kept; None: until they are deleted.
+        values: More columns to change.
+
+    Raises:
+        LeaseLostError: Another has it.
+    """
+    now = int(store.now())
+    async with store.transaction() as session:
+        batch = await _locked(session, holder, batch_id)
+        if batch.status not in origin:
+            return batch
+        lines = select(func.sum(LINE_BYTES)).where(BatchLine.batch_id == batch_id)
+        growth = -int(await session.scalar(lines) or 0)
+        for column, fields in files.items():
+            expires_at = now + kept_s if kept_s else None
+            file = await publish_file(session, now=now, expires_at=expires_at, purpose="batch_output", **fields)
+            setattr(batch, column, file.id)
+            if not file.counted:
+                file.counted = True
+                growth += file.size + ROW_BYTES
+        batch.leased_by = batch.leased_until = None
+        await _enter(session, batch, status, now, values, growth)
+    return batch
+
+
+async def _enter(
+    session: AsyncSession, batch: Batch, status: BatchStatus, now: int, values: dict[str, Any], besides: int = 0
+) -> None:
+    """Bring it into a state, as the last thing in a transaction, which has `besides` bytes to count. What was wrong
+    with it may be as long as a file; what it has reserved for lines it needs no more."""
+    growth = -batch.reserved_bytes
+    growth += json_bytes(values["errors"]) - json_bytes(batch.errors) if "errors" in values else 0
+    batch.status = status
+    batch.times = {**batch.times, f"{status}_at": now}
+    for name, value in values.items():
+        setattr(batch, name, value)
+    batch.counted_bytes += growth
+    batch.reserved_bytes = 0
+    await count_bytes(session, batch.organization_id, growth + besides)
+
+
+async def _locked(session: AsyncSession, holder: str, batch_id: str) -> Batch:
+    query = select(Batch).where(Batch.id == batch_id, Batch.leased_by == holder).with_for_update()
+    batch = await session.scalar(query)
+    if batch is None:
+        raise LeaseLostError(f"the batch {batch_id} is run by another gateway")
+    return batch
+
+
+def _held(holder: str, batch_id: str) -> Update:
+    return update(Batch).where(Batch.id == batch_id, Batch.leased_by == holder)
+
+
+def _free(now: int) -> Any:
+    put_off = and_(Batch.leased_by.is_(None), Batch.status == BatchStatus.CANCELLING)
+    return or_(Batch.leased_until.is_(None), Batch.leased_until <= now, put_off)

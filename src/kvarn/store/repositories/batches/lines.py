@@ -14,9 +14,7 @@ from sqlalchemy import bindparam, delete, insert, literal, select, tuple_, updat
 
 from kvarn.store.engine import Store
 from kvarn.store.models import Batch, BatchLine
-from kvarn.store.repositories.batches.batches import OVER, BatchStatus
-from kvarn.store.repositories.batches.line_bytes import LINE_BYTES
-from kvarn.store.repositories.batches.runs import LeaseLostError, change_batch
+from kvarn.store.repositories.batches.batches import LINE_BYTES, OVER, BatchStatus, LeaseLostError, change_batch
 from kvarn.store.repositories.stored_bytes import PART_BYTES, check_quota, count_bytes
 
 _DELETED_AT_ONCE = 500
@@ -65,8 +63,7 @@ class Answer:
     output_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """A line with its answer, where it has one."""
 
     line: int
@@ -75,12 +72,12 @@ class Result:
     content: bytes | None
 
 
-async def add_lines(store: Store, batch_id: str, lines: Sequence[Line], max_bytes: int | None = None) -> None:
+async def add_lines(store: Store, batch_id: str, lines: Sequence[Line]) -> None:
     """Write requests. They take what their batch has reserved for them, as far as it goes.
 
     Raises:
         LeaseLostError: The batch is gone.
-        StorageFullError: The batch's organisation would store more than `max_bytes` bytes.
+        StorageFullError: The batch's organisation would store more than it may.
     """
     rows = [{"batch_id": batch_id, **{name: getattr(each, name) for name in Line.__slots__}} for each in lines]
     size = sum(line.counted_bytes for line in lines)
@@ -89,12 +86,12 @@ async def add_lines(store: Store, batch_id: str, lines: Sequence[Line], max_byte
         if batch is None:
             raise LeaseLostError(f"the batch {batch_id} was deleted")
         reserved = min(batch.reserved_bytes, size)
-        if max_bytes is not None:
-            await check_quota(session, batch.organization_id, size - reserved, max_bytes)
+        if store.max_stored_bytes is not None:
+            await check_quota(session, batch.organization_id, size - reserved, store.max_stored_bytes)
         await session.execute(insert(BatchLine), rows)
         batch.reserved_bytes -= reserved
         batch.counted_bytes -= reserved
-        await count_bytes(session, batch.organization_id, size - reserved, max_bytes)
+        await count_bytes(session, batch.organization_id, size - reserved, store.max_stored_bytes)
 
 
 async def open_lines(

@@ -16,7 +16,8 @@ from kvarn.store.models import StoredResponse
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.conversations.conversations import Lock, unlock_conversation
 from kvarn.store.repositories.conversations.histories import Item
-from kvarn.store.repositories.conversations.responses import lock_response, new_response, response_bytes
+from kvarn.store.repositories.conversations.responses import new_response, response_bytes
+from kvarn.store.repositories.queries import find_owned
 from kvarn.store.repositories.stored_bytes import count_bytes, json_bytes, storing
 
 RUNNING = ("queued", "in_progress")
@@ -32,26 +33,18 @@ async def queue_response(
     conversation_id: str | None,
     gateway_id: str,
     lease_s: int,
-    max_bytes: int | None = None,
 ) -> None:
     """Keep a response that shall run in the background, leased to this gateway.
 
     Raises:
-        StorageFullError: Its organisation would store more than `max_bytes` bytes. How it ends is kept without asking.
+        StorageFullError: Its organisation would store more than it may. How it ends is kept without asking.
     """
     now, counted = int(store.now()), response_bytes(body, input_items, [], request)
-    async with storing(store, owner.organization_id, counted, max_bytes) as session:
+    async with storing(store, owner.organization_id, counted) as session:
         row = new_response(owner, body, input_items, conversation_id, counted)
         row.status, row.background, row.request = "queued", True, request
         row.leased_by, row.leased_until = gateway_id, now + lease_s
         session.add(row)
-        await count_bytes(session, owner.organization_id, counted, max_bytes)
-
-
-async def any_unclaimed(store: Store, known: Collection[str] = ()) -> bool:
-    """Whether there are background responses that nobody works on, but for the `known`."""
-    async with store.reading() as session:
-        return await session.scalar(select(StoredResponse.id).where(_unclaimed(store, known)).limit(1)) is not None
 
 
 async def claim_response(
@@ -71,6 +64,9 @@ async def claim_response(
         .order_by(StoredResponse.created_at, StoredResponse.id)
         .limit(1)
     )
+    async with store.reading() as session:  # mostly there is none, and nobody who writes shall wait to learn that
+        if await session.scalar(oldest.with_only_columns(StoredResponse.id)) is None:
+            return None
     async with store.transaction() as session:
         row: StoredResponse | None = await session.scalar(oldest.with_for_update(skip_locked=True))
         if row is not None:
@@ -131,7 +127,7 @@ async def cancel_response(store: Store, owner: Owner, response_id: str) -> Store
         NotFoundError: The owner has none of that id.
     """
     async with store.transaction() as session:
-        row = await lock_response(session, owner, response_id)
+        row = await find_owned(session, owner, StoredResponse, response_id, to_change=True)
         if not row.background or row.status not in RUNNING:
             return row
         before, row.status, row.body = row.body, "cancelled", {**row.body, "status": "cancelled"}

@@ -15,7 +15,7 @@ from kvarn.store.models import Conversation, ConversationItem
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.conversations.histories import Item, check_measure, size_of, text_of
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.queries import find_one, is_owned_by, owned_by
+from kvarn.store.repositories.queries import find_owned, is_owned_by
 from kvarn.store.repositories.stored_bytes import PART_BYTES, ROW_BYTES, count_bytes, json_bytes, storing
 
 
@@ -31,14 +31,12 @@ class ConversationLockedError(ConflictError):
     """A response is being made in the conversation."""
 
 
-async def create_conversation(
-    store: Store, owner: Owner, metadata: dict[str, str], items: list[Item], max_bytes: int | None = None
-) -> Conversation:
+async def create_conversation(store: Store, owner: Owner, metadata: dict[str, str], items: list[Item]) -> Conversation:
     """A new conversation that begins with `items`.
 
     Raises:
         ConflictError: Two of the items have one id.
-        StorageFullError: Its organisation would store more than `max_bytes` bytes.
+        StorageFullError: Its organisation would store more than it may.
     """
     now = int(store.now())
     conversation = Conversation(
@@ -52,53 +50,38 @@ async def create_conversation(
         counted_bytes=ROW_BYTES + json_bytes(metadata),
     )
     size = conversation.counted_bytes + _bytes_of(items)
-    async with storing(store, owner.organization_id, size, max_bytes) as session:
+    async with storing(store, owner.organization_id, size) as session:
         session.add(conversation)
         await session.flush()
         await append_items(session, conversation, items, now)
-        await count_bytes(session, owner.organization_id, conversation.counted_bytes, max_bytes)
     return conversation
 
 
-async def find_conversation(store: Store, owner: Owner, conversation_id: str) -> Conversation:
-    """The conversation of that id. Raises NotFoundError."""
-    async with store.reading() as session:
-        return await _find(session, owner, conversation_id)
-
-
 async def update_conversation(
-    store: Store, owner: Owner, conversation_id: str, metadata: dict[str, str], max_bytes: int | None = None
+    store: Store, owner: Owner, conversation_id: str, metadata: dict[str, str]
 ) -> Conversation:
     """Give it other metadata.
 
     Raises:
         NotFoundError: The owner has no such conversation.
-        StorageFullError: They are longer, and its organisation would store more than `max_bytes` bytes.
+        StorageFullError: They are longer, and its organisation would store more than it may.
     """
-    async with storing(store, owner.organization_id, 0, max_bytes) as session:
-        conversation = await _find(session, owner, conversation_id, to_change=True)
+    async with storing(store, owner.organization_id, 0) as session:
+        conversation = await find_owned(session, owner, Conversation, conversation_id, to_change=True)
         growth = json_bytes(metadata) - json_bytes(conversation.extra)
         conversation.extra = metadata
         conversation.changed_at = int(store.now())
         conversation.counted_bytes += growth
-        await count_bytes(session, owner.organization_id, growth, max_bytes)
+        await count_bytes(session, owner.organization_id, growth, store.max_stored_bytes)
     return conversation
 
 
-async def delete_conversation(store: Store, owner: Owner, conversation_id: str) -> None:
-    """Delete it with its items. Raises as `find_conversation` does."""
-    async with store.transaction() as session:
-        conversation = await _find(session, owner, conversation_id, to_change=True)
-        await session.delete(conversation)
-        await count_bytes(session, owner.organization_id, -conversation.counted_bytes)
-
-
 async def list_items(store: Store, owner: Owner, conversation_id: str, cursor: Cursor) -> Page[Item]:
-    """A page of its items. Raises as `find_conversation` does, also where the cursor's item is not in it."""
+    """A page of its items. Raises NotFoundError, also where the cursor's item is not in it."""
     async with store.reading() as session:
-        await _find(session, owner, conversation_id)
+        await find_owned(session, owner, Conversation, conversation_id)
         query = select(ConversationItem).where(ConversationItem.conversation_id == conversation_id)
-        page = await read_page(session, query, cursor, (ConversationItem.position,))
+        page = await read_page(session, query, cursor, (ConversationItem.position, ConversationItem.id))
     return Page([row.item for row in page.items], page.has_more)
 
 
@@ -112,15 +95,13 @@ async def read_history(store: Store, owner: Owner, conversation_id: str) -> list
     of_it = ConversationItem.conversation_id == conversation_id
     measure = select(func.count(), func.sum(size_of(ConversationItem.item))).where(of_it)
     async with store.reading() as session:
-        await _find(session, owner, conversation_id)
+        await find_owned(session, owner, Conversation, conversation_id)
         check_measure(*(await session.execute(measure)).one())
         query = select(text_of(ConversationItem.item)).where(of_it).order_by(ConversationItem.position)
         return list(await session.scalars(query))
 
 
-async def add_items(
-    store: Store, owner: Owner, conversation_id: str, items: list[Item], max_bytes: int | None = None
-) -> None:
+async def add_items(store: Store, owner: Owner, conversation_id: str, items: list[Item]) -> None:
     """Add items at its end.
 
     Raises:
@@ -128,18 +109,17 @@ async def add_items(
         ConversationLockedError: A response is being made in it.
         ConflictError: It has an item of one of the ids already.
         HistoryTooLongError: It would have more items than a response may go on from.
-        StorageFullError: Its organisation would store more than `max_bytes` bytes.
+        StorageFullError: Its organisation would store more than it may.
     """
     now = int(store.now())
-    async with storing(store, owner.organization_id, _bytes_of(items), max_bytes) as session:
-        conversation = await _find(session, owner, conversation_id, to_change=True)
+    async with storing(store, owner.organization_id, _bytes_of(items)) as session:
+        conversation = await find_owned(session, owner, Conversation, conversation_id, to_change=True)
         if conversation.locked_by is not None and (conversation.locked_until or 0) > now:
             raise _locked(conversation_id)
         count = select(func.count()).where(ConversationItem.conversation_id == conversation_id)
         check_measure((await session.scalar(count) or 0) + len(items), None)
         conversation.locked_by = conversation.locked_until = None  # a hold that has run out: its answer knows them not
-        added = await append_items(session, conversation, items, now)
-        await count_bytes(session, owner.organization_id, added, max_bytes)
+        await append_items(session, conversation, items, now)
 
 
 async def find_item(store: Store, owner: Owner, conversation_id: str, item_id: str) -> Item:
@@ -149,12 +129,12 @@ async def find_item(store: Store, owner: Owner, conversation_id: str, item_id: s
         NotFoundError: The owner has no such conversation, or it has no such item.
     """
     async with store.reading() as session:
-        await _find(session, owner, conversation_id)
+        await find_owned(session, owner, Conversation, conversation_id)
         row = await _item(session, conversation_id, item_id)
         return row.item
 
 
-async def find_items_anywhere(store: Store, owner: Owner, item_ids: Collection[str]) -> dict[str, str]:
+async def find_items_by_id(store: Store, owner: Owner, item_ids: Collection[str]) -> dict[str, str]:
     """Items of any of the owner's conversations: their JSON by their ids, as far as there are any. Clients may choose
     ids: where several items have one, the newest is found.
 
@@ -180,7 +160,7 @@ async def find_items_anywhere(store: Store, owner: Owner, item_ids: Collection[s
 async def delete_item(store: Store, owner: Owner, conversation_id: str, item_id: str) -> Conversation:
     """Delete one of its items. Raises as `find_item` does."""
     async with store.transaction() as session:
-        conversation = await _find(session, owner, conversation_id, to_change=True)
+        conversation = await find_owned(session, owner, Conversation, conversation_id, to_change=True)
         row = await _item(session, conversation_id, item_id)
         await session.delete(row)
         conversation.changed_at = int(store.now())
@@ -198,7 +178,7 @@ async def lock_conversation(store: Store, owner: Owner, lock: Lock, seconds: int
     """
     now = int(store.now())
     async with store.transaction() as session:
-        conversation = await _find(session, owner, lock.conversation_id, to_change=True)
+        conversation = await find_owned(session, owner, Conversation, lock.conversation_id, to_change=True)
         mine = conversation.locked_by in (None, lock.response_id)
         if not mine and (conversation.locked_until or 0) > now:
             raise _locked(lock.conversation_id)
@@ -231,7 +211,7 @@ async def finish_turn(session: AsyncSession, owner: Owner, lock: Lock, items: li
         ConversationLockedError: The hold ran out, and the conversation has gone on without this response.
     """
     try:
-        conversation = await _find(session, owner, lock.conversation_id, to_change=True)
+        conversation = await find_owned(session, owner, Conversation, lock.conversation_id, to_change=True)
     except NotFoundError:
         return 0
     if items and conversation.locked_by != lock.response_id:
@@ -280,14 +260,6 @@ async def _unlock(session: AsyncSession, lock: Lock) -> None:
         Conversation.id == lock.conversation_id, Conversation.locked_by == lock.response_id
     )
     await session.execute(held.values(locked_by=None, locked_until=None))
-
-
-async def _find(session: AsyncSession, owner: Owner, conversation_id: str, *, to_change: bool = False) -> Conversation:
-    query = owned_by(owner, Conversation).where(Conversation.id == conversation_id)
-    missing = f"There is no conversation {conversation_id[:80]!r}."
-    if not is_id(conversation_id):
-        raise NotFoundError(missing)
-    return await find_one(session, query, missing, to_change=to_change)
 
 
 async def _item(session: AsyncSession, conversation_id: str, item_id: str) -> ConversationItem:

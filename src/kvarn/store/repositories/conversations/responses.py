@@ -6,8 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Select, func, literal, select, update
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy import func, literal, select, update
 from sqlalchemy.orm import aliased
 
 from kvarn.store.engine import Store
@@ -24,7 +23,7 @@ from kvarn.store.repositories.conversations.histories import (
     size_of,
     text_of,
 )
-from kvarn.store.repositories.queries import find_one, is_owned_by, owned_by
+from kvarn.store.repositories.queries import is_owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, json_bytes
 
 MAX_CHAIN = 1000
@@ -58,12 +57,6 @@ class Ended:
     """What it adds to its conversation."""
 
 
-async def find_response(store: Store, owner: Owner, response_id: str) -> StoredResponse:
-    """The response of that id. Raises NotFoundError."""
-    async with store.reading() as session:
-        return await find_one(session, _one(owner, response_id), _missing(response_id))
-
-
 async def read_chain(store: Store, owner: Owner, response_id: str) -> list[StoredTurn]:
     """A response and those it goes on from, oldest first. It begins behind the last one that has been deleted or has
     expired: what is gone is seen by nobody, the model included.
@@ -72,16 +65,17 @@ async def read_chain(store: Store, owner: Owner, response_id: str) -> list[Store
         NotFoundError: The owner has no response of that id.
         HistoryTooLongError: It has more than `MAX_CHAIN` turns, or is too much to be read.
     """
-    last = _one(owner, response_id).with_only_columns(
-        StoredResponse.id, StoredResponse.previous_response_id, literal(0).label("depth")
-    )
+    missing = NotFoundError(f"There is no response {response_id[:80]!r}.")
+    if not is_id(response_id):
+        raise missing
+    last = select(StoredResponse.id, StoredResponse.previous_response_id, literal(0).label("depth"))
+    last = last.where(StoredResponse.id == response_id, is_owned_by(owner, StoredResponse))
     chain = last.cte("chain", recursive=True)
     earlier = aliased(StoredResponse)
     chain = chain.union_all(
         select(earlier.id, earlier.previous_response_id, chain.c.depth + 1).where(
             earlier.id == chain.c.previous_response_id,
-            earlier.organization_id == owner.organization_id,
-            earlier.project_id == owner.project_id,
+            is_owned_by(owner, earlier),
             chain.c.depth < MAX_CHAIN,
         )
     )
@@ -89,7 +83,7 @@ async def read_chain(store: Store, owner: Owner, response_id: str) -> list[Store
     async with store.reading() as session:
         turns, items, size = (await session.execute(_MEASURE.join(chain, in_it))).one()
         if not turns:
-            raise NotFoundError(_missing(response_id))
+            raise missing
         if turns > MAX_CHAIN:
             raise HistoryTooLongError
         check_measure(items, size)
@@ -109,14 +103,6 @@ async def read_turns(store: Store, owner: Owner, response_ids: Collection[str]) 
         _, _, size = (await session.execute(_MEASURE.where(among))).one()
         check_measure(None, size)
         return [StoredTurn(*row) for row in await session.execute(_KEPT_TURN.where(among))]
-
-
-async def delete_response(store: Store, owner: Owner, response_id: str) -> None:
-    """Delete it. Raises as `find_response` does."""
-    async with store.transaction() as session:
-        held = await lock_response(session, owner, response_id)
-        await session.delete(held)
-        await count_bytes(session, owner.organization_id, -held.counted_bytes)
 
 
 async def keep_response(store: Store, owner: Owner, ended: Ended, *, stored: bool) -> None:
@@ -197,18 +183,3 @@ def new_response(
         attempts=1,
         counted_bytes=counted,
     )
-
-
-async def lock_response(session: AsyncSession, owner: Owner, response_id: str) -> StoredResponse:
-    """The response, held for a change until the transaction ends. Raises as `find_response` does."""
-    return await find_one(session, _one(owner, response_id), _missing(response_id), to_change=True)
-
-
-def _missing(response_id: str) -> str:
-    return f"There is no response {response_id[:80]!r}."
-
-
-def _one(owner: Owner, response_id: str) -> Select[StoredResponse]:
-    if not is_id(response_id):
-        raise NotFoundError(_missing(response_id))
-    return owned_by(owner, StoredResponse).where(StoredResponse.id == response_id)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy.ext.asyncio import AsyncSession
-
 from kvarn.store.engine import Store
 from kvarn.store.models import StoredCompletion
 from kvarn.store.owner import Owner
 from kvarn.store.repositories.dialect import has_entry
 from kvarn.store.repositories.pages import Cursor, Page, read_page
-from kvarn.store.repositories.queries import find_one, owned_by
+from kvarn.store.repositories.queries import find_owned, owned_by
 from kvarn.store.repositories.stored_bytes import ROW_BYTES, count_bytes, json_bytes, storing
 
 
@@ -45,12 +43,6 @@ async def add_completion(
         await count_bytes(session, owner.organization_id, counted)
 
 
-async def find_completion(store: Store, owner: Owner, completion_id: str) -> StoredCompletion:
-    """An owner's completion. Raises NotFoundError."""
-    async with store.reading() as session:
-        return await _find(session, owner, completion_id)
-
-
 async def list_completions(
     store: Store, owner: Owner, cursor: Cursor, *, model: str | None = None, metadata: Mapping[str, str] | None = None
 ) -> Page[StoredCompletion]:
@@ -69,38 +61,22 @@ async def list_completions(
 
 
 async def change_metadata(
-    store: Store, owner: Owner, completion_id: str, metadata: Mapping[str, str], max_bytes: int | None = None
+    store: Store, owner: Owner, completion_id: str, metadata: Mapping[str, str]
 ) -> StoredCompletion:
     """Replace a completion's metadata.
 
     Raises:
         NotFoundError: There is none of this id, or it is not theirs.
-        StorageFullError: They are longer, and its organisation would store more than `max_bytes` bytes.
+        StorageFullError: They are longer, and its organisation would store more than it may.
     """
-    async with storing(store, owner.organization_id, 0, max_bytes) as session:
-        stored = await _find(session, owner, completion_id, to_change=True)
+    async with storing(store, owner.organization_id, 0) as session:
+        stored = await find_owned(session, owner, StoredCompletion, completion_id, to_change=True)
         extra = _without_nul(metadata)
         growth = json_bytes(extra) - json_bytes(stored.extra)
         stored.extra = extra
         stored.counted_bytes += growth
-        await count_bytes(session, owner.organization_id, growth, max_bytes)
+        await count_bytes(session, owner.organization_id, growth, store.max_stored_bytes)
         return stored
-
-
-async def delete_completion(store: Store, owner: Owner, completion_id: str) -> None:
-    """Delete a completion. Raises as `find_completion` does."""
-    async with store.transaction() as session:
-        stored = await _find(session, owner, completion_id, to_change=True)
-        await session.delete(stored)
-        await count_bytes(session, owner.organization_id, -stored.counted_bytes)
-
-
-async def _find(
-    session: AsyncSession, owner: Owner, completion_id: str, *, to_change: bool = False
-) -> StoredCompletion:
-    query = owned_by(owner, StoredCompletion).where(StoredCompletion.id == completion_id)
-    missing = f"There is no stored chat completion {completion_id[:80]!r}."
-    return await find_one(session, query, missing, to_change=to_change)
 
 
 def _without_nul(metadata: Mapping[str, str]) -> dict[str, str]:

@@ -3,78 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from operator import ge, gt, le, lt
 from typing import Final
 
 from sqlalchemy import or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from kvarn.store.models import AuditEntry, Project
+from kvarn.store.models import AuditEntry
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 
 _COMPARE: Final = {"gt": gt, "gte": ge, "lt": lt, "lte": le}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditFilter:
-    """Which entries are asked for; what is empty leaves all in."""
-
-    times: Mapping[str, int] = field(default_factory=dict)
-    """Bounds of `effective_at`, by `gt`, `gte`, `lt`, `lte`."""
-    project_ids: Collection[str] = ()
-    types: Collection[str] = ()
-    actor_ids: Collection[str] = ()
-    """Ids of keys, or of the users whose keys they were. These, and the addresses, find the organisation's own."""
-    actor_emails: Collection[str] = ()
-    object_ids: Collection[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class AuditRecord:
-    """An entry, with what is known of its project today."""
-
-    entry: AuditEntry
-    project_name: str | None
-
-    @property
-    def id(self) -> str:
-        """Of the entry."""
-        return self.entry.id
-
-    @property
-    def names_actor(self) -> bool:
-        """Whether those who read the log may know who acted: not where it was another organisation's administrator,
-        the platform's."""
-        return self.entry.actor_organization_id in (None, self.entry.organization_id)
-
-
 async def list_audit_log(
-    session: AsyncSession, organization_id: str, cursor: Cursor, wanted: AuditFilter
-) -> Page[AuditRecord]:
-    """Entries of an organisation's log."""
+    session: AsyncSession,
+    organization_id: str,
+    cursor: Cursor,
+    *,
+    times: Mapping[str, int] | None = None,
+    project_ids: Collection[str] = (),
+    types: Collection[str] = (),
+    actor_ids: Collection[str] = (),
+    actor_emails: Collection[str] = (),
+    object_ids: Collection[str] = (),
+) -> Page[AuditEntry]:
+    """Entries of an organisation's log; what is empty leaves all in.
+
+    Args:
+        times: Bounds of `effective_at`, by `gt`, `gte`, `lt`, `lte`.
+        actor_ids: Ids of keys, or of the users whose keys they were. These, and `actor_emails`, find the organisation's
+            own.
+    """
     query = select(AuditEntry).where(AuditEntry.organization_id == organization_id)
-    for name, bound in wanted.times.items():
+    for name, bound in (times or {}).items():
         query = query.where(_COMPARE[name](AuditEntry.effective_at, bound))
     for column, values in (
-        (AuditEntry.project_id, wanted.project_ids),
-        (AuditEntry.type, wanted.types),
-        (AuditEntry.object_id, wanted.object_ids),
-        (AuditEntry.actor_email, [email.lower() for email in wanted.actor_emails]),
+        (AuditEntry.project_id, project_ids),
+        (AuditEntry.type, types),
+        (AuditEntry.object_id, object_ids),
+        (AuditEntry.actor_email, [email.lower() for email in actor_emails]),
     ):
         if values:
             query = query.where(column.in_(values))
-    if wanted.actor_ids or wanted.actor_emails:  # actors who are not named cannot be guessed either
+    if actor_ids or actor_emails:  # actors who are not named cannot be guessed either
         query = query.where(AuditEntry.actor_organization_id == organization_id)
-    if wanted.actor_ids:
-        ids = wanted.actor_ids
-        query = query.where(or_(AuditEntry.actor_key_id.in_(ids), AuditEntry.actor_user_id.in_(ids)))
-    page = await read_page(session, query, cursor, (AuditEntry.effective_at, AuditEntry.id))
-    return Page(await _with_names(session, page.items), page.has_more)
-
-
-async def _with_names(session: AsyncSession, entries: list[AuditEntry]) -> list[AuditRecord]:
-    projects = {entry.project_id for entry in entries if entry.project_id}
-    names = await session.execute(select(Project.id, Project.name).where(Project.id.in_(projects)))
-    name_of = {row[0]: row[1] for row in names}
-    return [AuditRecord(entry, name_of.get(entry.project_id or "")) for entry in entries]
+    if actor_ids:
+        query = query.where(or_(AuditEntry.actor_key_id.in_(actor_ids), AuditEntry.actor_user_id.in_(actor_ids)))
+    return await read_page(session, query, cursor, (AuditEntry.effective_at, AuditEntry.id))

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.errors import ConflictError
 from kvarn.store.ids import new_id
-from kvarn.store.keys import lookup_of, new_key
+from kvarn.store.keys import is_key, lookup_of, new_key
 from kvarn.store.models import ApiKey, User
 from kvarn.store.owner import UNRESTRICTED, Role, Scopes
 from kvarn.store.repositories.pages import Cursor, Page, read_page
@@ -42,23 +42,24 @@ async def add_key(
     """A new key and its value, which nobody can ask for again.
 
     Raises:
-        NotFoundError: The organisation has no such project.
+        NotFoundError: The organisation has no such project, or no such user.
         ConflictError: The project is archived, or an administrator's key is to have scopes, or a user who is none.
     """
     await get_active_project(change, organization_id, project_id)
-    scopes = scopes_as_json(request.scopes)
+    scopes, user = scopes_as_json(request.scopes), None
+    if request.user_id is not None:
+        theirs = select(User).where(User.organization_id == organization_id, User.id == request.user_id)
+        user = await find_one(change.session, theirs, f"No such user: {request.user_id!r}.")
     if request.role is Role.ADMIN and scopes:
         raise ConflictError("An administrator's key cannot have scopes: it could make itself one without them.")
-    if request.role is Role.ADMIN and request.user_id is not None:
-        theirs = await change.session.scalar(select(User.role).where(User.id == request.user_id))
-        if theirs != str(Role.ADMIN):
-            raise ConflictError(f"The user {request.user_id!r} is no administrator of the organization.")
+    if request.role is Role.ADMIN and user is not None and user.role != str(Role.ADMIN):
+        raise ConflictError(f"The user {user.id!r} is no administrator of the organization.")
     made = new_key()
     key = ApiKey(
         id=new_id("key_"),
         organization_id=organization_id,
         project_id=project_id,
-        user_id=request.user_id,
+        user=user,
         name=request.name,
         lookup=made.lookup,
         digest=made.digest,
@@ -104,15 +105,15 @@ async def get_key(
     return await find_one(session, query, f"No such API key: {key_id!r}.")
 
 
-async def find_key(session: AsyncSession, key_id: str | None = None, *, value: str | None = None) -> ApiKey:
+async def find_key(session: AsyncSession, key: str) -> ApiKey:
     """A key of whatever organisation, by its id or by itself: for the administrator of the machine.
 
     Raises:
         NotFoundError: There is no such key.
     """
-    where = ApiKey.id == key_id if value is None else ApiKey.lookup == lookup_of(value)
-    missing = "No such API key." if key_id is None else f"No such API key: {key_id!r}."
-    return await find_one(session, select(ApiKey).where(where), missing)
+    if is_key(key):
+        return await find_one(session, select(ApiKey).where(ApiKey.lookup == lookup_of(key)), "No such API key.")
+    return await find_one(session, select(ApiKey).where(ApiKey.id == key), f"No such API key: {key!r}.")
 
 
 async def revoke_key(

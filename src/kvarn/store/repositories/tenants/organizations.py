@@ -12,19 +12,11 @@ from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError
 from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT, new_id
 from kvarn.store.models import Organization, Project
-from kvarn.store.owner import Owner, Principal, Role
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.queries import find_one
 from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChange, audited_change
 
 _THE_SERVER = Actor("server")
-
-
-async def create_organization(store: Store, name: str) -> Principal:
-    """A new organisation with one project; the principal may do everything in both."""
-    async with audited_change(store, _THE_SERVER) as change:
-        organization, project = await add_organization(change, name)
-    return Principal(Owner(organization.id, project.id), Role.ADMIN, cache_salt=organization.cache_salt)
 
 
 async def ensure_default_organization(store: Store) -> bool:
@@ -83,19 +75,6 @@ async def get_organization(session: AsyncSession, organization_id: str) -> Organ
     """One organisation. Raises NotFoundError."""
     query = select(Organization).where(Organization.id == organization_id)
     return await find_one(session, query, f"No such organization: {organization_id!r}.")
-
-
-async def get_active_organization(session: AsyncSession, organization_id: str) -> Organization:
-    """An organisation that something is to be added to.
-
-    Raises:
-        NotFoundError: There is none of that id.
-        ConflictError: It is archived.
-    """
-    organization = await get_organization(session, organization_id)
-    if organization.archived_at is not None:
-        raise ConflictError(f"The organization {organization_id!r} is archived.")
-    return organization
 
 
 async def default_project_id(session: AsyncSession, organization_id: str) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sqlalchemy import Select, select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
 from kvarn.store.ids import DEFAULT_ORGANIZATION, DEFAULT_PROJECT
-from kvarn.store.models import ApiKey, Organization, Project, User
+from kvarn.store.models import ApiKey, Organization, Project
 from kvarn.store.owner import ANYBODY, Owner, Principal, Role
 from kvarn.store.repositories.tenants.keys import scopes_from_json
 from kvarn.store.repositories.tenants.rate_limits import limits_of
@@ -32,12 +32,7 @@ class Grant:
 
 async def find_grant(session: AsyncSession, lookup: str, now: float) -> Grant | None:
     """What a key grants at the time `now`, found by its first part; None where no key begins so."""
-    return await _read(session, _keys().where(ApiKey.lookup == lookup), now)
-
-
-async def find_grant_by_id(session: AsyncSession, key_id: str, now: float) -> Grant | None:
-    """What a key grants at the time `now`, found by its id: for work done later in its bearer's name."""
-    return await _read(session, _keys().where(ApiKey.id == key_id), now)
+    return await _find(session, ApiKey.lookup == lookup, now)
 
 
 async def find_default_principal(session: AsyncSession) -> Principal | None:
@@ -58,7 +53,7 @@ async def find_bearer(store: Store, owner: Owner, key_id: str | None) -> Princip
     """
     async with store.reading() as session:
         if key_id is not None:
-            grant = await find_grant_by_id(session, key_id, store.now())
+            grant = await _find(session, ApiKey.id == key_id, store.now())
             principal = None if grant is None else grant.principal
             return principal if principal is not None and principal.owner == owner else None
         organization = await session.get(Organization, owner.organization_id)
@@ -68,27 +63,23 @@ async def find_bearer(store: Store, owner: Owner, key_id: str | None) -> Princip
         return await _principal_of(session, organization, project)
 
 
-def _keys() -> Select[ApiKey, Project, Organization, User]:
-    return (
-        select(ApiKey, Project, Organization, User)
+async def _find(session: AsyncSession, which: ColumnElement[bool], now: float) -> Grant | None:
+    query = (
+        select(ApiKey, Project, Organization)
         .join(Project, Project.id == ApiKey.project_id)
         .join(Organization, Organization.id == ApiKey.organization_id)
-        .outerjoin(User, User.id == ApiKey.user_id)
+        .where(which)
     )
-
-
-async def _read(session: AsyncSession, query: Select[ApiKey, Project, Organization, User], now: float) -> Grant | None:
     row = (await session.execute(query)).first()
     if row is None:
         return None
-    key, project, organization = row[0], row[1], row[2]
-    user: User | None = row[3]
+    key, project, organization = row
     ended = [key.revoked_at, project.archived_at, organization.archived_at]
     if any(at is not None for at in ended) or (key.expires_at is not None and key.expires_at <= now):
         return Grant(key.digest, None, key.expires_at)
     principal = await _principal_of(session, organization, project, key.id)
     scopes = scopes_from_json(key.scopes)
-    principal = replace(principal, role=_role(key, user), user_id=key.user_id, key_id=key.id, scopes=scopes)
+    principal = replace(principal, role=_role(key), user_id=key.user_id, key_id=key.id, scopes=scopes)
     return Grant(key.digest, principal, key.expires_at)
 
 
@@ -106,9 +97,7 @@ async def _principal_of(
     )
 
 
-def _role(key: ApiKey, user: User | None) -> Role:
+def _role(key: ApiKey) -> Role:
     """An administrator's key is one as long as its user is an administrator."""
-    role = Role(key.role)
-    if role is Role.ADMIN and user is not None and user.role != str(Role.ADMIN):
-        return Role.MEMBER
-    return role
+    demoted = key.role == Role.ADMIN and key.user is not None and key.user.role != Role.ADMIN
+    return Role.MEMBER if demoted else Role(key.role)

@@ -7,13 +7,12 @@ member also where the project has no such member.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Literal
 
 from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from kvarn.store.errors import ConflictError, NotFoundError
+from kvarn.store.errors import ConflictError
 from kvarn.store.ids import new_id
 from kvarn.store.models import ProjectMember, User
 from kvarn.store.owner import Role
@@ -26,16 +25,6 @@ from kvarn.store.repositories.tenants.projects import get_active_project, get_pr
 
 Kind = Literal["person", "service_account"]
 _ORDER = (User.created_at, User.id)
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A user in a project."""
-
-    user: User
-    role: str
-    """`owner` or `member`."""
-    added_at: int
 
 
 async def list_users(
@@ -57,12 +46,6 @@ async def find_user(session: AsyncSession, organization_id: str, email: str) -> 
     """The person with an address. Raises NotFoundError."""
     query = _people(organization_id).where(User.email == email.lower())
     return await find_one(session, query, f"No such user: {email!r}.")
-
-
-async def users_by_id(session: AsyncSession, ids: Collection[str | None]) -> dict[str | None, User]:
-    """People and service accounts, for whoever has found their ids in rows of the same organisation."""
-    found = await session.scalars(select(User).where(User.id.in_([user_id for user_id in ids if user_id])))
-    return {user.id: user for user in found}
 
 
 async def add_user(change: AuditedChange, organization_id: str, email: str, name: str, role: Role) -> User:
@@ -102,28 +85,25 @@ async def delete_user(change: AuditedChange, organization_id: str, user_id: str)
 
 async def list_members(
     session: AsyncSession, organization_id: str, project_id: str, cursor: Cursor, kind: Kind
-) -> Page[Member]:
+) -> Page[ProjectMember]:
     """People or service accounts of a project."""
     await get_project(session, organization_id, project_id)
-    in_project = ProjectMember.project_id == project_id
-    query = select(User).join(ProjectMember, ProjectMember.user_id == User.id).where(in_project, User.kind == kind)
-    page = await read_page(session, query, cursor, _ORDER)
-    ids = [user.id for user in page.items]
-    places = await session.scalars(select(ProjectMember).where(in_project, ProjectMember.user_id.in_(ids)))
-    place_of = {place.user_id: place for place in places}
-    members = [Member(user, place_of[user.id].role, place_of[user.id].created_at) for user in page.items]
-    return Page(members, page.has_more)
+    return await read_page(session, _members(project_id).where(User.kind == kind), cursor, _ORDER)
 
 
 async def get_member(
     session: AsyncSession, organization_id: str, project_id: str, user_id: str, kind: Kind | None = None
-) -> Member:
+) -> ProjectMember:
     """A person or a service account of a project; of either kind where none is named."""
-    place, user = await _find_member(session, organization_id, project_id, user_id, kind)
-    return Member(user, place.role, place.created_at)
+    await get_project(session, organization_id, project_id)
+    query = _members(project_id).where(User.id == user_id)
+    missing = f"No such {(kind or 'member').replace('_', ' ')} in the project: {user_id!r}."
+    return await find_one(session, query if kind is None else query.where(User.kind == kind), missing)
 
 
-async def add_member(change: AuditedChange, organization_id: str, project_id: str, user: User, role: str) -> Member:
+async def add_member(
+    change: AuditedChange, organization_id: str, project_id: str, user: User, role: str
+) -> ProjectMember:
     """Give a person of the organisation a place in a project.
 
     Raises:
@@ -132,19 +112,27 @@ async def add_member(change: AuditedChange, organization_id: str, project_id: st
     await get_active_project(change, organization_id, project_id)
     if await change.session.get(ProjectMember, (project_id, user.id)) is not None:
         raise ConflictError(f"The user {user.id!r} is in the project already.")
-    change.session.add(ProjectMember(project_id=project_id, user_id=user.id, role=role, created_at=change.now))
     change.record("user.added", organization_id, user.id, project_id=project_id, data={"role": role})
-    return Member(user, role, change.now)
+    return _new_member(change, project_id, user, role)
 
 
 async def change_member(
-    change: AuditedChange, organization_id: str, project_id: str, user_id: str, role: str
-) -> Member:
-    """Set a person's role in a project."""
-    place, user = await _find_member(change.session, organization_id, project_id, user_id, "person")
-    place.role = role
-    change.record("user.updated", organization_id, user_id, project_id=project_id, changes_requested={"role": role})
-    return Member(user, role, place.created_at)
+    change: AuditedChange,
+    organization_id: str,
+    project_id: str,
+    user_id: str,
+    kind: Kind,
+    *,
+    role: str | None = None,
+    name: str | None = None,
+) -> ProjectMember:
+    """Set a person's or a service account's role in a project, or its name."""
+    member = await get_member(change.session, organization_id, project_id, user_id, kind)
+    member.role, member.user.name = role or member.role, name or member.user.name
+    wanted = {key: value for key, value in (("name", name), ("role", role)) if value is not None}
+    event = "user.updated" if kind == "person" else "service_account.updated"
+    change.record(event, organization_id, user_id, project_id=project_id, changes_requested=wanted)
+    return member
 
 
 async def remove_member(change: AuditedChange, organization_id: str, project_id: str, user_id: str) -> None:
@@ -154,45 +142,25 @@ async def remove_member(change: AuditedChange, organization_id: str, project_id:
         ConflictError: Nobody could administer the organisation any more.
     """
     async with keeping_an_administrator(change, organization_id):
-        place, _ = await _find_member(change.session, organization_id, project_id, user_id, "person")
-        await change.session.delete(place)
+        await change.session.delete(await get_member(change.session, organization_id, project_id, user_id, "person"))
         await revoke_keys_of(change, project_id, user_id)
         change.record("user.deleted", organization_id, user_id, project_id=project_id)
 
 
 async def add_service_account(
     change: AuditedChange, organization_id: str, project_id: str, name: str, role: str
-) -> Member:
+) -> ProjectMember:
     """A new service account in a project. Raises ConflictError where that is archived."""
     await get_active_project(change, organization_id, project_id)
     user = _new_user(change, organization_id, name, Role.MEMBER, kind="service_account")
-    await change.session.flush()
-    change.session.add(ProjectMember(project_id=project_id, user_id=user.id, role=role, created_at=change.now))
     change.record("service_account.created", organization_id, user.id, project_id=project_id, data={"role": role})
-    return Member(user, role, change.now)
-
-
-async def change_service_account(
-    change: AuditedChange,
-    organization_id: str,
-    project_id: str,
-    user_id: str,
-    *,
-    name: str | None = None,
-    role: str | None = None,
-) -> Member:
-    """Set a service account's name or its role in the project."""
-    place, user = await _find_member(change.session, organization_id, project_id, user_id, "service_account")
-    user.name, place.role = name or user.name, role or place.role
-    wanted = {key: value for key, value in (("name", name), ("role", role)) if value is not None}
-    change.record("service_account.updated", organization_id, user_id, project_id=project_id, changes_requested=wanted)
-    return Member(user, place.role, place.created_at)
+    return _new_member(change, project_id, user, role)
 
 
 async def delete_service_account(change: AuditedChange, organization_id: str, project_id: str, user_id: str) -> None:
     """Delete a service account with all its keys."""
-    _, user = await _find_member(change.session, organization_id, project_id, user_id, "service_account")
-    await change.session.delete(user)
+    member = await get_member(change.session, organization_id, project_id, user_id, "service_account")
+    await change.session.delete(member.user)
     change.record("service_account.deleted", organization_id, user_id, project_id=project_id)
 
 
@@ -216,13 +184,13 @@ def _new_user(
     return user
 
 
-async def _find_member(
-    session: AsyncSession, organization_id: str, project_id: str, user_id: str, kind: Kind | None
-) -> tuple[ProjectMember, User]:
-    await get_project(session, organization_id, project_id)
-    query = select(ProjectMember, User).join(User, User.id == ProjectMember.user_id)
-    query = query.where(ProjectMember.project_id == project_id, User.id == user_id)
-    row = (await session.execute(query if kind is None else query.where(User.kind == kind))).first()
-    if row is None:
-        raise NotFoundError(f"No such {(kind or 'member').replace('_', ' ')} in the project: {user_id!r}.")
-    return row[0], row[1]
+def _members(project_id: str) -> Select[ProjectMember]:
+    return (
+        select(ProjectMember).join(User, User.id == ProjectMember.user_id).where(ProjectMember.project_id == project_id)
+    )
+
+
+def _new_member(change: AuditedChange, project_id: str, user: User, role: str) -> ProjectMember:
+    member = ProjectMember(project_id=project_id, user=user, role=role, created_at=change.now)
+    change.session.add(member)
+    return member

@@ -11,7 +11,7 @@ from kvarn.store.ledger import LedgerEvent
 from kvarn.store.models import BilledEvent, BilledHour, UsageEvent
 from kvarn.store.repositories.dialect import insert
 from kvarn.store.repositories.usage import rollups
-from kvarn.store.repositories.usage.erasures import without_erased
+from kvarn.store.repositories.usage.events import without_erased
 
 
 async def bill(store: Store, events: Sequence[LedgerEvent]) -> int:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from typing import Any
 
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
 from kvarn.store.ids import new_id
-from kvarn.store.ledger import BudgetRule, period_name
+from kvarn.store.ledger import period_name
 from kvarn.store.models import Budget, UsagePeriod
 from kvarn.store.repositories.pages import Cursor, Page, read_page
 from kvarn.store.repositories.queries import find_one
@@ -18,15 +18,15 @@ from kvarn.store.repositories.tenants.audited_changes import Actor, AuditedChang
 from kvarn.store.repositories.tenants.projects import get_active_project
 
 
-async def read_budgets(store: Store) -> tuple[list[BudgetRule], dict[str, int]]:
+async def read_budgets(store: Store) -> tuple[list[Budget], dict[str, int]]:
     """All budgets of all organisations, and by their ids what was spent in their present periods."""
     now = store.now()
     async with store.reading() as session:
-        rules = [rule_of(budget) for budget in await session.scalars(select(Budget))]
-        return rules, await spent(session, rules, now) if rules else {}
+        found = list(await session.scalars(select(Budget)))
+        return found, await spent(session, found, now) if found else {}
 
 
-async def spent(session: AsyncSession, rules: Sequence[BudgetRule], now: float) -> dict[str, int]:
+async def spent(session: AsyncSession, rules: Sequence[Budget], now: float) -> dict[str, int]:
     """What was spent of these budgets in the periods in which `now` lies, as far as the ledger has it."""
     periods = {rule.period: period_name(rule.period, now) for rule in rules}
     organizations = {rule.organization_id for rule in rules}
@@ -49,7 +49,7 @@ async def spent(session: AsyncSession, rules: Sequence[BudgetRule], now: float) 
     }
 
 
-async def note_alert(store: Store, rule: BudgetRule, period: str) -> bool:
+async def note_alert(store: Store, rule: Budget, period: str) -> bool:
     """Note that the soft limit was passed in a period, in the budget and in the audit log; False where another gateway
     has."""
     async with store.transaction() as session:
@@ -65,7 +65,7 @@ async def note_alert(store: Store, rule: BudgetRule, period: str) -> bool:
             "budget.alerted",
             rule.organization_id,
             rule.id,
-            project_id=None if rule.holder_id == rule.organization_id else rule.holder_id,
+            project_id=rule.project_id,
             period=period,
             unit=rule.unit,
             soft_limit=rule.soft_limit,
@@ -86,16 +86,10 @@ async def find_budget(session: AsyncSession, organization_id: str, budget_id: st
 
 
 async def add_budget(
-    change: AuditedChange,
-    organization_id: str,
-    project_id: str | None,
-    unit: str,
-    currency: str | None,
-    period: str,
-    hard_limit: int | None,
-    soft_limit: int | None,
+    change: AuditedChange, organization_id: str, project_id: str | None, fields: Mapping[str, Any]
 ) -> Budget:
-    """A new budget of an organisation or one of its projects; see `Budget`. One of money has a currency.
+    """A new budget of an organisation or one of its projects. `fields` are those of `Budget`: `unit`, `currency` (of
+    one of money), `period`, `hard_limit`, `soft_limit`.
 
     Raises:
         NotFoundError: The organisation has no such project.
@@ -103,22 +97,13 @@ async def add_budget(
     """
     if project_id is not None:
         await get_active_project(change, organization_id, project_id)
+    holder_id = project_id or organization_id
     budget = Budget(
-        id=new_id("budget-"),
-        organization_id=organization_id,
-        holder_id=project_id or organization_id,
-        created_at=change.now,
-        unit=unit,
-        currency=currency,
-        period=period,
-        hard_limit=hard_limit,
-        soft_limit=soft_limit,
+        id=new_id("budget-"), organization_id=organization_id, holder_id=holder_id, created_at=change.now, **fields
     )
     change.session.add(budget)
-    limits = {"hard_limit": hard_limit, "soft_limit": soft_limit}
-    change.record(
-        "budget.created", organization_id, budget.id, project_id=project_id, unit=unit, period=period, **limits
-    )
+    told = {name: value for name, value in fields.items() if name != "currency"}
+    change.record("budget.created", organization_id, budget.id, project_id=project_id, **told)
     return budget
 
 
@@ -128,19 +113,10 @@ def change_budget(change: AuditedChange, budget: Budget, limits: Mapping[str, in
         setattr(budget, name, amount)
     if "soft_limit" in limits:
         budget.alerted_period = None
-    change.record("budget.updated", budget.organization_id, budget.id, project_id=_project_of(budget), **limits)
+    change.record("budget.updated", budget.organization_id, budget.id, project_id=budget.project_id, **limits)
 
 
 async def delete_budget(change: AuditedChange, budget: Budget) -> None:
     """Take a budget away."""
     await change.session.delete(budget)
-    change.record("budget.deleted", budget.organization_id, budget.id, project_id=_project_of(budget))
-
-
-def _project_of(budget: Budget) -> str | None:
-    return None if budget.holder_id == budget.organization_id else budget.holder_id
-
-
-def rule_of(budget: Budget) -> BudgetRule:
-    """A budget as plain data."""
-    return BudgetRule(**{each.name: getattr(budget, each.name) for each in fields(BudgetRule)})
+    change.record("budget.deleted", budget.organization_id, budget.id, project_id=budget.project_id)

@@ -14,7 +14,6 @@ from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.models import Decoder
 from kvarn.worker import (
-    ExecutorClosedError,
     InProcessExecutor,
     InvalidLogitsError,
     InvalidSamplingError,
@@ -234,13 +233,6 @@ def test_broken_logits_of_a_prompt_are_an_error_that_names_the_slot(
     row = Row(3, 0, [1, 2], blocks(0, 1), False, True)
     with pytest.raises(InvalidLogitsError, match="slot 3"):
         executor.execute(plan([row], [greedy(admission, 3, [1, 2, 3], prompt_logprobs=0)]))
-
-
-def test_shutdown_is_idempotent_and_final(executor: InProcessExecutor) -> None:
-    executor.shutdown()
-    executor.shutdown()
-    with pytest.raises(ExecutorClosedError):
-        executor.execute(plan([]))
 
 
 def test_the_context_is_the_models_unless_lowered(decoder: Any) -> None:

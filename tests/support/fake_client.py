@@ -11,6 +11,9 @@ from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, Report
 from kvarn.replica.client.request_stream import RequestStream
 from kvarn.wire.messages import EngineStats, FinishReason, ModelCard, Submit, TokenDelta
 
+TOKENS_OF_A_DELTA = 64
+"""At most: a step of an engine brings a choice one token, or a few."""
+
 
 @dataclass
 class FakeReplicaClient:
@@ -20,6 +23,7 @@ class FakeReplicaClient:
     answer: Callable[[Submit, int], list[int]]
     state: ReplicaState = ReplicaState.READY
     progress: tuple[str, float] = ("ready", 1.0)
+    starts: int = 1
     stats: EngineStats = field(default_factory=EngineStats)
     tokens_per_step: int = 1
     step_s: float = 0.0
@@ -89,9 +93,11 @@ class FakeReplicaClient:
             for index, answer in enumerate(answers):
                 if sent >= max(1, len(answer)):
                     continue
-                first, last = sent == 0 and index == 0, end >= len(answer)
-                if not stream.put(self.delta(request, index, answer[sent:end], first=first, last=last)):
-                    return
+                for start in range(sent, min(end, max(1, len(answer))), TOKENS_OF_A_DELTA):
+                    stop = min(end, start + TOKENS_OF_A_DELTA)
+                    first, last = start == 0 and index == 0, stop >= len(answer)
+                    if not stream.put(self.delta(request, index, answer[start:stop], first=first, last=last)):
+                        return
             sent = end
 
     def delta(self, request: Submit, index: int, token_ids: list[int], *, first: bool, last: bool) -> TokenDelta:

@@ -1,27 +1,35 @@
-"""The end of an organisation, and of its usage. What goes with which says `policy.py`."""
+"""The end of an organisation, and of its usage."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Final
 
 from sqlalchemy import delete, select
 
 from kvarn.store.engine import Store
 from kvarn.store.errors import ConflictError, NotFoundError
 from kvarn.store.ids import DEFAULT_ORGANIZATION
-from kvarn.store.models import AuditEntry, Base, BilledEvent, UsageEvent
-from kvarn.store.repositories.retention.policy import OWNED, STORED, USAGE
-from kvarn.store.repositories.retention.row_deletion import Condition, RowSelection, delete_plain, delete_rows
+from kvarn.store.models import AuditEntry, Base, BilledEvent, BilledHour, UsageEvent, UsageHour, UsagePeriod
+from kvarn.store.repositories.retention import STORED, Condition, delete_rows, drop_plain
 from kvarn.store.repositories.tenants.audited_changes import AuditedChange
 from kvarn.store.repositories.tenants.organizations import change_organization, get_organization
-from kvarn.store.repositories.usage.erasures import note_erased
+from kvarn.store.repositories.usage.events import note_erased
 
 _DELETED = "organization.deleted"
 _FEW_OBJECTS, _MANY_ROWS = 25, 1000
-"""Deleted in one transaction: of what tenants stored, which may be large, and of everything else."""
+"""Deleted in one transaction: of what tenants stored, which may be large, and of its usage."""
+
+USAGE: Final[Mapping[type[Base], str]] = {
+    UsageEvent: "finished_at",
+    UsageHour: "hour_at",
+    UsagePeriod: "period",
+    BilledHour: "hour_at",
+}
+"""What it used, with the column of time: it says nothing of what was said, so an organisation's end leaves it for the
+last invoice, unless it is asked to go too. An erasure deletes them in this order."""
 
 
 async def delete_organization(
@@ -56,13 +64,11 @@ async def delete_organization(
             change.record("organization.usage_erased", DEFAULT_ORGANIZATION, organization_id)
         return
     await delete_organization_data(store, organization_id)
-    for model in OWNED:
-        await delete_rows(store, RowSelection(model, "id", _theirs(model, organization_id)), at_once=_MANY_ROWS)
     if erase_usage:
         await _erase_usage(store, organization_id)
     async with begin_change() as change:
         organization = await get_organization(change.session, organization_id)
-        await change.session.delete(organization)
+        await change.session.delete(organization)  # its projects, users, keys, limits and budgets go with it
         data = {"name": organization.name, "erase_usage": erase_usage}
         change.record(_DELETED, DEFAULT_ORGANIZATION, organization_id, data=data)
 
@@ -80,25 +86,27 @@ async def delete_organization_data(store: Store, organization_id: str) -> Counte
     """
     deleted: Counter[str] = Counter()
     for kind in STORED:
-        selection = RowSelection(kind.model, kind.age, _theirs(kind.model, organization_id))
-        deleted[kind.name] = await delete_rows(store, selection, at_once=_FEW_OBJECTS, drop=kind.drop)
+        theirs = _theirs(kind.model, organization_id)
+        deleted[kind.name] = await delete_rows(
+            store, kind.model, kind.age, theirs, at_once=_FEW_OBJECTS, drop=kind.drop
+        )
     return deleted
 
 
 async def _erase_usage(store: Store, organization_id: str) -> None:
     await note_erased(store, organization_id)
     for model, along in USAGE.items():
-        selection = RowSelection(model, along, _theirs(model, organization_id))
-        drop = _drop_events if model is UsageEvent else delete_plain
-        await delete_rows(store, selection, at_once=_MANY_ROWS, drop=drop)
+        drop = _drop_events if model is UsageEvent else drop_plain
+        await delete_rows(store, model, along, _theirs(model, organization_id), at_once=_MANY_ROWS, drop=drop)
 
 
-async def _drop_events(store: Store, selection: RowSelection, keys: Sequence[tuple[Any, ...]]) -> int:
+async def _drop_events(store: Store, model: type[Base], condition: Condition) -> int:
     """What says that they have been billed first: no foreign key leads there, since a consumer may have a database of
     its own."""
     async with store.transaction() as session:
-        await session.execute(delete(BilledEvent).where(BilledEvent.event_id.in_([key[0] for key in keys])))
-    return await delete_plain(store, selection, keys)
+        events = select(UsageEvent.id).where(condition)
+        await session.execute(delete(BilledEvent).where(BilledEvent.event_id.in_(events)))
+    return await drop_plain(store, model, condition)
 
 
 async def _was_here(store: Store, organization_id: str) -> bool:

@@ -7,7 +7,9 @@ not whole yet counts, too.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager
 
 from sqlalchemy import Select, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -29,59 +31,96 @@ _CHUNKS_AT_ONCE = 16
 """Chunks deleted in one transaction."""
 
 
-async def begin_file(
-    store: Store, owner: Owner, expires_at: int, max_bytes: int | None = None, *, counted: bool = True
-) -> str:
-    """Make a file that nobody sees until it is published; its id.
+_FLUSH_CHUNKS = 4
+"""Chunks written in one transaction."""
+_ABANDONED_S = 24 * 3600
+"""A file that was not published a day after it was begun belongs to a process that died."""
+
+
+class FileWriter:
+    """A file that nobody sees yet. Write it, `finish` it and publish it (`publish_file`), or `discard` it.
 
     Args:
-        expires_at: When the sweep deletes it, should whoever writes it never come back.
-        max_bytes: Bytes that its organisation may store; None: as many as it needs.
-        counted: Whether it counts before it is published.
-
-    Raises:
-        StorageFullError: It would store more.
+        owner: Whose file it will be.
+        counted: Whether it counts before it is published, and has a bound.
     """
-    file_id = new_id("file-")
-    async with storing(store, owner.organization_id, ROW_BYTES, max_bytes) as session:
-        session.add(
-            File(
-                id=file_id,
-                organization_id=owner.organization_id,
-                project_id=owner.project_id,
-                filename="",
-                purpose="",
-                status=INCOMPLETE,
-                size=0,
-                created_at=int(store.now()),
-                expires_at=expires_at,
-                counted=counted,
-            )
+
+    def __init__(self, store: Store, owner: Owner, *, counted: bool = True) -> None:
+        self.size = 0
+        """Bytes taken so far."""
+        self._store = store
+        self._owner = owner
+        self._counted = counted
+        self._id: str | None = None
+        self._buffer = bytearray()
+        self._position = 0
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """Append to the file.
+
+        Raises:
+            NotFoundError: The file was given up meanwhile.
+            StorageFullError: Its organisation would store more than it may.
+        """
+        self.size += len(data)
+        self._buffer += data
+        while len(self._buffer) >= _FLUSH_CHUNKS * CHUNK_BYTES:
+            await self._flush(_FLUSH_CHUNKS)
+
+    async def finish(self) -> str:
+        """Write what is left; the file's id, to be published. Raises as `write` does."""
+        await self._flush(-(-len(self._buffer) // CHUNK_BYTES))
+        assert self._id is not None
+        return self._id
+
+    async def discard(self) -> None:
+        """Leave nothing of it in the database, even where the caller is being cancelled."""
+        if self._id is not None:
+            await asyncio.shield(drop_file(self._store, self._id))
+
+    async def _flush(self, count: int) -> None:
+        if self._id is None:
+            self._id = await self._begin()
+        chunks = [bytes(self._buffer[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES]) for i in range(count)]
+        if chunks:
+            await self._append(self._id, chunks)
+        self._position += count
+        del self._buffer[: count * CHUNK_BYTES]
+
+    async def _begin(self) -> str:
+        now = int(self._store.now())
+        file = File(
+            id=new_id("file-"),
+            organization_id=self._owner.organization_id,
+            project_id=self._owner.project_id,
+            filename="",
+            purpose="",
+            status=INCOMPLETE,
+            size=0,
+            created_at=now,
+            expires_at=now + _ABANDONED_S,
+            counted=self._counted,
         )
-        if counted:
-            await count_bytes(session, owner.organization_id, ROW_BYTES, max_bytes)
-    return file_id
+        async with self._transaction(ROW_BYTES) as session:
+            session.add(file)
+        return file.id
 
+    async def _append(self, file_id: str, chunks: Sequence[bytes]) -> None:
+        size = sum(map(len, chunks))
+        longer = update(File).where(File.id == file_id).values(size=File.size + size).returning(File.id)
+        async with self._transaction(size) as session:
+            if await session.scalar(longer) is None:
+                raise _given_up(file_id)
+            session.add_all(
+                [
+                    FileChunk(file_id=file_id, position=self._position + i, content=chunk)
+                    for i, chunk in enumerate(chunks)
+                ]
+            )
 
-async def add_chunks(
-    store: Store, owner: Owner, file_id: str, position: int, chunks: Sequence[bytes], max_bytes: int | None = None
-) -> None:
-    """Append to a file that is being written; the first chunk gets number `position`.
-
-    Raises:
-        NotFoundError: The file was given up meanwhile.
-        StorageFullError: The organisation would store more than `max_bytes` bytes.
-    """
-    rows = [FileChunk(file_id=file_id, position=position + i, content=chunk) for i, chunk in enumerate(chunks)]
-    size = sum(map(len, chunks))
-    async with storing(store, owner.organization_id, size, max_bytes) as session:
-        theirs = update(File).where(File.id == file_id, File.organization_id == owner.organization_id)
-        counted = await session.scalar(theirs.values(size=File.size + size).returning(File.counted))
-        if counted is None:
-            raise _given_up(file_id)
-        session.add_all(rows)
-        if counted:
-            await count_bytes(session, owner.organization_id, size, max_bytes)
+    def _transaction(self, size: int) -> AbstractAsyncContextManager[AsyncSession]:
+        own = self._owner.organization_id
+        return storing(self._store, own, size) if self._counted else self._store.transaction()
 
 
 async def publish_file(

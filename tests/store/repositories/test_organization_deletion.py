@@ -13,13 +13,12 @@ from kvarn.store.errors import NotFoundError, StoreAwayError
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.models import AuditEntry, Base, BilledEvent, ErasedOrganization, OutboxEntry, UsageEvent
 from kvarn.store.owner import Principal
-from kvarn.store.repositories.retention import organization_deletion
-from kvarn.store.repositories.retention.organization_deletion import delete_organization
-from kvarn.store.repositories.retention.policy import USAGE
+from kvarn.store.repositories import organization_deletion
+from kvarn.store.repositories.organization_deletion import USAGE, delete_organization
 from kvarn.store.repositories.tenants.audited_changes import Actor, audited_change
-from kvarn.store.repositories.tenants.organizations import create_organization
 from kvarn.store.repositories.usage import billing
 from kvarn.store.repositories.usage import events as usage_events
+from new_tenants import create_organization
 from sample_usage import make_event
 
 LEDGER = {model.__tablename__ for model in (*USAGE, OutboxEntry, BilledEvent)}
@@ -112,7 +111,7 @@ async def test_a_deletion_that_was_interrupted_is_finished_by_the_next(
     red = await create_organization(store, "red")
     await use(store, red, 0, 30)
     monkeypatch.setattr(organization_deletion, "_MANY_ROWS", 4)
-    drop, calls = organization_deletion.delete_plain, []
+    drop, calls = organization_deletion.drop_plain, []
 
     async def drop_until_it_is_away(*given: Any) -> int:
         calls.append(given)
@@ -121,7 +120,7 @@ async def test_a_deletion_that_was_interrupted_is_finished_by_the_next(
         return await drop(*given)
 
     with monkeypatch.context() as away:
-        away.setattr(organization_deletion, "delete_plain", drop_until_it_is_away)
+        away.setattr(organization_deletion, "drop_plain", drop_until_it_is_away)
         with pytest.raises(StoreAwayError):
             await end(store, red, erase_usage=True)
     async with store.reading() as session:

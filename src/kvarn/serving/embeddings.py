@@ -1,0 +1,195 @@
+"""Embedding texts, and ranking and scoring them by the cosine similarity of their embeddings (a bi-encoder)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import math
+import struct
+import time
+from collections.abc import Coroutine
+from operator import mul
+
+from msgspec import UNSET
+
+from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
+from kvarn.serving.context import ServingContext
+from kvarn.serving.generation import check_token_ids
+from kvarn.serving.held_bytes import HeldBytes
+from kvarn.serving.models import ReadyModel
+from kvarn.serving.work import RequestRecord, Work
+from kvarn.wire.openai.common import as_list
+from kvarn.wire.openai.encoders import (
+    Embedding,
+    EmbeddingList,
+    EmbeddingRequest,
+    EmbeddingUsage,
+    RerankAnswer,
+    RerankRequest,
+    RerankResult,
+    Score,
+    ScoreAnswer,
+    ScoreRequest,
+)
+from kvarn.wire.openai.errors import ContextLengthError, invalid_request
+
+_BYTES = 64
+"""Memory of a number of an answer: as float32, as Python's object, and as JSON."""
+_BYTES_IN_BASE64 = 16
+"""The same where vectors are sent in base64."""
+
+Vector = tuple[float, ...]
+Named = list[tuple[str, str | list[int]]]
+"""Inputs, text or token ids, each with the name of its field."""
+
+
+async def start_embedding(
+    serving: ServingContext, record: RequestRecord, request: EmbeddingRequest
+) -> tuple[Coroutine[None, None, EmbeddingList], HeldBytes]:
+    """Check a request, tokenize its inputs, and take it in; what comes back does the work, and counts its memory.
+
+    Raises:
+        ApiError: It cannot be answered as asked, or not now.
+    """
+    model = serving.ready_model(record, request.model, "embed")
+    inputs, size = as_list(request.input), model.card.embedding_size
+    _check_count(serving, len(inputs), "input")
+    if request.dimensions is not None and request.dimensions != size:
+        message = (
+            f"'dimensions' may only be {size}, the size of {model.name!r}: its vectors are not made to be shortened."
+        )
+        raise invalid_request(message, "dimensions", "unsupported_value")
+    if "" in inputs:
+        raise invalid_request("'input' may not hold an empty string.", "input")
+    named: Named = [(f"input[{position}]", each) for position, each in enumerate(inputs)]
+    batch = await serving.run(record, lambda: _tokenize(model, named))
+    as_base64 = request.encoding_format == "base64"
+    held = HeldBytes(serving.held, record, len(batch) * size * (_BYTES_IN_BASE64 if as_base64 else _BYTES))
+    work = await serving.begin(record, model, prompt_tokens=sum(map(len, batch)))
+
+    async def run() -> EmbeddingList:
+        vectors = await _embed(record.id, batch, model, work)
+        encoded = await serving.run(record, lambda: [_encode(vector, as_base64) for vector in vectors])
+        data = [Embedding(index=i, embedding=each) for i, each in enumerate(encoded)]
+        return EmbeddingList(model=model.name, data=data, usage=_usage(work))
+
+    return run(), held
+
+
+async def start_rerank(
+    serving: ServingContext, record: RequestRecord, request: RerankRequest, *, show_documents: bool
+) -> Coroutine[None, None, RerankAnswer]:
+    """As `start_embedding`, for a query and documents. `show_documents`: texts are sent back where the request does not
+    say. Raises as it does."""
+    model = serving.ready_model(record, request.model, "embed")
+    texts = request.texts
+    _check_count(serving, len(texts), "documents")
+    named: Named = [("query", request.query), *((f"documents[{i}]", text) for i, text in enumerate(texts))]
+    batch = await serving.run(record, lambda: _tokenize(model, named, request.max_tokens_per_doc))
+    work = await serving.begin(record, model, prompt_tokens=sum(map(len, batch)))
+    show = show_documents if request.return_documents is None else request.return_documents
+
+    async def run() -> RerankAnswer:
+        query, *documents = map(_numbers, await _embed(record.id, batch, model, work))
+        scores = await serving.run(record, lambda: [cosine(query, each) for each in documents])
+        ranked = sorted(range(len(scores)), key=lambda i: (-scores[i], i))[: request.top_n]
+        return RerankAnswer(
+            id=f"rerank-{record.id}",
+            model=model.name,
+            results=[
+                RerankResult(index=i, relevance_score=scores[i], document={"text": texts[i]} if show else UNSET)
+                for i in ranked
+            ],
+            usage=_usage(work),
+            meta={"tokens": {"input_tokens": work.prompt_tokens}},
+        )
+
+    return run()
+
+
+async def start_score(
+    serving: ServingContext, record: RequestRecord, request: ScoreRequest
+) -> Coroutine[None, None, ScoreAnswer]:
+    """As `start_embedding`, for pairs of texts. Raises as it does."""
+    model = serving.ready_model(record, request.model, "embed")
+    left, right = request.text_1, request.text_2
+    _check_count(serving, len(left), "text_1")
+    _check_count(serving, len(right), "text_2")
+    named: Named = [(f"text_1[{i}]", text) for i, text in enumerate(left)]
+    named += [(f"text_2[{i}]", text) for i, text in enumerate(right)]
+    batch = await serving.run(record, lambda: _tokenize(model, named))
+    work = await serving.begin(record, model, prompt_tokens=sum(map(len, batch)))
+
+    async def run() -> ScoreAnswer:
+        vectors = [_numbers(vector) for vector in await _embed(record.id, batch, model, work)]
+        firsts, seconds = vectors[: len(left)], vectors[len(left) :]
+        if len(firsts) == 1:
+            firsts = firsts * len(seconds)
+        scores = await serving.run(record, lambda: [cosine(*pair) for pair in zip(firsts, seconds, strict=True)])
+        return ScoreAnswer(
+            id=f"score-{record.id}",
+            created=int(time.time()),
+            model=model.name,
+            data=[Score(index=i, score=score) for i, score in enumerate(scores)],
+            usage=_usage(work),
+        )
+
+    return run()
+
+
+def cosine(left: Vector, right: Vector) -> float:
+    """Cosine of the angle between two vectors, from -1 to 1; 0 where one of them is all zeros."""
+    size = math.hypot(*left) * math.hypot(*right)
+    return max(-1.0, min(1.0, sum(map(mul, left, right)) / size)) if size else 0.0
+
+
+async def _embed(request_id: str, batch: list[list[int]], model: ReadyModel, work: Work) -> list[bytes]:
+    """Vectors of token-id inputs, float32 little-endian, counted to `work`. Raises as `ReplicaClient.embed` does."""
+    usage = work.usage
+    try:
+        vectors = await model.replica.embed(request_id, batch)
+    except (RequestRefusedError, ReplicaLostError):
+        usage.failed = True
+        raise
+    except asyncio.CancelledError:  # the engine has been at it: as with an answer, leaving early is not free
+        usage.count(prompt=work.prompt_tokens)
+        raise
+    usage.count(prompt=work.prompt_tokens)
+    usage.pending -= 1
+    return vectors
+
+
+def _check_count(serving: ServingContext, count: int, param: str) -> None:
+    limit = serving.limits.max_embedding_inputs
+    if count > limit:
+        raise invalid_request(f"{param!r} has {count} texts; this server takes at most {limit}.", param)
+
+
+def _tokenize(model: ReadyModel, named: Named, max_tokens: int | None = None) -> list[list[int]]:
+    """Token ids of inputs; those after the first are cut to `max_tokens`."""
+    batch: list[list[int]] = []
+    longest = model.card.max_context_length
+    for position, (where, given) in enumerate(named):
+        if not given:
+            raise invalid_request(f"{where!r} may not be empty.", where)
+        if isinstance(given, str):
+            given = model.text.tokenizer.encode(given, add_special_tokens=True)
+        if max_tokens is not None and position:
+            given = given[:max_tokens]
+        if len(given) > longest:
+            raise ContextLengthError(longest, len(given), 0, where)
+        check_token_ids(given, model, where)
+        batch.append(given)
+    return batch
+
+
+def _numbers(vector: bytes) -> Vector:
+    return struct.unpack(f"<{len(vector) // 4}f", vector)
+
+
+def _encode(vector: bytes, as_base64: bool) -> list[float] | str:
+    return base64.b64encode(vector).decode("ascii") if as_base64 else list(_numbers(vector))
+
+
+def _usage(work: Work) -> EmbeddingUsage:
+    return EmbeddingUsage(prompt_tokens=work.prompt_tokens, total_tokens=work.prompt_tokens)

@@ -1,0 +1,198 @@
+"""What is deleted after how long: one table of what organisations store, and one loop that deletes by it.
+
+Everything else that names an organisation goes with its row, by foreign keys; its usage stays for the last invoice
+(`organization_deletion.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, and_, delete, inspect, or_, select, true, tuple_, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from kvarn.config.platform import RetentionConfig
+from kvarn.store.engine import Store
+from kvarn.store.models import (
+    Base,
+    Batch,
+    Conversation,
+    File,
+    Organization,
+    PromptSample,
+    StoredCompletion,
+    StoredResponse,
+)
+from kvarn.store.repositories.batches.batches import OVER
+from kvarn.store.repositories.batches.lines import delete_lines
+from kvarn.store.repositories.conversations.background_responses import RUNNING
+from kvarn.store.repositories.files import INCOMPLETE, drop_file
+from kvarn.store.repositories.stored_bytes import count_bytes
+
+Condition = ColumnElement[bool]
+DropRows = Callable[[Store, type[Base], Condition], Awaitable[int]]
+"""Deletes the few rows for which a condition holds, with what belongs to them; how many."""
+
+_DAY_S = 24 * 3600
+_AT_ONCE = 25
+"""Objects deleted in one transaction, with what belongs to them: nobody who writes meanwhile waits for long."""
+
+
+async def drop_plain(store: Store, model: type[Base], condition: Condition) -> int:
+    """In one transaction; what refers to them goes by its foreign keys."""
+    key = inspect(model).primary_key[0]
+    async with store.transaction() as session:
+        return len((await session.execute(delete(model).where(condition).returning(key))).all())
+
+
+async def drop_counted(store: Store, model: type[Base], condition: Condition) -> int:
+    """As `drop_plain`, of what counts in its organisation's stored bytes."""
+    async with store.transaction() as session:
+        return await _delete_counted(session, model, condition)
+
+
+async def drop_files(store: Store, _: type[Base], condition: Condition) -> int:
+    """Hide them first, for nobody shall read half a file; then their content goes, a part at a time."""
+    async with store.transaction() as session:
+        hidden = update(File).where(condition).values(status=INCOMPLETE, expires_at=0)
+        found = list(await session.scalars(hidden.returning(File.id)))
+    for file_id in found:
+        await drop_file(store, file_id)
+    return len(found)
+
+
+async def drop_batches(store: Store, _: type[Base], condition: Condition) -> int:
+    """Their lines first, a part at a time. Those that are over stay so: nothing is asked again."""
+    async with store.reading() as session:
+        found = list(await session.scalars(select(Batch.id).where(condition)))
+    for batch_id in found:
+        await delete_lines(store, batch_id)
+        await drop_counted(store, Batch, Batch.id == batch_id)
+    return len(found)
+
+
+async def _delete_counted(session: AsyncSession, model: type[Base], condition: Condition) -> int:
+    columns = model.__table__.c
+    gone = delete(model).where(condition).returning(columns.organization_id, columns.counted_bytes)
+    rows, freed = (await session.execute(gone)).all(), Counter[str]()
+    for organization_id, size in rows:
+        freed[organization_id] += size
+    for organization_id in sorted(freed):  # in this order for all: two of them never wait for each other
+        await count_bytes(session, organization_id, -freed[organization_id])
+    return len(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKind:
+    """A kind of objects that organisations store: they go at their age, and with their organisation."""
+
+    model: type[Base]
+    days: Callable[[RetentionConfig], int | None]
+    """How long the server's configuration keeps them; None: for ever."""
+    age: str = "created_at"
+    """Column of the time from which on the days are counted."""
+    expires_at: str | None = None
+    """Column of the time at which an object goes that says so itself. The server's days are not for those."""
+    may_go: Callable[[int], Condition] = lambda _: true()
+    """Holds at this moment (seconds since 1970) for those that may go at their age at all."""
+    drop: DropRows = drop_counted
+
+    @property
+    def name(self) -> str:
+        """Of its table."""
+        return str(self.model.__tablename__)
+
+
+def _is_not_held(now: int) -> Condition:
+    """No response is being made in it."""
+    return or_(Conversation.locked_until.is_(None), Conversation.locked_until <= now)
+
+
+STORED: Final = (
+    StoredKind(Conversation, lambda config: config.conversations_days, age="changed_at", may_go=_is_not_held),
+    StoredKind(
+        StoredResponse, lambda config: config.responses_days, may_go=lambda _: StoredResponse.status.not_in(RUNNING)
+    ),
+    StoredKind(StoredCompletion, lambda config: config.responses_days),
+    StoredKind(Batch, lambda config: config.files_days, may_go=lambda _: Batch.status.in_(OVER), drop=drop_batches),
+    StoredKind(File, lambda config: config.files_days, expires_at="expires_at", drop=drop_files),
+    StoredKind(PromptSample, lambda config: config.prompt_samples_days),
+)
+
+
+@dataclass(slots=True)
+class SweepResult:
+    """What came of a sweep, by kind."""
+
+    deleted: Counter[str] = field(default_factory=Counter)
+    failures: dict[str, Exception] = field(default_factory=dict)
+    """Why a kind was left before its end. The others were swept all the same."""
+
+
+async def delete_expired(store: Store, config: RetentionConfig) -> SweepResult:
+    """Delete what has passed its days: the server's, or fewer where the organisation wants that. Files go at their own
+    expiry, too. A kind that fails fails alone."""
+    wishes = select(Organization.id, Organization.retention_days).where(Organization.retention_days.is_not(None))
+    async with store.reading() as session:
+        wanted_days: list[Any] = list(await session.execute(wishes))
+    swept = SweepResult()
+    for kind in STORED:
+        try:
+            now = int(store.now())
+            for along, condition in _reasons(kind, config, wanted_days, now):
+                both = and_(condition, kind.may_go(now))
+                swept.deleted[kind.name] += await delete_rows(
+                    store, kind.model, along, both, at_once=_AT_ONCE, drop=kind.drop
+                )
+        except Exception as error:
+            swept.failures[kind.name] = error
+    return swept
+
+
+def _reasons(
+    kind: StoredKind, config: RetentionConfig, wanted_days: Sequence[tuple[str, int]], now: int
+) -> Iterable[tuple[str, Condition]]:
+    """Each reason is a query of its own, which an index answers: joined by OR they would read the whole table."""
+    columns, days = kind.model.__table__.c, kind.days(config)
+    age = columns[kind.age]
+    if days is not None:
+        old = age <= now - days * _DAY_S
+        yield kind.age, and_(old, columns[kind.expires_at].is_(None)) if kind.expires_at else old
+    if kind.expires_at:
+        yield kind.expires_at, columns[kind.expires_at] <= now
+    for organization_id, wanted in wanted_days:
+        yield kind.age, and_(columns.organization_id == organization_id, age <= now - wanted * _DAY_S)
+
+
+async def delete_rows(
+    store: Store, model: type[Base], along: str, condition: Condition, *, at_once: int, drop: DropRows = drop_plain
+) -> int:
+    """Delete the rows for which a condition holds, some at a time; how many there were.
+
+    Args:
+        along: Column in whose order they are read, by an index: a step begins where the one before ended, so that no
+            look reads what stays.
+        condition: Asked again when a row is deleted: one that was used a moment ago is not old any more.
+        at_once: How many in a step.
+        drop: Deletes those of a step.
+
+    Raises:
+        StoreAwayError: The database does not answer. What was deleted until then stays so.
+    """
+    keys = inspect(model).primary_key
+    order = list(dict.fromkeys([model.__table__.c[along], *keys]))
+    query = select(*order).where(condition).order_by(*order).limit(at_once)
+    total, step = 0, query
+    while True:
+        async with store.reading() as session:
+            rows = (await session.execute(step)).all()
+        if rows:
+            found = [tuple(row._mapping[key] for key in keys) for row in rows]
+            named = tuple_(*keys).in_(found) if len(keys) > 1 else keys[0].in_([key for (key,) in found])
+            total += await drop(store, model, and_(named, condition))
+        if len(rows) < at_once:
+            return total
+        step = query.where(tuple_(*order) > tuple_(*rows[-1]))
