@@ -15,7 +15,7 @@ from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
 from kvarn.gateway.services import Services
 from kvarn.identity.bootstrap import FILE, ensure_admin_key
-from kvarn.identity.mode import auth_mode
+from kvarn.identity.open_server import auth_mode
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreError
 from kvarn.store.ids import DEFAULT_ORGANIZATION

@@ -9,8 +9,7 @@ import pytest
 from kvarn.config.load import ConfigError
 from kvarn.config.platform import AuthConfig
 from kvarn.config.schema import KvarnConfig
-from kvarn.identity.host_check import check_host
-from kvarn.identity.mode import auth_mode
+from kvarn.identity.open_server import auth_mode, check_host
 from kvarn.wire.openai.errors import ApiError
 
 

@@ -15,7 +15,7 @@ from kvarn.config.load import ConfigError
 from kvarn.config.schema import GatewayConfig, KvarnConfig
 from kvarn.fleet.engines import Engines
 from kvarn.fleet.process import EngineProcess
-from kvarn.identity.mode import auth_mode
+from kvarn.identity.open_server import auth_mode
 from kvarn.observe.logging import configure_gateway_logging
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.safety.errors import SafetyError

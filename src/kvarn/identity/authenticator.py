@@ -9,9 +9,9 @@ from typing import Protocol
 
 from starlette.types import Scope
 
-from kvarn.identity.host_check import check_host
 from kvarn.identity.key_cache import KeyCache
 from kvarn.identity.last_used import LastUsed
+from kvarn.identity.open_server import check_host
 from kvarn.store.keys import digest_of, is_key
 from kvarn.store.owner import Principal, Role
 from kvarn.wire.openai.errors import ApiError

@@ -9,7 +9,7 @@ from kvarn.identity.authenticator import Authenticator, KeyAuthenticator
 from kvarn.identity.bootstrap import ensure_admin_key
 from kvarn.identity.key_cache import KeyCache
 from kvarn.identity.last_used import LastUsed
-from kvarn.identity.mode import auth_mode
+from kvarn.identity.open_server import auth_mode
 from kvarn.jobs.periodic import Periodic
 from kvarn.store.engine import Store
 from kvarn.store.errors import StoreAwayError, StoreError

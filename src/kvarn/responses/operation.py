@@ -12,7 +12,6 @@ from kvarn.responses.background_runs import ResponsesContext
 from kvarn.responses.ending import ResponseEnding
 from kvarn.responses.events import EventEncoder
 from kvarn.responses.request import chat_request, in_response_terms, new_response
-from kvarn.responses.truncation import fitting_chat
 from kvarn.responses.turns import Turn, open_turn, read_turn
 from kvarn.responses.writer import ResponseWriter
 from kvarn.serving.chat.answer import ChatRun
@@ -20,12 +19,18 @@ from kvarn.serving.chat.operation import start_chat
 from kvarn.serving.chat.prompt import render_chat
 from kvarn.serving.errors import shutting_down
 from kvarn.serving.logprobs import encoded_bytes
+from kvarn.serving.models import ReadyModel
 from kvarn.serving.tiers import tier_of
 from kvarn.serving.work import RequestRecord
+from kvarn.text.errors import PromptTooLongError
 from kvarn.wire.openai.chat.answer import FinishReason
+from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.errors import ApiError, unavailable
 from kvarn.wire.openai.responses.answer import InputTokens, Response, StreamEvent, response_usage
-from kvarn.wire.openai.responses.request import ResponseRequest, TokenCountRequest
+from kvarn.wire.openai.responses.request import ContextFields, ResponseRequest, TokenCountRequest
+
+_MIN_ANSWER_TOKENS = 256
+"""Tokens left for the answer where `max_output_tokens` does not say; at most a quarter of the context."""
 
 
 @dataclass(slots=True)
@@ -151,7 +156,7 @@ async def count_input_tokens(
     name = request.model or next(iter(serving.models)).name
     model = serving.ready_model(record, name, "generate")
     turn = await read_turn(serving, record, request)
-    chat = await fitting_chat(serving, record, request, turn, model)
+    chat = await _fitting_chat(serving, record, request, turn, model)
     return InputTokens(input_tokens=len(await render_chat(serving, record, chat, model)))
 
 
@@ -161,7 +166,7 @@ async def _start_chat(
     try:
         if request.truncation == "auto":
             model = serving.ready_model(record, request.model, "generate")
-            chat = await fitting_chat(serving, record, request, turn, model, seed)
+            chat = await _fitting_chat(serving, record, request, turn, model, seed)
         else:
             chat = await serving.run(record, lambda: chat_request(request, request.model, turn.context, seed))
         return await start_chat(serving, record, chat)
@@ -175,3 +180,49 @@ async def _check_quota(serving: ResponsesContext, record: RequestRecord, request
         await serving.storage_quota.check(record, "conversation", instead)
     elif request.stored:
         await serving.storage_quota.check(record, "store", "send 'store': false")
+
+
+async def _fitting_chat(
+    serving: ResponsesContext,
+    record: RequestRecord,
+    request: ContextFields,
+    turn: Turn,
+    model: ReadyModel,
+    seed: int | None = None,
+) -> ChatCompletionRequest:
+    """The chat that answers a turn. With `truncation: auto` it lacks the oldest items, as few as must be left out for
+    the prompt to fit, never the instructions; a result is not left without its call.
+
+    Raises:
+        ApiError: 400, the chat cannot be asked for.
+        ChatTemplateError: The model's template refuses the messages.
+    """
+    items = turn.context
+
+    async def chat_from(start: int) -> ChatCompletionRequest:
+        return await serving.run(record, lambda: chat_request(request, model.name, items[start:], seed))
+
+    async def fits(chat: ChatCompletionRequest) -> bool:
+        try:
+            return len(await render_chat(serving, record, chat, model)) <= max_prompt
+        except PromptTooLongError:
+            return False
+
+    whole = await chat_from(0)
+    starts = [index for index, item in enumerate(items) if item["type"] != "function_call_output"]
+    max_prompt = _max_prompt_tokens(request, model.card.max_context_length)
+    if request.truncation != "auto" or not starts or await fits(whole):
+        return whole
+    too_early, late_enough = 0, len(starts) - 1  # where even the last item is too long, nothing helps
+    while late_enough - too_early > 1:
+        middle = (too_early + late_enough) // 2
+        if await fits(await chat_from(starts[middle])):
+            late_enough = middle
+        else:
+            too_early = middle
+    return await chat_from(starts[late_enough])
+
+
+def _max_prompt_tokens(request: ContextFields, context: int) -> int:
+    answer = request.max_output_tokens if isinstance(request, ResponseRequest) else None
+    return context - (answer or min(_MIN_ANSWER_TOKENS, context // 4))

@@ -11,7 +11,6 @@ from kvarn.cli.output import show, show_secret
 from kvarn.gateway.routes.organization.objects import project_key_object, scopes_of
 from kvarn.store.errors import ConflictError
 from kvarn.store.ids import DEFAULT_ORGANIZATION
-from kvarn.store.keys import is_key
 from kvarn.store.models import ApiKey
 from kvarn.store.owner import Role
 from kvarn.store.repositories.tenants import keys
@@ -86,7 +85,7 @@ async def revoke(
 ) -> None:
     """Revoke a key. Running servers notice within auth.refresh_s."""
     async with database.audited_change() as change:
-        found = await keys.find_key(change.session, **{"value" if is_key(key) else "key_id": key})
+        found = await keys.find_key(change.session, key)
         await keys.revoke_key(change, found.organization_id, found.id, admin=found.role == Role.ADMIN)
     typer.echo(f"revoked {found.id} ({found.name})")
 

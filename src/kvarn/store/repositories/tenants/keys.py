@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.errors import ConflictError
 from kvarn.store.ids import new_id
-from kvarn.store.keys import lookup_of, new_key
+from kvarn.store.keys import is_key, lookup_of, new_key
 from kvarn.store.models import ApiKey, User
 from kvarn.store.owner import UNRESTRICTED, Role, Scopes
 from kvarn.store.repositories.pages import Cursor, Page, read_page
@@ -105,15 +105,15 @@ async def get_key(
     return await find_one(session, query, f"No such API key: {key_id!r}.")
 
 
-async def find_key(session: AsyncSession, key_id: str | None = None, *, value: str | None = None) -> ApiKey:
+async def find_key(session: AsyncSession, key: str) -> ApiKey:
     """A key of whatever organisation, by its id or by itself: for the administrator of the machine.
 
     Raises:
         NotFoundError: There is no such key.
     """
-    where = ApiKey.id == key_id if value is None else ApiKey.lookup == lookup_of(value)
-    missing = "No such API key." if key_id is None else f"No such API key: {key_id!r}."
-    return await find_one(session, select(ApiKey).where(where), missing)
+    if is_key(key):
+        return await find_one(session, select(ApiKey).where(ApiKey.lookup == lookup_of(key)), "No such API key.")
+    return await find_one(session, select(ApiKey).where(ApiKey.id == key), f"No such API key: {key!r}.")
 
 
 async def revoke_key(
