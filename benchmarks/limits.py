@@ -30,13 +30,15 @@ from kvarn.limits.types import Reservation
 from kvarn.metering.budget_reservations import BudgetReservations
 from kvarn.metering.budgets import BudgetTracker
 from kvarn.observe.limits import LimitMetrics
-from kvarn.store.ledger import BudgetRule
+from kvarn.store.models import Budget
 from kvarn.store.owner import LimitRule, Owner, Principal
 
 HOLDERS = ("org-1", "proj_1", "key_1")
 RULES = tuple(LimitRule(holder, requests_per_minute=10**9, tokens_per_minute=10**12) for holder in HOLDERS)
 PRINCIPAL = Principal(Owner("org-1", "proj_1"), key_id="key_1", limits=RULES)
-BUDGET = BudgetRule("budget-1", "org-1", "org-1", "tokens", "month", hard_limit=10**12, soft_limit=None)
+BUDGET = Budget(
+    id="budget-1", organization_id="org-1", holder_id="org-1", unit="tokens", period="month", hard_limit=10**12
+)
 _numbers = count()
 
 
@@ -56,7 +58,7 @@ async def one(limiter: Limiter, reservations: BudgetReservations, config: Limits
 
 
 async def measure(
-    url: str | None, budgets: Sequence[BudgetRule], clients: int, requests: int, pause_s: float
+    url: str | None, budgets: Sequence[Budget], clients: int, requests: int, pause_s: float
 ) -> tuple[float, float]:
     """Medians, in microseconds, with so many clients at once."""
     config = LimitsConfig(redis_url=url, timeout_s=5)
@@ -135,7 +137,7 @@ def main() -> None:
 
 def measure_all(places: dict[str, str | None], counts: list[int], arguments: argparse.Namespace) -> None:
     """All places and numbers of clients, in turns."""
-    budgets: dict[str, list[BudgetRule]] = {"": [], ", budget": [BUDGET]} if arguments.budget else {"": []}
+    budgets: dict[str, list[Budget]] = {"": [], ", budget": [BUDGET]} if arguments.budget else {"": []}
     figures: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for _ in range(arguments.rounds):
         for (name, url), clients, (under, rules) in product(places.items(), counts, budgets.items()):

@@ -45,7 +45,7 @@ async def test_what_a_full_socket_holds_up_when_the_server_stops_is_sent_once_be
     scope: Any = {"type": "http", "headers": [], "path": "/x"}
     new_record(scope)
     socket = Socket(full_at)
-    stream = event_stream(_events(), end=b"whole", tell=lambda error: b"stopped")
+    stream = event_stream(_events(), end=b"whole", encode_error=lambda error: b"stopped")
     answering = asyncio.create_task(stream(scope, socket.receive, socket.send))
     await socket.full.wait()
     answering.cancel()

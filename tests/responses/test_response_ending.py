@@ -152,7 +152,7 @@ class Setup:
             if self.plan.way == "plain":
                 answer = json_when_done(self.run.collect())
             else:
-                answer = event_stream(self.run.stream(), end=b"", tell=self.run.error_event)
+                answer = event_stream(self.run.stream(), end=b"", encode_error=self.run.error_event)
             with suppress(Exception):  # becomes an HTTP error
                 await answer(self.scope, self._receive, self._send)
         finally:

@@ -88,16 +88,16 @@ def json_when_done(work: Coroutine[None, None, object], held: HeldBytes | None =
 def event_stream(
     events: AsyncGenerator[bytes, None],
     end: bytes = DONE,
-    tell: Callable[[Exception], bytes] | None = None,
+    encode_error: Callable[[Exception], bytes] | None = None,
 ) -> WatchedResponse:
     """Server-sent events, already encoded, one write for each item of `events`; `end` follows the last.
 
     The first item is awaited before the status is sent: a request refused in the queue is an ordinary HTTP error. A
-    later error is sent as the event that `tell` makes of it (default: OpenAI's error shape), and the stream ends
-    without `end`. `send` waits while the client's socket is full; meanwhile nothing is taken from `events`, so nothing
-    piles up here.
+    later error is sent as the event that `encode_error` makes of it (default: OpenAI's error shape), and the stream
+    ends without `end`. `send` waits while the client's socket is full; meanwhile nothing is taken from `events`, so
+    nothing piles up here.
     """
-    encode_error = tell or error_event
+    encode = encode_error or error_event
 
     async def answer(send: Send) -> None:
         outbox = _Outbox(send)
@@ -110,11 +110,11 @@ def event_stream(
                     async for item in events:
                         await outbox.send(_body(item))
                 except Exception as error:
-                    last = encode_error(error)
+                    last = encode(error)
                 await outbox.send(_body(last, is_last=True))
         except asyncio.CancelledError:
             if outbox.begun:
-                await _take_leave(outbox, encode_error)
+                await _take_leave(outbox, encode)
             raise
 
     return WatchedResponse(answer)

@@ -83,9 +83,13 @@ class EventEncoder:
         """Why a stream ends before its end; nothing where that was told, and no failure."""
         if self._has_end:
             return b""
-        told = to_api_error(error)
+        api_error = to_api_error(error)
         event = StreamEvent(
-            type="error", sequence_number=self._next, code=told.code, message=told.message, param=told.param
+            type="error",
+            sequence_number=self._next,
+            code=api_error.code,
+            message=api_error.message,
+            param=api_error.param,
         )
         return named_event("error", event)
 

@@ -99,9 +99,9 @@ class StorageQuota:
         usage = await self._usage_of(organization_id, 1)
         return usage.stored is not None and usage.stored >= self.max_bytes
 
-    async def count_nearly_full(self, tell: Callable[[int], object]) -> None:
-        """Tell how many organisations have stored more than four fifths of their quota."""
-        tell(await count_organizations_over(self._store, self.max_bytes * 4 // 5))
+    async def count_nearly_full(self, report: Callable[[int], object]) -> None:
+        """Report how many organisations have stored more than four fifths of their quota."""
+        report(await count_organizations_over(self._store, self.max_bytes * 4 // 5))
 
     async def _usage_of(self, organization_id: str, size: int) -> _Usage:
         """What an organisation has stored: asked anew where the answer is old, or has no room for `size` bytes."""

@@ -62,7 +62,7 @@ async def create_response(
         return _stream(retrieval.follow_run(gateway, queued)) if body.stream else json_response(queued.row.body)
     run = await start_response(gateway, record, body)
     if body.stream:
-        return event_stream(run.stream(), end=b"", tell=run.error_event)
+        return event_stream(run.stream(), end=b"", encode_error=run.error_event)
     return json_when_done(run.collect(), run.chat.held)
 
 
@@ -108,4 +108,4 @@ async def list_input_items(
 
 def _stream(batches: AsyncGenerator[list[answer.StreamEvent], None]) -> Response:
     encoder = EventEncoder()
-    return event_stream(encoder.encoded(batches), end=b"", tell=encoder.error_event)
+    return event_stream(encoder.encoded(batches), end=b"", encode_error=encoder.error_event)

@@ -90,10 +90,10 @@ class Llama3Parser(PythonicParser):
 
     def _function(self, begin: int) -> Waiting[re.Match[str] | None]:
         """The name and bracket of a call with named arguments or none."""
-        most = begin + _LONGEST_FUNCTION
-        while (found := _FUNCTION.match(self._held, begin, most)) is None:
+        end = begin + _LONGEST_FUNCTION
+        while (found := _FUNCTION.match(self._held, begin, end)) is None:
             so_far = _FUNCTION_SO_FAR.fullmatch(self._held, begin)
-            if self._final or len(self._held) >= most or so_far is None or not self._may_be_called(so_far[1] or ""):
+            if self._final or len(self._held) >= end or so_far is None or not self._may_be_called(so_far[1] or ""):
                 return None
             yield
         return found if self._names is None or found[1] in self._names else None

@@ -58,9 +58,9 @@ class MistralParser(ToolCallParser):
         return True
 
     def _named(self, begin: int) -> Waiting[bool]:
-        most = begin + _LONGEST_NAME
-        while (found := _NAMED.match(self._held, begin, most)) is None:
-            if self._final or len(self._held) >= most or _NAMED_SO_FAR.fullmatch(self._held, begin) is None:
+        end = begin + _LONGEST_NAME
+        while (found := _NAMED.match(self._held, begin, end)) is None:
+            if self._final or len(self._held) >= end or _NAMED_SO_FAR.fullmatch(self._held, begin) is None:
                 return False
             yield
         if self._names is not None and found[1] not in self._names:
