@@ -6,10 +6,10 @@ Usage: python docs/generate.py [--check]
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
-from kvarn.config import platform, schema
 from kvarn.config.documentation import field_documents
 from kvarn.config.schema import KvarnConfig
 from kvarn.config.section import Section
@@ -88,28 +88,21 @@ def section_page(path: str, section: type[Section]) -> list[str]:
     return [*lines, ""]
 
 
+def sections_under(path: str, section: type[Section]) -> Iterator[tuple[str, type[Section]]]:
+    """A section and all that stand in it, with their paths."""
+    yield path, section
+    for name, field in section.model_fields.items():
+        listed = get_origin(field.annotation) is tuple
+        for part in (field.annotation, *get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, Section):
+                own = f"{name}[]" if listed else name
+                yield from sections_under(f"{path}.{own}" if path else own, part)
+
+
 def configuration_page() -> str:
     """The whole of docs/configuration.md."""
-    sections: list[tuple[str, type[Section]]] = [
-        ("", KvarnConfig),
-        ("models[]", schema.ModelConfig),
-        ("models[].engine", schema.EngineConfig),
-        ("gateway", schema.GatewayConfig),
-        ("replica", schema.ReplicaConfig),
-        ("auth", platform.AuthConfig),
-        ("store", platform.StoreConfig),
-        ("limits", platform.LimitsConfig),
-        ("metering", platform.MeteringConfig),
-        ("metering.kafka", platform.KafkaConfig),
-        ("metering.prices[]", platform.PriceConfig),
-        ("admission", platform.AdmissionConfig),
-        ("safety", platform.SafetyConfig),
-        ("responses", platform.ResponsesConfig),
-        ("retention", platform.RetentionConfig),
-        ("batches", platform.BatchesConfig),
-    ]
     lines = [INTRODUCTION]
-    for path, section in sections:
+    for path, section in sections_under("", KvarnConfig):
         lines += section_page(path, section)
     return "\n".join(lines).rstrip() + "\n"
 

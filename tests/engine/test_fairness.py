@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.engine.tenants import TenantLedger
+from kvarn.engine.tenants import TenantAccounts
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from profiles import examples
@@ -185,18 +185,18 @@ def test_a_running_request_ages_on_so_that_two_never_push_each_other_out_in_turn
     world.assert_answered("second")
 
 
-def submit_to(ledger: TenantLedger, name: str) -> None:
+def submit_to(ledger: TenantAccounts, name: str) -> None:
     account = ledger.open(name, 1.0)
     ledger.charge_output(account, 3)
     ledger.close(account)
 
 
 def test_idle_tenants_are_forgotten_beyond_a_bound_and_their_tokens_kept():
-    ledger = TenantLedger(1.0, 2.0, max_idle=2)
+    ledger = TenantAccounts(1.0, 2.0, max_idle=2)
     for name in "abcd":
         submit_to(ledger, name)
     submit_to(ledger, "c")
-    assert ledger.served_tokens() == {"c": 6, "d": 3, TenantLedger.OTHERS: 6}
+    assert ledger.served_tokens() == {"c": 6, "d": 3, TenantAccounts.OTHERS: 6}
 
 
 def test_the_counter_is_the_weighted_cost(make_world):

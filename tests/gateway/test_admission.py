@@ -269,7 +269,7 @@ def test_weight_and_tenant_reach_the_engine(busy: Any) -> None:
 
 def test_a_line_of_a_batch_waits_without_a_client(busy: Any) -> None:
     busy.chat.stats = FULL
-    record = RequestRecord("line", endpoint=CHAT, least_priority=10)
+    record = RequestRecord("line", endpoint=CHAT, best_priority=10)
 
     async def begin() -> Any:
         model = busy.gateway.ready_model(record, "tiny", "generate")

@@ -147,7 +147,6 @@ def test_a_model_that_is_not_ready_is_unavailable(server: Any, client: httpx.Cli
         (RefusalReason.DRAINING, 503, "draining"),
         (RefusalReason.INVALID, 400, "invalid_value"),
         (RefusalReason.DUPLICATE_ID, 500, "internal_error"),
-        (RefusalReason.INTERNAL, 500, "internal_error"),
     ],
 )
 def test_each_refusal_of_the_engine_has_its_status(

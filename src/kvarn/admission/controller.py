@@ -168,7 +168,7 @@ class AdmissionController:
             self._traffic.learn(demand.tenant, prompt, cached, output)
 
     def would_refuse(self, demand: Demand, now: float) -> bool:
-        """Whether a request that came now would be refused. Nothing of it is kept."""
+        """Whether a request that came now would be refused. It takes no place in the queue."""
         self._arrive(demand, now)
         return len(self.queue) >= self._rules.max_queue or self._predict_refusal(demand, now) is not None
 

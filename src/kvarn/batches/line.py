@@ -58,7 +58,7 @@ def make_record(
         line_id(batch.id, line.line),
         endpoint=batch.endpoint,
         principal=principal,
-        least_priority=BATCH,
+        best_priority=BATCH,
         batch_id=batch.id,
         body_bytes=len(line.body),
         client_left=leaves,

@@ -13,7 +13,7 @@ from kvarn.engine.request import Request
 from kvarn.wire.messages import RefusalReason, Submit
 
 MAX_TOKEN_ID = 2**31
-"""Token ids are below this in every vocabulary; the model's own size is the gateway's to check."""
+"""Token ids are below this in every vocabulary; the replica's server checks the model's own."""
 
 
 class AdmissionControl:

@@ -31,6 +31,9 @@ class EngineOutput:
 class EngineCore:
     """The scheduling loop of one replica. Not thread-safe: one loop owns it.
 
+    Planning ahead of the executor, proposers, masks and KV connectors are seams: tests use them, `replica/server` gives
+    none yet.
+
     Args:
         executor: Runs the plans.
         config: How to schedule.

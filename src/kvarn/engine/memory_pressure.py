@@ -25,7 +25,7 @@ class GrowthReserve:
     FALL = 0.998
     """Factor of each step without a preemption: half in about 350 steps."""
     RISE = 0.02
-    """Added for each preemption."""
+    """Added for each step that preempted for want of memory."""
     LONGEST = 2048
     """Output tokens counted for one answer at most. Who gives no limit gets the whole context as one, and hardly ever
     uses it (SGLang clips its estimate in the same way)."""
@@ -51,8 +51,8 @@ class Headroom:
 
     def __init__(self, memory: KVMemory, running: Collection[Sequence]) -> None:
         self.growth = GrowthReserve()
-        self.prompts_computed = 0
-        """Prompts that the prefix cache holds in full by now: each may be what a waiting sequence begins with."""
+        self.prefix_changes = 0
+        """Counts prompts that were computed to their end: a waiting sequence may begin with what each left in the cache."""
         self._memory = memory
         self._running = running
 
@@ -87,11 +87,11 @@ class Headroom:
 
     def fitting_placement(self, sequence: Sequence, spare: float) -> Placement | None:
         """Where the sequence would start if it fits now, without asking the prefix cache again in vain."""
-        if sequence.last_look == self.prompts_computed and sequence.blocks_wanted > spare:
+        if sequence.seen_prefix_changes == self.prefix_changes and sequence.blocks_wanted > spare:
             return None
         placement = self._memory.placement(sequence)
         if self.wanted_blocks(sequence, placement) > spare:
-            sequence.blocks_wanted, sequence.last_look = placement.blocks_needed, self.prompts_computed
+            sequence.blocks_wanted, sequence.seen_prefix_changes = placement.blocks_needed, self.prefix_changes
             return None
         return placement
 

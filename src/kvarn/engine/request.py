@@ -104,7 +104,6 @@ class Sequence:
         "blocks_wanted",
         "finish_reason",
         "index",
-        "last_look",
         "last_step",
         "nodes",
         "num_charged",
@@ -114,6 +113,7 @@ class Sequence:
         "pending_updates",
         "request",
         "seed",
+        "seen_prefix_changes",
         "slot",
         "stored_names",
         "tier",
@@ -150,8 +150,8 @@ class Sequence:
         """When it first had to let others pass because it did not fit."""
         self.blocks_wanted = 0
         """Blocks it needed at its last look at the prefix cache, in vain."""
-        self.last_look = 0
-        """Prompts that had been computed by then. Until there is another, another look is pointless."""
+        self.seen_prefix_changes = 0
+        """`Headroom.prefix_changes` at that look. As long as it is the same, another look is pointless."""
         self.finish_reason: FinishReason | None = None
 
     @property

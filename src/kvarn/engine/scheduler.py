@@ -17,7 +17,7 @@ from kvarn.engine.plan import BlockCopy, Row, RowResult, StepPlan, StepResult
 from kvarn.engine.request import Proposer, Request, Sequence, WaitingQueue
 from kvarn.engine.step import SlotAllocator, StepBuilder, SubmittedStep, apply_result
 from kvarn.engine.step_time import StepShape, StepTimeModel
-from kvarn.engine.tenants import TenantLedger
+from kvarn.engine.tenants import TenantAccounts
 from kvarn.wire.messages import TokenDelta
 
 
@@ -60,7 +60,7 @@ class Scheduler:
         self._config = config
         self.memory = memory
         self._preemption = preemption or RecomputePreemption()
-        self.tenants = TenantLedger(config.input_token_weight, config.output_token_weight)
+        self.tenants = TenantAccounts(config.input_token_weight, config.output_token_weight)
         self.queue = WaitingQueue(config.priority_ageing_s)
         self.step_time = step_time or StepTimeModel()
         self.running: dict[Sequence, None] = {}
@@ -327,7 +327,7 @@ class Scheduler:
             self.tenants.charge_output(request.account, drawn)
             update.deltas.append(delta)
         if row.start < sequence.num_prompt <= row.start + len(row.token_ids):
-            self._headroom.prompts_computed += 1
+            self._headroom.prefix_changes += 1
             if len(request.sequences) < request.sampling.n:
                 for sibling in request.fork():
                     self.queue.push(sibling)

@@ -171,7 +171,7 @@ class SubmittedStep:
     """One for each of the plan's rows, in their order."""
     shape: StepShape
     discarded: set[Sequence] = field(default_factory=set)
-    """Sequences that stopped since the step was planned: its results for them are dropped."""
+    """Sequences that stopped or were preempted since the step was planned: its results for them are dropped."""
 
 
 def _new_sequence(sequence: Sequence) -> NewSequence:

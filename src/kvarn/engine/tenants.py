@@ -19,7 +19,7 @@ class TenantAccount(Account):
         self.live_requests = 0
 
 
-class TenantLedger:
+class TenantAccounts:
     """All accounts. Those of idle tenants are kept up to a bound, then folded into one total."""
 
     OTHERS = "(others)"

@@ -1,1 +1,1 @@
-"""Room: gateway (see docs/architecture.md)."""
+"""The HTTP server: routes, authentication, request bodies, answers as JSON and server-sent events."""

@@ -56,7 +56,7 @@ class OpenRequests:
 
 
 class RequestMiddleware:
-    """Outermost layer: plain ASGI, since what wraps every chunk of every stream must cost next to nothing."""
+    """Around all routes: plain ASGI, since what wraps every chunk of every stream must cost next to nothing."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class RequestMiddleware:
             # traceback in the log and a 500 in the HTTP server's own shape.
             if not record.status:
                 await error_response(shutting_down(), record)(scope, receive, send_with_id)
-        except ApiError as error:  # of the authenticator: those of the routes have their own handlers
+        except ApiError as error:  # from before the routes, whose errors have their own handlers
             await error_response(error, record)(scope, receive, send_with_id)
         except Exception as error:
             _log.exception("request %s failed", record.request_id)

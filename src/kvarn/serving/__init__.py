@@ -1,1 +1,1 @@
-"""What an answer is, free of HTTP: prompts, generation, choices, and what stands before them."""
+"""What an answer is: prompts, generation, choices, and what stands before them. No HTTP server."""

@@ -70,7 +70,7 @@ class ServingContext:
             ApiError: A stage refuses it: a scope, a budget, a limit, admission.
             DegradedError: Another model shall answer; see `with_model`.
         """
-        best = max(record.principal.priority, record.least_priority or record.principal.priority)
+        best = max(record.principal.priority, record.best_priority or record.principal.priority)
         runs_at = priority_of(service_tier, priority, best)
         work = Work(
             record=record,
@@ -80,7 +80,7 @@ class ServingContext:
             prompt_tokens=prompt_tokens,
             max_output_tokens=max_output_tokens,
             priority=runs_at,
-            service_tier=BATCH_TIER if record.least_priority is not None else tier_of(runs_at),
+            service_tier=BATCH_TIER if record.best_priority is not None else tier_of(runs_at),
             sequences=sequences,
             output_bounded=output_bounded,
         )

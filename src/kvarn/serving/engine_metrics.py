@@ -13,16 +13,16 @@ from kvarn.replica.client.protocol import ReplicaClient, ReplicaState
 from kvarn.wire.messages import EngineStats
 
 _COUNTERS = {
-    "kvarn_steps": ("step", "Forward passes."),
-    "kvarn_prompt_tokens": ("prompt_tokens_total", "Prompt tokens computed."),
-    "kvarn_cached_tokens": ("cached_tokens_total", "Prompt tokens taken from the prefix cache."),
-    "kvarn_output_tokens": ("output_tokens_total", "Tokens generated."),
-    "kvarn_preemptions": ("preemptions_total", "Running requests put back into the queue for want of KV blocks."),
-    "kvarn_evictions": ("evictions_total", "Blocks evicted from the prefix cache."),
-    "kvarn_aborts": ("aborts_total", "Requests aborted because their client left or had enough."),
-    "kvarn_finished": ("finished_total", "Requests finished."),
-    "kvarn_read_bytes": ("read_bytes_total", "Bytes of weights and cached tokens that the steps had to read."),
-    "kvarn_operations": ("operations_total", "Operations that the steps had to do; a multiply-add is two."),
+    "kvarn_steps_total": ("step", "Forward passes."),
+    "kvarn_prompt_tokens_total": ("prompt_tokens_total", "Prompt tokens computed."),
+    "kvarn_cached_tokens_total": ("cached_tokens_total", "Prompt tokens taken from the prefix cache."),
+    "kvarn_output_tokens_total": ("output_tokens_total", "Tokens generated."),
+    "kvarn_preemptions_total": ("preemptions_total", "Running requests put back into the queue for want of KV blocks."),
+    "kvarn_evictions_total": ("evictions_total", "Blocks evicted from the prefix cache."),
+    "kvarn_aborts_total": ("aborts_total", "Requests aborted because their client left or had enough."),
+    "kvarn_finished_total": ("finished_total", "Requests finished."),
+    "kvarn_read_bytes_total": ("read_bytes_total", "Bytes of weights and cached tokens that the steps had to read."),
+    "kvarn_operations_total": ("operations_total", "Operations that the steps had to do; a multiply-add is two."),
 }
 
 _GAUGES = {
@@ -59,7 +59,7 @@ class EngineCollector(Collector):
         """Read every engine once and yield its metrics."""
         gauge, counter = GaugeMetricFamily, CounterMetricFamily
         yield self._metric(gauge, "kvarn_replica_up", "1 when the model's replica takes requests.", _is_up)
-        yield self._metric(counter, "kvarn_replica_restarts", "Restarts of the engine process.", _restarts)
+        yield self._metric(counter, "kvarn_replica_restarts_total", "Restarts of the engine process.", _restarts)
         for name, (field, help_text) in _GAUGES.items():
             yield self._metric(gauge, name, help_text, _reader(field))
         yield self._metric(
@@ -73,7 +73,7 @@ class EngineCollector(Collector):
         for name, (field, help_text) in _COUNTERS.items():
             yield self._metric(counter, name, help_text, _reader(field))
         help_text = "Requests the engine refused, by reason."
-        yield self._metric(counter, "kvarn_refused", help_text, _reader("refused_total"), "reason")
+        yield self._metric(counter, "kvarn_refused_total", help_text, _reader("refused_total"), "reason")
 
     def _metric(
         self,

@@ -27,7 +27,6 @@ _REFUSALS: dict[RefusalReason, tuple[int, str, str]] = {
     RefusalReason.DRAINING: (503, "server_error", "draining"),
     RefusalReason.DUPLICATE_ID: (500, "server_error", "internal_error"),
     RefusalReason.INVALID: (400, "invalid_request_error", "invalid_value"),
-    RefusalReason.INTERNAL: (500, "server_error", "internal_error"),
 }
 """HTTP status, OpenAI error type and code of each refusal. A full queue is the client's signal to slow down (429); a
 wait that grew too long and a server going down are the server's state (503). 429 and 503 carry Retry-After."""

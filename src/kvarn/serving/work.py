@@ -90,7 +90,7 @@ class RequestRecord:
     """Path of the operation, such as `/v1/chat/completions`."""
     principal: Principal = ANYBODY
     """Who it acts for."""
-    least_priority: int | None = None
+    best_priority: int | None = None
     """Best tier it may have, where it is not the client's to say: 10 for a line of a batch."""
     batch_id: str | None = None
     """The batch whose line it is."""

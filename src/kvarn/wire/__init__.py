@@ -1,1 +1,1 @@
-"""Messages between processes, and the objects of the OpenAI API. Data only, no behaviour."""
+"""Messages between processes, and the objects of OpenAI's and Anthropic's APIs: data and how it is read and written."""

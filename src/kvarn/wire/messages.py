@@ -31,7 +31,6 @@ class RefusalReason(StrEnum):
     DRAINING = "draining"
     DUPLICATE_ID = "duplicate_id"
     INVALID = "invalid"
-    INTERNAL = "internal"
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -73,7 +72,7 @@ class Abort(Message, frozen=True, kw_only=True):
 class Join(Message, frozen=True, kw_only=True):
     """Another gateway process will send requests: answer them there, and send it statistics.
 
-    The process that started the engine has the number 0 and need not join. Numbers are never used again.
+    So does the process that started the engine, which has the number 0. Numbers are never used again.
     """
 
     gateway: int
