@@ -52,7 +52,7 @@ class Headroom:
     def __init__(self, memory: KVMemory, running: Collection[Sequence]) -> None:
         self.growth = GrowthReserve()
         self.prefix_changes = 0
-        """Counts prompts that were computed to their end: a waiting sequence may begin with what each left in the cache."""
+        """Counts prompts that were computed to their end: each may be what a waiting sequence begins with."""
         self._memory = memory
         self._running = running
 
