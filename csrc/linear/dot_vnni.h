@@ -16,6 +16,8 @@ namespace kvarn::KVARN_ISA {
 
 constexpr int kDotRows = 8;   // rows of a register tile
 
+constexpr std::int64_t kAhead = 2048;    // bytes of weights that are called into the cache before they are read
+
 using Q8 = std::uint8_t;
 
 inline void arrange8(const std::int8_t* q, std::int64_t count, Q8* out) {
@@ -43,6 +45,7 @@ inline void dots8(const Rows8<Q8>& x, const Panel8& panel, std::int32_t* dots) {
         for (int r = 0; r < R; ++r) sums[r] = begin;
         for (std::int64_t k = 0; k < panel.in; k += kQuad) {
             const I16 weights = load_ints(panel.values + k * kPanel);
+            __builtin_prefetch(panel.values + k * kPanel + kAhead);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r)
                 sums[r] = add_dots(sums[r], splat_int(four_bytes(inputs + r * x.stride + k)), weights);
@@ -65,6 +68,7 @@ void add_dots32(const std::int8_t* q, std::int64_t stride, const std::uint8_t* w
 #pragma GCC unroll 4
     for (std::int64_t k = 0; k < kMultiplied; k += 2 * kQuad) {
         const I16 both = load_ints(weights + k * kPanel / 2), low = low_nibbles(both), high = high_nibbles(both);
+        __builtin_prefetch(weights + k * kPanel / 2 + kAhead);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             sums[r] = add_dots(sums[r], low, splat_int(four_bytes(q + r * stride + k)));
