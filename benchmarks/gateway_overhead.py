@@ -82,7 +82,7 @@ def build(spec: ReplicaSpec, _report: ReportProgress) -> GenerateService:
         max_context_length=4096,
         num_parameters=0,
     )
-    return GenerateService(SleepingExecutor(), spec.engine_config, card)
+    return GenerateService(SleepingExecutor(), spec.model_config.engine, card)
 
 
 def read_streams(port: int, streams: int, tokens: int, top_logprobs: int) -> None:

@@ -76,4 +76,4 @@ def build(spec: ReplicaSpec, _report: ReportProgress) -> GenerateService:
         kv_blocks=BLOCKS,
     )
     known = StepTimeModel(expected=[(shape, step_s(shape)) for shape in _EXPECTED])
-    return GenerateService(SleepingExecutor(), spec.engine_config, card, step_time=known)
+    return GenerateService(SleepingExecutor(), spec.model_config.engine, card, step_time=known)

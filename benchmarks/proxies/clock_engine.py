@@ -53,7 +53,7 @@ def build(spec: ReplicaSpec, _report: ReportProgress) -> GenerateService:
     card = ModelCard(
         kind="generate", architecture="clock", dtype="none", vocab_size=4096, max_context_length=4096, num_parameters=0
     )
-    return GenerateService(ClockExecutor(float(os.environ[STEP_VARIABLE])), spec.engine_config, card)
+    return GenerateService(ClockExecutor(float(os.environ[STEP_VARIABLE])), spec.model_config.engine, card)
 
 
 class _Stream:
