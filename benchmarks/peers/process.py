@@ -48,9 +48,11 @@ class Running:
         """Most memory of all its processes, this moment included."""
         return max(self.memory.peak_bytes, sum(pss_bytes(pid) for pid in process_tree(self.process.pid)))
 
-    def must_run(self) -> None:
-        """Raises EndedError where the server has ended."""
-        if self.process.poll() is not None:
+    def must_run(self, within_s: float = 0.0) -> None:
+        """Raises EndedError where the server has ended, or does so within some seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(within_s)
+        if self.process.returncode is not None:
             raise EndedError(f"it ended ({ending(self.process.returncode)}): {reason_in(self.log)}")
 
 
