@@ -72,7 +72,9 @@ class InstantModel:
         blocks = torch.zeros(num_blocks, 1, 16, 1)
         return KVCache((blocks,), (blocks.clone(),))
 
-    def forward(self, _tokens: torch.Tensor, _batch: object, _cache: KVCache, rows: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, _tokens: torch.Tensor, _batch: object, _cache: KVCache, rows: torch.Tensor, _states: None
+    ) -> torch.Tensor:
         """[R, 16] float32: the last token of the vocabulary is the likeliest."""
         self.entered = time.thread_time()
         logits = self._logits[: len(rows)].clone()

@@ -1,6 +1,7 @@
 """How near attention comes to the machine's ceilings: bytes of keys and values read, or arithmetic done, in a second.
 
-    python -m benchmarks.kernels.attention [--shape 0.6b|1b] [--kv float32 bfloat16 int8] [--only decode|shared|prefill]
+    python -m benchmarks.kernels.attention [--shape 0.6b|1b] [--kv float32 bfloat16 int8] [--prompts 512 1024]
+        [--only decode|shared|prefill]
 
 Decode is judged by GB/s of keys and values, prefill by GFLOP/s. Layers are gone through in turn, enough of them that
 what is read comes from memory and not from a cache. Each figure is the best of several runs.
@@ -126,6 +127,7 @@ def main() -> None:
     parser.add_argument("--isa", choices=usable_instruction_sets(), default=usable_instruction_sets()[0])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=1.0, help="spent on each figure")
+    parser.add_argument("--prompts", type=int, nargs="+", default=[1024, 2048], metavar="TOKENS")
     parser.add_argument("--only", choices=("decode", "shared", "prefill"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -139,8 +141,8 @@ def main() -> None:
             bench.decode(8, 1088, shared=1024)
             bench.decode(8, 1088, shared=1024, copies=True)
         if options.only in (None, "prefill"):
-            bench.prefill(1024)
-            bench.prefill(2048)
+            for tokens in options.prompts:
+                bench.prefill(tokens)
 
 
 if __name__ == "__main__":

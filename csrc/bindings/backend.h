@@ -17,6 +17,7 @@ namespace kvarn {
 struct Backend {
     Isa isa;
     Workspace workspace;   // of one call at a time
+    Workspace deltas;      // what adapters add in that call
     std::mutex in_use;
 };
 

@@ -1,5 +1,6 @@
 #include "bindings/backend.h"
 #include "bindings/topics.h"
+#include "linear/adapters.h"
 #include "linear/linear.h"
 #include "linear/pack.h"
 #include "linear/quantise_weights.h"
@@ -13,6 +14,7 @@ namespace kvarn {
     namespace name { \
         void linear_float(const LinearCall&); \
         void linear_integer(const LinearCall&); \
+        const float* const* adapter_deltas(const AdapterBatch&, std::int64_t, const LinearCall&, Workspace&); \
         void quantise_int8_weight(const PlainWeight&, const Int8Weight&); \
         void quantise_int4_weight(const PlainWeight&, const Int4Weight&); \
     }
@@ -70,6 +72,12 @@ void bind_packing(nb::module_& m) {
         "weight"_a, "ids"_a, "count"_a, "out"_a);
 }
 
+const float* const* deltas_of(Isa isa, const AdapterBatch& batch, std::int64_t layer, const LinearCall& call,
+                              Workspace& memory) {
+    KVARN_CALL(isa, adapter_deltas, batch, layer, call, memory);
+    return nullptr;
+}
+
 }  // namespace
 
 void bind_linear(nb::module_& m, BackendClass& backend) {
@@ -78,18 +86,19 @@ void bind_linear(nb::module_& m, BackendClass& backend) {
         "linear",
         [](Backend& self, const PackedWeight& weight, std::uintptr_t x, std::int64_t rows, std::int64_t x_stride,
            std::uintptr_t norm, float eps, int activation, std::uintptr_t bias, std::uintptr_t out,
-           std::int64_t out_stride, bool accumulate) {
-            const LinearCall call{weight, at<const float>(x), rows, x_stride, at<const float>(norm), eps,
-                                  static_cast<Activation>(activation), at<const float>(bias), at<float>(out),
-                                  out_stride, accumulate, &self.workspace};
+           std::int64_t out_stride, bool accumulate, const AdapterBatch* adapters, std::int64_t layer) {
+            LinearCall call{weight, at<const float>(x), rows, x_stride, at<const float>(norm), eps,
+                            static_cast<Activation>(activation), at<const float>(bias), at<float>(out),
+                            out_stride, accumulate, nullptr, &self.workspace};
             const Turn turn(self);
+            if (adapters) call.deltas = deltas_of(self.isa, *adapters, layer, call, self.deltas);
             if (is_integer(weight)) {
                 KVARN_CALL(self.isa, linear_integer, call);
             }
             KVARN_CALL(self.isa, linear_float, call);
         },
         "weight"_a, "x"_a, "rows"_a, "x_stride"_a, "norm"_a, "eps"_a, "activation"_a, "bias"_a, "out"_a,
-        "out_stride"_a, "accumulate"_a);
+        "out_stride"_a, "accumulate"_a, "adapters"_a.none() = nb::none(), "layer"_a = -1);
     backend.def(
         "quantize_int8",
         [](Backend& self, std::uintptr_t plain, bool is_bf16, std::int64_t out, std::int64_t in, std::uintptr_t values,

@@ -7,6 +7,7 @@ namespace kvarn {
 
 void bind_elementwise(BackendClass& backend);
 void bind_roofline(BackendClass& backend);
+void bind_adapters(nanobind::module_& m);
 void bind_linear(nanobind::module_& m, BackendClass& backend);
 void bind_attention(nanobind::module_& m, BackendClass& backend);
 void bind_sampling(BackendClass& backend);

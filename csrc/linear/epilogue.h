@@ -17,13 +17,16 @@ inline void finish_row(const LinearCall& call, std::int64_t row, std::int64_t fi
     const bool gated = call.weight.gated;
     const std::int64_t outputs = gated ? call.weight.out / 2 : call.weight.out;
     float* out = call.out + row * call.out_stride;
+    const float* delta = call.deltas ? call.deltas[row] : nullptr;
     for (std::int64_t p = 0; p < panels; p += gated ? 2 : 1) {
         const std::int64_t first = (first_panel + p) / (gated ? 2 : 1) * kPanel;
         const int lanes = static_cast<int>(std::min(kPanel, outputs - first));
         F16 value = load(sums + p * kPanel);
+        if (delta) value = add(value, load_first(delta + first, lanes));
         if (call.bias) value = add(value, load_first(call.bias + first, lanes));
         if (gated) {
             F16 up = load(sums + (p + 1) * kPanel);
+            if (delta) up = add(up, load_first(delta + outputs + first, lanes));
             if (call.bias) up = add(up, load_first(call.bias + outputs + first, lanes));
             value = mul(activate(value, call.activation), up);
         }

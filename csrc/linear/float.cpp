@@ -32,25 +32,6 @@ constexpr std::int64_t kAhead = 4096;          // bytes by which a tile that str
 constexpr std::int64_t kAskingTiles = 4;       // more would ask for the same lines again and again
 constexpr std::int64_t kRowGap = 16;           // floats between prepared rows: equal places of rows in other cache sets
 
-using Tile = void (*)(const TileCall&);
-
-template <class Lines, int R, int P>
-constexpr Tile tile_that_fits() {
-    if constexpr (tile_fits(R, P)) return &multiply_tile<R, P, Lines>;
-    return nullptr;
-}
-template <class Lines, int... R>
-constexpr auto tiles_of(std::integer_sequence<int, R...>) {
-    return std::array{std::array{tile_that_fits<Lines, R + 1, 1>(), tile_that_fits<Lines, R + 1, 2>(),
-                                 tile_that_fits<Lines, R + 1, 4>()}...};
-}
-// The tile of `rows` rows and 1, 2 or 4 panels.
-template <class Lines>
-Tile tile_of(std::int64_t rows, int panels) {
-    static constexpr auto tiles = tiles_of<Lines>(std::make_integer_sequence<int, kTileRows>());
-    return tiles[static_cast<std::size_t>(rows - 1)][static_cast<std::size_t>(panels / 2)];
-}
-
 // Rows of the call that stand prepared in memory.
 struct PreparedRows {
     const float* x;

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <array>
 #include <cstdint>
+#include <utility>
 
 #include "linear/linear.h"
 #include "simd/simd.h"
@@ -82,6 +84,25 @@ void multiply_tile(const TileCall& call) {
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) store(call.sums + r * call.sums_stride + p * kPanel, sum[r][p]);
+}
+
+using Tile = void (*)(const TileCall&);
+
+template <class Lines, int R, int P>
+constexpr Tile tile_that_fits() {
+    if constexpr (tile_fits(R, P)) return &multiply_tile<R, P, Lines>;
+    return nullptr;
+}
+template <class Lines, int... R>
+constexpr auto tiles_of(std::integer_sequence<int, R...>) {
+    return std::array{std::array{tile_that_fits<Lines, R + 1, 1>(), tile_that_fits<Lines, R + 1, 2>(),
+                                 tile_that_fits<Lines, R + 1, 4>()}...};
+}
+// The tile of `rows` rows and 1, 2 or 4 panels.
+template <class Lines>
+Tile tile_of(std::int64_t rows, int panels) {
+    static constexpr auto tiles = tiles_of<Lines>(std::make_integer_sequence<int, kTileRows>());
+    return tiles[static_cast<std::size_t>(rows - 1)][static_cast<std::size_t>(panels / 2)];
 }
 
 }  // namespace kvarn::KVARN_ISA

@@ -82,6 +82,7 @@ struct LinearCall {
     float* out;                  // [rows, out or I], out_stride floats from row to row
     std::int64_t out_stride;
     bool accumulate;             // add to what stands in out
+    const float* const* deltas;  // [rows] or null: [out] numbers added to a row's sums before anything else, null for none
     Workspace* workspace;
 };
 

@@ -71,12 +71,9 @@ def make_model(name: str, tokenizer: Tokenizer) -> LlamaForCausalLM:
     return model
 
 
-def save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a checkpoint in bf16 with configuration and tokenizer."""
-    save_tokenizer(tokenizer, folder)
-    config = model.config
-    written = {
-        "architectures": ["LlamaForCausalLM"],
+def written_shape(config: LlamaConfig) -> dict[str, object]:
+    """The fields of config.json that give a checkpoint's shape."""
+    return {
         "model_type": "llama",
         "torch_dtype": "bfloat16",
         "vocab_size": config.vocab_size,
@@ -90,10 +87,19 @@ def save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> N
         "max_position_embeddings": config.max_position_embeddings,
         "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": 10000.0,
-        "rope_scaling": None,
-        "tie_word_embeddings": True,
         "attention_bias": False,
         "mlp_bias": False,
+    }
+
+
+def save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write a checkpoint in bf16 with configuration and tokenizer."""
+    save_tokenizer(tokenizer, folder)
+    config = model.config
+    written = written_shape(config) | {
+        "architectures": ["LlamaForCausalLM"],
+        "rope_scaling": None,
+        "tie_word_embeddings": True,
         "initializer_range": 0.02,
         "bos_token_id": None,
         "eos_token_id": config.eos_token_id,

@@ -318,14 +318,13 @@ async def test_a_line_that_kills_the_engine_does_not_take_the_others_with_it(ben
 def break_off(monkeypatch: pytest.MonkeyPatch, bench: Bench, *lines: int) -> None:
     """Lines whose run ends in an error, once all others that came in with them are over."""
     close, broken = RequestRecord.close, {line_id(bench.job.id, line) for line in lines}
-    over = 0
+    over = set[str]()
 
     async def break_off(record: RequestRecord) -> None:
-        nonlocal over
         await close(record)
-        over += 1
+        over.add(record.request_id)
         if record.request_id in broken:
-            while over < 4:  # noqa: ASYNC110
+            while len(over) < 4 or not broken <= over:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             raise RuntimeError(f"nobody foresaw this of {record.request_id}")
 

@@ -13,26 +13,31 @@ import kvarn
 ROOT = Path(__file__).parents[2]
 DEMO = Path(kvarn.__file__).parent / "assets" / "kvarn-demo"
 SMOKE = {
+    "adapters": ("--smoke --threads 1", "base-only decodes"),
     "chat_template": ("--rounds 1 --renderings 10", "in a process of its own"),
     "decode_step": (f"--model {DEMO} --steps 2", "ms"),
     "device_idle": ("--rows 4 --steps 10", "2 in flight"),
+    "disaggregation": ("--rounds 1 --bursts 1 --burst 1 --prompt 300 --streams 1 --every-s 0.1", "together"),
     "gateway_overhead": ("--streams 1 --rounds 1", "µs a token"),
     "kernels.attention": ("--kv bfloat16 --only decode --seconds 0.01 --threads 1", "GB/s"),
     "kernels.instruction_sets": ("--rounds 1", "avx2"),
     "kernels.linear": ("--rows 1 --threads 1 --layers 1 --rounds 1", "GB/s"),
     "kernels.linear_integer": ("--rows 1 --threads 1 --seconds 0.01", "int4"),
     "kernels.sampling": ("--rows 1 --vocab 1000 --rounds 1 --threads 1", "top-p"),
+    "kv_tiers": ("--requests 6 --rounds 1 --context 500", "restarted"),
     "ledger": ("--requests 200 --rounds 1", "events a second"),
     "limits": ("--clients 1 --requests 20 --rounds 1 --redis none --budget", "with settling"),
     "quality": ("--every 60", "int8, KV int8"),
     "request_path": ("", "functions of gateway, serving and replica"),
     "run": ("--shape demo --workloads W1", "W1"),
+    "speculation": ("--smoke --streams 1,2", "draft_model"),
     "startup": ("--runs 1", "first token"),
     "static_batching": (
         "--shape demo --batch 2 --requests 4 --rounds 1 --prompt 16:32 --output 8:16",
         "continuous",
     ),
     "step_overhead": ("--batches 2 --rounds 1 --steps 6", "schedule"),
+    "structured_output": ("--smoke", "fast-forward:"),
 }
 """What each is asked for, and a word of what it prints; `overload`, `proxies` and `peers` have tests of their own."""
 

@@ -15,6 +15,7 @@ from kvarn.cli.main import app
 from kvarn.cli.options import FLAGS, ServeOptions
 from kvarn.config.load import ConfigError
 from kvarn.config.schema import KvarnConfig
+from kvarn.config.section import Section
 
 SMALL = ("--max-model-len", "512", "--kv-cache-memory-bytes", "64M")
 
@@ -36,7 +37,7 @@ def configured(monkeypatch: pytest.MonkeyPatch):
 def setting_of(config: KvarnConfig, path: str) -> Any:
     value: Any = config.models[0] if path.startswith("models.") else config
     for name in path.removeprefix("models.").split("."):
-        value = getattr(value, name)
+        value = None if value is None else getattr(value, name)
     return value
 
 
@@ -51,6 +52,9 @@ def setting_of(config: KvarnConfig, path: str) -> Any:
         (["--no-enable-prefix-caching"], "models.engine.prefix_cache", False),
         (["--kv-cache-memory-bytes", "4G"], "models.kv_cache_gib", 4.0),
         (["--kv-cache-memory-bytes", "536870912"], "models.kv_cache_gib", 0.5),
+        (["--kv-offloading-size", "4"], "models.kv_tiers.host_gib", 4.0),
+        (["--kv-disk-size", "9", "--kv-disk-directory", "/kv"], "models.kv_tiers.directory", "/kv"),
+        ([], "models.kv_tiers", None),
         (["--dtype", "half"], "models.dtype", "float16"),
         (["--dtype", "float"], "models.dtype", "float32"),
         (["--tokenizer", "/t"], "models.tokenizer", "/t"),
@@ -69,6 +73,8 @@ def setting_of(config: KvarnConfig, path: str) -> Any:
         ([], "gateway.allowed_origins", None),
         (["--root-path", "/llm"], "gateway.root_path", "/llm"),
         (["--ssl-certfile", "/c", "--ssl-keyfile", "/k"], "gateway.ssl_keyfile", "/k"),
+        (["--speculative-config", '{"method": "none"}'], "models.speculation.method", "none"),
+        (["--speculative-config", '{"num_speculative_tokens": 5}'], "models.speculation.num_speculative_tokens", 5),
         (["--log-format", "json"], "log_format", "json"),
     ],
 )
@@ -80,7 +86,9 @@ def test_every_flag_shows_the_default_of_its_setting():
     plain = KvarnConfig()
     for name, flag in FLAGS.items():
         default = setting_of(plain, flag.setting)
-        if isinstance(default, bool):
+        if isinstance(default, Section) or (default is None and flag.setting.startswith("models.kv_tiers.")):
+            assert flag.default is None, name
+        elif isinstance(default, bool):
             assert flag.default == ("on" if default else "off"), name
         elif default not in (None, "", ()):
             assert flag.default == str(default), name
@@ -153,3 +161,10 @@ def test_the_effective_configuration_does_not_show_passwords(kvarn, url):
     shown = kvarn("config", KVARN_STORE__URL=url, KVARN_LIMITS__REDIS_URL=redis).stdout
     assert "top-s" not in shown and "et@" not in shown
     assert "postgresql://kvarn:[password]@a" in shown and "redis://:[password]@host:6379/0" in shown
+
+
+@pytest.mark.parametrize("text", ["ngram", "[1]", "{"])
+def test_a_speculative_config_that_is_no_object_is_refused_by_name(text):
+    done = CliRunner().invoke(app, ["serve", "--speculative-config", text])
+    assert done.exit_code == 2
+    assert "--speculative-config" in done.output and "JSON object" in done.output

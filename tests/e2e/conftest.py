@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -75,12 +76,26 @@ def _configuration() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("serve")
-    (folder / "kvarn.yaml").write_text(json.dumps(_configuration()))  # JSON is YAML
+    with serve(tmp_path_factory.mktemp("serve"), _configuration()) as started:
+        yield started
+
+
+@pytest.fixture
+def serving() -> Callable[[Path, dict[str, Any]], AbstractContextManager[Server]]:
+    """Starts a server of one's own: with a folder for its log, and a configuration."""
+    return serve
+
+
+@contextmanager
+def serve(folder: Path, configuration: dict[str, Any]) -> Iterator[Server]:
+    (folder / "kvarn.yaml").write_text(json.dumps(configuration))  # JSON is YAML
     log = folder / "log"
     command = [Path(sys.executable).with_name("kvarn"), "serve", "--config", folder / "kvarn.yaml"]
+    environment = dict(os.environ)
+    if "data_dir" in configuration:
+        environment.pop("KVARN_DATA_DIR", None)  # the file says where
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
     try:
         yield _await_ready(process, log)
     finally:

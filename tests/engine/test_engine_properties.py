@@ -12,7 +12,10 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine_world import DictConnector, EveryThird
+from engine_adapters import ScriptedAdapters
+from engine_world import EveryThird, OftenForced
+from kv_connectors import DictConnector
+from kvarn.engine.ngram import NgramProposer
 from profiles import examples
 
 PROPERTY = settings(
@@ -31,13 +34,23 @@ configs = st.fixed_dictionaries(
         "tpot_target_ms": st.sampled_from([1.0, 15.0, 200.0]),
         "min_prefill_chunk": st.sampled_from([1, 5, 16]),
         "max_in_flight": st.sampled_from([1, 2]),
-        "offloads": st.booleans(),
-        "masked": st.booleans(),
+        "tiers": st.sampled_from([None, (False, 0), (False, 3), (True, 0), (True, 4)]),
+        "masked": st.sampled_from([None, EveryThird, OftenForced]),
+        "adapter_looks": st.one_of(st.none(), st.lists(st.integers(0, 4), min_size=1, max_size=5)),
         "proposals": st.one_of(st.just([]), st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=5)),
+        "ngram": st.sampled_from([False, False, True]),
+        "adaptive": st.booleans(),
+        "proposal_s": st.sampled_from([0.0, 1e-4, 1e-3, 0.1]),
     }
 )
-"""Besides the configuration: steps in flight, whether preempted blocks are kept elsewhere, whether requests with a salt
-are masked, and how many tokens are proposed, of which the one at a place is wrong."""
+"""Besides the configuration: steps in flight, whether blocks are kept elsewhere (far away, and how often one is lost),
+whether requests with a salt are masked, how often one must look for an adapter that is being loaded (None: all are
+always there), how many tokens are proposed, of which the one at a place is wrong (or whether earlier text is), whether
+it is chosen how many of them are verified, and the seconds that one takes."""
+
+
+ADAPTERS = {"small": 1, "large": 4, "other": 2}
+"""Blocks that each takes."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +85,7 @@ arrivals = st.builds(
     weight=st.sampled_from([1.0, 3.0]),
     priority=st.sampled_from([0, 0, 1, 10]),
     salt=st.sampled_from(["", "", "s"]),
-    adapter=st.sampled_from(["", "", "lora"]),
+    adapter=st.sampled_from(["", "", "small", "large", "other"]),
     stops=st.booleans(),
     prompt_logprobs=st.sampled_from([False, False, False, True]),
 )
@@ -87,11 +100,26 @@ events = st.lists(
 )
 
 
-def build(make_world: Callable, *, offloads: bool = False, masked: bool = False, **config):
+def build(
+    make_world: Callable,
+    *,
+    tiers: tuple[bool, int] | None = None,
+    masked: type[EveryThird] | None = None,
+    ngram: bool = False,
+    proposal_s: float = 0.0,
+    adapter_looks=None,
+    **config,
+):
+    def seconds(plan) -> float:
+        return 0.01 + 1e-4 * plan.num_tokens + proposal_s * sum(row.num_proposals for row in plan.rows)
+
     return make_world(
+        adapters=None if adapter_looks is None else ScriptedAdapters(ADAPTERS, adapter_looks),
+        proposer=NgramProposer() if ngram else None,
+        seconds=seconds,
         max_context_length=90,
-        connector=DictConnector() if offloads else None,
-        masks=lambda message: EveryThird() if masked and message.cache_salt else None,
+        connector=None if tiers is None else DictConnector(far=tiers[0], losses=tiers[1]),
+        masks=lambda message: masked() if masked and message.cache_salt else None,
         **config,
     )
 
@@ -144,11 +172,14 @@ def checked_step(world) -> None:
             assert scope == sequence.request.scope, "a block is shared across salts or adapters"
     if len(world.executor.plans) > before:
         plan = world.executor.plans[-1]
-        assert 0 < plan.num_tokens <= world.config.token_budget
+        assert plan.num_tokens <= world.config.token_budget
+        assert plan.num_tokens or plan.kv_stores or plan.adapter_loads, "an empty plan"
         assert len({row.slot for row in plan.rows}) == len(plan.rows) <= world.config.max_num_seqs
-        assert engine.stats().batch_tokens == plan.num_tokens
-    else:
-        assert not engine.has_work() or engine.stats().refused_total, "there is work, but nothing was done"
+        assert engine.stats().batch_tokens == plan.num_tokens or not plan.rows
+    elif engine.has_work() and not engine.stats().refused_total:
+        waits = [sequence for sequence in engine.scheduler.queue.candidates(world.now) if sequence.fetch is not None]
+        loads = any(map(world.executor.adapters.is_loading, ADAPTERS)) if world.executor.adapters else False
+        assert waits or loads, "there is work, but nothing was done"
 
 
 @PROPERTY

@@ -75,7 +75,7 @@ def predicted(told: StepTimes, shape: StepShape) -> float:
 def test_coefficients_are_what_predictions_are_made_of():
     shapes = [StepShape(64, 2000, 0, 0), StepShape(0, 0, 8, 1000), StepShape(16, 400, 30, 9000), StepShape(0, 0, 1, 50)]
     model = StepTimeModel(expected=[(shape, true_seconds(shape)) for shape in shapes])
-    shape = StepShape(40, 1000, 10, 3000)
-    parts = (1, shape.prefill_tokens, shape.prefill_pairs, shape.decode_rows, shape.decode_context)
+    shape = StepShape(40, 1000, 10, 3000, 7)
+    parts = (1, shape.prefill_tokens, shape.prefill_pairs, shape.decode_rows + shape.proposals, shape.decode_context)
     total = sum(seconds * count for seconds, count in zip(model.coefficients, parts, strict=True))
     assert total == pytest.approx(model.predict(shape))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from engine_world import DictConnector
+from kv_connectors import DictConnector
 from kvarn.engine.memory_pressure import OffloadPreemption
 
 
 class Forgetful(DictConnector):
     """Holds nothing any more when it is asked."""
 
-    def contains(self, name: bytes) -> bool:
+    def holds(self, name: bytes) -> bool:
+        return False
+
+    def is_loadable(self, name: bytes) -> bool:
         return False
 
 

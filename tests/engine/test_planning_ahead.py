@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine_world import DictConnector, EveryThird
+from engine_world import EveryThird
+from kv_connectors import DictConnector
 from kvarn.engine.plan import LAST_SAMPLED
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import select
 from fake_replica import answer_text
 from kvarn.replica.client.protocol import RequestRefusedError
 from kvarn.store.models import UsageEvent
-from kvarn.wire.messages import RefusalReason
+from kvarn.wire.messages import AdapterInfo, RefusalReason
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 
@@ -43,6 +43,15 @@ def ledger(server: Any, request: Any, wait_for: Any) -> Any:
         return found
 
     return wait
+
+
+def test_an_answer_with_an_adapter_is_entered_under_its_model_with_the_adapters_name(
+    server: Any, tenant: httpx.Client, ledger: Any
+) -> None:
+    server.chat.adapters = {"law": AdapterInfo(name="law", path="/law")}
+    assert tenant.post("/v1/chat/completions", json={**CHAT, "model": "law"}).status_code == 200
+    (event,) = ledger(1)
+    assert (event.model, event.adapter) == ("tiny", "law")
 
 
 def test_a_finished_chat_is_entered_with_the_counts_its_client_was_told(

@@ -12,18 +12,18 @@ from batch_jobs import WaitFor, await_end, chat_line, outputs, send
 
 HEADER = "x-kvarn-warning"
 HELLO = [{"role": "user", "content": "Hej"}]
-STRICT = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}
-FLAT = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
+PREDICTED = {"prediction": {"type": "content", "content": "Hej"}}
+VERBOSE = {"text": {"verbosity": "low"}}
 
 
 @pytest.mark.parametrize(
     ("path", "body", "named"),
     [
-        ("/v1/chat/completions", {"messages": HELLO, "tools": [STRICT]}, "ignored 'strict'"),
-        ("/v1/chat/completions", {"messages": HELLO, "tools": [STRICT], "stream": True}, "ignored 'strict'"),
-        ("/v1/responses", {"input": "Hej", "tools": [FLAT]}, "ignored 'strict'"),
-        ("/v1/responses", {"input": "Hej", "tools": [FLAT], "background": True}, "ignored 'strict'"),
-        ("/v1/responses", {"input": "Hej", "reasoning": {"effort": "low"}}, "ignored 'reasoning'"),
+        ("/v1/chat/completions", {"messages": HELLO, **PREDICTED}, "ignored 'prediction'"),
+        ("/v1/chat/completions", {"messages": HELLO, **PREDICTED, "stream": True}, "ignored 'prediction'"),
+        ("/v1/responses", {"input": "Hej", **VERBOSE}, "ignored 'text.verbosity'"),
+        ("/v1/responses", {"input": "Hej", **VERBOSE, "background": True}, "ignored 'text.verbosity'"),
+        ("/v1/responses", {"input": "Hej", "reasoning": {"effort": "low"}}, "ignored the reasoning effort"),
         ("/v1/responses", {"input": "Hej", "text": {"verbosity": "high"}}, "ignored 'text.verbosity'"),
         ("/v1/completions", {"prompt": "Hej", "temprature": 0}, "'temprature', did you mean 'temperature'?"),
         ("/v1/embeddings", {"model": "vec", "input": "Hej", "colour": 1}, "'colour'"),
@@ -66,9 +66,9 @@ def test_administration_refuses_what_it_does_not_know(client: httpx.Client) -> N
 
 
 def test_the_output_of_a_batch_names_what_was_ignored(runner: Any, wait_for: WaitFor) -> None:
-    lines = [chat_line(0, tools=[STRICT], colour="red"), chat_line(1)]
+    lines = [chat_line(0, **PREDICTED, colour="red"), chat_line(1)]
     with runner.client() as client:
         found = outputs(client, await_end(client, send(client, lines), wait_for))
     warnings = found["r0"]["response"]["warnings"]
-    assert [warning.split(",")[0] for warning in warnings] == ["ignored unknown field 'colour'", "ignored 'strict'"]
+    assert [warning.split(",")[0] for warning in warnings] == ["ignored unknown field 'colour'", "ignored 'prediction'"]
     assert found["r0"]["response"]["status_code"] == 200 and "warnings" not in found["r1"]["response"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvarn.kernels.adapters import AdapterMemory
 from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.models import Decoder
 from tiny_checkpoints import DECODERS, make_decoder
@@ -31,6 +32,7 @@ class PagedRunner:
     cache: KVCache = field(init=False)
     tables: dict[str, list[int]] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
+    adapters: AdapterMemory | None = None
 
     def __post_init__(self) -> None:
         self.cache = self.model.new_kv_cache(self.num_blocks)
@@ -69,8 +71,8 @@ class PagedRunner:
             ),
             slot_mapping=torch.tensor(slots),
             adapters=None
-            if adapters is None
-            else torch.tensor([adapters[name] for name, tokens in rows.items() for _ in tokens]),
+            if adapters is None or self.adapters is None
+            else self.adapters.batch(torch.tensor([adapters[name] for name, tokens in rows.items() for _ in tokens])),
         )
         token_ids = torch.tensor([token for tokens in rows.values() for token in tokens])
         logits = self.model.forward(token_ids, batch, self.cache, torch.arange(len(positions)))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kvarn.responses.replay import replay, unwritten
 from kvarn.responses.writer import ResponseWriter, item_id, response_of_item
 from kvarn.serving.choice import ChoiceDelta
+from kvarn.text.reasoning.splitter import Reasoning
 from kvarn.wire.openai.chat.answer import FunctionCallDelta, TokenLogprobs, ToolCallDelta
 from kvarn.wire.openai.responses.answer import Response, ResponseError, StreamEvent, response_usage
 from kvarn.wire.openai.usage import usage
@@ -30,6 +31,7 @@ pieces = st.lists(
     st.one_of(
         st.builds(lambda text, count: ("text", text, count), st.text(max_size=5), st.integers(0, 3)),
         st.just(("refusal", "No.", 0)),
+        st.builds(lambda text, count: ("reasoning", text, count), st.text(min_size=1, max_size=5), st.integers(0, 3)),
         st.builds(lambda parts: ("call", parts, 0), st.lists(st.text(min_size=1, max_size=4), max_size=3)),
     ),
     max_size=8,
@@ -51,6 +53,9 @@ def written(
     for kind, what, count in script:
         if kind == "text":
             events += writer.take(ChoiceDelta(0, str(what), logprobs=logprobs(count)))
+        elif kind == "reasoning":
+            thought = ChoiceDelta(0, parts=[Reasoning(str(what))], reasoning_tokens=count, logprobs=logprobs(count))
+            events += writer.take(thought)
         elif kind == "refusal":
             events += writer.refuse(str(what))
         else:
@@ -85,7 +90,7 @@ def test_the_output_is_what_the_deltas_said(script: list[tuple[str, object, int]
     writer, events = written(script, end, background=False)
     for index, item in enumerate(writer.response.output):
         told = "".join(str(event.delta or "") for event in events if event.output_index == index)
-        part = item["content"][0] if item["type"] == "message" else {"arguments": item["arguments"]}
+        part = item["content"][0] if "content" in item else {"arguments": item["arguments"]}
         assert told == (part.get("text") or part.get("refusal") or part.get("arguments") or "")
     statuses = [item["status"] for item in writer.response.output]
     assert len({item["id"] for item in writer.response.output}) == len(statuses)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kvarn.safety.verdict import RULE, Verdict
 from kvarn.serving.choice import ChoiceDelta
 from kvarn.serving.moderation.output_watch import OutputWatch
+from kvarn.text.reasoning.splitter import Reasoning
 
 FORBIDDEN = "committ"
 """As a word of its own: `committee` is none."""
@@ -64,3 +65,21 @@ async def test_a_harmless_answer_is_shown_whole(
     text: str, cuts: list[int], bare_end: bool, look_every: int, hold_back: int
 ) -> None:
     assert await shown_of(pieces_of(text, cuts, bare_end=bare_end), look_every, hold_back) == (text, "stop")
+
+
+@given(CUTS, st.integers(1, 60), st.integers(0, 60))
+async def test_reasoning_is_looked_at_and_shown_as_reasoning(cuts: list[int], look_every: int, hold_back: int) -> None:
+    for last, ends in ((" a mill grinds", "stop"), (f" a {FORBIDDEN} grinds", "content_filter")):
+        pieces = pieces_of("so it turns" + last, cuts, bare_end=True)
+        for piece in pieces[:-1]:
+            piece.write([Reasoning(piece.text)])
+            piece.reasoning_tokens = len(piece.token_ids)
+        pieces[-1].write(["Hello."])
+        watch = OutputWatch(judge, look_every, hold_back)
+        shown = [out for piece in pieces if (out := await watch.look(piece)) is not None]
+        end = next(place for place, out in enumerate(shown) if out.finish_reason is not None)
+        told = "".join(out.reasoning for out in shown[: end + 1])
+        assert shown[end].finish_reason == ends
+        assert ("so it turns" + last).startswith(told) and FORBIDDEN not in told.split()
+        if ends == "stop":
+            assert told == "so it turns" + last and "".join(out.text for out in shown) == "Hello."

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 
-import msgspec
-
+from engine_adapters import ScriptedAdapters
 from kvarn.config.schema import EngineConfig
+from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine import AdmissionError, EngineCore
 from kvarn.engine.memory_pressure import Preemption
-from kvarn.engine.plan import LAST_SAMPLED, NewSequence, Row, RowResult, StepPlan, StepResult
-from kvarn.engine.request import Proposer, TokenMask
+from kvarn.engine.plan import LAST_SAMPLED, KVConnector, NewSequence, Row, RowResult, StepPlan, StepResult
+from kvarn.engine.proposer import Guess, Proposer
 from kvarn.engine.request import Sequence as EngineSequence
+from kvarn.engine.request import TokenMask
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.wire.messages import FinishReason, PositionLogprobs, Submit, TokenDelta, TokenLogprob
 from kvarn.wire.sampling import SamplingParams, choice_seed
 
 BLOCK = 16
+BLOCK_BYTES = BLOCK * 8
+EVERY_BIT = (1 << 64) - 1
 VOCABULARY = 50
 
 
 def link(chain: int, token: int) -> int:
     """Stands for the KV of a token: it depends on all tokens before it."""
-    return hash((chain, token, 17))
+    return hash((chain, token, 17)) & EVERY_BIT
 
 
 def chain_of(tokens: Iterable[int], adapter: str = "") -> int:
@@ -83,24 +87,6 @@ class SlotState:
         return self.chains[position + 1]
 
 
-class DictConnector:
-    """Keeps blocks in a dictionary."""
-
-    def __init__(self) -> None:
-        self.blocks: dict[bytes, bytes] = {}
-        self.num_loaded = 0
-
-    def contains(self, name: bytes) -> bool:
-        return name in self.blocks
-
-    def store(self, name: bytes, contents: bytes) -> None:
-        self.blocks[name] = contents
-
-    def load(self, name: bytes) -> bytes:
-        self.num_loaded += 1
-        return self.blocks[name]
-
-
 class CheckingExecutor:
     """Runs plans on symbolic KV and fails at the first read of a slot that holds anything else than it must.
 
@@ -113,8 +99,10 @@ class CheckingExecutor:
         max_context_length: int = 4096,
         seconds: Callable[[StepPlan], float] | None = None,
         max_in_flight: int = 1,
-        connector: DictConnector | None = None,
+        connector: KVConnector | None = None,
+        adapters: ScriptedAdapters | None = None,
     ) -> None:
+        self.adapters = adapters
         self.num_blocks = num_blocks
         self.max_context_length = max_context_length
         self.max_in_flight = max_in_flight
@@ -136,11 +124,15 @@ class CheckingExecutor:
         self.plans.append(plan)
         for slot in plan.releases:
             del self.slots[slot]
+        for adapter in plan.adapter_drops:
+            self.adapters.drop(adapter)
         for new in plan.new_sequences:
             assert new.slot not in self.slots, "a slot is taken twice"
             self.slots[new.slot] = SlotState(new, [*new.prompt_token_ids, *new.output_token_ids])
         self._transfer(plan)
         self._copy(plan)
+        for load in plan.adapter_loads:
+            self.adapters.write(load, self.kv)
         self._update_tables(plan)
         self._write(plan)
         results = [self._row_result(row, plan.masks.get(row.slot)) for row in plan.rows]
@@ -151,9 +143,13 @@ class CheckingExecutor:
 
     def _transfer(self, plan: StepPlan) -> None:
         for transfer in plan.kv_stores:
-            self._connector.store(transfer.name, msgspec.json.encode(self.kv[transfer.block]))
-        for transfer in plan.kv_loads:
-            self.kv[transfer.block] = msgspec.json.decode(self._connector.load(transfer.name))
+            held = [0 if link is None else link for link in self.kv[transfer.block]]
+            self._connector.store([transfer], [[memoryview(array("Q", held)).cast("B")]])
+        loaded = [array("Q", bytes(BLOCK_BYTES)) for _ in plan.kv_loads]
+        if loaded:
+            self._connector.load(plan.kv_loads, [[memoryview(held).cast("B")] for held in loaded])
+        for transfer, held in zip(plan.kv_loads, loaded, strict=True):
+            self.kv[transfer.block] = list(held)
 
     def _copy(self, plan: StepPlan) -> None:
         """All at once and one after the other must come to the same."""
@@ -189,6 +185,8 @@ class CheckingExecutor:
 
     def _row_result(self, row: Row, masks: tuple[bytes, ...] | None) -> RowResult:
         state = self.slots[row.slot]
+        if self.adapters is not None:
+            self.adapters.check(state.new.adapter, self.kv)
         end = row.start + len(row.token_ids) - row.num_proposals
         for position in range(end):
             held = self.kv[state.table[position // BLOCK]][position % BLOCK]
@@ -205,12 +203,13 @@ class CheckingExecutor:
     def _draw(self, row: Row, state: SlotState, masks: tuple[bytes, ...] | None) -> list[int]:
         """A token after all that are known, then one after each proposal as long as they were right."""
         proposals = row.token_ids[len(row.token_ids) - row.num_proposals :]
-        drawn: list[int] = []
+        drawn = proposals[: row.num_forced]
+        state.tokens += drawn
         while drawn == proposals[: len(drawn)] and len(drawn) <= len(proposals):
             length = len(state.tokens)
             token = draw(state.chain(length - 1), state.new.seed, length)
             if masks is not None:
-                token = allowed(token, masks[len(drawn)])
+                token = allowed(token, masks[len(drawn) - row.num_forced])
             state.tokens.append(token)
             drawn.append(token)
         return drawn
@@ -232,17 +231,20 @@ class World:
         recount_every: int = 1,
         step_time: StepTimeModel | None = None,
         max_in_flight: int = 1,
-        connector: DictConnector | None = None,
+        connector: KVConnector | None = None,
         preemption: Preemption | None = None,
         proposals: Sequence[tuple[int, int]] = (),
+        proposer: Proposer | None = None,
+        adaptive: bool = False,
         masks: Callable[[Submit], TokenMask | None] = lambda message: None,
+        adapters: ScriptedAdapters | None = None,
         **config: object,
     ) -> None:
         self.now = 0.0
         self.recount_every = recount_every
-        self.executor = CheckingExecutor(num_blocks, max_context_length, seconds, max_in_flight, connector)
+        self.executor = CheckingExecutor(num_blocks, max_context_length, seconds, max_in_flight, connector, adapters)
         self.masks = masks
-        self.proposer: Proposer | None = ScriptedProposer(proposals) if proposals else None
+        self.proposer = proposer or (ScriptedProposer(proposals) if proposals else None)
         self.config = EngineConfig(**config)
         self.engine = EngineCore(
             self.executor,
@@ -251,8 +253,10 @@ class World:
             preemption=preemption,
             step_time=step_time,
             proposer=self.proposer,
+            speculation=SpeculationConfig(adaptive=adaptive),
             masks=masks,
             connector=connector,
+            adapters=adapters,
         )
         self.messages: dict[str, Submit] = {}
         self.deltas: dict[str, list[TokenDelta]] = {}
@@ -318,11 +322,25 @@ class World:
 class ScriptedProposer:
     """Proposes as many tokens as its script says next, of which the one at the place that it says is wrong."""
 
-    def __init__(self, script: Sequence[tuple[int, int]]) -> None:
+    grades = (0.5,)
+
+    def __init__(self, script: Sequence[tuple[int, int]], is_free: bool = True) -> None:
+        self.is_free = is_free
+        self.forgotten: set[EngineSequence] = set()
         self._script = cycle(script)
         self.num_proposed = 0
 
-    def propose(self, sequence: EngineSequence, limit: int) -> list[int]:
+    def propose(self, wanted: Sequence[tuple[EngineSequence, int]]) -> list[Guess]:
+        return [Guess(self._guess(sequence, limit)) for sequence, limit in wanted]
+
+    def seconds(self, num_sequences: int) -> float:
+        return 0.0
+
+    def forget(self, sequence: EngineSequence) -> None:
+        assert sequence not in self.forgotten, "a sequence ended twice"
+        self.forgotten.add(sequence)
+
+    def _guess(self, sequence: EngineSequence, limit: int) -> list[int]:
         length, wrong = next(self._script)
         tokens, mask = list(sequence.tokens), sequence.request.mask
         chain = chain_of(tokens, sequence.request.scope.adapter)
@@ -332,16 +350,46 @@ class ScriptedProposer:
                 token = allowed(token, mask.pack(sequence.index, tokens[sequence.num_prompt :], [])[0])
             tokens.append((token + (place == wrong)) % VOCABULARY)
             chain = link(chain, tokens[-1])
-        self.num_proposed += len(tokens) - sequence.num_tokens
-        return tokens[sequence.num_tokens :]
+        self.num_proposed += len(tokens) - len(sequence.tokens)
+        return tokens[len(sequence.tokens) :]
 
 
-class EveryThird:
+class ReadyMask:
+    """The part of a token mask that plain ones have in common."""
+
+    ready = True
+    problem: str | None = None
+
+    def forced(self, index: int, output_token_ids: list[int]) -> list[int]:
+        return []
+
+
+class EveryThird(ReadyMask):
     """Allows the tokens that leave the same rest as the number of output tokens when divided by 3."""
 
     def pack(self, index: int, output_token_ids: list[int], proposals: list[int]) -> tuple[bytes, ...]:
         first = len(output_token_ids)
-        return tuple(packed(range(place % 3, VOCABULARY, 3)) for place in range(first, first + len(proposals) + 1))
+        return tuple(packed(self.allowed(place)) for place in range(first, first + len(proposals) + 1))
+
+    def allowed(self, place: int) -> Iterable[int]:
+        return range(place % 3, VOCABULARY, 3)
+
+
+class OftenForced(EveryThird):
+    """The same, but at some places there is one token only. Counts how many it was asked to force."""
+
+    def __init__(self) -> None:
+        self.num_forced = 0
+
+    def allowed(self, place: int) -> Iterable[int]:
+        return [place * 5 % VOCABULARY] if place % 8 in (2, 3, 4, 7) else super().allowed(place)
+
+    def forced(self, index: int, output_token_ids: list[int]) -> list[int]:
+        tokens: list[int] = []
+        while len(place := list(self.allowed(len(output_token_ids) + len(tokens)))) == 1:
+            tokens += place
+        self.num_forced += len(tokens)
+        return tokens
 
 
 def packed(tokens: Iterable[int], vocabulary: int = VOCABULARY) -> bytes:

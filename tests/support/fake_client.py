@@ -7,9 +7,15 @@ import struct
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
-from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, ReportPending, RequestRefusedError
+from kvarn.replica.client.protocol import (
+    AdapterChangeError,
+    ReplicaLostError,
+    ReplicaState,
+    ReportPending,
+    RequestRefusedError,
+)
 from kvarn.replica.client.request_stream import RequestStream
-from kvarn.wire.messages import EngineStats, FinishReason, ModelCard, Submit, TokenDelta
+from kvarn.wire.messages import AdapterInfo, EngineStats, FinishReason, ModelCard, Submit, TokenDelta
 
 TOKENS_OF_A_DELTA = 64
 """At most: a step of an engine brings a choice one token, or a few."""
@@ -39,7 +45,11 @@ class FakeReplicaClient:
     finished: list[str] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
     yields: int = 0
+    adapters: dict[str, AdapterInfo] = field(default_factory=dict)
+    adapter_problem: AdapterChangeError | None = None
+    """Where set, adapters are not loaded."""
     embedded: list[list[list[int]]] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
 
     async def generate(
         self, request: Submit, report_pending: ReportPending | None = None
@@ -63,6 +73,12 @@ class FakeReplicaClient:
             if request.request_id not in self.finished:
                 self.aborted.append(request.request_id)
 
+    def forget_tenant(self, tenant: str) -> bool:
+        """Note it."""
+        if self.state is ReplicaState.READY:
+            self.forgotten.append(tenant)
+        return self.state is ReplicaState.READY
+
     async def embed(self, request_id: str, inputs: list[list[int]]) -> list[bytes]:
         """Vectors made from the sums of the token ids."""
         self._check()
@@ -71,6 +87,20 @@ class FakeReplicaClient:
         assert self.card is not None
         size = self.card.embedding_size
         return [struct.pack(f"<{size}f", *[(sum(each) + i) / 1000 for i in range(size)]) for each in inputs]
+
+    async def load_adapter(self, request_id: str, adapter: AdapterInfo, *, in_place: bool = False) -> None:
+        """It is there at once."""
+        self._check()
+        if self.adapter_problem is not None:
+            raise self.adapter_problem
+        if adapter.name in self.adapters and not in_place:
+            raise AdapterChangeError("exists", "it has already been loaded")
+        self.adapters[adapter.name] = adapter
+
+    async def unload_adapter(self, request_id: str, name: str) -> None:
+        """It is gone at once."""
+        self._check()
+        del self.adapters[name]
 
     def _check(self) -> None:
         if self.refusal is not None:

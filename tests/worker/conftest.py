@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -18,9 +18,10 @@ from kvarn.config.schema import EngineConfig
 from kvarn.engine import EngineCore
 from kvarn.engine.plan import KVConnector, NewSequence, StepPlan, StepResult
 from kvarn.models import Decoder, load_model
+from kvarn.models.adapters import LoadedAdapter
 from kvarn.wire.messages import FinishReason, PositionLogprobs, Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import InProcessExecutor
+from kvarn.worker import EagleProposer, InProcessExecutor
 from kvarn.worker.slots import SlotTable
 
 
@@ -180,16 +181,29 @@ class Stack:
         token_budget: int = 512,
         plans_ahead: bool = False,
         connector: KVConnector | None = None,
+        eagle: EagleProposer | None = None,
         prefix_cache: bool = True,
+        adapters: Mapping[str, LoadedAdapter] | None = None,
         **engine: Any,
     ) -> None:
-        executor = InProcessExecutor(model, num_blocks=num_blocks, max_num_seqs=max_num_seqs, connector=connector)
+        executor = InProcessExecutor(
+            model, num_blocks=num_blocks, max_num_seqs=max_num_seqs, connector=connector, eagle=eagle
+        )
+        for name, adapter in (adapters or {}).items():
+            executor.adapters.add(name, adapter.packed)
         self.executor = LateExecutor(executor) if plans_ahead else executor
         config = EngineConfig(
             max_num_seqs=max_num_seqs, token_budget=token_budget, tpot_target_ms=1e9, prefix_cache=prefix_cache
         )
         self._ticks = count()
-        self.engine = EngineCore(self.executor, config, lambda: next(self._ticks) * 0.01, connector=connector, **engine)
+        self.engine = EngineCore(
+            self.executor,
+            config,
+            lambda: next(self._ticks) * 0.01,
+            connector=connector,
+            adapters=executor.adapters if adapters else None,
+            **engine,
+        )
 
     def generate(self, requests: list[Submit]) -> dict[tuple[str, int], Answer]:
         """All choices of the requests by (request id, choice)."""
@@ -213,3 +227,14 @@ class Stack:
 @pytest.fixture(scope="session")
 def stack() -> type[Stack]:
     return Stack
+
+
+@pytest.fixture(scope="session")
+def demo_prompt() -> list[int]:
+    """Token ids of a question that kvarn-demo was trained to answer at length."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(Path(kvarn.__file__).parent / "assets" / "kvarn-demo")
+    conversation = [{"role": "user", "content": "Explain LLM serving in detail."}]
+    text = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+    return list(tokenizer.encode(text, add_special_tokens=False))

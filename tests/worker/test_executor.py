@@ -2,21 +2,20 @@
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
 
-from kvarn.engine.plan import BlockCopy, BlockUpdate, NewSequence, Row, RowResult, StepPlan
+from kvarn.engine.plan import AdapterLoad, BlockCopy, BlockUpdate, NewSequence, Row, RowResult, StepPlan
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import KVCache, PagedBatch
 from kvarn.models import Decoder
 from kvarn.worker import (
     InProcessExecutor,
     InvalidLogitsError,
-    InvalidSamplingError,
     PlanError,
     WorkerError,
 )
@@ -25,25 +24,48 @@ Admit = Callable[..., NewSequence]
 VOCAB = 50
 
 
+class RecordingMemory:
+    """Adapters of one block; a batch of them is the list of its rows' names."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, Any] = {-1: ""}
+        self.written: list[tuple[Any, list[int]]] = []
+
+    def num_blocks(self, adapter: Any) -> int:
+        return 1
+
+    def write(self, adapter: Any, blocks: list[int]) -> None:
+        self.written.append((adapter, blocks))
+
+    def place(self, index: int, adapter: Any, blocks: list[int]) -> None:
+        self.names[index] = adapter
+
+    def batch(self, indices: torch.Tensor) -> list[Any]:
+        return [self.names[index] for index in indices.tolist()]
+
+
 class RecordingDecoder:
     """Logits that favour the token after the one computed; keeps the inputs of each pass."""
 
     kernels = Kernels()
-    adapters: ClassVar[dict[str, int]] = {"legal": 0, "medical": 1}
 
     def __init__(self) -> None:
         self.spec = SimpleNamespace(vocab_size=VOCAB, max_context_length=160)
         self.calls: list[tuple[list[int], PagedBatch, list[int]]] = []
         self.cache = KVCache((), ())
         self.poison: float | None = None
+        self.adapter_memory = RecordingMemory()
 
     def new_kv_cache(self, num_blocks: int) -> KVCache:
         shape = (num_blocks, 2, 16, 3)
         self.cache = KVCache(*(tuple(torch.randn(shape) for _ in range(2)) for _ in range(2)))
         return self.cache
 
+    def new_adapter_memory(self, cache: KVCache) -> Any:
+        return self.adapter_memory
+
     def forward(
-        self, token_ids: torch.Tensor, batch: PagedBatch, cache: KVCache, logits_rows: torch.Tensor
+        self, token_ids: torch.Tensor, batch: PagedBatch, cache: KVCache, logits_rows: torch.Tensor, _states: None
     ) -> torch.Tensor:
         self.calls.append((token_ids.tolist(), batch, logits_rows.tolist()))
         logits = torch.zeros(len(logits_rows), VOCAB)
@@ -84,21 +106,40 @@ def test_each_token_carries_the_adapter_of_its_sequence(
     executor: InProcessExecutor, decoder: RecordingDecoder, admission: Admit
 ) -> None:
     names = ["medical", "", "legal"]
+    load_adapters(executor, "legal", "medical")
     sequences = [replace(greedy(admission, slot, [1, 2, 3]), adapter=name) for slot, name in enumerate(names)]
     prompts = [Row(slot, 0, [1, 2, 3][: slot + 1], blocks(0, slot), False) for slot in range(3)]
     executor.execute(plan(prompts, sequences))
     assert decoder.calls[0][1].adapters is not None
-    assert decoder.calls[0][1].adapters.tolist() == [1, -1, -1, 0, 0, 0]
+    assert decoder.calls[0][1].adapters == ["medical", "", "", "legal", "legal", "legal"]
     executor.execute(plan([Row(1, 2, [3], [], True)]))
     assert decoder.calls[1][1].adapters is None
     executor.execute(plan([Row(1, 3, [4], [], True), Row(2, 3, [4], [], True)]))
-    assert decoder.calls[2][1].adapters.tolist() == [-1, 0]
+    assert decoder.calls[2][1].adapters == ["", "legal"]
+    assert decoder.adapter_memory.written == [("legal", [30]), ("medical", [31])]
+    executor.execute(StepPlan(2, [0], [], [], [], adapter_drops=["medical"]))
+    load_adapters(executor, "poems")
+    assert decoder.adapter_memory.names == {-1: "", 0: "legal", 1: "poems"}
 
 
-def test_an_adapter_the_model_does_not_have_is_refused(executor: InProcessExecutor, admission: Admit) -> None:
+def load_adapters(executor: InProcessExecutor, *names: Any) -> None:
+    """By a plan, and wait for them."""
+    for name in names:
+        executor.adapters.add(name, name)
+    loads = [AdapterLoad(name, [30 + place]) for place, name in enumerate(names)]
+    executor.execute(StepPlan(1, [], [], [], [], adapter_loads=loads))
+    loaded: list[str] = []
+    while len(loaded) < len(names):
+        loaded += executor.adapters.drain_loaded()
+    assert loaded == list(names)
+
+
+def test_an_adapter_that_was_not_loaded_is_a_fault_of_the_plan(executor: InProcessExecutor, admission: Admit) -> None:
     sequence = replace(greedy(admission, 0, [1, 2]), adapter="poems")
-    with pytest.raises(InvalidSamplingError, match="no adapter 'poems'"):
+    with pytest.raises(PlanError, match="adapter 'poems' is not in the blocks"):
         executor.execute(plan([Row(0, 0, [1, 2], blocks(0, 1), True)], [sequence]))
+    with pytest.raises(PlanError, match="'poems', which is not held"):
+        executor.execute(StepPlan(1, [], [], [], [], adapter_loads=[AdapterLoad("poems", [3])]))
 
 
 def test_rows_of_all_kinds_become_one_flat_batch(

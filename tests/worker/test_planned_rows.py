@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from engine_world import DictConnector, EveryThird, packed
+from engine_world import EveryThird, ReadyMask, packed
+from guesses import FreeProposer
+from kv_connectors import DictConnector
+from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.plan import BlockTransfer, BlockUpdate, NewSequence, Row, StepPlan
-from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import KVCache
-from kvarn.kernels.linear import Linear, Norm
-from kvarn.models import Decoder, load_model
+from kvarn.models import Decoder
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import InProcessExecutor, PlanError
-from kvarn.worker.kv_blocks import load_blocks, store_blocks
+from kvarn.worker.kv_blocks import BlockTransfers
 from kvarn.worker.sampler import sample
 
 VOCABULARY = 500
@@ -52,22 +53,20 @@ def answers(stack: Any, messages: list[Submit]) -> dict[Any, Any]:
     }
 
 
-class Oracle:
+class Oracle(FreeProposer):
     """Proposes what the answers given before say, every fifth token wrong."""
 
     def __init__(self, known: dict[Any, Any]) -> None:
+        super().__init__()
         self._known = known
-        self.num_proposed = 0
 
-    def propose(self, sequence: Any, limit: int) -> list[int]:
+    def guess(self, sequence: Any, limit: int) -> list[int]:
         tokens = self._known[sequence.request.request_id, sequence.index][0]
         first = sequence.num_tokens - sequence.num_prompt
-        proposals = [
+        return [
             (token + 1) % VOCABULARY if place % 5 == 4 else token
             for place, token in enumerate(tokens[first : first + min(limit, 4)], start=first)
         ]
-        self.num_proposed += len(proposals)
-        return proposals
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +86,8 @@ def test_proposals_change_no_token_and_no_logprob(
 ) -> None:
     """Log-probabilities are of the same positions, computed beside others: the last bits may differ."""
     oracle = Oracle(plain)
-    found = answers(stack(tiny_model("llama"), proposer=oracle), requests())
+    verifying = stack(tiny_model("llama"), proposer=oracle, speculation=SpeculationConfig(adaptive=False))
+    found = answers(verifying, requests())
     assert oracle.num_proposed > 60
     assert {key: (tokens, reason) for key, (tokens, _, reason) in found.items()} == {
         key: (tokens, reason) for key, (tokens, _, reason) in plain.items()
@@ -99,7 +99,7 @@ def test_proposals_change_no_token_and_no_logprob(
 
 
 def test_a_mask_forces_tokens_whatever_else_is_demanded(stack: Any, tiny_model: Callable[[str], Decoder]) -> None:
-    class OneToken:
+    class OneToken(ReadyMask):
         def pack(self, index: int, output_token_ids: list[int], proposals: list[int]) -> tuple[bytes, ...]:
             places = range(len(output_token_ids), len(output_token_ids) + len(proposals) + 1)
             return tuple(packed([100 + place], VOCABULARY) for place in places)
@@ -142,64 +142,11 @@ def test_a_block_comes_back_as_it_was_stored(dtype: torch.dtype) -> None:
 
     cache, connector = KVCache((part(), part()), (part(), part())), DictConnector()
     before = [tensor[2].clone() for tensor in (*cache.keys, *cache.values)]
-    store_blocks(cache, [BlockTransfer(2, b"name")], connector)
-    load_blocks(cache, [BlockTransfer(5, b"name")], connector)
+    transfers = BlockTransfers(cache, connector)
+    transfers.store([BlockTransfer(2, b"name")])
+    transfers.load([BlockTransfer(5, b"name")])
     for tensor, contents in zip((*cache.keys, *cache.values), before, strict=True):
         assert torch.equal(tensor[5], contents)
-    connector.blocks[b"name"] = connector.blocks[b"name"][:-1]
-    with pytest.raises(PlanError, match="bytes were stored"):
-        load_blocks(cache, [BlockTransfer(5, b"name")], connector)
-
-
-class ScaledLinear:
-    """A layer whose adapters 0 and 1 multiply its results."""
-
-    def __init__(self, base: Linear) -> None:
-        self.base = base
-        self.out_features, self.in_features, self.nbytes = base.out_features, base.in_features, base.nbytes
-        self.rows = base.rows
-        self.scales = torch.tensor([1.3, 0.6, 1.0])  # of -1, the last one
-
-    def __call__(
-        self,
-        x: torch.Tensor,
-        *,
-        norm: Norm | None = None,
-        add_to: torch.Tensor | None = None,
-        adapters: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        out = self.base(x, norm=norm)
-        if adapters is not None:
-            out = out * self.scales[adapters, None]
-        return out if add_to is None else add_to.add_(out)
-
-
-class ScaledKernels(Kernels):
-    def pack_linear(self, *args: Any, **named: Any) -> Linear:
-        return ScaledLinear(super().pack_linear(*args, **named))
-
-
-@pytest.mark.parametrize("plans_ahead", [False, True])
-def test_the_adapter_that_a_request_names_reaches_every_row_of_it(
-    stack: Any, tiny_checkpoint: Any, monkeypatch: pytest.MonkeyPatch, plans_ahead: bool
-) -> None:
-    monkeypatch.setattr("kvarn.models.load.kernels_for", lambda *_: ScaledKernels())
-    monkeypatch.setattr(Decoder, "adapters", {"loud": 0, "quiet": 1})
-    model = load_model(tiny_checkpoint("llama"), dtype="float32")
-
-    def ask(*names: str) -> dict[str, list[int]]:
-        """Each adapter's answer to the same prompt."""
-        sampling = SamplingParams(seed=1, temperature=0.0, max_tokens=12)
-        messages = [
-            Submit(request_id=name, prompt_token_ids=list(range(5, 45)), sampling=sampling, adapter=name)
-            for name in names
-        ]
-        served = stack(model, plans_ahead=plans_ahead)
-        return {key[0]: answer.token_ids for key, answer in served.generate(messages).items()}
-
-    together = ask("", "quiet", "loud")
-    assert together == ask("") | ask("loud") | ask("quiet")
-    assert len({tuple(tokens) for tokens in together.values()}) == 3
 
 
 def test_a_plan_that_stores_blocks_needs_a_connector(tiny_model: Callable[[str], Decoder]) -> None:

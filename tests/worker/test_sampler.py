@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvarn.wire.sampling import SamplingParams
+from kvarn.worker.constraints import TokenCounts
 from kvarn.worker.errors import InvalidLogitsError, InvalidSamplingError
 from kvarn.worker.sampler import Sampled, sample
 from kvarn.worker.slots import SlotTable
@@ -114,6 +115,14 @@ def test_a_bad_word_may_begin_in_the_prompt(slot_table: BuildSlots) -> None:
 def test_masks_that_leave_nothing_yield_to_the_allowed_tokens(slot_table: BuildSlots) -> None:
     request = {"allowed_token_ids": [6], "stop_token_ids": [6], "min_tokens": 5, "temperature": 1.0}
     assert run(random_logits(1), slot_table(VOCAB, [request])).token_ids.tolist() == [6]
+
+
+def test_penalties_count_any_number_of_distinct_tokens() -> None:
+    counts = TokenCounts([], [])
+    for token in [*range(200), *range(100)]:
+        counts.add(token)
+    assert counts.ids.tolist() == list(range(200))
+    assert counts.counts.tolist() == [2.0] * 100 + [1.0] * 100
 
 
 def test_token_ids_outside_the_vocabulary_change_nothing_of_the_neighbours(slot_table: BuildSlots) -> None:

@@ -17,7 +17,7 @@ from kvarn.cli.parameters import expand_options
 from kvarn.cli.values import api_key as read_api_key
 
 _TIMEOUT = httpx.Timeout(600.0, connect=10.0)
-_MODEL_COLUMNS = ("model", "aliases", "state", "kind", "context", "running", "waiting")
+_MODEL_COLUMNS = ("model", "parent", "aliases", "state", "kind", "context", "running", "waiting")
 
 app = typer.Typer(add_completion=False)
 
@@ -159,12 +159,17 @@ def complete(
 def models(
     server: Server, as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False
 ) -> None:
-    """List the models of a running server, and whether they are ready."""
+    """List the models and adapters of a running server, and whether they are ready."""
     with _one_line_errors():
         listed = server.models()
     if not as_json:
         listed = [
-            {**model, "model": model["id"], "context": str(model.get("max_model_len") or "-")}
+            {
+                **model,
+                "model": model["id"],
+                "parent": model.get("parent") or "-",
+                "context": str(model.get("max_model_len") or "-"),
+            }
             | (model.get("capacity") or {})
             for model in listed
         ]

@@ -59,9 +59,13 @@ def configure(options: ServeOptions, warn: Callable[[str], None]) -> KvarnConfig
     models = _models_of(options)
     if models:
         settings["models"] = models
+    of_one = {"models.adapters": "--lora-modules names adapters of one model, and several are served: use the file"}
+    of_one = {path: text for path, text in of_one.items() if path in given}
     if options.served_model_name:
-        if len(models or load_config(options.config, warn=lambda _: None).models) != 1:  # `warn` hears of it below
-            raise ConfigError("--served-model-name names one model, and several are served: use --model NAME=PATH")
+        of_one[""] = "--served-model-name names one model, and several are served: use --model NAME=PATH"
+    if of_one and len(models or load_config(options.config, warn=lambda _: None).models) != 1:  # `warn` hears below
+        raise ConfigError(next(iter(of_one.values())))
+    if options.served_model_name:
         every_model["name"], *every_model["aliases"] = options.served_model_name
     return load_config(options.config, settings, every_model, warn)
 

@@ -18,7 +18,19 @@ import typer
 from pydantic.fields import FieldInfo
 
 from kvarn.cli.parameters import option, parameters_of, with_parameters
-from kvarn.cli.values import absolute_path, byte_count_in_gib, dtype, generation_config, human_int, origins, tool_format
+from kvarn.cli.values import (
+    absolute_path,
+    absolute_paths,
+    byte_count_in_gib,
+    dtype,
+    generation_config,
+    human_int,
+    lora_modules,
+    origins,
+    reasoning_format,
+    speculation,
+    tool_format,
+)
 from kvarn.config.documentation import field_documents
 from kvarn.config.schema import KvarnConfig
 from kvarn.config.section import Section
@@ -26,6 +38,8 @@ from kvarn.fleet.process import EngineProcess
 
 _PANELS = {"models.engine.": "Engine", "models.": "Model", "log_": "Logs", "": "Server"}
 """Headings of `--help` by the beginning of a setting's path."""
+_OPTIONAL_SECTIONS = ("models.kv_tiers.",)
+"""They are there only where something in them is set: until then their defaults are not in force."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +71,11 @@ class Flag:
     def default(self) -> str | None:
         """The setting's default as `--help` shows it: its value, or in words where that depends on something."""
         found, text = self._documented()
+        if self.setting.startswith(_OPTIONAL_SECTIONS):
+            return None
         if isinstance(found.default, bool):
             return "on" if found.default else "off"
-        if found.default not in (None, "", ()):
+        if found.default not in (None, "", ()) and not isinstance(found.default, Section):
             return str(found.default)
         in_words = re.search(r"Default: (.*?)\.(?:\s|$)", text)
         return in_words[1] if in_words else None
@@ -100,6 +116,7 @@ FLAGS = {
     "--generation-config": Flag("models.generation_config", parser=generation_config, metavar="TEXT"),
     "--seed": Flag("models.seed"),
     "--tool-call-parser": Flag("models.tool_format", parser=tool_format, metavar="NAME"),
+    "--reasoning-parser": Flag("models.reasoning_format", parser=reasoning_format, metavar="NAME"),
     "--kv-cache-gib": Flag("models.kv_cache_gib"),
     "--kv-cache-memory-bytes": Flag(
         "models.kv_cache_gib",
@@ -108,7 +125,20 @@ FLAGS = {
         text="Memory of the KV cache in bytes: 4294967296, 4G or 512M.",
     ),
     "--kv-cache-dtype": Flag("models.kv_cache_dtype"),
+    "--kv-offloading-size": Flag("models.kv_tiers.host_gib", metavar="GIB"),
+    "--kv-disk-size": Flag("models.kv_tiers.disk_gib", metavar="GIB"),
+    "--kv-disk-directory": Flag("models.kv_tiers.directory", parser=absolute_path, metavar="PATH"),
     "--kernels": Flag("models.kernels"),
+    "--enable-lora": Flag("models.lora.enabled"),
+    "--lora-modules": Flag(
+        "models.adapters",
+        metavar="NAME=PATH",
+        join=lora_modules,
+        text="A LoRA adapter to load with the model, as NAME=PATH or as JSON; repeatable.",
+    ),
+    "--lora-directories": Flag("models.lora.directories", metavar="PATH", join=absolute_paths),
+    "--max-lora-rank": Flag("models.lora.max_rank"),
+    "--max-cpu-loras": Flag("models.lora.max_cpu_loras"),
     "--host": Flag("gateway.host"),
     "--port": Flag("gateway.port"),
     "--api-server-count": Flag("gateway.api_server_count"),
@@ -124,6 +154,12 @@ FLAGS = {
     "--max-num-seqs": Flag("models.engine.max_num_seqs"),
     "--max-num-batched-tokens": Flag("models.engine.token_budget", parser=human_int, metavar="TOKENS"),
     "--enable-prefix-caching": Flag("models.engine.prefix_cache"),
+    "--speculative-config": Flag(
+        "models.speculation",
+        parser=speculation,
+        metavar="JSON",
+        text="How tokens are guessed ahead: method (ngram, draft_model, none), model, num_speculative_tokens.",
+    ),
     "--log-level": Flag("log_level"),
     "--log-format": Flag("log_format"),
 }

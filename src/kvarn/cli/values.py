@@ -54,6 +54,17 @@ def _one_of(values: Mapping[str, str]) -> Callable[[str], str]:
     return read
 
 
+def speculation(text: str) -> dict[str, object]:
+    """vLLM's JSON object of `--speculative-config`; its fields are those of the `speculation` section."""
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        raise typer.BadParameter('expected a JSON object such as {"method": "ngram", "num_speculative_tokens": 8}')
+    return found
+
+
 tool_format = _one_of(
     {
         "auto": "auto",
@@ -68,9 +79,26 @@ tool_format = _one_of(
         "mistral": "mistral",
         "pythonic": "pythonic",
         "llama4_pythonic": "pythonic",
+        **{name: name for name in ("gpt_oss", "deepseek", "glm", "granite", "phi")},
+        "openai": "gpt_oss",
+        **dict.fromkeys(("deepseek_v3", "deepseek_v31"), "deepseek"),
+        **dict.fromkeys(("glm45", "glm47"), "glm"),
+        "granite4": "granite",
+        "phi4_mini_json": "phi",
     }
 )
 """The value of `tool_format` for the name of a tool-call parser: vLLM's names, and Kvarn's."""
+
+reasoning_format = _one_of(
+    {
+        **{
+            name: name for name in ("auto", "none", "qwen3", "deepseek_r1", "gpt_oss", "granite", "mistral", "seed_oss")
+        },
+        **dict.fromkeys(("deepseek_v3", "deepseek_v31", "glm45", "glm47", "hunyuan_a13b", "intern_s1"), "qwen3"),
+        "openai_gptoss": "gpt_oss",
+    }
+)
+"""The value of `reasoning_format` for the name of a reasoning parser: vLLM's names, and Kvarn's."""
 
 dtype = _one_of(
     {name: name for name in ("auto", "bfloat16", "float16", "float32")} | {"half": "float16", "float": "float32"}
@@ -92,3 +120,27 @@ def origins(texts: list[str]) -> list[str]:
         except ValueError:
             raise typer.BadParameter(f"--allowed-origins {text!r} is not a JSON list") from None
     return found
+
+
+def absolute_paths(texts: list[str]) -> list[str]:
+    """Paths as seen from the present directory."""
+    return [absolute_path(text) for text in texts]
+
+
+def lora_modules(texts: list[str]) -> list[dict[str, str]]:
+    """Adapters as vLLM's flag names them: NAME=PATH, or a JSON object with `name` and `path`."""
+    modules = []
+    for text in texts:
+        if text.lstrip().startswith("{"):
+            try:
+                module = json.loads(text)
+            except ValueError as error:
+                raise typer.BadParameter(f"--lora-modules {text}: no JSON: {error}") from None
+            module.pop("base_model_name", None)  # vLLM's: what the model card shows
+        else:
+            name, separator, path = text.partition("=")
+            if not (name and separator and path):
+                raise typer.BadParameter(f"--lora-modules {text}: write it as NAME=PATH, or as JSON")
+            module = {"name": name, "path": path}
+        modules.append(module)
+    return modules

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvarn.config.schema import KvarnConfig
+    from kvarn.config.schema import KvarnConfig, ModelConfig
 
 _PACKAGES = {
     "postgres": "asyncpg",
@@ -33,6 +33,11 @@ def missing_extra_of(config: KvarnConfig) -> str | None:
         (config.limits.redis_url is not None, "limits.redis_url", "redis"),
         (config.metering.kafka is not None, "metering.kafka", "kafka"),
         (config.safety.prompt_key_file is not None, "safety.prompt_key_file", "encryption"),
+        (any(map(_encrypts_blocks, config.models)), "kv_tiers.encryption_key_file", "encryption"),
     )
     missing = (missing_extra(setting, extra) for is_needed, setting, extra in needed if is_needed)
     return next(filter(None, missing), None)
+
+
+def _encrypts_blocks(model: ModelConfig) -> bool:
+    return model.kv_tiers is not None and model.kv_tiers.encryption_key_file is not None

@@ -6,6 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from kvarn.config.adapters import AdapterConfig, LoraConfig
+from kvarn.config.disaggregation import DisaggregationConfig
+from kvarn.config.kv_tiers import KVTiersConfig
 from kvarn.config.platform import (
     AdmissionConfig,
     AuthConfig,
@@ -19,6 +22,7 @@ from kvarn.config.platform import (
     StoreConfig,
 )
 from kvarn.config.section import Section
+from kvarn.config.speculation import SpeculationConfig
 
 BLOCK_SIZE = 16
 """Tokens in one block of the paged KV cache. Fixed: block hashes are names shared between processes."""
@@ -148,12 +152,37 @@ class ModelConfig(Section):
     tpot_target_s: float | None = Field(None, gt=0)
     """This model's target for the time per output token. Seconds. Default: `slo.tpot_target_s`."""
 
-    tool_format: Literal["auto", "hermes", "llama3", "mistral", "pythonic"] = "auto"
+    tool_format: Literal[
+        "auto", "hermes", "llama3", "mistral", "pythonic", "gpt_oss", "deepseek", "glm", "granite", "phi"
+    ] = "auto"
     """Format of the model's tool calls (`hermes` is also Qwen's, `pythonic` that of Llama 3.2 and 4). `auto`: read
     from its chat template and its special tokens. See docs/tools.md."""
 
+    adapters: tuple[AdapterConfig, ...] = ()
+    """LoRA adapters that are loaded with the model. More can be loaded while it runs; see docs/adapters.md."""
+
+    lora: LoraConfig = LoraConfig()
+    """How adapters are loaded while the model runs."""
+
+    kv_tiers: KVTiersConfig | None = None
+    """Keep KV blocks in memory beside the cache, and on disk. Default: blocks that the cache gives up are computed
+    again."""
+
+    reasoning_format: Literal["auto", "none", "qwen3", "deepseek_r1", "gpt_oss", "granite", "mistral", "seed_oss"] = (
+        "auto"
+    )
+    """Format of the model's reasoning, which is told from its answer (`qwen3` is `<think>` as most models write it;
+    `deepseek_r1` the same where answers begin inside it). `auto`: read from its chat template; `none`: it stays part
+    of the answer's text. See docs/reasoning.md."""
+
+    disaggregation: DisaggregationConfig | None = None
+    """Compute long prompts in a second engine process. Default: one process does all."""
+
     engine: EngineConfig = EngineConfig()
     """How this model's replica schedules."""
+
+    speculation: SpeculationConfig = SpeculationConfig()
+    """Tokens that are guessed, and verified by the model several at a time."""
 
 
 class GatewayConfig(Section):

@@ -32,12 +32,12 @@ class AdmissionControl:
         """Prompt tokens of requests that wait for their first step."""
         return self._fresh_tokens
 
-    def check(self, message: Submit, retry_after_s: Callable[[], float]) -> None:
-        """Raises `AdmissionError` if the request cannot be taken."""
+    def check(self, message: Submit, adapter_blocks: int, retry_after_s: Callable[[], float]) -> None:
+        """Raises `AdmissionError` if the request, whose adapter takes so many blocks, cannot be taken."""
         if self.draining:
             raise AdmissionError(RefusalReason.DRAINING, "the engine is shutting down: send the request to another")
         self._check_values(message)
-        self._check_size(message)
+        self._check_size(message, adapter_blocks)
         self._check_queue(message, retry_after_s)
 
     def enter(self, request: Request) -> None:
@@ -74,7 +74,7 @@ class AdmissionControl:
             if wrong:
                 raise AdmissionError(RefusalReason.INVALID, text)
 
-    def _check_size(self, message: Submit) -> None:
+    def _check_size(self, message: Submit, adapter_blocks: int) -> None:
         prompt, output = len(message.prompt_token_ids), message.sampling.max_tokens
         if prompt + min(output, 1) > self._max_context_length:
             raise AdmissionError(
@@ -83,12 +83,12 @@ class AdmissionControl:
                 f"{prompt} tokens, and the answer needs one: shorten the prompt.",
             )
         longest = min(prompt + output, self._max_context_length)
-        needed = blocks_for(max(prompt, longest - 1))
+        needed = blocks_for(max(prompt, longest - 1)) + adapter_blocks
         if needed > self._num_blocks:
             raise AdmissionError(
                 RefusalReason.NEVER_FITS,
-                f"prompt and answer need {needed} KV blocks, the engine has {self._num_blocks}: "
-                "lower `max_tokens` or shorten the prompt",
+                f"{'prompt, adapter' if adapter_blocks else 'prompt'} and answer need {needed} KV blocks, "
+                f"the engine has {self._num_blocks}: lower `max_tokens` or shorten the prompt",
             )
 
     def _check_queue(self, message: Submit, retry_after_s: Callable[[], float]) -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from kvarn.config.disaggregation import DisaggregationConfig
 from kvarn.config.schema import EngineConfig
+from kvarn.config.speculation import SpeculationConfig
+from kvarn.engine.adapters import AdapterStore
 from kvarn.engine.admission import AdmissionControl
 from kvarn.engine.errors import AdmissionError, IntegrityError
 from kvarn.engine.kv_memory import KVMemory
+from kvarn.engine.kv_tiers import KVTiers
 from kvarn.engine.memory_pressure import OffloadPreemption, Preemption, RecomputePreemption
 from kvarn.engine.plan import Executor, KVConnector
-from kvarn.engine.request import Proposer, Request, TokenMask
+from kvarn.engine.prefill_apart import PrefillApart, PrefillPeer
+from kvarn.engine.proposer import Proposer
+from kvarn.engine.request import Request, TokenMask
 from kvarn.engine.scheduler import Scheduler
 from kvarn.engine.stats import StatsRecorder
 from kvarn.engine.step_time import StepTimeModel
@@ -31,8 +38,7 @@ class EngineOutput:
 class EngineCore:
     """The scheduling loop of one replica. Not thread-safe: one loop owns it.
 
-    Planning ahead of the executor, proposers, masks and KV connectors are seams: tests use them, `replica/server` gives
-    none yet.
+    Planning ahead of the executor is a seam: tests use it, `replica/server` gives no such executor yet.
 
     Args:
         executor: Runs the plans.
@@ -41,9 +47,14 @@ class EngineCore:
         namespace: Name of the model, part of every block's hash.
         preemption: How to make room; by default blocks are stored where there is a connector, else computed again.
         step_time: What predicts a step's time; by default one that knows nothing yet.
-        proposer: Guesses tokens to verify. It needs all known tokens, so one step at a time is planned then.
-        masks: The mask of a request's tokens, None for one without.
+        proposer: Guesses tokens to verify. It needs all known tokens: while guesses pay, one step at a time is planned.
+        speculation: How many guesses are verified.
+        masks: The mask of a request's tokens, None for one without. A request waits until its mask is ready.
         connector: Keeps KV blocks beyond the device; the executor must have the same.
+        adapters: What requests may name as `adapter`, by digest; the executor must have the same. None: anything, and
+            it takes no memory.
+        prefill_peer: Another engine that computes prompts; needs a connector.
+        disaggregation: Which prompts it computes.
     """
 
     def __init__(
@@ -56,19 +67,31 @@ class EngineCore:
         preemption: Preemption | None = None,
         step_time: StepTimeModel | None = None,
         proposer: Proposer | None = None,
+        speculation: SpeculationConfig | None = None,
         masks: Callable[[Submit], TokenMask | None] | None = None,
         connector: KVConnector | None = None,
+        adapters: AdapterStore | None = None,
+        prefill_peer: PrefillPeer | None = None,
+        disaggregation: DisaggregationConfig | None = None,
     ) -> None:
         self._executor = executor
         self._clock = clock
-        self._max_in_flight = 1 if proposer is not None else executor.max_in_flight
+        self._max_in_flight = executor.max_in_flight
         self._masks = masks
-        memory = KVMemory(executor.num_blocks, config.prefix_cache, namespace, connector)
+        step_time = step_time or StepTimeModel()
+        tiers = None if connector is None else KVTiers(connector, namespace, step_time)
+        memory = KVMemory(executor.num_blocks, config.prefix_cache, namespace, tiers, adapters)
         preemption = preemption or (RecomputePreemption() if connector is None else OffloadPreemption())
-        self.scheduler = Scheduler(config, memory, preemption, step_time, proposer)
+        self.scheduler = Scheduler(config, memory, preemption, step_time, proposer, speculation)
+        if tiers is not None and prefill_peer is not None:
+            chosen = disaggregation or DisaggregationConfig()
+            tiers.apart = PrefillApart(prefill_peer, config, step_time, self.scheduler.running, chosen)
         self._max_context_length = executor.max_context_length
         self._admission = AdmissionControl(config, executor.num_blocks, executor.max_context_length)
         self._requests: dict[str, Request] = {}
+        self._preparing: list[Request] = []
+        """Requests whose masks are being made."""
+        self._masked: dict[str, Request] = {}
         self._num_arrived = 0
         self._recorder = StatsRecorder(self.scheduler)
 
@@ -83,7 +106,9 @@ class EngineCore:
                 raise AdmissionError(
                     RefusalReason.DUPLICATE_ID, f"a request {message.request_id!r} is running: choose another id"
                 )
-            self._admission.check(message, lambda: self._recorder.retry_after_s(self._admission.waiting_tokens))
+            adapter_blocks = self.scheduler.memory.adapters.num_blocks(message.adapter)
+            retry_after = lambda: self._recorder.retry_after_s(self._admission.waiting_tokens)  # noqa: E731
+            self._admission.check(message, adapter_blocks, retry_after)
         except AdmissionError as refusal:
             self._recorder.count_refusal(refusal.reason)
             raise
@@ -93,14 +118,19 @@ class EngineCore:
         request = Request(message, account, self._clock(), self._num_arrived, self._max_context_length, mask)
         self._requests[request.request_id] = request
         self._admission.enter(request)
-        self.scheduler.add(request)
+        self.scheduler.memory.adapters.enter(request.scope.adapter)
+        if mask is not None:
+            self._masked[request.request_id] = request
+        if mask is None or _is_usable(mask):
+            self.scheduler.add(request)
+        else:
+            self._preparing.append(request)
 
     def abort(self, request_id: str) -> None:
         """Forget a request; its blocks are free when this returns. Unknown ids are ignored."""
         request = self._requests.get(request_id)
         if request is not None:
-            self.scheduler.remove(request)
-            self._forget(request)
+            self._take_out(request)
             self._recorder.aborts += 1
 
     def abort_all(self) -> list[str]:
@@ -110,13 +140,27 @@ class EngineCore:
             self.abort(request_id)
         return aborted
 
+    def retire_adapter(self, adapter: str) -> None:
+        """No new request will name this adapter: those that do go on, then the store is told to forget it."""
+        self.scheduler.memory.adapters.retire(adapter)
+
+    def keep_adapter(self, adapter: str) -> None:
+        """New requests may name an adapter again that was retired."""
+        self.scheduler.memory.adapters.keep(adapter)
+
+    def forget_tenant(self, tenant: str) -> None:
+        """Delete a tenant's cached blocks, on every tier, and what guesses are made from."""
+        self.scheduler.memory.forget(tenant)
+        if self.scheduler.speculation is not None:
+            self.scheduler.speculation.forget_tenant(tenant)
+
     def start_draining(self) -> None:
         """Refuse new requests from now on; those that are here go on."""
         self._admission.draining = True
 
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._requests) or self.scheduler.num_in_flight > 0
+        return bool(self._requests) or self.scheduler.num_in_flight > 0 or self.scheduler.memory.has_transfers
 
     def step(self) -> EngineOutput:
         """Refuse what has waited too long, keep the executor busy, take the result of the oldest step.
@@ -124,12 +168,17 @@ class EngineCore:
         What the executor raises passes through.
         """
         now = self._clock()
-        output = EngineOutput(refused=self._refuse_overdue(now))
-        while self.scheduler.num_in_flight < self._max_in_flight and self._submit_step(now):
+        output = EngineOutput(refused=[*self._refuse_unmaskable(), *self._refuse_overdue(now)])
+        self._start_prepared()
+        while self._may_submit() and self._submit_step(now):
             pass
         if self.scheduler.num_in_flight:
             self._collect_step(output)
         return output
+
+    def _may_submit(self) -> bool:
+        limit = 1 if self.scheduler.needs_results else self._max_in_flight
+        return self.scheduler.num_in_flight < limit
 
     def _submit_step(self, now: float) -> bool:
         """Plan a step and hand it to the executor; False where there is nothing to compute."""
@@ -144,15 +193,21 @@ class EngineCore:
     def _collect_step(self, output: EngineOutput) -> None:
         result = self._executor.collect()
         update = self.scheduler.update(result)
-        self._recorder.count_step(update.shape, result)
-        for request in update.finished:
-            self._forget(request)
-            self._recorder.finished += 1
+        if update.shape.num_tokens:
+            self._recorder.count_step(update.shape, result)
         output.computed, output.deltas = True, update.deltas
+        if self._masked and (refused := self._refuse_unmaskable()):  # before any of them counts as finished
+            gone = {each.request_id for each in refused}
+            output.refused += refused
+            output.deltas = [delta for delta in output.deltas if delta.request_id not in gone]
+        for request in update.finished:
+            if request.request_id in self._requests:
+                self._forget(request)
+                self._recorder.finished += 1
 
     def stats(self) -> EngineStats:
         """Gauges and totals now."""
-        return self._recorder.stats()
+        return self._recorder.stats(len(self._preparing))
 
     def check_integrity(self) -> None:
         """Recount everything. Valid between steps; with nothing to do, nothing may be held.
@@ -164,16 +219,18 @@ class EngineCore:
         live = sum(
             1 for request in self._requests.values() for sequence in request.sequences if not sequence.finish_reason
         )
-        if live != len(self.scheduler.running) + len(self.scheduler.queue):
+        if live != len(self.scheduler.running) + len(self.scheduler.queue) + len(self._preparing):
             raise IntegrityError(f"{live} sequences are unfinished, but others run or wait")
-        if not self._requests and self.scheduler.memory.pool.num_held:
+        memory = self.scheduler.memory
+        adapters = (request.scope.adapter for request in self._requests.values())
+        memory.adapters.check_requests(Counter(adapter for adapter in adapters if adapter))
+        if not self._requests and memory.pool.num_held > memory.adapters.num_held:
             raise IntegrityError("no request is here, but blocks are held")
 
     def _refuse_overdue(self, now: float) -> list[Refused]:
         refused: list[Refused] = []
         for request in self._admission.overdue(now):
-            self.scheduler.remove(request)
-            self._forget(request)
+            self._take_out(request)
             self._recorder.count_refusal(RefusalReason.QUEUE_TIMEOUT)
             waited = now - request.arrival_s
             refused.append(
@@ -186,7 +243,39 @@ class EngineCore:
             )
         return refused
 
+    def _start_prepared(self) -> None:
+        """Let requests wait for their turn whose masks are ready now."""
+        if self._preparing:
+            for request in [each for each in self._preparing if each.mask is not None and _is_usable(each.mask)]:
+                self._preparing.remove(request)
+                self.scheduler.add(request)
+
+    def _refuse_unmaskable(self) -> list[Refused]:
+        """Give up requests whose masks cannot be made."""
+        refused: list[Refused] = []
+        for request in list(self._masked.values()):
+            problem = request.mask.problem if request.mask is not None else None
+            if problem is not None:
+                self._take_out(request)
+                self._recorder.count_refusal(RefusalReason.INVALID)
+                refused.append(Refused(request_id=request.request_id, reason=RefusalReason.INVALID, message=problem))
+        return refused
+
+    def _take_out(self, request: Request) -> None:
+        """Forget a request wherever it is."""
+        if request in self._preparing:
+            self._preparing.remove(request)
+        else:
+            self.scheduler.remove(request)
+        self._forget(request)
+
     def _forget(self, request: Request) -> None:
+        self._masked.pop(request.request_id, None)
         del self._requests[request.request_id]
         self._admission.leave(request)
+        self.scheduler.memory.adapters.leave(request.scope.adapter)
         self.scheduler.tenants.close(request.account)
+
+
+def _is_usable(mask: TokenMask) -> bool:
+    return mask.ready and mask.problem is None

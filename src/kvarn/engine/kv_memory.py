@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from kvarn.config.schema import BLOCK_SIZE
+from kvarn.engine.adapters import AdapterResidency, AdapterStore
 from kvarn.engine.block_pool import BlockPool
 from kvarn.engine.errors import IntegrityError
-from kvarn.engine.plan import BlockCopy, BlockTransfer, BlockUpdate, KVConnector
-from kvarn.engine.prefix_cache import PrefixCache, PrefixNode, block_hashes
+from kvarn.engine.kv_tiers import KVTiers
+from kvarn.engine.plan import AdapterLoad, BlockCopy, BlockTransfer, BlockUpdate
+from kvarn.engine.prefix_cache import PrefixCache, PrefixNode
 from kvarn.engine.request import Sequence
 
 
@@ -26,75 +29,120 @@ class Placement:
     blocks: list[int]
     """Blocks that it would share."""
     nodes: list[PrefixNode]
-    stored_names: list[bytes]
-    """Blocks behind those that are loaded from beyond the device."""
+    loads: list[bytes]
+    """Names of the blocks behind those, which are loaded from beyond the device."""
     blocks_needed: int
     """Available blocks that it uses up once all its known tokens are computed: fresh ones, the copy of a shared
-    one, and idle ones that it revives."""
+    one, idle ones that it revives, and those of an adapter that no running sequence has."""
 
 
 class KVMemory:
     """The paged KV cache of one replica, as bookkeeping: the block pool and the prefix cache together."""
 
     def __init__(
-        self, num_blocks: int, prefix_cache: bool, namespace: str = "", connector: KVConnector | None = None
+        self,
+        num_blocks: int,
+        prefix_cache: bool,
+        namespace: str = "",
+        tiers: KVTiers | None = None,
+        adapters: AdapterStore | None = None,
     ) -> None:
         self.pool = BlockPool(num_blocks)
         self.cache = PrefixCache(self.pool, namespace)
+        self.tiers = tiers
+        """Where blocks are kept beyond the device, if anywhere."""
+        self.adapters = AdapterResidency(self.pool, self.cache, adapters)
         self._reuse = prefix_cache
-        self._namespace = namespace
-        self._connector = connector
-        self._stores: list[BlockTransfer] = []
-        self._loads: list[BlockTransfer] = []
 
     def placement(self, sequence: Sequence) -> Placement:
-        """The best start for a waiting sequence: its stored blocks, its sibling's prompt or the longest cached prefix.
+        """The best start for a waiting sequence: its sibling's prompt, or the longest prefix that is cached or stored.
 
         At least the last known token is left to compute, since the next one is drawn from its logits. While prompt
         log-probabilities are outstanding, their positions are left to compute too.
         """
-        request = sequence.request
-        limit = sequence.num_tokens - 1
-        if request.wants_prompt_logprobs and sequence.index == 0:
-            limit = len(request.prompt_logprobs) - 1
+        request, limit = sequence.request, self._reusable(sequence)
         nodes = self.cache.match(sequence.tokens, request.scope, limit) if self._reuse else []
-        computed, blocks = len(nodes) * BLOCK_SIZE, [node.block for node in nodes]
-        names = self._loadable(sequence, limit, len(nodes))
-        if names:
-            return Placement(
-                min(sequence.num_computed_tokens, limit), blocks, nodes, names, self._needed(sequence, blocks, computed)
-            )
+        cached, blocks = len(nodes) * BLOCK_SIZE, [node.block for node in nodes]
+        computed, loads = cached, self._loadable(sequence, limit, len(nodes))
+        if loads:
+            known = sequence.num_computed_tokens or len(sequence.block_names) * BLOCK_SIZE
+            computed = min(cached + len(loads) * BLOCK_SIZE, known, limit)
         leader = request.sequences[0]
         shared = sequence.num_prompt - 1
         can_fork = sequence.index > 0 and leader.slot is not None and leader.num_computed_tokens >= sequence.num_prompt
         if can_fork and shared > computed:
-            computed, blocks, nodes = shared, leader.blocks[: blocks_for(shared)], leader.nodes[: shared // BLOCK_SIZE]
-        return Placement(computed, blocks, nodes, [], self._needed(sequence, blocks, computed))
+            blocks, nodes, loads = leader.blocks[: blocks_for(shared)], leader.nodes[: shared // BLOCK_SIZE], []
+            computed = cached = shared
+        return Placement(computed, blocks, nodes, loads, self._needed(sequence, blocks, cached))
+
+    def _reusable(self, sequence: Sequence) -> int:
+        """Tokens of a waiting sequence that need not be computed, if their keys and values are anywhere."""
+        request = sequence.request
+        if request.wants_prompt_logprobs and sequence.index == 0:
+            return len(request.prompt_logprobs) - 1
+        return sequence.num_tokens - 1
 
     def _loadable(self, sequence: Sequence, limit: int, first: int) -> list[bytes]:
-        """Names of a preempted sequence's stored blocks from entry `first` on; none where one of them is not held."""
-        if not sequence.stored_names or self._connector is None:
+        """Names of blocks from entry `first` on that are loaded when the sequence starts now."""
+        if self.tiers is None:
             return []
-        names = sequence.stored_names[first : blocks_for(min(sequence.num_computed_tokens, limit))]
-        return names if all(map(self._connector.contains, names)) else []
+        if self._reuse:
+            self.tiers.name(sequence, limit)
+        known = sequence.num_computed_tokens or limit // BLOCK_SIZE * BLOCK_SIZE
+        return self.tiers.loadable(sequence, first, blocks_for(min(known, limit)))
+
+    def prefetch(self, sequence: Sequence, now: float) -> None:
+        """Have a waiting sequence's blocks brought near, unless that was decided already."""
+        if self.tiers is None or sequence.fetch_tried or now < sequence.fetch_again_s:
+            return
+        limit = self._reusable(sequence)
+        if self._reuse:
+            self.tiers.name(sequence, limit)
+        first = len(self.cache.match(sequence.tokens, sequence.request.scope, limit)) if self._reuse else 0
+        self.tiers.begin_fetch(sequence, first, blocks_for(limit), now)
+
+    def must_wait(self, sequence: Sequence, now: float) -> bool:
+        """Whether a sequence that could start should not do so yet, since blocks of it are on their way here."""
+        if self.tiers is None:
+            return False
+        self.prefetch(sequence, now)
+        return self.tiers.must_wait(sequence, now)
+
+    def count_lookup(self, sequence: Sequence) -> None:
+        """Count what a new prompt, which was just placed, looked for in the tiers, and what it found there."""
+        if self.tiers is not None and self._reuse:
+            cached = len(sequence.nodes) * BLOCK_SIZE
+            self.tiers.queries += max(0, sequence.num_prompt - cached)
+            self.tiers.hits += sequence.num_computed_tokens - cached
+
+    def leave_queue(self, sequence: Sequence) -> None:
+        """The sequence waits no more, and for no blocks."""
+        if self.tiers is not None:
+            self.tiers.end_fetch(sequence)
 
     def _needed(self, sequence: Sequence, blocks: list[int], computed: int) -> int:
-        """Available blocks that it takes to hold all known tokens, where `blocks` are shared."""
+        """Available blocks that it takes to hold all known tokens and its adapter, where `blocks` are shared."""
         revived = sum(1 for block in blocks if not self.pool.references(block))
-        return blocks_for(sequence.num_tokens) - computed // BLOCK_SIZE + revived
+        adapter = self.adapters.blocks_needed(sequence.request.scope.adapter)
+        return blocks_for(sequence.num_tokens) - computed // BLOCK_SIZE + revived + adapter
 
     def place(self, sequence: Sequence, placement: Placement) -> None:
         """Give the sequence the blocks it shares and loads. Nothing may have been allocated since `placement`."""
         for block in placement.blocks:
             self.pool.acquire(block)
+        self.adapters.acquire(sequence.request.scope.adapter)
         sequence.num_computed_tokens = placement.num_computed_tokens
         sequence.blocks = list(placement.blocks)
         sequence.nodes = list(placement.nodes)
-        sequence.stored_names = []
-        for name in placement.stored_names:
-            block = self._allocate()
+        sequence.block_names = []
+        for name in placement.loads:
+            assert self.tiers is not None, "only blocks of a tier are loaded"
+            if not self.tiers.connector.reserve(name):  # evicted since it was looked for
+                sequence.num_computed_tokens = min(placement.num_computed_tokens, len(sequence.blocks) * BLOCK_SIZE)
+                break
+            block = self.adapters.allocate()
             sequence.blocks.append(block)
-            self._loads.append(BlockTransfer(block, name))
+            self.tiers.load(block, name)
         sequence.pending_updates = [BlockUpdate(index, block) for index, block in enumerate(sequence.blocks)]
 
     def is_reserved(self, sequence: Sequence, end: int) -> bool:
@@ -117,10 +165,10 @@ class KVMemory:
         first, last = sequence.num_computed_tokens // BLOCK_SIZE, (end - 1) // BLOCK_SIZE
         for index in range(first, last + 1):
             if index == len(blocks):
-                blocks.append(self._allocate())
+                blocks.append(self.adapters.allocate())
                 sequence.pending_updates.append(BlockUpdate(index, blocks[index]))
             elif not self.pool.is_writable(blocks[index]):
-                shared, own = blocks[index], self._allocate()
+                shared, own = blocks[index], self.adapters.allocate()
                 copies.append(BlockCopy(shared, own))
                 self._replace(sequence, index, own)
 
@@ -144,36 +192,41 @@ class KVMemory:
             if node.block != sequence.blocks[index]:
                 self.pool.acquire(node.block)
                 self._replace(sequence, index, node.block)
+            elif self.tiers is not None:
+                self.tiers.store(node.block, node.hash, scope)
             nodes.append(node)
 
     def release(self, sequence: Sequence) -> None:
-        """Take all blocks from a sequence, last to first; the prefix cache keeps what it names."""
+        """Take all blocks from a running sequence, last to first; the prefix cache keeps what it names."""
+        self.adapters.release(sequence.request.scope.adapter)
         self.pool.release_all(reversed(sequence.blocks))
         sequence.forget_memory()
 
     def offload(self, sequence: Sequence) -> None:
         """Release a preempted sequence's blocks and have their contents stored: `placement` will find them again."""
-        if self._connector is None:
+        if self.tiers is None:
             raise ValueError("blocks can only be stored by an engine that has a KV connector: pass it one")
         # Positions from the last known token on belong to steps in flight, whose results are dropped.
         computed = min(sequence.num_computed_tokens, len(sequence.tokens) - 1)
-        names = block_hashes(sequence.tokens[:computed], sequence.request.scope, self._namespace)
-        for block, name in zip(sequence.blocks, names, strict=False):
-            if not self._connector.contains(name):
-                self._stores.append(BlockTransfer(block, name))
+        names = self.tiers.suspend(sequence, computed)
         self.release(sequence)
-        sequence.num_computed_tokens, sequence.stored_names = computed, names
+        sequence.num_computed_tokens, sequence.block_names = computed, names
 
-    def drain_transfers(self) -> tuple[list[BlockTransfer], list[BlockTransfer]]:
-        """Blocks to store and blocks to load, for the next plan."""
-        stores, self._stores = self._stores, []
-        loads, self._loads = self._loads, []
-        return stores, loads
+    @property
+    def has_transfers(self) -> bool:
+        """Whether there are blocks or adapters for the next plan to store or load."""
+        return self.adapters.has_loads or (self.tiers is not None and self.tiers.has_transfers)
 
-    def _allocate(self) -> int:
-        if not self.pool.num_free:
-            self.cache.evict()
-        return self.pool.allocate()
+    def drain_transfers(self) -> tuple[list[BlockTransfer], list[BlockTransfer], list[AdapterLoad], list[str]]:
+        """Blocks to store and to load, adapters to load and to drop, for the next plan."""
+        stores, loads = self.tiers.drain() if self.tiers is not None else ([], [])
+        return stores, loads, *self.adapters.drain()
+
+    def forget(self, tenant: str) -> None:
+        """Delete a tenant's blocks wherever they are, but for those that its running sequences hold."""
+        self.cache.forget(tenant)
+        if self.tiers is not None:
+            self.tiers.connector.forget(tenant)
 
     def _replace(self, sequence: Sequence, index: int, block: int) -> None:
         self.pool.release(sequence.blocks[index])
@@ -194,5 +247,6 @@ class KVMemory:
                 raise IntegrityError(f"{sequence.request.request_id}: its table strays from its path in the cache")
             for block in sequence.blocks:
                 references[block] = references.get(block, 0) + 1
+        self.adapters.check_integrity(Counter(each.request.scope.adapter for each in running), references)
         self.pool.check_integrity(references)
         self.cache.check_integrity()

@@ -52,7 +52,7 @@ class Headroom:
     def __init__(self, memory: KVMemory, running: Collection[Sequence]) -> None:
         self.growth = GrowthReserve()
         self.prefix_changes = 0
-        """Counts prompts that were computed to their end: each may be what a waiting sequence begins with."""
+        """Counts prompts computed to their end, and adapters loaded: each may be what a waiting sequence needs."""
         self._memory = memory
         self._running = running
 
@@ -82,6 +82,8 @@ class Headroom:
         shared = set(placement.blocks)
         leaving = Counter(block for other in others for block in other.blocks if block not in shared)
         freed = sum(1 for block, count in leaving.items() if count == self._memory.pool.references(block))
+        adapters = Counter(other.request.scope.adapter for other in others)
+        freed += self._memory.adapters.blocks_freed(adapters, sequence.request.scope.adapter)
         promised = sum(self._promised(other) for other in others)
         return self.wanted_blocks(sequence, placement) <= self.spare_blocks() + freed + promised
 
@@ -96,8 +98,9 @@ class Headroom:
         return placement
 
     def _promised(self, sequence: Sequence) -> float:
+        # Rejected proposals leave blocks behind its last token: it grows into those first.
         known = blocks_for(sequence.num_tokens) - len(sequence.blocks)
-        return known + self.growth.blocks(sequence)
+        return max(0.0, known + self.growth.blocks(sequence))
 
 
 class Preemption(Protocol):

@@ -16,16 +16,26 @@ told to leave them alone.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
 from kvarn.engine.errors import ProtocolError
-from kvarn.wire.messages import PositionLogprobs
+from kvarn.wire.messages import KVTierStats, PositionLogprobs
 from kvarn.wire.sampling import SamplingParams
 
 LAST_SAMPLED = -1
 """Stands among a row's tokens for the token that its slot drew last, which the engine does not know yet."""
+
+
+class RowMasks(Protocol):
+    """Which tokens may be drawn at the positions of one row; may be filled while the step runs."""
+
+    def __getitem__(self, position: int, /) -> bytes | memoryview:
+        """At the position after so many proposals: bit i (of byte i // 8, lowest first) says whether token i may be
+        drawn. Waits for it where it is not there yet."""
+        ...
 
 
 class NewSequence(msgspec.Struct, frozen=True):
@@ -39,7 +49,7 @@ class NewSequence(msgspec.Struct, frozen=True):
     output_token_ids: list[int]
     """Tokens drawn before a preemption; the next token drawn has output position `len(output_token_ids)`."""
     adapter: str = ""
-    """Name of the adapter to compute it with; empty for the model itself."""
+    """The adapter to compute it with, by its digest; empty for the model itself."""
 
 
 class BlockUpdate(msgspec.Struct, frozen=True, array_like=True):
@@ -65,6 +75,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     num_proposals: int = 0
     """So many of the last `token_ids` are proposals. The token after each position from the one before them on is
     drawn, up to the first that is not the one proposed there."""
+    num_forced: int = 0
+    """So many of the first proposals are certain: they are the tokens drawn, and nobody looks at logits for them."""
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
@@ -80,10 +92,22 @@ class BlockTransfer(msgspec.Struct, frozen=True, array_like=True):
     block: int
     name: bytes
     """See `prefix_cache.block_hashes`."""
+    tenant: str = ""
+    """Whose it is."""
+    scope: bytes = b""
+    """See `prefix_cache.root_hash`."""
+
+
+class AdapterLoad(msgspec.Struct, frozen=True, array_like=True):
+    """An adapter that is written into blocks, beside this step and those that follow."""
+
+    adapter: str
+    blocks: list[int]
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """One step. Order of effects: releases, new sequences, stores, loads, copies, then all rows as one batch."""
+    """One step. Order of effects: releases, dropped adapters, new sequences, stores, loads, copies, the beginning of
+    adapters' loads, then all rows as one batch. Only a plan that loads adapters may be without rows."""
 
     step: int
     releases: list[int]
@@ -92,9 +116,12 @@ class StepPlan(msgspec.Struct, frozen=True):
     rows: list[Row]
     kv_stores: list[BlockTransfer] = []
     kv_loads: list[BlockTransfer] = []
-    masks: dict[int, tuple[bytes, ...]] = {}
-    """By slot, where only some tokens may be drawn: at each of the row's `num_proposals + 1` positions, bit i (of byte
-    i // 8, lowest first) says whether token i may be."""
+    adapter_loads: list[AdapterLoad] = []
+    adapter_drops: list[str] = []
+    """Adapters whose blocks are others' from now on."""
+    masks: dict[int, RowMasks] = {}
+    """By slot, where only some tokens may be drawn: at each position at which the row draws one, its
+    `num_proposals - num_forced + 1` last ones."""
 
     @property
     def num_tokens(self) -> int:
@@ -119,7 +146,9 @@ class StepResult(msgspec.Struct, frozen=True):
     step: int
     rows: list[RowResult]
     elapsed_s: float
-    """Seconds the executor took; feeds the step-time model."""
+    """Seconds the executor took, `transfer_s` included; feeds the step-time model."""
+    transfer_s: float = 0.0
+    """Seconds in which blocks were stored and loaded."""
 
 
 class Executor(Protocol):
@@ -179,17 +208,64 @@ class SynchronousExecutor(ABC):
         return result
 
 
+BlockContents = Sequence[memoryview]
+"""The memory of a block, in parts: bytes of all layers' keys, then of all values."""
+
+
+class KVFetch(Protocol):
+    """Blocks on their way into the connector's memory. They stay there until it is released."""
+
+    def is_done(self) -> bool:
+        """Whether nothing more will come: all are there, or one could not be read."""
+        ...
+
+    def release(self) -> None:
+        """Nobody waits for it any more. Idempotent."""
+        ...
+
+
 class KVConnector(Protocol):
-    """Keeps the KV of blocks beyond the device. The engine asks what it holds, the executor stores and loads."""
+    """Keeps the KV of blocks beyond the device: in memory, from which a step loads them, and further away.
 
-    def contains(self, name: bytes) -> bool:
-        """Whether a block of this name can be loaded by the plan that is made now."""
+    The engine asks and the executor stores and loads, in one thread. Nothing here waits for a file or another process.
+    """
+
+    def holds(self, name: bytes) -> bool:
+        """Whether a block of this name is kept anywhere, so that it need not be stored again."""
         ...
 
-    def store(self, name: bytes, contents: bytes) -> None:
-        """Keep a block's contents, for as long as there is room."""
+    def is_loadable(self, name: bytes) -> bool:
+        """Whether a block of this name is in memory: the plan that is made now can load it."""
         ...
 
-    def load(self, name: bytes) -> bytes:
-        """What was stored under a name."""
+    def fetch(self, names: Sequence[bytes], tenant: str, scope: bytes) -> KVFetch | None:
+        """Begin to bring these blocks into memory; None where it has no room for them now."""
+        ...
+
+    def fetch_s(self, num_blocks: int) -> float:
+        """Seconds in which so many blocks would come, as far as was measured."""
+        ...
+
+    def reserve(self, name: bytes) -> bool:
+        """Keep a block until it is loaded, which the next plan does; False where it is not in memory any more."""
+        ...
+
+    def store(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None:
+        """Copy the contents of blocks, for as long as there is room."""
+        ...
+
+    def load(self, transfers: Sequence[BlockTransfer], contents: Sequence[BlockContents]) -> None:
+        """Copy what reserved blocks hold into the memory of these."""
+        ...
+
+    def forget(self, tenant: str) -> None:
+        """Delete a tenant's blocks, and keep none of it any more."""
+        ...
+
+    def stats(self) -> dict[str, KVTierStats]:
+        """What each tier holds and has done, by its name."""
+        ...
+
+    def close(self) -> None:
+        """Write what waits, for a moment, and end. Idempotent."""
         ...

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from kvarn.config.schema import BLOCK_SIZE
@@ -134,6 +134,15 @@ class PrefixCache:
         self.evictions += 1
         return True
 
+    def forget(self, tenant: str) -> None:
+        """Free a tenant's idle blocks. What follows a block that is held is held too, or was not released yet."""
+        roots = [root for scope, root in self._roots.items() if scope.tenant == tenant]
+        for node in reversed(list(self._walk(roots))):  # what follows a block comes before it
+            if not self._pool.references(node.block):
+                del self._by_block[node.block]
+                self._unlink(node)
+                self._pool.uncache(node.block)
+
     def _unlink(self, node: PrefixNode) -> None:
         parent = node.parent
         if parent is None:
@@ -145,7 +154,7 @@ class PrefixCache:
     def check_integrity(self) -> None:
         """Walk the tree and compare it with the pool. Raises `IntegrityError` at the first contradiction."""
         found = 0
-        for node in self._walk():
+        for node in self._walk(self._roots.values()):
             found += 1
             if self._by_block.get(node.block) is not node or not self._pool.is_named(node.block):
                 raise IntegrityError(f"block {node.block} is in the tree, but not in the books")
@@ -157,8 +166,9 @@ class PrefixCache:
         if found != len(self._by_block):
             raise IntegrityError(f"the tree reaches {found} of {len(self._by_block)} cached blocks")
 
-    def _walk(self) -> Iterator[PrefixNode]:
-        stack = list(self._roots.values())
+    def _walk(self, roots: Iterable[PrefixNode]) -> Iterator[PrefixNode]:
+        """All nodes below these, each before those below it."""
+        stack = list(roots)
         while stack:
             for child in stack.pop().children.values():
                 yield child

@@ -11,8 +11,9 @@ from collections import Counter
 from typing import Protocol
 
 from kvarn.engine.errors import IntegrityError
-from kvarn.engine.plan import BlockUpdate
+from kvarn.engine.plan import BlockUpdate, KVFetch, RowMasks
 from kvarn.engine.prefix_cache import PrefixNode, PrefixScope
+from kvarn.engine.proposer import GuessRecord
 from kvarn.engine.tenants import TenantAccount
 from kvarn.fairness.queue import FairQueue
 from kvarn.wire.messages import FinishReason, PositionLogprobs, Submit
@@ -22,8 +23,22 @@ from kvarn.wire.sampling import SamplingParams, choice_seed
 class TokenMask(Protocol):
     """What a request allows as next tokens, from a grammar for example."""
 
-    def pack(self, index: int, output_token_ids: list[int], proposals: list[int]) -> tuple[bytes, ...]:
-        """Masks (`StepPlan.masks`) for the token after the output of choice `index`, and for those after each proposal.
+    @property
+    def ready(self) -> bool:
+        """Whether it can be asked; its request does not start before."""
+        ...
+
+    @property
+    def problem(self) -> str | None:
+        """Why the request cannot be answered, or not to its end; it is refused then."""
+        ...
+
+    def forced(self, index: int, output_token_ids: list[int]) -> list[int]:
+        """Tokens that must come next: at each of their positions the mask allows one alone."""
+        ...
+
+    def pack(self, index: int, output_token_ids: list[int], proposals: list[int]) -> RowMasks:
+        """Masks for the token after the output of choice `index`, and for those after each proposal.
 
         Behind a proposal that is not allowed itself anything may stand. A mask always allows at least one token.
         """
@@ -99,10 +114,16 @@ class Sequence:
     """One choice of a request: its tokens and where their keys and values are."""
 
     __slots__ = (
+        "block_names",
         "blocked_since_s",
         "blocks",
         "blocks_wanted",
+        "fetch",
+        "fetch_again_s",
+        "fetch_tried",
+        "fetch_until_s",
         "finish_reason",
+        "guesses",
         "index",
         "last_step",
         "nodes",
@@ -110,12 +131,12 @@ class Sequence:
         "num_computed_tokens",
         "num_pending",
         "num_prompt",
+        "patience_s",
         "pending_updates",
         "request",
         "seed",
         "seen_prefix_changes",
         "slot",
-        "stored_names",
         "tier",
         "tokens",
     )
@@ -128,7 +149,7 @@ class Sequence:
         self.num_prompt = len(request.prompt)
         self.num_computed_tokens = 0
         """Tokens whose keys and values are in the cache once the steps in flight have run; of a preempted sequence,
-        those that are in stored blocks."""
+        those whose blocks were to be stored."""
         self.num_pending = 0
         """Tokens that steps in flight draw, not known yet; where there are proposals, only the first is counted."""
         self.num_charged = 0 if index == 0 else self.num_prompt
@@ -139,8 +160,18 @@ class Sequence:
         """Prefix-cache nodes of the first full blocks."""
         self.pending_updates: list[BlockUpdate] = []
         """Changes of the block table that the executor has not been told."""
-        self.stored_names: list[bytes] = []
-        """Names of blocks stored beyond the device when it was preempted, from the first one on."""
+        self.block_names: list[bytes] = []
+        """While it waits, names of the blocks that may be held beyond the device, from its first one on."""
+        self.fetch: KVFetch | None = None
+        """Brings some of them near."""
+        self.patience_s = 0.0
+        """How long it waits for that once it could start: as long as computing the blocks takes."""
+        self.fetch_until_s: float | None = None
+        """When that is over; None before it could start."""
+        self.fetch_again_s = 0.0
+        """When to ask for it again, where the connector had no room for it."""
+        self.fetch_tried = False
+        """Whether it was decided since it waits what to fetch."""
         self.slot: int | None = None
         """The executor's name for it while it runs."""
         self.tier = request.priority
@@ -153,6 +184,8 @@ class Sequence:
         self.seen_prefix_changes = 0
         """`Headroom.prefix_changes` at that look. As long as it is the same, another look is pointless."""
         self.finish_reason: FinishReason | None = None
+        self.guesses: GuessRecord | None = None
+        """Whether guesses of its tokens were right; None where none was asked for."""
 
     @property
     def num_tokens(self) -> int:
@@ -220,15 +253,8 @@ class Sequence:
         self.blocks = []
         self.nodes = []
         self.pending_updates = []
-        self.stored_names = []
-
-
-class Proposer(Protocol):
-    """Guesses tokens, which the model then verifies in one step."""
-
-    def propose(self, sequence: Sequence, limit: int) -> list[int]:
-        """At most `limit` tokens that may follow the sequence's known ones; none where it has no guess."""
-        ...
+        self.block_names = []
+        self.fetch_tried, self.fetch_again_s, self.fetch_until_s, self.patience_s = False, 0.0, None, 0.0
 
 
 class WaitingQueue(FairQueue[Sequence]):

@@ -10,11 +10,15 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from kvarn.config.schema import EngineConfig
+from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.errors import IntegrityError, OutOfBlocksError, ProtocolError
+from kvarn.engine.forced import add_forced
 from kvarn.engine.kv_memory import KVMemory, Placement
 from kvarn.engine.memory_pressure import Headroom, Preemption, RecomputePreemption
 from kvarn.engine.plan import BlockCopy, Row, RowResult, StepPlan, StepResult
-from kvarn.engine.request import Proposer, Request, Sequence, WaitingQueue
+from kvarn.engine.proposer import Proposer
+from kvarn.engine.request import Request, Sequence, WaitingQueue
+from kvarn.engine.speculation import Speculation
 from kvarn.engine.step import SlotAllocator, StepBuilder, SubmittedStep, apply_result
 from kvarn.engine.step_time import StepShape, StepTimeModel
 from kvarn.engine.tenants import TenantAccounts
@@ -56,6 +60,7 @@ class Scheduler:
         preemption: Preemption | None = None,
         step_time: StepTimeModel | None = None,
         proposer: Proposer | None = None,
+        speculation: SpeculationConfig | None = None,
     ) -> None:
         self._config = config
         self.memory = memory
@@ -66,7 +71,9 @@ class Scheduler:
         self.running: dict[Sequence, None] = {}
         self.totals = SchedulerTotals()
         self._slots = SlotAllocator(config.max_num_seqs)
-        self._proposer = proposer
+        self.speculation: Speculation | None = None
+        if proposer is not None:
+            self.speculation = Speculation(proposer, speculation or SpeculationConfig(), self.step_time)
         self._in_flight: deque[SubmittedStep] = deque()
         self._started: list[Request] = []
         self._headroom = Headroom(memory, self.running)
@@ -76,14 +83,20 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Let a request wait for its turn."""
         self.queue.push(request.sequences[0], new=True)
+        self.memory.adapters.prefetch(request.scope.adapter, self._headroom.spare_blocks)
+        self.memory.prefetch(request.sequences[0], request.arrival_s)
 
     def remove(self, request: Request) -> None:
         """Forget a request, waiting or running. Its blocks and slots are free at once."""
         for sequence in request.sequences:
+            if sequence.finish_reason is not None:
+                continue
             if sequence.slot is not None:
                 self._stop(sequence)
-            elif sequence.finish_reason is None:
+            else:
                 self.queue.remove(sequence)
+                self.memory.leave_queue(sequence)
+            self._forget_guesses(sequence)
 
     def drain_started(self) -> list[Request]:
         """Requests that had their first step since the last call."""
@@ -97,17 +110,25 @@ class Scheduler:
         """Steps planned whose result was not taken."""
         return len(self._in_flight)
 
+    @property
+    def needs_results(self) -> bool:
+        """Whether the next step shall not be planned before the results of those in flight are there."""
+        return self.speculation is not None and self.speculation.needs_results
+
     def schedule(self, now: float) -> StepPlan | None:
         """Decide the next step, as if those in flight had run; None where there is nothing to compute."""
         step = StepBuilder(self._config, self.step_time)
+        if self.memory.adapters.poll():
+            self._headroom.prefix_changes += 1
         self._preempt_for_priority(now)
         self._continue_running(step)
         if not step.preempted and self._can_start_some():
             self._admit_waiting(step, now)
-        if not step.rows:
+        if not step.rows and (self._in_flight or not self.memory.has_transfers):
             return None
-        if self._proposer is not None:
-            self._add_proposals(step, self._proposer)
+        add_forced(step, self.memory)
+        if self.speculation is not None:
+            self.speculation.extend(step, self.memory, ahead=bool(self._in_flight))
         self.totals.steps += 1
         self._headroom.growth.observe(step.preempted)
         submitted = step.build(self.totals.steps, self._slots.drain_released(), *self.memory.drain_transfers())
@@ -123,7 +144,10 @@ class Scheduler:
         step = self._in_flight.popleft()
         if result.step != step.plan.step or len(result.rows) != len(step.sequences):
             raise ProtocolError(f"the result of step {result.step} does not answer the plan of step {step.plan.step}")
-        self.step_time.observe(step.shape, result.elapsed_s)
+        if step.plan.rows:
+            self.step_time.observe(step.shape, result.elapsed_s - result.transfer_s)
+        if self.memory.tiers is not None:
+            self.memory.tiers.observe(len(step.plan.kv_stores) + len(step.plan.kv_loads), result)
         update, discarded = StepUpdate(step.shape), step.discarded
         for sequence, row, row_result in zip(step.sequences, step.plan.rows, result.rows, strict=True):
             if row.slot != row_result.slot:
@@ -213,18 +237,6 @@ class Scheduler:
         self.totals.prompt_tokens += prompt_tokens
         self.tenants.charge_input(sequence.request.account, prompt_tokens)
 
-    def _add_proposals(self, step: StepBuilder, proposer: Proposer) -> None:
-        """Verify what the proposer expects in the budget and the free memory that nobody else takes in this step."""
-        for sequence, num_tokens in list(step.rows.items()):
-            end = sequence.num_computed_tokens + num_tokens
-            limit = min(step.tokens_left, sequence.request.max_length - end - 1)
-            if end != sequence.num_tokens or sequence.num_pending or limit <= 0:
-                continue
-            proposals = proposer.propose(sequence, limit)[:limit]
-            if proposals and self.memory.can_extend(sequence, end + len(proposals)):
-                self.memory.reserve(sequence, end + len(proposals), [])
-                step.propose(sequence, proposals)
-
     # Giving way ------------------------------------------------------------------------------------------------------
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -258,6 +270,8 @@ class Scheduler:
             return
         sequence = self.queue.first(now)
         assert sequence is not None, "a queue with a best priority is not empty"
+        if self.memory.must_wait(sequence, now):
+            return
         tier = self.queue.tier(sequence, now)
         worse = [other for other in self.running if self.queue.tier(other, now) > tier]
         worse.sort(key=lambda other: other.rank)
@@ -271,16 +285,20 @@ class Scheduler:
     # Letting in ------------------------------------------------------------------------------------------------------
 
     def _admit_waiting(self, step: StepBuilder, now: float) -> None:
-        """Start waiting sequences in the queue's order while tokens, slots and blocks last.
+        """Start waiting sequences in the queue's order while tokens, slots and blocks last. Those whose adapter is not
+        there have it loaded where there is room, and wait for that while others start.
 
         One that does not fit is passed over, but not for ever: when the first of those has been passed over for as
         long as ageing lifts by a tier, nobody passes it any more until it fits.
         """
-        spare = self._headroom.spare_blocks()
+        spare, adapters = self._headroom.spare_blocks(), self.memory.adapters
         passed = 0
         for sequence in self.queue.candidates(now):
             if not step.tokens_left or not self._slots.num_free or passed == self.LOOK_AHEAD:
                 return
+            adapter = sequence.request.scope.adapter
+            if self.memory.must_wait(sequence, now):
+                continue
             placement = self._headroom.fitting_placement(sequence, spare)
             if placement is None:
                 passed += 1
@@ -288,6 +306,9 @@ class Scheduler:
                     sequence.blocked_since_s = now
                 elif now - sequence.blocked_since_s > self._config.priority_ageing_s:
                     return
+                continue
+            if not adapters.is_ready(adapter):
+                spare -= adapters.begin_load(adapter)
                 continue
             share = step.share(placement.num_computed_tokens, sequence.num_tokens - placement.num_computed_tokens)
             if not share:
@@ -302,6 +323,7 @@ class Scheduler:
         sequence.tier = self.queue.tier(sequence, now)
         self.queue.remove(sequence)
         self.memory.place(sequence, placement)
+        self.memory.leave_queue(sequence)
         sequence.slot = self._slots.take()
         sequence.blocked_since_s = None
         sequence.blocks_wanted = 0
@@ -310,10 +332,11 @@ class Scheduler:
         if request.first_step_s is None:
             request.first_step_s = now
             self._started.append(request)
-            request.cached_tokens = placement.num_computed_tokens
-            self.totals.cached_tokens += placement.num_computed_tokens
+            request.cached_tokens = sequence.num_computed_tokens
+            self.totals.cached_tokens += sequence.num_computed_tokens
+            self.memory.count_lookup(sequence)
         if sequence.index == 0:
-            sequence.num_charged = max(sequence.num_charged, min(placement.num_computed_tokens, sequence.num_prompt))
+            sequence.num_charged = max(sequence.num_charged, min(sequence.num_computed_tokens, sequence.num_prompt))
 
     # Taking results --------------------------------------------------------------------------------------------------
 
@@ -331,11 +354,24 @@ class Scheduler:
             if len(request.sequences) < request.sampling.n:
                 for sibling in request.fork():
                     self.queue.push(sibling)
+        if row.num_proposals > row.num_forced:
+            self._count_proposals(sequence, row.num_proposals, len(result.token_ids) - 1)
         if sequence.finish_reason is not None:
             self._stop(sequence)
+            self._forget_guesses(sequence)
             request.num_unfinished -= 1
             if not request.num_unfinished:
                 update.finished.append(request)
+
+    def _count_proposals(self, sequence: Sequence, proposed: int, accepted: int) -> None:
+        """Learn from what was verified; the tenant is charged for what was computed in vain."""
+        assert self.speculation is not None, "only a proposer makes rows with proposals"
+        self.speculation.observe(sequence, proposed, accepted)
+        self.tenants.charge_rejected(sequence.request.account, proposed - accepted)
+
+    def _forget_guesses(self, sequence: Sequence) -> None:
+        if self.speculation is not None:
+            self.speculation.forget(sequence)
 
     def check_integrity(self) -> None:
         """Recount slots, blocks and queue. Valid between steps. Raises `IntegrityError`."""

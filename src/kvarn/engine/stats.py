@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import StepResult
 from kvarn.engine.scheduler import Scheduler
+from kvarn.engine.speculation import SpeculationTotals
 from kvarn.engine.step_time import StepShape
 from kvarn.wire.messages import EngineStats, RefusalReason, StepTimes
 
@@ -48,19 +49,21 @@ class StatsRecorder:
             return self.MIN_RETRY_S
         return min(max(waiting_tokens / self._tokens_per_s, self.MIN_RETRY_S), self.MAX_RETRY_S)
 
-    def stats(self) -> EngineStats:
-        """All gauges and totals now."""
+    def stats(self, preparing: int = 0) -> EngineStats:
+        """All gauges and totals now; so many requests more wait, for their masks."""
         scheduler = self._scheduler
         pool, totals = scheduler.memory.pool, scheduler.totals
         contexts = [each.num_tokens for each in scheduler.running if each.num_tokens - each.num_computed_tokens == 1]
         known, computed = self._running_tokens()
+        tiers = scheduler.memory.tiers
+        speculation = SpeculationTotals() if scheduler.speculation is None else scheduler.speculation.totals
         return EngineStats(
             step=totals.steps,
             running=len(scheduler.running),
-            waiting=len(scheduler.queue),
+            waiting=len(scheduler.queue) + preparing,
             waiting_by_priority=scheduler.queue.by_priority(),
             waiting_tokens_by_priority=scheduler.queue.tokens_by_priority(),
-            prefill_tokens=known - computed - len(contexts),
+            prefill_tokens=max(0, known - computed - len(contexts)),
             decode_rows=len(contexts),
             decode_context=sum(contexts),
             step_times=self._step_times(),
@@ -81,7 +84,21 @@ class StatsRecorder:
             kv_tokens_read_total=self._kv_tokens_read,
             attended_pairs_total=int(self._pairs),
             evictions_total=scheduler.memory.cache.evictions,
+            adapters_running=scheduler.memory.adapters.running(),
+            adapters_waiting=scheduler.memory.adapters.waiting(),
+            adapter_blocks=scheduler.memory.adapters.num_resident_blocks,
+            adapter_loads_total=scheduler.memory.adapters.num_loads,
+            adapter_evictions_total=scheduler.memory.adapters.num_evictions,
+            spec_decode_drafts_total=speculation.rows,
+            spec_decode_draft_tokens_total=speculation.proposed,
+            spec_decode_accepted_tokens_total=speculation.accepted,
+            spec_decode_accepted_tokens_per_pos_total=list(speculation.accepted_by_position),
             tenant_tokens_total=scheduler.tenants.served_tokens(),
+            kv_tiers={} if tiers is None else tiers.connector.stats(),
+            external_queries_total=0 if tiers is None else tiers.queries,
+            external_hits_total=0 if tiers is None else tiers.hits,
+            fetches_given_up_total=0 if tiers is None else tiers.given_up,
+            prefills_apart_total=0 if tiers is None or tiers.apart is None else tiers.apart.asked,
         )
 
     def _running_tokens(self) -> tuple[int, int]:
@@ -108,7 +125,8 @@ class StatsRecorder:
         Only a table's last blocks have empty slots, and those are never shared after a step: whoever shares one
         copies it in the step in which it starts.
         """
-        held = self._scheduler.memory.pool.num_held * BLOCK_SIZE
+        memory = self._scheduler.memory
+        held = (memory.pool.num_held - memory.adapters.num_held) * BLOCK_SIZE
         if not held:
             return 0.0
         slots = sum([len(sequence.blocks) for sequence in self._scheduler.running]) * BLOCK_SIZE

@@ -8,7 +8,18 @@ from dataclasses import dataclass, field
 
 from kvarn.config.schema import BLOCK_SIZE, EngineConfig
 from kvarn.engine.errors import IntegrityError
-from kvarn.engine.plan import LAST_SAMPLED, BlockCopy, BlockTransfer, BlockUpdate, NewSequence, Row, RowResult, StepPlan
+from kvarn.engine.plan import (
+    LAST_SAMPLED,
+    AdapterLoad,
+    BlockCopy,
+    BlockTransfer,
+    BlockUpdate,
+    NewSequence,
+    Row,
+    RowMasks,
+    RowResult,
+    StepPlan,
+)
 from kvarn.engine.request import Request, Sequence
 from kvarn.engine.step_time import StepShape, StepTimeModel
 from kvarn.wire.messages import FinishReason, PositionLogprobs, TokenDelta
@@ -67,10 +78,12 @@ class StepBuilder:
         """Blocks to be copied for a row, where there are any."""
         self.proposals: dict[Sequence, list[int]] = {}
         """Tokens to verify at the end of a row, where there are any; they count as the row's."""
+        self.forced: set[Sequence] = set()
+        """Sequences whose proposals are what the mask forces: there is nothing to verify."""
         self.admitted: list[Sequence] = []
         self.preempted = False
         """Whether memory ran out: then nobody new starts in this step."""
-        self._masks: dict[int, tuple[bytes, ...]] = {}
+        self._masks: dict[int, RowMasks] = {}
         self._target_s = config.tpot_target_ms / 1000
         self._max_stretch = config.max_prefill_stretch
         self._min_prefill_chunk = config.min_prefill_chunk
@@ -116,15 +129,26 @@ class StepBuilder:
         return self.charged.pop(sequence, 0)
 
     def propose(self, sequence: Sequence, proposals: list[int]) -> None:
-        """Append tokens to verify to a sequence's row."""
+        """Append tokens to verify to a sequence's row. No row is taken out of the step afterwards."""
         num_tokens = self.rows[sequence]
-        self.shape.add(sequence.num_computed_tokens, num_tokens, sign=-1)
-        self.tokens_left += num_tokens
-        self.add(sequence, num_tokens + len(proposals))
+        self.shape.add_proposals(sequence.num_computed_tokens + num_tokens, len(proposals))
+        self.rows[sequence] = num_tokens + len(proposals)
+        self.tokens_left -= len(proposals)
         self.proposals[sequence] = proposals
 
+    def force(self, sequence: Sequence, tokens: list[int]) -> None:
+        """Append tokens that are certain to be drawn next. As with `propose`, the row stays."""
+        self.propose(sequence, tokens)
+        self.forced.add(sequence)
+
     def build(
-        self, number: int, releases: list[int], kv_stores: list[BlockTransfer], kv_loads: list[BlockTransfer]
+        self,
+        number: int,
+        releases: list[int],
+        kv_stores: list[BlockTransfer],
+        kv_loads: list[BlockTransfer],
+        adapter_loads: list[AdapterLoad],
+        adapter_drops: list[str],
     ) -> SubmittedStep:
         """The finished step. Its rows count as computed from now on, and block-table changes pass to the plan.
 
@@ -134,7 +158,18 @@ class StepBuilder:
         new_sequences = [_new_sequence(sequence) for sequence in self.admitted]
         copies = [copy for copies in self.copies.values() for copy in copies]
         rows = [self._row(sequence, num_tokens) for sequence, num_tokens in self.rows.items()]
-        plan = StepPlan(number, releases, new_sequences, copies, rows, kv_stores, kv_loads, self._masks)
+        plan = StepPlan(
+            number,
+            releases,
+            new_sequences,
+            copies,
+            rows,
+            kv_stores,
+            kv_loads,
+            adapter_loads,
+            adapter_drops,
+            self._masks,
+        )
         return SubmittedStep(plan, self.rows, self.shape)
 
     def _row(self, sequence: Sequence, num_tokens: int) -> Row:
@@ -151,15 +186,20 @@ class StepBuilder:
         updates: list[BlockUpdate] = []
         if sequence.pending_updates:
             updates, sequence.pending_updates = sequence.pending_updates, updates
-        request = sequence.request
+        request, num_forced = sequence.request, 0
         sample = end == len(tokens) + sequence.num_pending and request.sampling.max_tokens > 0
         if sample:
             sequence.num_pending += 1
             if request.mask is not None:
                 outputs = tokens[sequence.num_prompt :]
-                self._masks[slot] = request.mask.pack(sequence.index, outputs, proposals or [])
+                if proposals and sequence in self.forced:
+                    num_forced = len(proposals)
+                    outputs += proposals
+                verified = proposals if proposals and not num_forced else []
+                self._masks[slot] = request.mask.pack(sequence.index, outputs, verified)
         prompt_logprobs = request.wants_prompt_logprobs and sequence.index == 0
-        return Row(slot, start, token_ids, updates, sample, prompt_logprobs, len(proposals) if proposals else 0)
+        num_proposals = len(proposals) if proposals else 0
+        return Row(slot, start, token_ids, updates, sample, prompt_logprobs, num_proposals, num_forced)
 
 
 @dataclass(slots=True)

@@ -1,8 +1,11 @@
 """How long will a step take? A linear model of its shape, learned while serving.
 
-    seconds = fixed + a * prefill tokens + b * prefill pairs + c * decode rows + d * decode context
+    seconds = fixed + a * prefill tokens + b * prefill pairs + c * (decode rows + proposals) + d * decode context
 
-where *pairs* are (query, key) pairs of prompt chunks, the part of attention that grows with the square of the length.
+where *pairs* are (query, key) pairs of prompt chunks and proposals, the part of attention that grows with the square of
+the length. A decode row that verifies proposals reads its context once; each of them goes through the layers, the head
+and the sampler as the row's own token does. One price for both is learned from all traffic: one for proposals alone
+would be learned from few, and where a slow step has made it too high, there would be none to correct it.
 Fitted by least squares with exponential forgetting, coefficients kept non-negative: no part of a step takes less than
 no time. The sums of the normal equations are kept with each step, and solved when somebody asks, or after some steps:
 decodes alone never ask. The recursive form, which updates their inverse, costs little less than solving and is not
@@ -34,11 +37,12 @@ class StepShape:
     prefill_pairs: float = 0.0
     decode_rows: int = 0
     decode_context: int = 0
+    proposals: int = 0
 
     @property
     def num_tokens(self) -> int:
         """Tokens computed."""
-        return self.prefill_tokens + self.decode_rows
+        return self.prefill_tokens + self.decode_rows + self.proposals
 
     def add(self, start: int, num_tokens: int, sign: int = 1) -> None:
         """Add (or, with sign -1, take out) a row of tokens at positions `start`, `start + 1`, ..."""
@@ -47,7 +51,16 @@ class StepShape:
             self.decode_context += sign * (start + 1)
         else:
             self.prefill_tokens += sign * num_tokens
-            self.prefill_pairs += sign * (num_tokens * start + num_tokens * (num_tokens + 1) / 2)
+            self.prefill_pairs += sign * _pairs(start, num_tokens)
+
+    def add_proposals(self, start: int, count: int) -> None:
+        """Add tokens to verify, at positions `start`, `start + 1`, ..., to a row that is in the step."""
+        self.proposals += count
+        self.prefill_pairs += _pairs(start, count)
+
+
+def _pairs(start: int, num_tokens: int) -> float:
+    return num_tokens * start + num_tokens * (num_tokens + 1) / 2
 
 
 ExpectedStep = tuple[StepShape, float]
@@ -95,9 +108,15 @@ class StepTimeModel:
 
     @property
     def coefficients(self) -> tuple[float, float, float, float, float]:
-        """Seconds of a step, and for each prefill token, prefill pair, decode row and token of decode context."""
+        """Seconds of a step, and for each prefill token, prefill pair, decode row (or proposal) and token of decode
+        context."""
         if self._unfitted:
             self._fit()
+        return self.fitted
+
+    @property
+    def fitted(self) -> tuple[float, float, float, float, float]:
+        """`coefficients` as they were when they were last fitted: some steps old, and nothing is computed."""
         fixed, token, pair, row, context = (w / s for w, s in zip(self._weights, _SCALES, strict=True))
         return (fixed, token, pair, row, context)
 
@@ -207,6 +226,6 @@ def _features(shape: StepShape) -> tuple[float, ...]:
         1.0,
         shape.prefill_tokens / _SCALES[1],
         shape.prefill_pairs / _SCALES[2],
-        shape.decode_rows / _SCALES[3],
+        (shape.decode_rows + shape.proposals) / _SCALES[3],
         shape.decode_context / _SCALES[4],
     )

@@ -6,13 +6,18 @@ import asyncio
 import logging
 from pathlib import Path
 
-from kvarn.config.schema import KvarnConfig
+import msgspec
+
+from kvarn.config.kv_tiers import KVTiersConfig
+from kvarn.config.schema import KvarnConfig, ModelConfig
+from kvarn.config.speculation import SpeculationConfig
 from kvarn.fleet.cpu_affinity import separate_cpus
 from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.replica.addresses import make_socket_directory, remove_socket_directory
 from kvarn.replica.server.cpu import pin_to_cpus
 from kvarn.replica.spec import ReplicaSpec
-from kvarn.text.checkpoint import resolve_checkpoint
+from kvarn.text.checkpoint import resolve_adapter, resolve_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -34,26 +39,40 @@ class Engines:
     def __init__(self, config: KvarnConfig, process: EngineProcess | None = None) -> None:
         self.supervisors: dict[str, EngineSupervisor] = {}
         """By the model's name."""
+        self._prefills: list[EngineSupervisor] = []
+        """Of the processes that compute prompts for those."""
+        self._sockets: list[Path] = []
+        """Directories in which those listen."""
         self.directories: dict[str, Path] = {
             model.name: resolve_checkpoint(model.path, progress=_log_progress) for model in config.models
         }
         """Of the checkpoints."""
+        drafts = {
+            model.name: str(resolve_checkpoint(model.speculation.model, progress=_log_progress))
+            for model in config.models
+            if model.speculation.model is not None
+        }
         max_threads = max(model.threads or 0 for model in config.models)
         gateways = config.gateway.api_server_count
         affinity = separate_cpus(max_threads, gateways=gateways) if config.replica.separate_cores else None
         try:
             for model in config.models:
                 spec = ReplicaSpec(
-                    model=model.model_dump_json(),
+                    model=_with_found_adapters(model).model_dump_json(),
                     directory=str(self.directories[model.name]),
+                    draft_directory=drafts.get(model.name, ""),
                     heartbeat_interval_s=config.replica.heartbeat_interval_s,
                     log_level=config.log_level,
                     log_format=config.log_format,
                     cpus=affinity.engines if affinity else (),
                 )
+                if model.disaggregation is not None:
+                    spec = self._with_prefill(spec, model, config)
                 supervisor = self.supervisors[model.name] = EngineSupervisor(spec, config.replica)
                 supervisor.launch(process)
                 process = None
+            for prefill in self._prefills:
+                prefill.launch()
         except BaseException:
             self.kill()
             raise
@@ -61,17 +80,46 @@ class Engines:
 
     def start(self) -> None:
         """Supervise them in the running event loop."""
-        for supervisor in self.supervisors.values():
+        for supervisor in (*self.supervisors.values(), *self._prefills):
             supervisor.start()
 
     async def stop(self) -> None:
         """End them now."""
-        await asyncio.gather(*[supervisor.stop() for supervisor in self.supervisors.values()])
+        await asyncio.gather(*[supervisor.stop() for supervisor in (*self.supervisors.values(), *self._prefills)])
 
     def kill(self) -> None:
         """End them where no event loop supervises them. Idempotent."""
-        for supervisor in self.supervisors.values():
+        for supervisor in (*self.supervisors.values(), *self._prefills):
             supervisor.kill()
+        for directory in self._sockets:
+            remove_socket_directory(directory)
+
+    def _with_prefill(self, spec: ReplicaSpec, model: ModelConfig, config: KvarnConfig) -> ReplicaSpec:
+        """The spec of a model's first engine, which asks a second one; that gets a supervisor."""
+        directory = make_socket_directory()
+        self._sockets.append(directory)
+        second = prefill_spec(spec, model, str(directory / "prefill"))
+        self._prefills.append(EngineSupervisor(second, config.replica))
+        return msgspec.structs.replace(spec, role="decode", prefill_socket=second.prefill_socket)
+
+
+def prefill_spec(spec: ReplicaSpec, model: ModelConfig, path: str) -> ReplicaSpec:
+    """The spec of the engine that computes prompts for a model's first one: it guesses nothing and keeps nothing on
+    disk."""
+    assert model.disaggregation is not None, "only a model with a second engine has a spec of it"
+    tiers = (model.kv_tiers or KVTiersConfig()).model_copy(update={"disk_gib": 0.0, "directory": None})
+    threads = model.disaggregation.prefill_threads or model.threads
+    changes = {"kv_tiers": tiers, "threads": threads, "speculation": SpeculationConfig(method="none")}
+    config = model.model_copy(update=changes)
+    return msgspec.structs.replace(spec, model=config.model_dump_json(), role="prefill", prefill_socket=path)
+
+
+def _with_found_adapters(model: ModelConfig) -> ModelConfig:
+    found = [
+        each.model_copy(update={"path": str(resolve_adapter(each.path, progress=_log_progress))})
+        for each in model.adapters
+    ]
+    return model.model_copy(update={"adapters": tuple(found)})
 
 
 def _log_progress(stage: str, fraction: float) -> None:

@@ -59,7 +59,7 @@ class EngineProcess:
 
 MALLOC_SETTINGS = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=8589934592"
 """Activations of a step are memory of the C library: in huge pages, and kept from step to step instead of being given
-back to the system, which supplies each page anew. A prompt of 1,024 tokens is computed 6 % faster (docs/kernels.md)."""
+back to the system, which supplies each page anew. A prompt of 1,024 tokens is computed 3 % faster (docs/kernels.md)."""
 
 
 def _environment() -> dict[str, str]:

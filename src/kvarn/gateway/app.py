@@ -18,10 +18,12 @@ from kvarn.batches.worker import BatchWorker
 from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.body import BodyReader
+from kvarn.gateway.deleted_tenants import DeletedTenants
 from kvarn.gateway.errors import add_error_handlers
 from kvarn.gateway.middleware import PUBLIC, OpenRequests, RequestMiddleware
 from kvarn.gateway.openapi import JsonRoute, extend_openapi
 from kvarn.gateway.routes import (
+    adapters,
     batches,
     chat,
     completions,
@@ -74,7 +76,20 @@ _log = logging.getLogger("kvarn.gateway")
 _ROUTERS = [
     module.router
     for module in (
-        *(chat, completions, messages, responses, conversations, encoders, tokens, models, files, batches, operation),
+        *(
+            chat,
+            completions,
+            messages,
+            responses,
+            conversations,
+            encoders,
+            tokens,
+            models,
+            adapters,
+            files,
+            batches,
+            operation,
+        ),
         *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets),
     )
 ]
@@ -183,6 +198,10 @@ async def _lifespan(
         retention_worker(gateway.store, config.retention),
         Periodic("counts of organisations that are nearly full", count_nearly_full, _COUNT_EVERY_S),
     ]
+    keepers = [model.replicas.values() for model in gateway.models if model.config.kv_tiers is not None]
+    if keepers and (gateway.shared is None or gateway.shared.is_main):
+        deleted = DeletedTenants(gateway.store, [replica for replicas in keepers for replica in replicas])
+        workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, config.auth.refresh_s))
     if config.batches.enabled:
         workers.append(BatchWorker(gateway))
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvarn.store.owner import Principal
+from kvarn.wire.messages import AdapterInfo
 from kvarn.wire.openai.errors import ApiError
 
 
@@ -32,6 +33,27 @@ def check_model(principal: Principal, name: str) -> None:
     """
     if not may_use_model(principal, name):
         raise insufficient_permissions(f"scope: models:{name[:80]}")
+
+
+def may_use_adapter(principal: Principal, name: str) -> bool:
+    """Whether an adapter is in scope."""
+    return principal.scopes.adapters is None or name in principal.scopes.adapters
+
+
+def may_see_adapter(principal: Principal, adapter: AdapterInfo) -> bool:
+    """Whether an adapter is there for the project of a request."""
+    of_organization = adapter.organizations is None or principal.organization_id in adapter.organizations
+    return of_organization and (adapter.projects is None or principal.project_id in adapter.projects)
+
+
+def check_adapter(principal: Principal, name: str) -> None:
+    """Refuse an adapter that the key may not use.
+
+    Raises:
+        ApiError: 403 that names the scope.
+    """
+    if not may_use_adapter(principal, name):
+        raise insufficient_permissions(f"scope: adapters:{name[:80]}")
 
 
 def insufficient_permissions(missing: str) -> ApiError:

@@ -10,11 +10,13 @@ import torch.nn.functional as F
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.costs.decoder import KvDtype
 from kvarn.kernels.activation import Activation, activate
+from kvarn.kernels.adapters import AdapterMemory
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
 from kvarn.kernels.errors import UnsupportedByBackendError
 from kvarn.kernels.linear import LayerNorm, Linear, Norm
 from kvarn.kernels.memory import usable_memory, zeros_on_demand
 from kvarn.kernels.sampling import SamplingTensors
+from kvarn.kernels.torch.adapters import TorchAdapterMemory
 from kvarn.kernels.torch.attention import plan_attention
 from kvarn.kernels.torch.bidirectional import TorchBidirectionalPlan
 from kvarn.kernels.torch.linear import TorchLinear, rms_norm
@@ -159,6 +161,10 @@ class Kernels:
             tuple(zeros_on_demand(shape, torch_dtype, self.device) for _ in range(num_layers)) for _ in range(2)
         )
         return KVCache(keys, values)
+
+    def new_adapter_memory(self, cache: KVCache, dtype: torch.dtype) -> AdapterMemory:
+        """Adapters in the blocks of a cache, their weights in `dtype`: bfloat16 or float32."""
+        return TorchAdapterMemory(cache, dtype)
 
     def plan_attention(self, batch: PagedBatch, heads: HeadShape, window: int | None = None) -> AttentionPlan:
         """The attention of one step. `window`: tokens a query sees, itself included; None sees all before it."""

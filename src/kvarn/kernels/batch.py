@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+
+if TYPE_CHECKING:
+    from kvarn.kernels.adapters import AdapterBatch
 
 
 class HeadShape(NamedTuple):
@@ -45,8 +48,8 @@ class PagedBatch:
     """[S, max_blocks] int32; entries past a sequence's blocks are 0 and never read as KV of it."""
     slot_mapping: torch.Tensor
     """[T] int64."""
-    adapters: torch.Tensor | None = None
-    """[T] int64: the adapter that each token is computed with, -1 for the base model. None: the base model for all."""
+    adapters: AdapterBatch | None = None
+    """The adapters that the tokens are computed with. None: the base model for all."""
 
 
 @dataclass(frozen=True, slots=True)

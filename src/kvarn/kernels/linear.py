@@ -7,6 +7,8 @@ from typing import Protocol
 
 import torch
 
+from kvarn.kernels.adapters import AdapterBatch
+
 
 @dataclass(frozen=True, slots=True)
 class Norm:
@@ -35,6 +37,10 @@ class Linear(Protocol):
     """Numbers in a row of the input."""
     nbytes: int
     """Bytes read for one product with a few rows: the packed weight, scales included."""
+    adapter_layer: int
+    """Its number among the layers that adapters change, set when the model is loaded; -1: they do not change it."""
+    input_order: torch.Tensor | None
+    """[in_features] int64: the order in which the weight's columns take the inputs; None: as they stand."""
 
     def __call__(
         self,
@@ -42,7 +48,7 @@ class Linear(Protocol):
         *,
         norm: Norm | None = None,
         add_to: torch.Tensor | None = None,
-        adapters: torch.Tensor | None = None,
+        adapters: AdapterBatch | None = None,
     ) -> torch.Tensor:
         """Multiply.
 
@@ -50,8 +56,8 @@ class Linear(Protocol):
             x: [T, in_features] in the backend's activation type; T may be 0.
             norm: Applied to x first.
             add_to: [T, out_features], no part of x; the result is added to it in place, and it is returned.
-            adapters: [T] int64, the adapter of each row (see `PagedBatch.adapters`). A layer without adapters of its
-                own computes the base model for every row.
+            adapters: The adapter of each row; what it adds is part of the sum before an activation. None: the base
+                model for all. The bits of a row do not depend on the adapters of others.
 
         Returns:
             [T, out_features] in x's type.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 
 from kvarn.costs.decoder import DecoderCosts, KvDtype, kv_bytes_per_token, loaded_costs
+from kvarn.kernels.adapters import AdapterMemory
 from kvarn.kernels.batch import KVCache, PagedBatch, Rotation
 from kvarn.kernels.linear import Linear
 from kvarn.models.families import FAMILIES
@@ -15,6 +17,20 @@ from kvarn.models.layer import LayerStep, load_layer
 from kvarn.models.parallel import Shard
 from kvarn.models.spec import DecoderSpec
 from kvarn.models.weights import LinearSpec, WeightLoader
+
+
+@dataclass(slots=True)
+class HiddenStates:
+    """Takes the residual stream where it leaves some layers, for a head that reads it."""
+
+    layers: tuple[int, ...]
+    """Numbers of layers, counted from 1."""
+    taken: dict[int, torch.Tensor] = field(default_factory=dict)
+    """[T, hidden] by layer, in the activations' type."""
+
+    def joined(self) -> torch.Tensor:
+        """Side by side in the order of `layers`."""
+        return torch.cat([self.taken[layer] for layer in self.layers], dim=-1)
 
 
 class Decoder:
@@ -29,6 +45,8 @@ class Decoder:
         self._parallel = loader.parallel
         self._activation_dtype = self.kernels.activation_dtype(self.dtype)
         names = FAMILIES[spec.architecture].names
+        self.adapted_layers: Sequence[tuple[LinearSpec, Linear]] = loader.layers
+        """The layers that adapters can change, by `Linear.adapter_layer`."""
         self._layers = [load_layer(index, spec, names, loader) for index in range(spec.num_layers)]
         self._norm = loader.norm("model.norm", spec.hidden_size, spec.norm_eps, spec.norm_offset)
         self._vocabulary = loader.parallel.vocab_share(spec.vocab_size)
@@ -49,11 +67,6 @@ class Decoder:
             torch.tensor(rope.inverse_frequencies, dtype=torch.float32, device=self.kernels.device)
             for rope, _ in self._kinds
         ]
-
-    @property
-    def adapters(self) -> Mapping[str, int]:
-        """Index of each adapter that the linear layers hold, by name: none yet. See `PagedBatch.adapters`."""
-        return {}
 
     @property
     def layer_bytes(self) -> int:
@@ -84,27 +97,40 @@ class Decoder:
         """An empty cache of `num_blocks` blocks for this rank's heads."""
         return self.kernels.new_kv_cache(self.spec.num_layers, num_blocks, self._layers[0].heads, self.kv_dtype)
 
+    def new_adapter_memory(self, cache: KVCache) -> AdapterMemory:
+        """Room for adapters in the blocks of a cache; their weights are held as plain ones are."""
+        return self.kernels.new_adapter_memory(cache, self.dtype)
+
     @torch.inference_mode()
     def forward(
-        self, token_ids: torch.Tensor, batch: PagedBatch, cache: KVCache, logits_rows: torch.Tensor
+        self,
+        token_ids: torch.Tensor,
+        batch: PagedBatch,
+        cache: KVCache,
+        logits_rows: torch.Tensor,
+        states: HiddenStates | None = None,
     ) -> torch.Tensor:
         """Compute one step.
 
         token_ids: [T] int64. logits_rows: [R] int64, the tokens of the T whose next-token logits are wanted. Returns
-        [R, vocab_size] float32. Keys and values of all T tokens are in the cache afterwards.
+        [R, vocab_size] float32. Keys and values of all T tokens are in the cache afterwards, and in `states` what left
+        the layers that it names.
         """
         steps = [self._step(batch, kind) for kind in range(len(self._kinds))]
-        hidden = self._embed(token_ids)
-        for layer, kind, keys, values in zip(self._layers, self._kind_of_layer, cache.keys, cache.values, strict=True):
+        hidden = self.embed(token_ids)
+        layers = zip(self._layers, self._kind_of_layer, cache.keys, cache.values, strict=True)
+        for index, (layer, kind, keys, values) in enumerate(layers, start=1):
             hidden = layer.forward(hidden, keys, values, steps[kind])
-        adapters = None if batch.adapters is None else batch.adapters[logits_rows]
-        logits = self._head(hidden[logits_rows], norm=self._norm, adapters=adapters)
+            if states is not None and index in states.layers:
+                states.taken[index] = hidden.clone()
+        logits = self._head(hidden[logits_rows], norm=self._norm)
         logits = self._parallel.all_gather(logits).float()
         if self.spec.logits_softcap is not None:
             logits = self.kernels.activation(logits / self.spec.logits_softcap, "tanh") * self.spec.logits_softcap
         return logits
 
-    def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The residual stream [T, hidden] before the first layer. token_ids: [T] int64."""
         held = self._vocabulary.held
         if self._vocabulary.is_whole:
             hidden = self._look_up(token_ids)

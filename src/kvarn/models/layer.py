@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kvarn.kernels.adapters import AdapterBatch
 from kvarn.kernels.backend import AttentionPlan, Kernels
 from kvarn.kernels.batch import HeadShape, Rotation
 from kvarn.kernels.linear import Linear, Norm
@@ -22,7 +23,7 @@ class LayerStep:
 
     plan: AttentionPlan
     rotation: Rotation
-    adapters: torch.Tensor | None
+    adapters: AdapterBatch | None
     """See `PagedBatch.adapters`."""
 
 

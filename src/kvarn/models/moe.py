@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
+from kvarn.kernels.adapters import AdapterBatch
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.models.families import LayerNames
 from kvarn.models.parallel import Shard
 from kvarn.models.spec import DecoderSpec
-from kvarn.models.weights import LinearSpec, WeightLoader
+from kvarn.models.weights import LinearSpec, Role, WeightLoader
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,12 @@ class DenseMlp:
 
     @staticmethod
     def load(
-        prefix: str, intermediate_size: int, spec: DecoderSpec, names: LayerNames, loader: WeightLoader
+        prefix: str,
+        intermediate_size: int,
+        spec: DecoderSpec,
+        names: LayerNames,
+        loader: WeightLoader,
+        role: Role = "layer",
     ) -> DenseMlp:
         """The MLP whose tensors' names begin with `prefix`."""
         hidden = Shard.whole(spec.hidden_size)
@@ -39,8 +45,11 @@ class DenseMlp:
             inputs=hidden,
             bias=spec.mlp_bias,
             activation=spec.activation,
+            role=role,
         )
-        down = LinearSpec(names=(f"{prefix}.{names.down}",), outputs=(hidden,), inputs=inner, bias=spec.mlp_bias)
+        down = LinearSpec(
+            names=(f"{prefix}.{names.down}",), outputs=(hidden,), inputs=inner, bias=spec.mlp_bias, role=role
+        )
         return DenseMlp(loader.linear(gate_up), loader.linear(down))
 
     def forward(
@@ -48,7 +57,7 @@ class DenseMlp:
         x: torch.Tensor,
         norm: Norm | None = None,
         add_to: torch.Tensor | None = None,
-        adapters: torch.Tensor | None = None,
+        adapters: AdapterBatch | None = None,
     ) -> torch.Tensor:
         """x [T, hidden], `norm` applied to it, to [T, hidden]; added in place to `add_to` where given."""
         return self.down(self.gate_up(x, norm=norm, adapters=adapters), add_to=add_to, adapters=adapters)
@@ -80,16 +89,16 @@ class MoeMlp:
             shard, hidden = Shard.whole(outputs), Shard.whole(spec.hidden_size)
             return loader.linear(LinearSpec(names=(prefix + name,), outputs=(shard,), inputs=hidden, role="router"))
 
-        def mlp(name: str, intermediate_size: int) -> DenseMlp:
-            return DenseMlp.load(prefix + name, intermediate_size, spec, names, loader)
+        def mlp(name: str, intermediate_size: int, role: Role) -> DenseMlp:
+            return DenseMlp.load(prefix + name, intermediate_size, spec, names, loader, role)
 
         shared_size = spec.shared_expert_size
         return MoeMlp(
             spec=spec,
             kernels=loader.kernels,
             router=gate(names.router, spec.num_experts),
-            experts=tuple(mlp(f"{names.experts}.{e}", spec.expert_size) for e in range(spec.num_experts)),
-            shared=mlp(names.shared_expert, shared_size) if shared_size else None,
+            experts=tuple(mlp(f"{names.experts}.{e}", spec.expert_size, "expert") for e in range(spec.num_experts)),
+            shared=mlp(names.shared_expert, shared_size, "layer") if shared_size else None,
             shared_gate=gate(names.shared_expert_gate, 1) if shared_size else None,
         )
 
@@ -98,9 +107,10 @@ class MoeMlp:
         x: torch.Tensor,
         norm: Norm | None = None,
         add_to: torch.Tensor | None = None,
-        adapters: torch.Tensor | None = None,
+        adapters: AdapterBatch | None = None,
     ) -> torch.Tensor:
-        """As `DenseMlp.forward`. Each expert that is hit runs once, over all of its tokens."""
+        """As `DenseMlp.forward`. Each expert that is hit runs once, over all of its tokens; adapters change the shared
+        one alone."""
         if norm is not None:
             x = self.kernels.rms_norm(x, norm)
         probabilities = torch.softmax(self.router(x).float(), -1)
@@ -112,12 +122,7 @@ class MoeMlp:
         counts = torch.bincount(chosen.flatten(), minlength=self.spec.num_experts).tolist()
         inputs, shares = x[tokens], shares.flatten()[order].unsqueeze(-1)
         parts = torch.split(inputs, counts)
-        part_adapters = (None,) * len(parts) if adapters is None else torch.split(adapters[tokens], counts)
-        outputs = [
-            expert.forward(part, adapters=own)
-            for expert, part, own in zip(self.experts, parts, part_adapters, strict=True)
-            if len(part)
-        ]
+        outputs = [expert.forward(part) for expert, part in zip(self.experts, parts, strict=True) if len(part)]
         mixed = torch.cat(outputs).float().mul_(shares)
         out = mixed.new_zeros(x.shape).index_add_(0, tokens, mixed)
         if self.shared is not None and self.shared_gate is not None:

@@ -60,7 +60,7 @@ class PackedCache:
             origin: All that the packed bytes follow from, beside the kernels' layout and the code that makes them.
             kernels: They pack.
         """
-        text = json.dumps([kernels.packed_layout, _code_digest(), *map(str, origin)])
+        text = json.dumps([kernels.packed_layout, code_digest(), *map(str, origin)])
         digest = hashlib.sha256(text.encode()).hexdigest()[:24]
         cache = PackedCache(directory / f"{model}-{digest}.safetensors", kernels)
         cache._read()
@@ -133,7 +133,7 @@ class PackedCache:
         return blobs | by_alignment, {"layers": json.dumps(layers)}
 
 
-def _code_digest() -> str:
+def code_digest() -> str:
     """Changes with the code: a reader that is corrected must not find what it read before."""
     digest = hashlib.sha256()
     for file in (file for folder in _CODE for file in sorted(folder.rglob("*.py"))):

@@ -18,6 +18,8 @@ from kvarn.models.formats import WeightFormat, weight_format
 from kvarn.models.packed_cache import PackedCache
 from kvarn.models.parallel import Parallel, ParallelError, Shard
 
+Role = Literal["layer", "expert", "head", "router"]
+
 HEAD_QUANTIZATION: Quantization = "int8"
 """What the output head becomes, in both modes. See docs/quantization.md for what it costs and saves."""
 _log = logging.getLogger(__name__)
@@ -34,8 +36,9 @@ class LinearSpec:
     bias: bool = False
     activation: Activation | None = None
     """The two outputs are gate and up: the layer gives activation(gate) * up."""
-    role: Literal["layer", "head", "router"] = "layer"
-    """What decides on quantization at load. A router stays plain: its choice of experts flips on small errors."""
+    role: Role = "layer"
+    """What decides on quantization at load, and whether adapters can change it: only what is a layer's own. A router
+    stays plain: its choice of experts flips on small errors."""
 
     @property
     def name(self) -> str:
@@ -69,6 +72,8 @@ class WeightLoader:
         self.kernels = kernels
         self.dtype = dtype
         self.parallel = parallel
+        self.layers: list[tuple[LinearSpec, Linear]] = []
+        """Those that adapters can change, in the order of their `adapter_layer`."""
         self._checkpoint = checkpoint
         self._quantization = quantization
         self._packed_cache = packed_cache
@@ -100,6 +105,13 @@ class WeightLoader:
 
     def linear(self, spec: LinearSpec) -> Linear:
         """All outputs as one product. A bias after a sum over ranks is added by rank 0 alone."""
+        layer = self._linear(spec)
+        if spec.role == "layer":
+            layer.adapter_layer = len(self.layers)
+            self.layers.append((spec, layer))
+        return layer
+
+    def _linear(self, spec: LinearSpec) -> Linear:
         cache = self._packed_cache
         if cache is not None and (found := cache.find(spec.name)) is not None:
             return found
@@ -124,6 +136,10 @@ class WeightLoader:
         if cache is not None:
             cache.keep(spec.name, layer)
         return layer
+
+    def plain(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """A tensor as it is stored."""
+        return self._checkpoint.tensor(name, shape)
 
     def norm(self, name: str, size: int, eps: float, offset: float = 0.0) -> Norm:
         """A norm of `size` numbers in float32, `offset` added to its weight."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
@@ -20,6 +21,8 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     """JSON of the `ModelConfig`."""
     directory: str
     """The checkpoint's directory on this machine."""
+    draft_directory: str = ""
+    """That of the draft model; empty where there is none."""
     heartbeat_interval_s: float = 0.5
     log_level: str = "info"
     log_format: str = "text"
@@ -30,6 +33,10 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     scripted one."""
     sockets: str = ""
     """Directory of its sockets; see `kvarn.replica.addresses`. Set when the process is launched, as is the next."""
+    role: Literal["both", "decode", "prefill"] = "both"
+    """Whether it asks another process to compute long prompts, or is that process."""
+    prefill_socket: str = ""
+    """Where that process listens; empty for the role `both`."""
     spawned_at: float = 0.0
     """`time.monotonic()` of the parent just before it started the process."""
 

@@ -140,7 +140,7 @@ async def run_turn(
     defaults = chat.model.text.sampling_defaults
     ending.writer.response = replace(
         ending.writer.response,
-        model=chat.model.name,  # another one, or another tier, may have been found for it
+        model=chat.model.public_name,  # another one, or another tier, may have been found for it
         service_tier=tier_of(chat.work.priority),
         temperature=defaults.temperature if request.temperature is None else request.temperature,
         top_p=defaults.top_p if request.top_p is None else request.top_p,
@@ -200,7 +200,7 @@ async def _fitting_chat(
     items = turn.context
 
     async def chat_from(start: int) -> ChatCompletionRequest:
-        return await serving.run(record, lambda: chat_request(request, model.name, items[start:], seed))
+        return await serving.run(record, lambda: chat_request(request, model.public_name, items[start:], seed))
 
     async def fits(chat: ChatCompletionRequest) -> bool:
         try:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from kvarn.responses.writer import Cuts, ResponseWriter
 from kvarn.serving.choice import ChoiceDelta
+from kvarn.text.reasoning.splitter import Reasoning
 from kvarn.wire.openai.chat.answer import FunctionCallDelta, ToolCallDelta
 from kvarn.wire.openai.responses.answer import Response, StreamEvent
 from kvarn.wire.openai.responses.items import StoredItem
@@ -35,6 +36,8 @@ def replay(response: Response, first_item: int, cuts: Cuts) -> Iterator[StreamEv
             if not lengths:
                 yield from writer.open_message()
             deltas = _message_again(item, lengths)
+        elif item["type"] == "reasoning":
+            deltas = _reasoning_again(item, lengths)
         else:
             deltas = _call_again(item, lengths, index)
         for delta in deltas:
@@ -65,6 +68,14 @@ def _message_again(item: StoredItem, lengths: list[list[int]]) -> Iterator[Choic
     for characters, tokens in lengths:
         yield ChoiceDelta(0, part["text"][start : start + characters], logprobs=logprobs[first : first + tokens])
         start, first = start + characters, first + tokens
+
+
+def _reasoning_again(item: StoredItem, lengths: list[list[int]]) -> Iterator[ChoiceDelta]:
+    text = item["content"][0]["text"]
+    start = 0
+    for characters, _ in lengths:
+        yield ChoiceDelta(0, parts=[Reasoning(text[start : start + characters])])
+        start += characters
 
 
 def _call_again(item: StoredItem, lengths: list[list[int]], index: int) -> Iterator[ChoiceDelta]:

@@ -27,6 +27,7 @@ _RESPONSE_NAMES = (
     (re.compile(r"messages\b.*"), "input"),
     (re.compile(r"max_(?:completion_)?tokens"), "max_output_tokens"),
     (re.compile(r"response_format(?:\.json_schema)?"), "text.format"),
+    (re.compile(r"reasoning_effort"), "reasoning.effort"),
     (re.compile(r"(tools\[\d+\])\.function"), r"\1"),
 )
 """What the fields of a chat request are called here."""
@@ -56,6 +57,7 @@ def new_response(request: ResponseRequest, response_id: str, created_at: int) ->
         top_p=1.0 if request.top_p is None else request.top_p,
         top_logprobs=request.top_logprobs or 0,
         service_tier=requested_tier(request.service_tier),
+        reasoning=None if request.reasoning is None else {"effort": request.reasoning.effort, "summary": None},
         metadata=request.metadata or {},
         user=UNSET if request.user is None else request.user,
         safety_identifier=request.safety_identifier,
@@ -82,6 +84,8 @@ def chat_request(
         data["parallel_tool_calls"] = request.parallel_tool_calls
     if request.text is not None and request.text.format is not None:
         data["response_format"] = _chat_format(_plain(request.text.format))
+    if request.reasoning is not None and request.reasoning.effort is not None:
+        data["reasoning_effort"] = request.reasoning.effort
     if isinstance(request, ResponseRequest):
         data |= _sampling(request)
     if seed is not None:
@@ -93,22 +97,29 @@ def chat_request(
 
 
 def chat_messages(instructions: str | None, items: list[StoredItem]) -> list[dict[str, Any]]:
-    """Items as the messages of a chat. Calls join the assistant's message before them; what the model thought is not
-    shown to it again, nor the result of a call that is no longer there."""
+    """Items as the messages of a chat. Calls join the assistant's message before them, what the model thought joins the
+    one after it; the result of a call that is no longer there is left out."""
     messages: list[dict[str, Any]] = []
     if instructions is not None:
         messages.append({"role": "system", "content": instructions})
     calls: set[str] = set()
+    thoughts: list[str] = []
     for item in items:
-        if item["type"] == "message":
+        if item["type"] == "reasoning":
+            thoughts += [part["text"] for part in item.get("content") or item["summary"]]
+        elif item["type"] == "message":
             messages.append({"role": item["role"], "content": _content(item["content"])})
         elif item["type"] == "function_call":
             calls.add(item["call_id"])
-            if not messages or messages[-1]["role"] != "assistant":
+            if thoughts or not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": None})
             messages[-1].setdefault("tool_calls", []).append(_chat_call(item))
         elif item["type"] == "function_call_output" and item["call_id"] in calls:
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": _content(item["output"])})
+        if thoughts and item["type"] != "reasoning":
+            if messages and messages[-1]["role"] == "assistant":
+                messages[-1]["reasoning_content"] = "\n".join(thoughts)
+            thoughts = []
     return messages
 
 
@@ -147,7 +158,7 @@ def _chat_call(item: StoredItem) -> dict[str, Any]:
 
 
 def _chat_tool(tool: FunctionTool) -> dict[str, Any]:
-    fields = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict or None}
+    fields = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
     function = {"name": tool.name} | {name: value for name, value in fields.items() if value is not None}
     return {"type": "function", "function": function}
 

@@ -7,12 +7,13 @@ from what is stored: the finished response, and where its deltas were cut (`repl
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import replace
 
 from kvarn.serving.choice import ChoiceDelta
+from kvarn.text.reasoning.splitter import Reasoning
 from kvarn.wire.openai.chat.answer import FinishReason, TokenLogprobs, ToolCallDelta
 from kvarn.wire.openai.responses.answer import (
     Response,
@@ -21,7 +22,7 @@ from kvarn.wire.openai.responses.answer import (
     ResponseUsage,
     StreamEvent,
 )
-from kvarn.wire.openai.responses.items import StoredItem, output_text
+from kvarn.wire.openai.responses.items import StoredItem, output_text, reasoning_text
 
 Cuts = list[list[list[int]]]
 """For each item its deltas, each as [characters, tokens with log-probabilities]."""
@@ -29,29 +30,30 @@ Cuts = list[list[list[int]]]
 
 @dataclass(slots=True)
 class _Item:
-    """The message or the function call that is being written."""
+    """The item that is being written."""
 
-    id: str
+    type: Literal["message", "reasoning", "function_call"]
+    id: str = ""
     call_id: str = ""
     name: str = ""
-    """Of the function; empty for a message."""
+    """Of the function."""
     texts: list[str] = field(default_factory=list)
-    """Of the message, or the call's arguments."""
+    """Of the message or the reasoning, or the call's arguments."""
     logprobs: list[TokenLogprobs | Raw] = field(default_factory=list)
 
-    @property
-    def is_message(self) -> bool:
-        return not self.call_id
-
     def as_json(self, status: str) -> StoredItem:
-        if self.is_message:
-            content = [] if status == "in_progress" else [self.part()]
-            return {"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}
-        names = {"call_id": self.call_id, "name": self.name, "arguments": "".join(self.texts)}
-        return {"id": self.id, "type": "function_call", "status": status, **names}
+        head: StoredItem = {"id": self.id, "type": self.type, "status": status}
+        if self.type == "function_call":
+            return head | {"call_id": self.call_id, "name": self.name, "arguments": "".join(self.texts)}
+        head["content"] = [] if status == "in_progress" else [self.part()]
+        return {**head, "role": "assistant"} if self.type == "message" else {**head, "summary": []}
 
     def part(self) -> dict[str, Any]:
-        return output_text("".join(self.texts), self.logprobs)
+        text = "".join(self.texts)
+        return output_text(text, self.logprobs) if self.type == "message" else reasoning_text(text)
+
+
+_PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
 
 
 class ResponseWriter:
@@ -88,11 +90,14 @@ class ResponseWriter:
     def take(self, delta: ChoiceDelta) -> list[StreamEvent]:
         """Write the next delta of the chat."""
         events: list[StreamEvent] = []
-        self._logprobs += delta.logprobs or []
-        if delta.text:
-            events += self._text(delta.text)
-        for call in delta.tool_calls:
-            events += self._call(call)
+        self._logprobs = [*self._logprobs, *(delta.logprobs or ())][delta.reasoning_tokens :]
+        for part in [delta.text] if delta.parts is None else delta.parts:
+            if isinstance(part, ToolCallDelta):
+                events += self._call(part)
+            elif isinstance(part, Reasoning):
+                events += self._reasoning(part.text)
+            elif part:
+                events += self._text(part)
         if delta.refusal:
             events += self.refuse(delta.refusal)
         if delta.warnings:
@@ -129,13 +134,11 @@ class ResponseWriter:
 
     def open_message(self) -> list[StreamEvent]:
         """Begin a message."""
-        events = self._open_item(_Item(""))
-        assert self._open is not None
-        return [*events, self._at_part("response.content_part.added", part=self._open.part())]
+        return self._open_texts("message")
 
     def refuse(self, text: str) -> list[StreamEvent]:
         """The answer ends with a refusal: a message of its own, since what came before it was no part of it."""
-        events = self._open_item(_Item(""), "incomplete")
+        events = self._open_item(_Item("message"), "incomplete")
         opened, self._open = self._open, None
         assert opened is not None
         part = {"type": "refusal", "refusal": text}
@@ -155,17 +158,20 @@ class ResponseWriter:
             return []
         text = "".join(closed.texts)
         events: list[StreamEvent]
-        if closed.is_message:
-            done = self._at_part("response.output_text.done", text=text, logprobs=closed.logprobs)
-            events = [done, self._at_part("response.content_part.done", part=closed.part())]
-        else:
+        if closed.type == "function_call":
             names = {"item_id": closed.id, "name": closed.name, "output_index": self._index}
             events = [self._event("response.function_call_arguments.done", arguments=text, **names)]
+        else:
+            if closed.type == "message":
+                done = self._at_part("response.output_text.done", text=text, logprobs=closed.logprobs)
+            else:
+                done = self._at_part("response.reasoning_text.done", text=text)
+            events = [done, self._at_part("response.content_part.done", part=closed.part())]
         self._open = None
         return [*events, self._add_item(closed.as_json(status))]
 
     def _text(self, text: str) -> list[StreamEvent]:
-        events = [] if self._open is not None and self._open.is_message else self.open_message()
+        events = self._open_texts("message")
         message, logprobs = self._open, self._logprobs
         assert message is not None
         message.texts.append(text)
@@ -174,14 +180,22 @@ class ResponseWriter:
         self._logprobs = []
         return [*events, self._at_part("response.output_text.delta", delta=text, logprobs=logprobs)]
 
+    def _reasoning(self, text: str) -> list[StreamEvent]:
+        events = self._open_texts("reasoning")
+        assert self._open is not None
+        self._open.texts.append(text)
+        self.cuts[-1].append([len(text), 0])
+        return [*events, self._at_part("response.reasoning_text.delta", delta=text)]
+
     def _call(self, delta: ToolCallDelta) -> list[StreamEvent]:
         events: list[StreamEvent] = []
         if isinstance(delta.id, str):
             name = delta.function.name
-            events += self._open_item(_Item("", delta.id, name if isinstance(name, str) else ""))
+            name = name if isinstance(name, str) else ""
+            events += self._open_item(_Item("function_call", call_id=delta.id, name=name))
             self._logprobs = []  # those of the call itself belong to no text
         call, text = self._open, delta.function.arguments
-        if isinstance(text, str) and text and call is not None and not call.is_message:
+        if isinstance(text, str) and text and call is not None and call.type == "function_call":
             call.texts.append(text)
             self.cuts[-1].append([len(text), 0])
             events.append(
@@ -196,11 +210,18 @@ class ResponseWriter:
         """Of the open item in the output."""
         return len(self.response.output)
 
+    def _open_texts(self, kind: Literal["message", "reasoning"]) -> list[StreamEvent]:
+        """Begin an item of this kind, unless one is open."""
+        if self._open is not None and self._open.type == kind:
+            return []
+        opened = _Item(kind)
+        events = self._open_item(opened)
+        return [*events, self._at_part("response.content_part.added", part=opened.part())]
+
     def _open_item(self, opened: _Item, status_before: str = "completed") -> list[StreamEvent]:
         """End the open item, name the new one and begin it."""
         events = self.close_item(status_before)
-        prefix = "msg_" if opened.is_message else "fc_"
-        opened.id = item_id(prefix, self.response.id, self._first_item + self._index)
+        opened.id = item_id(_PREFIXES[opened.type], self.response.id, self._first_item + self._index)
         self._open = opened
         self.cuts.append([])
         item = opened.as_json("in_progress")
@@ -217,7 +238,7 @@ class ResponseWriter:
         return self._event(kind, response=self.response)
 
     def _at_part(self, kind: str, **fields: Any) -> StreamEvent:
-        """An event of the open message's only part."""
+        """An event of the open item's only part."""
         assert self._open is not None
         return self._event(kind, item_id=self._open.id, output_index=self._index, content_index=0, **fields)
 

@@ -1,14 +1,15 @@
-"""One choice of an answer: tokens in, text out, up to its stop string."""
+"""One choice of an answer: tokens in, text and reasoning out, up to its stop string."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from msgspec import Raw
 
 from kvarn.text.detokenizer import IncrementalDetokenizer
+from kvarn.text.reasoning.splitter import Part, Reasoning, ReasoningPhase, ReasoningSplitter, joined
 from kvarn.text.stop_strings import StopMatcher
 from kvarn.wire.messages import FinishReason as EngineFinishReason
 from kvarn.wire.messages import PositionLogprobs, TokenDelta
@@ -24,8 +25,11 @@ class ChoiceDelta:
 
     index: int
     text: str = ""
+    """Of the content: what is reasoning or a tool call is not part of it."""
     token_ids: list[int] = field(default_factory=list)
     """All tokens counted, the end token included."""
+    reasoning_tokens: int = 0
+    """So many tokens are now known to be reasoning and its tags; perhaps some of the delta before."""
     positions: list[PositionLogprobs] = field(default_factory=list)
     """Log-probabilities of each token that is part of the text; empty where not asked for."""
     prompt_positions: list[PositionLogprobs | None] | None = None
@@ -36,8 +40,8 @@ class ChoiceDelta:
     """The stop string, or the stop token that the client named, which ended the choice."""
     refusal: str = ""
     """Why moderation ended the answer, in words for a person."""
-    parts: list[str | ToolCallDelta] | None = None
-    """Text and tool calls in the order in which the model wrote them; None where the chat has no tools."""
+    parts: list[Part | ToolCallDelta] | None = None
+    """Text, reasoning and tool calls in the order in which the model wrote them; None where there is only text."""
     logprobs: list[TokenLogprobs | Raw] | None = None
     """`positions` as a chat's answer has them; None where not asked for."""
     warnings: list[str] = field(default_factory=list)
@@ -46,7 +50,33 @@ class ChoiceDelta:
     @property
     def tool_calls(self) -> list[ToolCallDelta]:
         """The tool calls among the parts."""
-        return [part for part in self.parts or () if not isinstance(part, str)]
+        return [part for part in self.parts or () if isinstance(part, ToolCallDelta)]
+
+    @property
+    def text_parts(self) -> list[Part]:
+        """Text and reasoning in the order in which the model wrote them."""
+        if self.parts is None:
+            return [self.text]
+        return [part for part in self.parts if not isinstance(part, ToolCallDelta)]
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning among the parts."""
+        return "".join(part.text for part in self.parts or () if isinstance(part, Reasoning))
+
+    @property
+    def written(self) -> str:
+        """Text and reasoning as the model wrote them."""
+        return "".join(part if isinstance(part, str) else part.text for part in self.text_parts)
+
+    def write(self, parts: list[Part]) -> None:
+        """Set what was written."""
+        if len(parts) == 1 and isinstance(parts[0], str):  # the usual case
+            self.text = parts[0]
+            return
+        self.text = "".join(part for part in parts if isinstance(part, str))
+        if any(isinstance(part, Reasoning) for part in parts):
+            self.parts = [*joined(parts)]
 
 
 @dataclass(slots=True)
@@ -63,6 +93,10 @@ class Choice:
     """Stop strings count from this many tokens on."""
     named_stop_ids: frozenset[int]
     """Stop tokens that the client asked for, to be told apart from the model's end tokens."""
+    splitter: ReasoningSplitter | None = None
+    """Its own, fresh; None where the model does not reason. Stop strings count in content only."""
+    with_reasoning: bool = True
+    """The client wants the reasoning; else it is left out."""
     prompt_only: bool = False
     """The client wants no answer, only what is known of its prompt: the token drawn is dropped."""
     watch: OutputWatch | None = None
@@ -72,6 +106,8 @@ class Choice:
     ended: bool = False
     num_tokens: int = 0
     """Up to and including the one that completed a stop string."""
+    undecided_tokens: int = 0
+    """At the end of what has come: reasoning perhaps."""
 
     def add(self, new: TokenDelta) -> ChoiceDelta:
         """What the tokens come to; must not be called after a delta with a finish reason."""
@@ -82,16 +118,17 @@ class Choice:
         shown = new.token_ids
         if new.finish_reason is EngineFinishReason.STOP:
             shown = shown[:-1]  # the stop token ends the text, it is not part of it
-        text = ""
+        parts: list[Part] = []
         for position, token_id in enumerate(shown):
             self.num_tokens += 1
             if new.logprobs is not None:
                 delta.positions.append(new.logprobs[position])
-            piece, matched = self.detokenizer.push((token_id,)), None
-            if self.stop is not None and self.num_tokens >= self.min_tokens:
-                piece, matched = self.stop.push(piece)
-            text += piece
-            if matched is not None:
+            piece = self.detokenizer.push((token_id,))
+            if self.splitter is None and self.stop is None:  # the usual case
+                parts.append(piece)
+                continue
+            new_parts = (piece,) if self.splitter is None else self._split(self.splitter, piece, delta)
+            if (matched := self._take(new_parts, parts)) is not None:
                 delta.token_ids = shown[: position + 1]
                 delta.finish_reason, delta.stop_reason = "stop", matched
                 break
@@ -99,21 +136,50 @@ class Choice:
             self.num_tokens += len(new.token_ids) - len(shown)
             delta.token_ids = new.token_ids
             if new.finish_reason is not None:
-                text += self._finish(delta, new)
-        delta.text = text
+                self._finish(delta, new, parts)
+        delta.write(parts)
         return delta
 
-    def _finish(self, delta: ChoiceDelta, new: TokenDelta) -> str:
+    def _split(self, splitter: ReasoningSplitter, piece: str, delta: ChoiceDelta) -> Sequence[Part]:
+        """The parts that a token's text completes; counts the token where it is reasoning."""
+        before = splitter.phase
+        parts = splitter.push(piece)
+        if before is ReasoningPhase.INSIDE:
+            delta.reasoning_tokens += 1
+        elif splitter.phase is ReasoningPhase.INSIDE:
+            delta.reasoning_tokens += self.undecided_tokens + 1
+            self.undecided_tokens = 0
+        else:
+            self.undecided_tokens = self.undecided_tokens + 1 if splitter.phase is ReasoningPhase.BEFORE else 0
+        return parts
+
+    def _take(self, new: Sequence[Part], parts: list[Part]) -> str | None:
+        """Add parts, content as far as it certainly comes before any stop string; returns the one that ends it."""
+        for part in new:
+            if not isinstance(part, str):
+                if self.with_reasoning:
+                    parts.append(part)
+                continue
+            text, matched = part, None
+            if self.stop is not None and self.num_tokens >= self.min_tokens:
+                text, matched = self.stop.push(part)
+            parts.append(text)
+            if matched is not None:
+                return matched
+        return None
+
+    def _finish(self, delta: ChoiceDelta, new: TokenDelta, parts: list[Part]) -> None:
         """End the choice as the engine did, unless the text held back till now completes a stop string."""
         text = self.detokenizer.flush()
+        last: list[Part] = [text]
+        if self.splitter is not None:
+            last = self.splitter.push(text) + self.splitter.flush()
+        matched = self._take(last, parts)
+        if matched is not None:
+            delta.finish_reason, delta.stop_reason = "stop", matched
+            return
         if self.stop is not None:
-            if self.num_tokens >= self.min_tokens:
-                text, matched = self.stop.push(text)
-                if matched is not None:
-                    delta.finish_reason, delta.stop_reason = "stop", matched
-                    return text
-            text += self.stop.flush()
+            parts.append(self.stop.flush())
         delta.finish_reason = "length" if new.finish_reason is EngineFinishReason.LENGTH else "stop"
         if delta.finish_reason == "stop" and new.token_ids and new.token_ids[-1] in self.named_stop_ids:
             delta.stop_reason = new.token_ids[-1]
-        return text

@@ -14,6 +14,7 @@ from msgspec import UNSET
 from kvarn.serving.choice import ChoiceDelta
 from kvarn.serving.context import ServingContext
 from kvarn.serving.generation import check_token_ids, generate, interleave, make_choices, make_submit
+from kvarn.serving.grammars import grammar_of_completion
 from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.logprobs import encoded_bytes, in_parts
 from kvarn.serving.models import ReadyModel
@@ -179,6 +180,7 @@ async def _start(
     if len(given) > limits.max_prompts:
         message = f"'prompt' has {len(given)} prompts; this server takes at most {limits.max_prompts}."
         raise invalid_request(message, "prompt")
+    grammar = await grammar_of_completion(serving, record, request, model)
     prompts = await serving.run(record, lambda: [_prompt(each, request, model) for each in given])
     samplings = [
         completion_sampling(
@@ -208,11 +210,11 @@ async def _start(
     readers: list[CompletionReader] = []
     for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
         choices = make_choices(request, sampling, model, limits, watch, number * sampling.n, prompt.token_ids)
-        submit = make_submit(f"{record.id}-{number}", prompt.token_ids, sampling, work, request.cache_salt)
+        submit = make_submit(f"{record.id}-{number}", prompt.token_ids, sampling, work, request.cache_salt, grammar)
         streams.append(generate(model, submit, choices, work, HeldBytes(serving.held, record), serving.metrics))
         readers += [CompletionReader(prompt, request, model) for _ in choices]
     deltas = streams[0] if len(streams) == 1 else interleave(streams)
-    head = (f"cmpl-{record.id}", int(time.time()), model.name, model.fingerprint, request.include_usage)
+    head = (f"cmpl-{record.id}", int(time.time()), model.public_name, model.fingerprint, request.include_usage)
     return CompletionRun(*head, deltas, readers, work.usage, HeldBytes(serving.held, record))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from kvarn.config.schema import GatewayConfig, KvarnConfig
-from kvarn.identity.scopes import check_endpoint, check_model, may_use_model
+from kvarn.identity.scopes import check_adapter, check_endpoint, check_model, may_see_adapter, may_use_model
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.safety.prompt_log import PromptLog
 from kvarn.serving.held_bytes import ByteBudget
@@ -76,6 +76,7 @@ class ServingContext:
             record=record,
             model=model.name,
             model_version=model.version,
+            adapter=model.adapter if isinstance(model, ReadyModel) else "",
             replica=model.replica_name,
             prompt_tokens=prompt_tokens,
             max_output_tokens=max_output_tokens,
@@ -104,7 +105,8 @@ class ServingContext:
         Raises:
             ApiError: 404 unknown, 403 out of the key's scope, 400 of the wrong kind, 503 not ready yet.
         """
-        ready = self.find_model(record, name).when_ready(record.replica)
+        model, adapter = self._find(record, name)
+        ready = model.when_ready(record.replica, adapter)
         if kind is not None and ready.card.kind != kind:
             does = _OPERATIONS.get(ready.card.kind, ready.card.kind)
             raise invalid_request(f"The model {name!r} does {does} only.", "model", "model_not_supported")
@@ -127,7 +129,18 @@ class ServingContext:
         Raises:
             ApiError: 404 unknown, 403 out of the key's scope.
         """
-        model = self.models.find(name, visible=lambda served: may_use_model(record.principal, served))
+        return self._find(record, name)[0]
+
+    def _find(self, record: RequestRecord, name: str) -> tuple[ServedModel, str]:
+        """The model, and the adapter's name where it names one."""
+        found = self.models.find_adapter(name)
+        if found is not None and may_see_adapter(record.principal, found[1]):
+            model, adapter = found[0], found[1].name
+        else:
+            model = self.models.find(name, visible=lambda served: may_use_model(record.principal, served))
+            adapter = ""
         check_model(record.principal, model.name)
+        if adapter:
+            check_adapter(record.principal, adapter)
         record.model = model.name
-        return model
+        return model, adapter

@@ -19,8 +19,29 @@ _COUNTERS = {
     "kvarn_output_tokens_total": ("output_tokens_total", "Tokens generated."),
     "kvarn_preemptions_total": ("preemptions_total", "Running requests put back into the queue for want of KV blocks."),
     "kvarn_evictions_total": ("evictions_total", "Blocks evicted from the prefix cache."),
+    "kvarn_external_prefix_cache_queries_total": (
+        "external_queries_total",
+        "Prompt tokens looked up in the tiers beyond the KV cache: those that the prefix cache did not hold.",
+    ),
+    "kvarn_external_prefix_cache_hits_total": (
+        "external_hits_total",
+        "Prompt tokens loaded from the tiers beyond the KV cache.",
+    ),
+    "kvarn_kv_offload_given_up_total": (
+        "fetches_given_up_total",
+        "Fetches of KV blocks from disk that took longer than computing the blocks.",
+    ),
+    "kvarn_prefills_apart_total": ("prefills_apart_total", "Prompts that the prefill engine was asked to compute."),
+    "kvarn_spec_decode_num_drafts_total": ("spec_decode_drafts_total", "Rows of steps that verified proposals."),
+    "kvarn_spec_decode_num_draft_tokens_total": ("spec_decode_draft_tokens_total", "Tokens proposed."),
+    "kvarn_spec_decode_num_accepted_tokens_total": (
+        "spec_decode_accepted_tokens_total",
+        "Proposed tokens that were drawn.",
+    ),
     "kvarn_aborts_total": ("aborts_total", "Requests aborted because their client left or had enough."),
     "kvarn_finished_total": ("finished_total", "Requests finished."),
+    "kvarn_adapter_loads_total": ("adapter_loads_total", "LoRA adapters brought from host memory into KV blocks."),
+    "kvarn_adapter_evictions_total": ("adapter_evictions_total", "LoRA adapters whose KV blocks were given to others."),
     "kvarn_read_bytes_total": ("read_bytes_total", "Bytes of weights and cached tokens that the steps had to read."),
     "kvarn_operations_total": ("operations_total", "Operations that the steps had to do; a multiply-add is two."),
 }
@@ -30,8 +51,20 @@ _GAUGES = {
     "kvarn_batch_size": ("batch_seqs", "Sequences in the latest step."),
     "kvarn_batch_tokens": ("batch_tokens", "Tokens computed in the latest step, prefill and decode."),
     "kvarn_step_seconds": ("step_s", "Duration of the latest step."),
+    "kvarn_adapter_kv_blocks": ("adapter_blocks", "KV blocks that hold LoRA adapters, used or not."),
     "kvarn_kv_waste_ratio": ("kv_waste_ratio", "Allocated KV slots that hold no token, over all allocated slots."),
 }
+
+_TIERS = {
+    "kvarn_kv_offload_capacity_bytes": ("capacity_bytes", "Bytes of KV blocks that a tier may hold."),
+    "kvarn_kv_offload_used_bytes": ("used_bytes", "Bytes that a tier's KV blocks take."),
+    "kvarn_kv_offload_blocks": ("blocks", "KV blocks that a tier holds."),
+    "kvarn_kv_offload_stored_bytes_total": ("stored_bytes_total", "Bytes of KV blocks stored in a tier."),
+    "kvarn_kv_offload_loaded_bytes_total": ("loaded_bytes_total", "Bytes of KV blocks loaded from a tier."),
+    "kvarn_kv_offload_load_seconds_total": ("load_s_total", "Seconds spent reading KV blocks from a tier."),
+    "kvarn_kv_offload_evictions_total": ("evictions_total", "KV blocks of a tier that made room for others."),
+}
+"""Of KV blocks beyond the cache, by tier; there are none where no tiers are configured."""
 
 
 Values = float | Mapping[str, float]
@@ -72,8 +105,32 @@ class EngineCollector(Collector):
         yield self._metric(gauge, "kvarn_queue_depth", "Requests waiting, by priority tier.", _queue_depth, "priority")
         for name, (field, help_text) in _COUNTERS.items():
             yield self._metric(counter, name, help_text, _reader(field))
+        help_text = "LoRA adapters that requests may name."
+        yield self._metric(gauge, "kvarn_adapters_loaded", help_text, lambda client: len(client.adapters))
+        yield self._lora_requests()
+        for name, (field, help_text) in _TIERS.items():
+            family = counter if name.endswith("_total") else gauge
+            yield self._metric(family, name, help_text, _tier_reader(field), "tier")
+        help_text = "KV blocks that a tier did not store or use, by reason."
+        yield self._metric(counter, "kvarn_kv_offload_dropped_total", help_text, _dropped_blocks, "reason")
+        help_text = "Proposed tokens that were drawn, by their position in the row."
+        name = "kvarn_spec_decode_num_accepted_tokens_per_pos_total"
+        yield self._metric(counter, name, help_text, _accepted_by_position, "position")
         help_text = "Requests the engine refused, by reason."
         yield self._metric(counter, "kvarn_refused_total", help_text, _reader("refused_total"), "reason")
+
+    def _lora_requests(self) -> Metric:
+        """As vLLM's: names in labels, separated by commas. The value is 1: there is one line for each replica."""
+        labels = (*self._label_names, "max_lora", "running_lora_adapters", "waiting_lora_adapters")
+        metric = GaugeMetricFamily(
+            "kvarn_lora_requests_info", "LoRA adapters with running and with waiting requests.", labels=labels
+        )
+        for own, client in self._replicas:
+            running, waiting = (
+                ",".join(names) for names in (client.stats.adapters_running, client.stats.adapters_waiting)
+            )
+            metric.add_metric([*own, str(len(client.adapters)), running, waiting], 1.0)
+        return metric
 
     def _metric(
         self,
@@ -107,6 +164,15 @@ def _reader(field: str) -> Callable[[ReplicaClient], Values]:
     return lambda client: read(client.stats)
 
 
+def _tier_reader(field: str) -> Callable[[ReplicaClient], Values]:
+    return lambda client: {name: getattr(tier, field) for name, tier in client.stats.kv_tiers.items()}
+
+
+def _dropped_blocks(client: ReplicaClient) -> Values:
+    tiers = client.stats.kv_tiers.items()
+    return {f"{name}_{reason}": count for name, tier in tiers for reason, count in tier.dropped_total.items()}
+
+
 def _kv_utilisation(client: ReplicaClient) -> float:
     total = client.stats.kv_blocks_total
     return (total - client.stats.kv_blocks_free) / total if total else 0.0
@@ -120,6 +186,11 @@ def _kv_blocks(client: ReplicaClient) -> Values:
 def _prefix_hits(client: ReplicaClient) -> float:
     prompt = client.stats.cached_tokens_total + client.stats.prompt_tokens_total
     return client.stats.cached_tokens_total / prompt if prompt else float("nan")
+
+
+def _accepted_by_position(client: ReplicaClient) -> Values:
+    counts = client.stats.spec_decode_accepted_tokens_per_pos_total
+    return {str(position): float(count) for position, count in enumerate(counts)}
 
 
 def _queue_depth(client: ReplicaClient) -> Values:

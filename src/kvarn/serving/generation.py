@@ -15,9 +15,10 @@ from kvarn.serving.models import ReadyModel
 from kvarn.serving.moderation.output_watch import OutputWatch
 from kvarn.serving.work import Work
 from kvarn.text.detokenizer import IncrementalDetokenizer
+from kvarn.text.reasoning.splitter import ReasoningSplitter
 from kvarn.text.sampling import stop_strings
 from kvarn.text.stop_strings import StopMatcher, StopStrings
-from kvarn.wire.messages import Submit
+from kvarn.wire.messages import Grammar, Submit
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.completions import CompletionRequest
 from kvarn.wire.openai.errors import ApiError, invalid_request
@@ -43,11 +44,13 @@ def make_choices(
     first_index: int = 0,
     continued: Sequence[int] = (),
     shown: frozenset[int] = frozenset(),
+    splitter: Callable[[], ReasoningSplitter | None] = lambda: None,
 ) -> list[Choice]:
     """The `n` choices of one prompt; the first has number `first_index` in the answer.
 
     `watch` gives each its moderation; `continued` are the prompt's tokens where the answer's text goes on from the
-    prompt's; `shown` are special tokens that are part of the text all the same.
+    prompt's; `shown` are special tokens that are part of the text all the same; `splitter` gives each who tells its
+    reasoning from its content.
     """
     strings = stop_strings(request, limits)
     stops = StopStrings(strings) if strings else None
@@ -60,6 +63,8 @@ def make_choices(
             None if stops is None else StopMatcher(stops, include_stop=request.include_stop_str_in_output),
             sampling.min_tokens,
             frozenset(request.stop_token_ids or ()),
+            splitter=splitter(),
+            with_reasoning=not isinstance(request, ChatCompletionRequest) or request.include_reasoning,
             prompt_only=isinstance(request, CompletionRequest) and request.max_tokens == 0,
             watch=watch(),
         )
@@ -68,7 +73,12 @@ def make_choices(
 
 
 def make_submit(
-    request_id: str, prompt: list[int], sampling: SamplingParams, work: Work, cache_salt: str | None
+    request_id: str,
+    prompt: list[int],
+    sampling: SamplingParams,
+    work: Work,
+    cache_salt: str | None,
+    grammar: Grammar | None = None,
 ) -> Submit:
     """What is sent to the engine. The tenant and its secret salt come from the server, never from the client: a
     tenant's cached prompts cannot be found, or their presence timed, by another."""
@@ -80,7 +90,9 @@ def make_submit(
         tenant=principal.organization_id,
         weight=principal.weight,
         priority=work.priority,
+        adapter=work.adapter,
         cache_salt=f"{principal.cache_salt}/{cache_salt or ''}",
+        grammar=grammar,
     )
 
 
@@ -117,7 +129,7 @@ async def generate(
                 if new.token_ids:
                     observer.delta(new.index, len(new.token_ids))
                 delta = choice.add(new)
-                usage.count(cached=new.cached_tokens, completion=len(delta.token_ids))
+                usage.count(cached=new.cached_tokens, completion=len(delta.token_ids), reasoning=delta.reasoning_tokens)
                 if choice.watch is not None:
                     shown = await choice.watch.look(delta)
                     if shown is None:

@@ -26,11 +26,12 @@ from kvarn.text.chat_template import ChatTemplate
 from kvarn.text.checkpoint import checkpoint_fingerprint, resolve_tokenizer
 from kvarn.text.config_files import read_generation_config
 from kvarn.text.prompt import PromptBuilder
+from kvarn.text.reasoning.formats import ReasoningFormat, find_reasoning_format
 from kvarn.text.sampling import SamplingDefaults
 from kvarn.text.template_process import TemplateLimits
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.text.tool_calls.formats import ToolFormat, find_format
-from kvarn.wire.messages import ModelCard
+from kvarn.wire.messages import AdapterInfo, ModelCard
 from kvarn.wire.openai.errors import ApiError, model_not_found, unavailable
 
 _LIFE = (ReplicaState.READY, ReplicaState.STARTING, ReplicaState.DOWN)
@@ -56,6 +57,8 @@ class ModelText:
     logprobs: LogprobsEncoder
     tool_format: ToolFormat
     """How it writes tool calls."""
+    reasoning_format: ReasoningFormat | None
+    """How it writes what it thinks before it answers; None where it does not."""
     version: str
     """Fingerprint of the checkpoint."""
     sampling_defaults: SamplingDefaults
@@ -74,6 +77,13 @@ class ReadyModel:
     replica: ReplicaClient
     card: ModelCard
     replica_name: str
+    adapter: str = ""
+    """Name of the adapter that it answers with."""
+
+    @property
+    def public_name(self) -> str:
+        """What answers call it, and what finds it again."""
+        return self.adapter or self.name
 
     @property
     def version(self) -> str:
@@ -113,6 +123,8 @@ class ReadyModel:
         tokenizer, the chat template and the sampling parameters by default."""
         card, text = self.card, self.text
         parts = [kvarn.__version__, text.version, card.dtype, card.quantization, card.kernels, card.kv_dtype]
+        if self.adapter and (found := self.replica.adapters.get(self.adapter)) is not None:
+            parts.append(found.digest)
         parts += [self.served.config.tokenizer or "", text.chat_template.source, repr(text.sampling_defaults)]
         return f"fp_{sha256('/'.join(parts).encode()).hexdigest()[:12]}"
 
@@ -155,6 +167,11 @@ class ServedModel:
         return min(self.replicas.values(), key=lambda each: _LIFE.index(each.state))
 
     @property
+    def adapters(self) -> Mapping[str, AdapterInfo]:
+        """The adapters that requests may name, by name."""
+        return self.replica.adapters
+
+    @property
     def ready(self) -> bool:
         """Whether a request can be answered now: a replica takes requests and the tokenizer is loaded."""
         replica = self.replica
@@ -173,8 +190,9 @@ class ServedModel:
         self._last = position
         return list(self.replicas)[position]
 
-    def when_ready(self, picked: str | None = None) -> ReadyModel:
-        """This model with its parts, and the replica that answers: the one that was picked before, or the next.
+    def when_ready(self, picked: str | None = None, adapter: str = "") -> ReadyModel:
+        """This model with its parts, and the replica that answers (with an adapter): the one that was picked before, or
+        the next.
 
         Raises:
             ApiError: 503 with Retry-After while it starts, restarts or drains; 500 when its tokenizer cannot be read.
@@ -187,7 +205,7 @@ class ServedModel:
             client = None if picked is None else self.replicas[picked]
         if picked is None or client is None or client.card is None or self.text is None:
             raise unavailable(f"The model {self.name!r} is not ready: {self.state_text}.", "model_not_ready")
-        return ReadyModel(self.name, self, self.text, client, client.card, picked)
+        return ReadyModel(self.name, self, self.text, client, client.card, picked, adapter)
 
     @property
     def state_text(self) -> str:
@@ -225,6 +243,7 @@ class ServedModel:
             template,
             LogprobsEncoder(tokenizer),
             find_format(self.config.tool_format, template.source, lambda token: bool(tokenizer.ids_of((token,)))),
+            find_reasoning_format(self.config.reasoning_format, template.source),
             checkpoint_fingerprint(self.directory),
             defaults,
         )
@@ -255,6 +274,20 @@ class ModelTable:
         if model is None:
             raise model_not_found(name[:200], [served for served in self._models if visible(served)])
         return model
+
+    def find_adapter(self, name: str) -> tuple[ServedModel, AdapterInfo] | None:
+        """The adapter of that name, or of `model:name`, and its model. A model's own name goes first."""
+        if name in self._names:
+            return None
+        for model in self:
+            if name in model.adapters:
+                return model, model.adapters[name]
+        for place, letter in enumerate(name):
+            if letter == ":" and (found := self._names.get(name[:place])) is not None:
+                adapter = found.adapters.get(name[place + 1 :])
+                if adapter is not None:
+                    return found, adapter
+        return None
 
     async def load_text(self, threads: Executor, config: GatewayConfig) -> None:
         """Load every model's tokenizer and template; one that fails leaves the others ready, and keeps the reason."""

@@ -37,6 +37,8 @@ class TokenUsage:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Of the completion's."""
     failed: bool = False
     refused: bool = False
     """The engine did not take it, or gave it up."""
@@ -52,15 +54,16 @@ class TokenUsage:
 
     def as_openai(self) -> Usage:
         """As OpenAI's usage object."""
-        return usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
+        return usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens, self.reasoning_tokens)
 
-    def count(self, *, prompt: int = 0, cached: int = 0, completion: int = 0) -> None:
+    def count(self, *, prompt: int = 0, cached: int = 0, completion: int = 0, reasoning: int = 0) -> None:
         """Add tokens."""
         if completion and self.first_token is None:
             self.first_token = time.monotonic()
         self.prompt_tokens += prompt
         self.cached_tokens += cached
         self.completion_tokens += completion
+        self.reasoning_tokens += reasoning
         if self.on_change is not None:
             self.on_change(self)
 
@@ -132,6 +135,8 @@ class Work:
     model: str
     model_version: str = ""
     """Fingerprint of the checkpoint."""
+    adapter: str = ""
+    """Name of the adapter that it answers with."""
     replica: str = ""
     """Which copy of the model answers."""
     prompt_tokens: int

@@ -17,6 +17,9 @@ Progress = Callable[[str, float], None]
 PACKAGED = ("kvarn-demo",)
 """Models that come with Kvarn and can be served."""
 
+PACKAGED_ADAPTERS = ("pirate", "json")
+"""LoRA adapters of kvarn-demo that come with Kvarn."""
+
 _TEXT_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 _FILES = ["*.safetensors", *_TEXT_FILES]
 """What is downloaded: weights without pickle, and the text files around them."""
@@ -40,6 +43,27 @@ def resolve_checkpoint(path: str, *, progress: Progress | None = None) -> Path:
     if not (directory / "config.json").is_file():
         raise CheckpointError(f"{directory} has no config.json: it is not a Hugging Face checkpoint.")
     return directory
+
+
+def resolve_adapter(path: str, *, progress: Progress | None = None) -> Path:
+    """The local directory of a LoRA adapter, found as `resolve_checkpoint` finds a checkpoint.
+
+    Raises:
+        CheckpointError: There is none, or it cannot be downloaded.
+    """
+    directory = Path(path).expanduser()
+    if not directory.is_dir() and path in PACKAGED_ADAPTERS:
+        directory = packaged_adapter(path)
+    elif not directory.is_dir():
+        directory = _find(path, progress, _FILES)
+    if not (directory / "adapter_config.json").is_file():
+        raise CheckpointError(f"{directory} has no adapter_config.json: it is not a PEFT adapter.")
+    return directory.resolve()
+
+
+def packaged_adapter(name: str) -> Path:
+    """The directory of an adapter that comes with Kvarn."""
+    return Path(kvarn.__file__).parent / "assets" / "adapters" / name
 
 
 def _find(path: str, progress: Progress | None, files: list[str]) -> Path:

@@ -14,6 +14,8 @@ from typing import Any
 
 from kvarn.text.chat_template import MAX_CHARACTERS, ChatTemplate, RenderRequest
 from kvarn.text.messages import normalize_messages
+from kvarn.text.reasoning.formats import ReasoningFormat
+from kvarn.text.reasoning.splitter import ReasoningPhase
 from kvarn.text.tokenizer import Tokenizer
 
 _LONGEST_MARK = 32
@@ -32,6 +34,7 @@ class PromptBuilder:
         context_length: Tokens that the model holds.
         tools: As OpenAI writes them.
         opening: The server's own beginning of the answer.
+        reasoning: How the model writes reasoning: where the template has opened it, it is ended before the opening.
         add_special_tokens: Put around the whole what the tokenizer puts around a text.
         add_generation_prompt: See `ChatTemplate.request`.
         continue_final_message: See there.
@@ -50,6 +53,7 @@ class PromptBuilder:
         context_length: int,
         tools: Sequence[Mapping[str, Any]] | None = None,
         opening: str = "",
+        reasoning: ReasoningFormat | None = None,
         add_special_tokens: bool = False,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -57,6 +61,7 @@ class PromptBuilder:
     ) -> None:
         self._tokenizer = tokenizer
         self._opening = opening
+        self._reasoning = reasoning
         self._add_special_tokens = add_special_tokens
         self._hidden = hidden = _Hidden(tokenizer.special_pattern)
         self.request: RenderRequest = template.request(
@@ -76,7 +81,10 @@ class PromptBuilder:
             TokenizerError: The text cannot be encoded.
         """
         encode = self._tokenizer.encode
-        pieces = self._hidden.split(text + self._opening)
+        opening = self._opening
+        if opening and self._reasoning is not None and self._reasoning.phase_after(text) is ReasoningPhase.INSIDE:
+            opening = self._reasoning.close + opening
+        pieces = self._hidden.split(text + opening)
         token_ids = encode(pieces[0], add_special_tokens=self._add_special_tokens)
         for words, between in zip(pieces[1::2], pieces[2::2], strict=True):
             token_ids += self._tokenizer.encode_words(words) + encode(between, add_special_tokens=False)

@@ -53,7 +53,7 @@ class StopMatcher:
         starts = [(pending.find(stop), stop) for stop in self._stops]
         matches = [(start + len(stop), -len(stop), stop) for start, stop in starts if start >= 0]
         if not matches:
-            keep = max(_overlap(pending, stop) for stop in self._stops)
+            keep = max(overlap(pending, stop) for stop in self._stops)
             shown, self._held = pending[: len(pending) - keep], pending[len(pending) - keep :]
             return StopResult(shown, None)
         end, _, stop = min(matches)
@@ -66,7 +66,7 @@ class StopMatcher:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that is a proper beginning of `stop`."""
     start = max(0, len(text) - len(stop) + 1)
     while (start := text.find(stop[0], start)) >= 0:

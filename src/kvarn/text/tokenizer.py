@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,10 @@ class Tokenizer:
         added = library.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(token_id for token_id, token in added.items() if token.special)
         """Tokens that steer the model and are not part of the text."""
+        self.markers: dict[str, int] = {
+            token.content: token_id for token_id, token in added.items() if is_marker(token.content, token.special)
+        }
+        """Tokens that are no part of what a grammar calls text, by name."""
         specials = sorted((token.content for token in added.values() if token.special), key=len, reverse=True)
         self.special_pattern: re.Pattern[str] | None = (
             re.compile("|".join(map(re.escape, specials))) if specials else None
@@ -68,8 +72,6 @@ class Tokenizer:
         # 50 ms and more that only a process with a model pays
         from tokenizers import Tokenizer as Library
 
-        from kvarn.text.config_files import read_end_tokens, read_tokenizer_config
-
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise TokenizerError(_missing(directory))
@@ -80,10 +82,7 @@ class Tokenizer:
             raise TokenizerError(f"Cannot read {path}: {error}. Is the checkpoint complete?") from error
         library.no_truncation()
         library.no_padding()
-        ends = read_end_tokens(checkpoint or directory, generation_config)
-        text = token_text(read_tokenizer_config(directory).get("eos_token"))
-        token_id = None if text is None else library.token_to_id(text)
-        return cls(library, ends if token_id is None else [*ends, token_id])
+        return cls(library, read_eos_ids(directory, checkpoint or directory, generation_config, library.token_to_id))
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text; with `add_special_tokens` those that the tokenizer puts around it.
@@ -153,6 +152,33 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """A token as text; bytes that are not whole characters show as U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
+
+
+def is_marker(name: str, special: bool) -> bool:
+    """Whether an added token marks something, and is no text: a special one, or one like `<tool_call>`."""
+    return special or (name.startswith("<") and name.endswith(">"))
+
+
+def read_eos_ids(
+    directory: Path, checkpoint: Path, generation_config: str, id_of: Callable[[str], int | None]
+) -> list[int]:
+    """The tokens that end an answer: those of the model, and the tokenizer's own.
+
+    Args:
+        directory: Of the tokenizer.
+        checkpoint: Directory that names the model's end tokens.
+        generation_config: Where those are read; see `read_generation_config`.
+        id_of: The id of a token.
+
+    Raises:
+        CheckpointError: A configuration file is broken.
+    """
+    from kvarn.text.config_files import read_end_tokens, read_tokenizer_config
+
+    ends = read_end_tokens(checkpoint, generation_config)
+    text = token_text(read_tokenizer_config(directory).get("eos_token"))
+    token_id = None if text is None else id_of(text)
+    return list(dict.fromkeys(ends if token_id is None else [*ends, token_id]))
 
 
 def _check_text(text: str) -> None:

@@ -40,6 +40,20 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults
 # To the engine ---------------------------------------------------------------------------------------------------
 
 
+class Grammar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an answer's text must match."""
+
+    text: str  # in llguidance's form: JSON of its grammars, or Lark
+
+    after: list[str] = []
+    """Where this is not empty, the answer begins with text of any kind; what follows the first of these strings must
+    match. Special tokens count as the text they are written as."""
+
+    opened_by: list[int] = []
+    """Tokens that begin such free text. Where there are any, the answer may also do without, and match from its first
+    token on."""
+
+
 class Submit(Message, frozen=True, kw_only=True):
     """Generate from a prompt."""
 
@@ -50,7 +64,8 @@ class Submit(Message, frozen=True, kw_only=True):
     weight: float = 1.0  # share of this tenant relative to others under saturation; > 0
     priority: int = 0  # tier: lower runs first (vLLM's meaning). 0 is interactive; batch work uses 10.
     cache_salt: str = ""  # prompts share cached blocks only with prompts of the same tenant and salt
-    adapter: str = ""  # one of the model card's; empty for the model itself
+    adapter: str = ""  # name of one that is loaded; empty for the model itself
+    grammar: Grammar | None = None  # what each choice must match
     gateway: int = 0  # number of the gateway process that asks, and is answered
 
 
@@ -69,6 +84,37 @@ class Abort(Message, frozen=True, kw_only=True):
     gateway: int = 0
 
 
+class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter that requests may name. What is known of it only once it is loaded has defaults."""
+
+    name: str
+    path: str  # its directory on the engine's machine
+    organizations: list[str] | None = None  # who may see and use it; None: all
+    projects: list[str] | None = None  # of these, all where None
+    digest: str = ""  # of what it computes; `Submit.adapter` in the engine
+    rank: int = 0
+    nbytes: int = 0  # of host memory
+    kv_blocks: int = 0  # of the KV cache, while it is used
+    loaded_at: int = 0  # Unix seconds
+
+
+class LoadAdapter(Message, frozen=True, kw_only=True):
+    """Load an adapter, beside what runs; answered by `AdapterChanged`."""
+
+    request_id: str
+    adapter: AdapterInfo
+    in_place: bool = False  # replace one of the same name; requests that have begun go on with that
+    gateway: int = 0  # as in `Submit`
+
+
+class UnloadAdapter(Message, frozen=True, kw_only=True):
+    """Take no more requests for an adapter; those that have begun go on. Answered by `AdapterChanged`."""
+
+    request_id: str
+    name: str
+    gateway: int = 0
+
+
 class Join(Message, frozen=True, kw_only=True):
     """Another gateway process will send requests: answer them there, and send it statistics.
 
@@ -77,6 +123,8 @@ class Join(Message, frozen=True, kw_only=True):
 
     gateway: int
     address: str  # ZMQ address that it reads
+    adapters: list[AdapterInfo] = []  # that it knows of; of a revision above the engine's own, they are loaded again
+    revision: int = 0  # of that list
 
 
 class Leave(Message, frozen=True, kw_only=True):
@@ -85,11 +133,17 @@ class Leave(Message, frozen=True, kw_only=True):
     gateway: int
 
 
+class ForgetTenant(Message, frozen=True, kw_only=True):
+    """A tenant is deleted: delete its cached blocks, on disk too, and keep none any more."""
+
+    tenant: str
+
+
 class Stop(Message, frozen=True, kw_only=True):
     """Exit."""
 
 
-ToEngine = Submit | Embed | Abort | Join | Leave | Stop
+ToEngine = Submit | Embed | Abort | LoadAdapter | UnloadAdapter | Join | Leave | ForgetTenant | Stop
 
 
 # From the engine -------------------------------------------------------------------------------------------------
@@ -174,6 +228,20 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     decode_token_s: float  # for a cached token that a decoding sequence reads
 
 
+class KVTierStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What one tier of KV blocks beyond the device holds, and has done since the engine's start."""
+
+    capacity_bytes: int = 0
+    used_bytes: int = 0
+    blocks: int = 0
+    stored_bytes_total: int = 0
+    loaded_bytes_total: int = 0
+    load_s_total: float = 0.0  # seconds spent reading
+    evictions_total: int = 0  # blocks that made room for others
+    dropped_total: dict[str, int] = {}
+    """Blocks that were not stored, or not used, by the reason."""
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges and running totals of one engine. Totals count since the engine's start."""
 
@@ -207,7 +275,21 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     read_bytes_total: int = 0  # weights and cached tokens that the steps had to read (`kvarn.costs`)
     operations_total: int = 0  # operations that the steps had to do; a multiply-add counts as two
     evictions_total: int = 0
+    adapters_running: list[str] = []  # names of adapters with which sequences run
+    adapters_waiting: list[str] = []  # names of adapters for which all requests wait
+    adapter_blocks: int = 0  # KV blocks that hold adapters
+    adapter_loads_total: int = 0  # adapters brought into KV blocks
+    adapter_evictions_total: int = 0  # adapters whose KV blocks were given to others
+    spec_decode_drafts_total: int = 0  # rows that verified proposals
+    spec_decode_draft_tokens_total: int = 0  # proposals
+    spec_decode_accepted_tokens_total: int = 0  # proposals that were drawn
+    spec_decode_accepted_tokens_per_pos_total: list[int] = []  # the same by position in the row
     tenant_tokens_total: dict[str, int] = {}  # tokens served (prompt computed + output) by tenant
+    kv_tiers: dict[str, KVTierStats] = {}  # by the tier's name; empty where there are none
+    external_queries_total: int = 0  # prompt tokens looked up in the tiers: those that the prefix cache did not hold
+    external_hits_total: int = 0  # of those, tokens loaded from there
+    fetches_given_up_total: int = 0  # fetches that took longer than computing the blocks
+    prefills_apart_total: int = 0  # prompts that another engine was asked to compute
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,7 +308,6 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     kv_blocks: int = 0
     kv_dtype: str = ""  # type of cached keys and values; empty where there are none
     block_size: int = 16
-    adapters: list[str] = []  # adapters that a request may name
     load_s: float = 0.0
     start_s: dict[str, float] = {}  # seconds spent in each phase of the start, by name
 
@@ -272,6 +353,21 @@ class Embedded(Message, frozen=True, kw_only=True):
     vectors: list[bytes]
 
 
+class AdapterChanged(Message, frozen=True, kw_only=True):
+    """The answer to `LoadAdapter` and `UnloadAdapter`: it was done, or not, and why."""
+
+    request_id: str
+    problem: str = ""  # empty: it was done
+    code: str = ""  # `exists`, `missing`, or `invalid`
+
+
+class Adapters(Message, frozen=True, kw_only=True):
+    """All adapters that requests may name: to each gateway process that joins, and to all at each change."""
+
+    revision: int  # counts changes; 0: those of the configuration
+    adapters: list[AdapterInfo]
+
+
 class Heartbeat(Message, frozen=True, kw_only=True):
     """The process lives; `step` shows whether its loop moves."""
 
@@ -285,4 +381,4 @@ class Failed(Message, frozen=True, kw_only=True):
     message: str
 
 
-FromEngine = Ready | Progress | StepOutput | Refused | Embedded | Heartbeat | Failed
+FromEngine = Ready | Progress | StepOutput | Refused | Embedded | AdapterChanged | Adapters | Heartbeat | Failed

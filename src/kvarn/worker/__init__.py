@@ -1,5 +1,7 @@
 """Turns plans into tokens: the executor, the sampler, KV-cache sizing."""
 
+from kvarn.worker.draft import DraftProposer
+from kvarn.worker.eagle import EagleProposer
 from kvarn.worker.encoder_runner import EncoderRunner
 from kvarn.worker.errors import (
     CacheTooLargeError,
@@ -15,6 +17,8 @@ from kvarn.worker.memory import plan_kv_blocks
 __all__ = [
     "CacheTooLargeError",
     "CacheTooSmallError",
+    "DraftProposer",
+    "EagleProposer",
     "EncoderRunner",
     "InProcessExecutor",
     "InvalidLogitsError",

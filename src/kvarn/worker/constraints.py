@@ -19,6 +19,7 @@ from kvarn.worker.errors import InvalidSamplingError
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+Bits = npt.NDArray[np.bool_]
 _NONE: Ids = np.empty(0, dtype=np.int64)
 
 _STRONGEST = 1e15
@@ -68,7 +69,8 @@ class TokenCounts:
 
     def add(self, token: int) -> None:
         """Count one more token of the output."""
-        self._counts[self._place(token)] += 1
+        place = self._place(token)  # first: it may put a larger array in the place of this one
+        self._counts[place] += 1
 
     def _place(self, token: int) -> int:
         place = self._places.get(token)
@@ -144,13 +146,13 @@ class TokenConstraints:
         if self.counts is not None:
             self.counts.add(token)
 
-    def choices(self, masked: Ids | None) -> Ids | None:
+    def choices(self, mask: Bits | None) -> Ids | None:
         """The only tokens that may be drawn, None for all; where mask and `allowed_token_ids` have none in common, the
         mask's."""
-        if masked is None or self.allowed is None:
-            return self.allowed if masked is None else masked
-        both = np.intersect1d(self.allowed, masked)
-        return both if len(both) else masked
+        if mask is None:
+            return self.allowed
+        both = self.allowed[mask[self.allowed]] if self.allowed is not None else _NONE
+        return both if len(both) else np.flatnonzero(mask)
 
     def banned(self, choices: Ids | None) -> Ids:
         """Tokens that may not come next: ends of bad words, and stop tokens before `min_tokens`.
@@ -187,16 +189,21 @@ class ConstrainedRow:
     """The only tokens that may be drawn, None for all."""
 
 
-def mask_ids(mask: bytes, vocab_size: int) -> Ids:
-    """Tokens that a packed mask (see `StepPlan.masks`) allows."""
-    bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), count=vocab_size, bitorder="little")
-    return np.flatnonzero(bits)
+def unpacked(mask: bytes | memoryview, vocab_size: int) -> Bits:
+    """[vocab] whether a packed mask (see `kvarn.engine.plan.RowMasks`) allows each token."""
+    return np.unpackbits(np.frombuffer(mask, dtype=np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
 
 
-def apply_masks(logits: torch.Tensor, masked: Mapping[int, Ids]) -> None:
-    """Leave rows of the logits [R, vocab] only the given tokens, in place."""
-    for row, ids in masked.items():
-        _keep_only(logits[row], torch.from_numpy(ids))
+def apply_masks(logits: torch.Tensor, masked: Mapping[int, Bits]) -> None:
+    """Leave rows of the logits [R, vocab] only the allowed tokens, in place.
+
+    Masks allow nearly all tokens or few, so only the smaller part is written one by one.
+    """
+    for row, allowed in masked.items():
+        if 2 * np.count_nonzero(allowed) > len(allowed):
+            logits[row, torch.from_numpy(np.flatnonzero(~allowed))] = -torch.inf
+        else:
+            _keep_only(logits[row], torch.from_numpy(np.flatnonzero(allowed)))
 
 
 def apply_constraints(logits: torch.Tensor, rows: Sequence[ConstrainedRow]) -> None:

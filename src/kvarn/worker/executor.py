@@ -9,12 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvarn.engine.plan import KVConnector, RowResult, StepPlan, StepResult, SynchronousExecutor
+from kvarn.engine.plan import KVConnector, Row, RowMasks, RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.models import Decoder
 from kvarn.wire.messages import PositionLogprobs
+from kvarn.worker.adapters import AdapterPool
+from kvarn.worker.eagle import EagleProposer
 from kvarn.worker.errors import ContextTooLongError, PlanError
 from kvarn.worker.inputs import PromptSpan, StepInputs, build_inputs
-from kvarn.worker.kv_blocks import copy_blocks, load_blocks, store_blocks
+from kvarn.worker.kv_blocks import BlockTransfers, copy_blocks
 from kvarn.worker.logprobs import position_logprobs
 from kvarn.worker.sampler import Sampled, check_finite, sample
 from kvarn.worker.slots import SlotTable
@@ -29,6 +31,7 @@ class InProcessExecutor(SynchronousExecutor):
         max_num_seqs: Slots: plans name them 0 to `max_num_seqs - 1`.
         max_context_length: Tokens of the longest sequence; default: the model's own limit.
         connector: Where plans store KV blocks beyond the cache; the engine must have the same.
+        eagle: A proposer that is told of each step; the engine must have the same.
 
     Raises:
         ContextTooLongError: `max_context_length` is more than the model was trained for.
@@ -42,6 +45,7 @@ class InProcessExecutor(SynchronousExecutor):
         max_num_seqs: int,
         max_context_length: int | None = None,
         connector: KVConnector | None = None,
+        eagle: EagleProposer | None = None,
     ) -> None:
         limit = model.spec.max_context_length
         if max_context_length is not None and max_context_length > limit:
@@ -52,9 +56,13 @@ class InProcessExecutor(SynchronousExecutor):
         self.max_context_length = limit if max_context_length is None else max_context_length
         self._model = model
         self._cache = model.new_kv_cache(num_blocks)
-        self._connector = connector
+        self._eagle = eagle
+        self._transfers = None if connector is None else BlockTransfers(self._cache, connector)
         self._device = model.kernels.device
-        self._slots = SlotTable(max_num_seqs, self.max_context_length, model.spec.vocab_size, model.adapters)
+        self.adapters = AdapterPool(lambda: model.new_adapter_memory(self._cache))
+        """What the engine takes as its `AdapterStore`."""
+        indices = self.adapters.indices
+        self._slots = SlotTable(max_num_seqs, self.max_context_length, model.spec.vocab_size, indices)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step to its end; results in the order of its rows.
@@ -65,69 +73,134 @@ class InProcessExecutor(SynchronousExecutor):
             InvalidLogitsError: The model's logits are not finite.
         """
         started = time.perf_counter()
+        transfer_s = self._transfer_blocks(plan) if plan.kv_stores or plan.kv_loads else 0.0
         rows = self._run(plan)
-        return StepResult(plan.step, rows, time.perf_counter() - started)
+        return StepResult(plan.step, rows, time.perf_counter() - started, transfer_s)
 
     def shutdown(self) -> None:
-        """Nothing is held that outlives the process."""
+        """Ends the thread that loads adapters."""
+        self.adapters.close()
 
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> list[RowResult]:
         for slot in plan.releases:
             self._slots.release(slot)
+        for adapter in plan.adapter_drops:
+            self.adapters.drop(adapter)
         for sequence in plan.new_sequences:
             self._slots.admit(sequence)
-        if plan.kv_stores or plan.kv_loads:
-            self._transfer_blocks(plan)
+            if self._eagle is not None:
+                self._eagle.admit(sequence)
         copy_blocks(self._cache, plan.copies)
+        if self._eagle is not None:
+            self._eagle.clear_blocks(plan.kv_loads)
+            self._eagle.copy_blocks(plan.copies)
+        for load in plan.adapter_loads:
+            self.adapters.begin(load)
         if not plan.rows:
             return []
         self._slots.update_blocks(plan.rows)
-        inputs = build_inputs(plan.rows, self._slots, self._device)
-        logits = self._model.forward(inputs.token_ids, inputs.batch, self._cache, inputs.logits_rows)
+        adapters = self.adapters.memory if self.adapters.indices else None
+        inputs = build_inputs(plan.rows, self._slots, self._device, adapters)
+        states = None if self._eagle is None else self._eagle.states()
+        logits = self._model.forward(inputs.token_ids, inputs.batch, self._cache, inputs.logits_rows, states)
         prompt_logprobs = self._prompt_logprobs(logits, inputs)
+        self._slots.record_forced(plan.rows)
         drawn, logprobs = self._draw(logits, inputs, plan.masks)
+        if self._eagle is not None and states is not None:
+            self._eagle.follow(plan.rows, inputs, drawn, states, self._slots.block_tables)
         return _results(plan, inputs, drawn, logprobs, prompt_logprobs)
 
-    def _transfer_blocks(self, plan: StepPlan) -> None:
-        if self._connector is None:
+    @torch.inference_mode()
+    def _transfer_blocks(self, plan: StepPlan) -> float:
+        """Store and load; returns the seconds that took."""
+        if self._transfers is None:
             raise PlanError("the plan stores or loads KV blocks, but this executor has no KV connector: give it one")
-        store_blocks(self._cache, plan.kv_stores, self._connector)
-        load_blocks(self._cache, plan.kv_loads, self._connector)
+        started = time.perf_counter()
+        self._transfers.store(plan.kv_stores)
+        self._transfers.load(plan.kv_loads)
+        return time.perf_counter() - started
 
     def _draw(
-        self, logits: torch.Tensor, inputs: StepInputs, masks: dict[int, tuple[bytes, ...]]
+        self, logits: torch.Tensor, inputs: StepInputs, masks: dict[int, RowMasks]
     ) -> tuple[list[list[int]], dict[int, list[PositionLogprobs]]]:
         """Draw one token for each sampled row, and one more as long as what was drawn is what was proposed.
 
         Each position is drawn as if there were no proposals, so they change no token. Returns, by place among the
         sampled rows, the tokens and (where asked for) their log-probabilities.
         """
-        slots = inputs.sampled_slots
-        sampled = self._sample(logits[: len(slots)], slots, masks, 0)
-        tokens = sampled.token_ids[:, None].tolist()
-        logprobs = {place: [entry] for place, entry in sampled.logprobs.items()}
-        spans, position = inputs.proposal_spans, 0
+        slots, ahead = inputs.sampled_slots, inputs.drawn_ahead
+        if ahead is None:
+            sampled = self._sample(logits[: len(slots)], slots, masks)
+            self._slots.record(slots, sampled.token_ids)
+            tokens = sampled.token_ids[:, None].tolist()
+            return tokens, {place: [entry] for place, entry in sampled.logprobs.items()}
+        places, positions = ahead
+        sampled = self._sample(logits[: len(places)], slots[places], masks, positions)
+        drawn = sampled.token_ids.tolist()
+        tokens = [[token] for token in drawn[: len(slots)]]
+        logprobs = {place: [entry] for place, entry in sampled.logprobs.items() if place < len(slots)}
+        for span in inputs.proposal_spans:
+            if span.first >= len(places):
+                break  # those whose draws change the logits of the next ones
+            candidates = drawn[span.first : span.first + len(span.token_ids)]
+            for proposal, (row, token) in zip(span.token_ids, enumerate(candidates, span.first), strict=True):
+                if tokens[span.place][-1] != proposal:
+                    break
+                tokens[span.place].append(token)
+                if row in sampled.logprobs:
+                    logprobs[span.place].append(sampled.logprobs[row])
+        for place, slot in enumerate(slots.tolist()):
+            self._slots.record_drawn(slot, tokens[place])
+        self._draw_one_by_one(logits, inputs, masks, tokens, logprobs)
+        return tokens, logprobs
+
+    def _draw_one_by_one(
+        self,
+        logits: torch.Tensor,
+        inputs: StepInputs,
+        masks: dict[int, RowMasks],
+        tokens: list[list[int]],
+        logprobs: dict[int, list[PositionLogprobs]],
+    ) -> None:
+        """Go on with the rows whose logits depend on the tokens drawn before them, by penalties for example."""
+        assert inputs.drawn_ahead is not None
+        slots, position = inputs.sampled_slots, 0
+        spans = [span for span in inputs.proposal_spans if span.first >= len(inputs.drawn_ahead[0])]
         while spans := [span for span in spans if span.token_ids[position : position + 1] == tokens[span.place][-1:]]:
             rows = torch.tensor([span.first + position for span in spans], device=logits.device)
             position += 1
-            sampled = self._sample(logits[rows], slots[[span.place for span in spans]], masks, position)
+            own = slots[[span.place for span in spans]]
+            ahead = np.full(len(own), position)
+            sampled = self._sample(logits[rows], own, masks, ahead, np.zeros_like(ahead))
+            self._slots.record(own, sampled.token_ids)
             for row, (span, token) in enumerate(zip(spans, sampled.token_ids.tolist(), strict=True)):
                 tokens[span.place].append(token)
                 if row in sampled.logprobs:
                     logprobs[span.place].append(sampled.logprobs[row])
-        return tokens, logprobs
 
     def _sample(
-        self, logits: torch.Tensor, slots: npt.NDArray[np.int64], masks: dict[int, tuple[bytes, ...]], position: int
+        self,
+        logits: torch.Tensor,
+        slots: npt.NDArray[np.int64],
+        masks: dict[int, RowMasks],
+        positions: npt.NDArray[np.int64] | None = None,
+        unrecorded: npt.NDArray[np.int64] | None = None,
     ) -> Sampled:
-        """Draw the token that follows `position` proposals for each of these slots, and remember it."""
-        masked: dict[int, bytes] = {}
+        """Draw a token for each row: of its slot, behind `positions` proposals (none by default).
+
+        `unrecorded`: how many of the tokens before it the slots do not know yet; by default all proposals.
+        """
+        masked: dict[int, bytes | memoryview] = {}
         if masks:
-            masked = {row: masks[slot][position] for row, slot in enumerate(slots.tolist()) if slot in masks}
-        sampled = sample(logits, slots, self._slots, self._model.kernels, masked)
-        self._slots.record(slots, sampled.token_ids)
-        return sampled
+            ahead = [0] * len(slots) if positions is None else positions.tolist()
+            masked = {
+                row: mask
+                for row, (slot, position) in enumerate(zip(slots.tolist(), ahead, strict=True))
+                if slot in masks and _is_needed(mask := masks[slot][position], position)
+            }
+        unrecorded = positions if unrecorded is None else unrecorded
+        return sample(logits, slots, self._slots, self._model.kernels, masked, unrecorded)
 
     def _prompt_logprobs(self, logits: torch.Tensor, inputs: StepInputs) -> dict[int, list[PositionLogprobs]]:
         return {span.row: self._span_logprobs(logits, span) for span in inputs.prompt_spans}
@@ -142,6 +215,11 @@ class InProcessExecutor(SynchronousExecutor):
         return position_logprobs(own, following, [span.num_top] * count)
 
 
+def _is_needed(mask: bytes | memoryview, position: int) -> bool:
+    """Behind a proposal that is not allowed a mask may be empty: what is drawn there is dropped."""
+    return position == 0 or bool(np.frombuffer(mask, dtype=np.uint8).any())
+
+
 def _results(
     plan: StepPlan,
     inputs: StepInputs,
@@ -150,10 +228,19 @@ def _results(
     prompt_logprobs: dict[int, list[PositionLogprobs]],
 ) -> list[RowResult]:
     if len(drawn) == len(plan.rows) and not logprobs and not prompt_logprobs:
-        return [RowResult(row.slot, tokens) for row, tokens in zip(plan.rows, drawn, strict=True)]
-    drawn_by_row = dict(zip(inputs.sampled_rows, drawn, strict=True))
+        return [RowResult(row.slot, _with_forced(row, tokens)) for row, tokens in zip(plan.rows, drawn, strict=True)]
+    sampled = ((index, plan.rows[index], tokens) for index, tokens in zip(inputs.sampled_rows, drawn, strict=True))
+    drawn_by_row = {index: _with_forced(row, tokens) for index, row, tokens in sampled}
     logprobs_by_row = {inputs.sampled_rows[place]: entries for place, entries in logprobs.items()}
     return [
         RowResult(row.slot, drawn_by_row.get(index, []), logprobs_by_row.get(index), prompt_logprobs.get(index))
         for index, row in enumerate(plan.rows)
     ]
+
+
+def _with_forced(row: Row, drawn: list[int]) -> list[int]:
+    """What a row drew, after the tokens that it was forced to."""
+    if not row.num_forced:
+        return drawn
+    first = len(row.token_ids) - row.num_proposals
+    return row.token_ids[first : first + row.num_forced] + drawn

@@ -12,6 +12,7 @@ import torch
 
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import LAST_SAMPLED, Row
+from kvarn.kernels.adapters import AdapterMemory
 from kvarn.kernels.batch import PagedBatch
 from kvarn.worker.slots import BASE_MODEL, SlotTable
 
@@ -53,17 +54,22 @@ class StepInputs:
     batch: PagedBatch
     logits_rows: torch.Tensor
     """[R] int64: tokens whose logits are computed: first one for each of `sampled_rows` (before the proposals), then
-    the proposal spans and the prompt spans."""
+    the proposal spans, those of slots with constraints last, and the prompt spans."""
     sampled_rows: list[int]
     """Indices, in the plan, of the rows for which a token is drawn."""
     sampled_slots: Ints
     """[len(sampled_rows)] their slots."""
     proposal_spans: list[ProposalSpan]
     prompt_spans: list[PromptSpan]
+    drawn_ahead: tuple[Ints, Ints] | None
+    """Where there are proposals: of the first logits, whose tokens can all be drawn at once (all but those of
+    constrained proposal spans), the place among the sampled rows and the number of proposals before it."""
 
 
-def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) -> StepInputs:
-    """Flatten the rows of a plan, whose blocks are already entered in the slot table.
+def build_inputs(
+    rows: Sequence[Row], slots: SlotTable, device: torch.device, adapters: AdapterMemory | None = None
+) -> StepInputs:
+    """Flatten the rows of a plan, whose blocks are already entered in the slot table. `adapters`: where theirs are.
 
     Raises:
         PlanError: A row is of an unknown slot or runs past the longest context.
@@ -93,17 +99,20 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
     blocks = block_tables[row_of_token, positions // BLOCK_SIZE].astype(np.int64)
     slot_mapping = blocks * BLOCK_SIZE + positions % BLOCK_SIZE
 
-    adapters = slots.adapter[row_slots] if slots.adapter_indices else None
-    if adapters is not None and adapters.max() == BASE_MODEL:
-        adapters = None
+    batch_adapters = None
+    if adapters is not None:
+        of_rows = slots.adapter[row_slots]
+        if of_rows.max() != BASE_MODEL:
+            batch_adapters = adapters.batch(torch.from_numpy(of_rows[row_of_token]))
     sampled_rows = [index for index, row in enumerate(rows) if row.sample]
     first_drawn = query_starts[1:][sampled_rows] - 1
     proposal_spans: list[ProposalSpan] = []
     prompt_spans: list[PromptSpan] = []
     drawn_tokens: list[Ints] = [first_drawn]
+    drawn_ahead: tuple[Ints, Ints] | None = None
     prompt_tokens: list[Ints] = []
     if num_tokens > len(rows):
-        proposal_spans, proposal_tokens = _proposal_spans(rows, sampled_rows, first_drawn)
+        proposal_spans, proposal_tokens, drawn_ahead = _proposal_spans(rows, sampled_rows, first_drawn, slots)
         drawn_tokens += proposal_tokens
     if slots.prompts:
         prompt_spans, prompt_tokens = _prompt_spans(rows, slots, query_starts, sum(map(len, drawn_tokens)))
@@ -115,34 +124,49 @@ def build_inputs(rows: Sequence[Row], slots: SlotTable, device: torch.device) ->
             context_lens=torch.from_numpy(context_lens.astype(np.int32)).to(device),
             block_tables=torch.from_numpy(block_tables).to(device),
             slot_mapping=torch.from_numpy(slot_mapping).to(device),
-            adapters=None if adapters is None else torch.from_numpy(adapters[row_of_token]).to(device),
+            adapters=batch_adapters,
         ),
         logits_rows=torch.from_numpy(np.concatenate((*drawn_tokens, *prompt_tokens))).to(device),
         sampled_rows=sampled_rows,
         sampled_slots=row_slots[sampled_rows],
         proposal_spans=proposal_spans,
         prompt_spans=prompt_spans,
+        drawn_ahead=drawn_ahead,
     )
 
 
 def _proposal_spans(
-    rows: Sequence[Row], sampled_rows: list[int], first_drawn: Ints
-) -> tuple[list[ProposalSpan], list[Ints]]:
-    """The spans of sampled rows with proposals, and the tokens of the batch at which these stand.
+    rows: Sequence[Row], sampled_rows: list[int], first_drawn: Ints, slots: SlotTable
+) -> tuple[list[ProposalSpan], list[Ints], tuple[Ints, Ints] | None]:
+    """The spans of sampled rows with proposals, the tokens of the batch at which these stand, and
+    `StepInputs.drawn_ahead`.
 
     `first_drawn`, [len(sampled_rows)]: last token of each row; becomes the one before its proposals.
     """
+    proposing = [place for place, index in enumerate(sampled_rows) if _verified(rows[index])]
+    if not proposing:
+        return [], [], None
+    free = [place for place in proposing if rows[sampled_rows[place]].slot not in slots.constraints]
+    constrained = [place for place in proposing if rows[sampled_rows[place]].slot in slots.constraints]
     spans: list[ProposalSpan] = []
     tokens: list[Ints] = []
     first = len(sampled_rows)
-    for place, index in enumerate(sampled_rows):
-        count = rows[index].num_proposals
-        if count:
-            first_drawn[place] -= count
-            spans.append(ProposalSpan(place, first, rows[index].token_ids[-count:]))
-            tokens.append(first_drawn[place] + 1 + np.arange(count))
-            first += count
-    return spans, tokens
+    for place in free + constrained:
+        row = rows[sampled_rows[place]]
+        count = _verified(row)
+        first_drawn[place] -= count
+        spans.append(ProposalSpan(place, first, row.token_ids[-count:]))
+        tokens.append(first_drawn[place] + 1 + np.arange(count))
+        first += count
+    lengths = [_verified(rows[sampled_rows[place]]) for place in free]
+    places = np.concatenate((np.arange(len(sampled_rows)), np.repeat(np.array(free, dtype=np.int64), lengths)))
+    ahead = np.concatenate((np.zeros(len(sampled_rows), dtype=np.int64), *(np.arange(1, n + 1) for n in lengths)))
+    return spans, tokens, (places, ahead)
+
+
+def _verified(row: Row) -> int:
+    """Proposals whose logits are looked at."""
+    return row.num_proposals - row.num_forced
 
 
 def _prompt_spans(

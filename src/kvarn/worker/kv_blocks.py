@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from kvarn.engine.plan import BlockCopy, BlockTransfer, KVConnector
 from kvarn.kernels.batch import KVCache
-from kvarn.worker.errors import PlanError
+from kvarn.kernels.memory import is_host_memory
 
 
 def copy_blocks(cache: KVCache, copies: Sequence[BlockCopy]) -> None:
@@ -20,20 +20,49 @@ def copy_blocks(cache: KVCache, copies: Sequence[BlockCopy]) -> None:
         tensor.index_copy_(0, targets, tensor.index_select(0, sources))
 
 
-def store_blocks(cache: KVCache, transfers: Iterable[BlockTransfer], connector: KVConnector) -> None:
-    """Hand over the contents of blocks: the bytes of all layers' keys, then of all values."""
-    for transfer in transfers:
-        parts = [tensor[transfer.block].contiguous().view(torch.uint8) for tensor in (*cache.keys, *cache.values)]
-        connector.store(transfer.name, b"".join(part.numpy(force=True).tobytes() for part in parts))
+def block_bytes(cache: KVCache) -> int:
+    """Bytes of one block: its keys of all layers, then its values."""
+    return sum(tensor[0].numel() * tensor.element_size() for tensor in (*cache.keys, *cache.values))
 
 
-def load_blocks(cache: KVCache, transfers: Iterable[BlockTransfer], connector: KVConnector) -> None:
-    """Write stored contents into blocks. Raises `PlanError` where they are not those of a block of this cache."""
-    tensors = (*cache.keys, *cache.values)
-    for transfer in transfers:
-        contents = torch.frombuffer(bytearray(connector.load(transfer.name)), dtype=torch.uint8)
-        sizes = [tensor[transfer.block].numel() * tensor.element_size() for tensor in tensors]
-        if len(contents) != sum(sizes):
-            raise PlanError(f"block {transfer.block}: {len(contents)} bytes were stored, a block has {sum(sizes)}")
-        for tensor, part in zip(tensors, torch.split(contents, sizes), strict=True):
-            tensor[transfer.block].copy_(part.view(tensor.dtype).view_as(tensor[transfer.block]))
+class BlockTransfers:
+    """Moves blocks of one cache to a connector, and from there."""
+
+    def __init__(self, cache: KVCache, connector: KVConnector) -> None:
+        tensors = (*cache.keys, *cache.values)
+        self._parts = [tensor.view(len(tensor), -1).view(torch.uint8) for tensor in tensors]
+        """Each layer's part of the cache: [blocks, bytes]."""
+        self._here = [part.numpy() for part in self._parts] if is_host_memory(cache.keys[0]) else None
+        """The same memory, where the connector can reach it."""
+        self._connector = connector
+
+    def store(self, transfers: Sequence[BlockTransfer]) -> None:
+        """Hand over the contents of blocks."""
+        if not transfers:
+            return
+        parts = self._here or [part.numpy(force=True) for part in self._rows(transfers)]
+        places = _places(transfers) if self._here else range(len(transfers))
+        self._connector.store(transfers, [[part[place].data for part in parts] for place in places])
+
+    def load(self, transfers: Sequence[BlockTransfer]) -> None:
+        """Write stored contents into blocks."""
+        if not transfers:
+            return
+        if self._here is not None:
+            parts = self._here
+            self._connector.load(transfers, [[part[place].data for part in parts] for place in _places(transfers)])
+            return
+        staged = [torch.empty(len(transfers), part.shape[1], dtype=torch.uint8) for part in self._parts]
+        contents = [[part.numpy()[place].data for part in staged] for place in range(len(transfers))]
+        self._connector.load(transfers, contents)
+        places = torch.tensor(_places(transfers), device=self._parts[0].device)
+        for part, rows in zip(self._parts, staged, strict=True):
+            part.index_copy_(0, places, rows.to(part.device))
+
+    def _rows(self, transfers: Sequence[BlockTransfer]) -> list[torch.Tensor]:
+        places = torch.tensor(_places(transfers), device=self._parts[0].device)
+        return [part.index_select(0, places) for part in self._parts]
+
+
+def _places(transfers: Sequence[BlockTransfer]) -> list[int]:
+    return [transfer.block for transfer in transfers]

@@ -12,7 +12,7 @@ import torch
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.sampling import SamplingTensors
 from kvarn.wire.messages import PositionLogprobs
-from kvarn.worker.constraints import ConstrainedRow, Ids, apply_constraints, apply_masks, mask_ids
+from kvarn.worker.constraints import Bits, ConstrainedRow, apply_constraints, apply_masks, unpacked
 from kvarn.worker.errors import InvalidLogitsError, PlanError
 from kvarn.worker.logprobs import position_logprobs
 from kvarn.worker.philox import uniforms
@@ -34,7 +34,8 @@ def sample(
     row_slots: npt.NDArray[np.int64],
     slots: SlotTable,
     kernels: Kernels | None = None,
-    masks: Mapping[int, bytes] | None = None,
+    masks: Mapping[int, bytes | memoryview] | None = None,
+    ahead: npt.NDArray[np.int64] | None = None,
 ) -> Sampled:
     """Draw the next token of each row.
 
@@ -44,10 +45,11 @@ def sample(
 
     Args:
         logits: [R, vocab] float32, contiguous; changed in place.
-        row_slots: [R] distinct slots, one for each row.
+        row_slots: [R] the slot of each row; distinct where a slot has a history that changes its logits.
         slots: Their parameters and history; not changed.
         kernels: What finds and draws tokens; the reference where none is given.
-        masks: By row, where only some tokens may be drawn (see `StepPlan.masks`).
+        masks: By row, where only some tokens may be drawn (see `kvarn.engine.plan.RowMasks`).
+        ahead: [R] tokens between the last one that the slot knows and the one drawn; by default none.
 
     Raises:
         InvalidLogitsError: A row holds NaN or infinity, or nothing finite.
@@ -68,22 +70,24 @@ def sample(
     drawn = np.flatnonzero(slots.temperature[row_slots] > 0)
     if len(drawn):
         rows = torch.from_numpy(drawn).to(logits.device)
-        params = _draw_params(slots, row_slots[drawn], logits.device)
+        params = _draw_params(slots, row_slots[drawn], logits.device, None if ahead is None else ahead[drawn])
         tokens[rows] = kernels.draw_tokens(logits, rows, row_max[rows], params)
     entries = position_logprobs(own_logits, tokens[torch.from_numpy(reported)], reports[reported].tolist())
     return Sampled(tokens.numpy(force=True), dict(zip(reported.tolist(), entries, strict=True)))
 
 
-def _masked_rows(masks: Mapping[int, bytes], row_slots: npt.NDArray[np.int64], vocab_size: int) -> dict[int, Ids]:
-    masked = {row: mask_ids(mask, vocab_size) for row, mask in masks.items()}
-    for row, ids in masked.items():
-        if not len(ids):
+def _masked_rows(
+    masks: Mapping[int, bytes | memoryview], row_slots: npt.NDArray[np.int64], vocab_size: int
+) -> dict[int, Bits]:
+    masked = {row: unpacked(mask, vocab_size) for row, mask in masks.items()}
+    for row, allowed in masked.items():
+        if not allowed.any():
             raise PlanError(f"the mask of slot {row_slots[row]} allows no token: a mask must leave one at least")
     return masked
 
 
 def _constrained_rows(
-    row_slots: npt.NDArray[np.int64], slots: SlotTable, masked: Mapping[int, Ids]
+    row_slots: npt.NDArray[np.int64], slots: SlotTable, masked: Mapping[int, Bits]
 ) -> list[ConstrainedRow]:
     if not slots.constraints:
         return []
@@ -102,8 +106,11 @@ def check_finite(row_max: torch.Tensor, row_slots: npt.NDArray[np.int64]) -> Non
         raise InvalidLogitsError(int(row_slots[int((~finite).nonzero()[0, 0])]))
 
 
-def _draw_params(slots: SlotTable, row_slots: npt.NDArray[np.int64], device: torch.device) -> SamplingTensors:
-    numbers = uniforms(slots.seed[row_slots], slots.num_output[row_slots])
+def _draw_params(
+    slots: SlotTable, row_slots: npt.NDArray[np.int64], device: torch.device, ahead: npt.NDArray[np.int64] | None
+) -> SamplingTensors:
+    positions = slots.num_output[row_slots]
+    numbers = uniforms(slots.seed[row_slots], positions if ahead is None else positions + ahead)
     return SamplingTensors(
         temperature=torch.from_numpy(slots.temperature[row_slots]).to(device),
         top_k=torch.from_numpy(slots.top_k[row_slots]).to(device),

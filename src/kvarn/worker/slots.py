@@ -11,7 +11,7 @@ import numpy.typing as npt
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import NewSequence, Row
 from kvarn.worker.constraints import TokenConstraints, needs_constraints
-from kvarn.worker.errors import InvalidSamplingError, PlanError
+from kvarn.worker.errors import PlanError
 
 NO_LOGPROBS = -1
 BASE_MODEL = -1
@@ -51,7 +51,7 @@ class SlotTable:
         self.last_token = np.zeros(max_num_seqs, dtype=np.int64)
         """The token drawn last, for a plan that was made before it was known."""
         self.adapter = np.full(max_num_seqs, BASE_MODEL, dtype=np.int64)
-        """See `PagedBatch.adapters`."""
+        """Index in the adapters' memory, `BASE_MODEL` for none."""
         self.num_logprobs = np.full(max_num_seqs, NO_LOGPROBS, dtype=np.int64)
         """Most likely tokens to report with each drawn one; `NO_LOGPROBS` for no report."""
         self.constraints: dict[int, TokenConstraints] = {}
@@ -70,7 +70,7 @@ class SlotTable:
         slot, sampling = new.slot, new.sampling
         self._check(slot, occupied=False)
         if new.adapter and new.adapter not in self.adapter_indices:
-            raise InvalidSamplingError(slot, f"the model has no adapter {new.adapter!r}: load it, or name none")
+            raise PlanError(f"slot {slot}: adapter {new.adapter!r} is not in the blocks: its load has not ended")
         if needs_constraints(sampling):
             self.constraints[slot] = TokenConstraints(new, self._vocab_size)
         if sampling.prompt_logprobs is not None:
@@ -111,6 +111,22 @@ class SlotTable:
                 constraints = self.constraints.get(slot)
                 if constraints is not None:
                     constraints.add(token)
+
+    def record_drawn(self, slot: int, tokens: list[int]) -> None:
+        """These tokens were drawn for a slot, at least one."""
+        self.num_output[slot] += len(tokens)
+        self.last_token[slot] = tokens[-1]
+        constraints = self.constraints.get(slot)
+        if constraints is not None:
+            for token in tokens:
+                constraints.add(token)
+
+    def record_forced(self, rows: Sequence[Row]) -> None:
+        """The tokens that rows are forced to draw first are drawn."""
+        for row in rows:
+            if row.num_forced:
+                first = len(row.token_ids) - row.num_proposals
+                self.record_drawn(row.slot, row.token_ids[first : first + row.num_forced])
 
     def _check(self, slot: int, *, occupied: bool) -> None:
         if not 0 <= slot < len(self.occupied):

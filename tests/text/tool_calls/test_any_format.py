@@ -9,16 +9,44 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvarn.text.tool_calls.formats import HERMES, LLAMA3, MISTRAL, MISTRAL_TAGGED, PYTHONIC, ToolFormat, find_format
+from kvarn.text.tool_calls.formats import (
+    DEEPSEEK,
+    DEEPSEEK_BARE,
+    GLM,
+    GPT_OSS,
+    GRANITE,
+    GRANITE_HERMES,
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_TAGGED,
+    PHI,
+    PHI_FUNCTOOLS,
+    PYTHONIC,
+    ToolFormat,
+    find_format,
+)
 from profiles import examples
 from tool_events import at_every_split, cut_at, run
 
-FORMATS = [HERMES, LLAMA3, MISTRAL, MISTRAL_TAGGED, PYTHONIC]
+FORMATS = [
+    *(HERMES, LLAMA3, MISTRAL, MISTRAL_TAGGED, PYTHONIC),
+    *(GPT_OSS, DEEPSEEK, DEEPSEEK_BARE, GLM, GRANITE, PHI, PHI_FUNCTOOLS),
+]
 NAMES = ("f", "get_weather", "add-2")
 CALL_TEXTS = {
-    "hermes": '<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>',
-    "llama3": '<|python_tag|>{{"name": "{name}", "parameters": {arguments}}}',
-    "mistral": "[TOOL_CALLS]{name}[ARGS]{arguments}",
+    HERMES: '<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>',
+    LLAMA3: '<|python_tag|>{{"name": "{name}", "parameters": {arguments}}}',
+    MISTRAL_TAGGED: "[TOOL_CALLS]{name}[ARGS]{arguments}",
+    GPT_OSS: "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>",
+    DEEPSEEK: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```"
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    DEEPSEEK_BARE: "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>"
+    "<｜tool▁calls▁end｜>",
+    GRANITE: '<|tool_call|>[{{"name": "{name}", "arguments": {arguments}}}]',
+    GRANITE_HERMES: '<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>',
+    PHI: '<|tool_call|>[{{"name": "{name}", "arguments": {arguments}}}]<|/tool_call|>',
+    PHI_FUNCTOOLS: 'functools[{{"name": "{name}", "arguments": {arguments}}}]',
 }
 
 VALUES = st.recursive(
@@ -35,18 +63,21 @@ PIECES = st.sampled_from(
         *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "name", "arguments"),
         *('{"name": "f", "arguments": {}}', '{"name": "f", "parameters": {"a": "', "[f(a=1)", "f(", "a=", "f[ARGS]{"),
         *('"', "'", "\\", "\\u", "{", "}", "[", "]", "(", ")", ",", ":", ";", " ", "\n", "x", "<", "</"),
-        *("1", "+", "é", "\ud800"),
+        *("1", "+", "é", "\ud800", "f", "to=f", "<|start|>", "<|channel|>commentary", "<|message|>", "<|call|>"),
+        *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "function<｜tool▁sep｜>", "<｜tool▁sep｜>", "```json"),
+        *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "<|tool_call|>", "<|/tool_call|>", "functools"),
+        *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     ]
 )
 
 
-@pytest.mark.parametrize("kind", [HERMES, LLAMA3, MISTRAL_TAGGED], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", CALL_TEXTS, ids=lambda kind: kind.opening(None))
 @settings(max_examples=examples(80))
 @given(calls=CALLS, cuts=CUTS)
 def test_calls_written_as_the_format_says_are_found_at_every_split(
     kind: ToolFormat, calls: list[tuple[str, dict[str, Any]]], cuts: list[int]
 ) -> None:
-    form = CALL_TEXTS[kind.name]
+    form = CALL_TEXTS[kind]
     written = [(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in calls]
     text = "\n".join(form.format(name=name, arguments=arguments) for name, arguments in written)
     expected = [("call", name, arguments) for name, arguments in written]
@@ -97,6 +128,13 @@ def test_every_single_cut_gives_the_same(kind: ToolFormat, pieces: list[str]) ->
         ("[TOOL_CALLS]{{ name }}[ARGS]", (), MISTRAL_TAGGED),
         ('Respond in the format {"name": …, "parameters": …}', ("<|python_tag|>",), LLAMA3),
         ("[func_name1(params_name1=params_value1)]", ("<|python_tag|>",), PYTHONIC),
+        ("<|start|>assistant<|channel|>final<|message|>", (), GPT_OSS),
+        ("<tool_call>{{ name }}<arg_key>", (), GLM),
+        ("<｜tool▁calls▁begin｜> … ```json", (), DEEPSEEK),
+        ("<｜tool▁calls▁begin｜>", ("<tool_call>",), DEEPSEEK_BARE),
+        ("write <|tool_call|> followed by a list", (), GRANITE),
+        ("<|tool|>{{ tools }}<|/tool|>", ("<|tool_call|>", "<|/tool_call|>"), PHI),
+        ("functools[", (), PHI_FUNCTOOLS),
         ("", (), HERMES),
     ],
 )
@@ -107,5 +145,6 @@ def test_the_format_is_read_from_the_template_and_the_tokens(
 
 
 def test_the_configuration_has_the_last_word() -> None:
-    for name, expected in (("hermes", HERMES), ("llama3", LLAMA3), ("pythonic", PYTHONIC), ("mistral", MISTRAL)):
+    named = {"hermes": HERMES, "llama3": LLAMA3, "pythonic": PYTHONIC, "mistral": MISTRAL, "gpt_oss": GPT_OSS}
+    for name, expected in (named | {"deepseek": DEEPSEEK_BARE, "glm": GLM, "granite": GRANITE_HERMES}).items():
         assert find_format(name, "<tool_call>", lambda token: False) is expected

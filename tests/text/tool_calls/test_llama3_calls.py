@@ -144,8 +144,8 @@ def test_a_call_begun_in_the_prompt_goes_on_in_the_answer() -> None:
     answer = ' {"a": 1, "b": "x"}}'
     assert at_every_split(LLAMA3, answer, NAMES, opening=LLAMA3.opening("add")) == [ADDED]
     assert at_every_split(LLAMA3, f' "add", "parameters":{answer}', NAMES, opening=LLAMA3.opening(None)) == [ADDED]
-    assert at_every_split(PYTHONIC, 'a=1, b="x")]', NAMES, opening=PYTHONIC.opening("add")) == [ADDED]
-    assert at_every_split(PYTHONIC, 'add(a=1, b="x")]', NAMES, opening=PYTHONIC.opening(None)) == [ADDED]
+    assert at_every_split(PYTHONIC, 'a=1, b="x")]', NAMES, opening="[add(") == [ADDED]
+    assert at_every_split(PYTHONIC, 'add(a=1, b="x")]', NAMES, opening="[") == [ADDED]
     for answer in ("I will not.", "null", ""):
         for kind in (LLAMA3, PYTHONIC):
             assert (

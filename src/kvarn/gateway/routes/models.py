@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+import msgspec
 from fastapi import APIRouter
 
 from kvarn.gateway.dependencies import GatewayDep, PrincipalDep, RecordDep
 from kvarn.gateway.openapi import JsonRoute
-from kvarn.identity.scopes import may_use_model
+from kvarn.identity.scopes import may_see_adapter, may_use_adapter, may_use_model
 from kvarn.serving.models import ServedModel
+from kvarn.wire.messages import AdapterInfo
 from kvarn.wire.openai.errors import model_not_found
 from kvarn.wire.openai.models import Capacity, Model, ModelList
 
@@ -18,8 +20,15 @@ router = APIRouter(prefix="/v1/models", tags=["models"], route_class=JsonRoute)
 
 @router.get("", summary="List the served models")
 async def list_models(gateway: GatewayDep, principal: PrincipalDep) -> ModelList:
-    """Every model in the key's scope, with readiness and capacity."""
-    return ModelList(data=[_describe(model) for model in gateway.models if may_use_model(principal, model.name)])
+    """Every model and adapter in the key's scope, with readiness and capacity."""
+    models = [model for model in gateway.models if may_use_model(principal, model.name)]
+    adapters = [
+        _describe_adapter(model, adapter)
+        for model in models
+        for adapter in model.adapters.values()
+        if may_see_adapter(principal, adapter) and may_use_adapter(principal, adapter.name)
+    ]
+    return ModelList(data=[*map(_describe, models), *adapters])
 
 
 @router.get("/{model:path}", summary="Describe one model")
@@ -29,11 +38,23 @@ async def get_model(gateway: GatewayDep, record: RecordDep, model: str) -> Model
     def visible(name: str) -> bool:
         return may_use_model(record.principal, name)
 
+    adapter = gateway.models.find_adapter(model)
+    if adapter is not None and visible(adapter[0].name):
+        served, info = adapter
+        if may_see_adapter(record.principal, info) and may_use_adapter(record.principal, info.name):
+            record.model = served.name
+            return _describe_adapter(served, info)
     found = gateway.models.find(model, visible)
     if not visible(found.name):
         raise model_not_found(model[:200], [served.name for served in gateway.models if visible(served.name)])
     record.model = found.name
     return _describe(found)
+
+
+def _describe_adapter(model: ServedModel, adapter: AdapterInfo) -> Model:
+    """As its model is, under its own name."""
+    own = {"id": adapter.name, "root": adapter.path, "parent": model.name, "aliases": [f"{model.name}:{adapter.name}"]}
+    return msgspec.structs.replace(_describe(model), created=adapter.loaded_at or model.created, **own)
 
 
 def _describe(model: ServedModel) -> Model:
@@ -45,6 +66,7 @@ def _describe(model: ServedModel) -> Model:
     return Model(
         id=model.name,
         created=model.created,
+        root=model.config.path,
         aliases=list(model.config.aliases),
         kind=kind,
         state=str(model.replica.state),

@@ -35,6 +35,8 @@ class Backend:
         out: int,
         out_stride: int,
         accumulate: bool,
+        adapters: AdapterBatch | None = None,
+        layer: int = -1,
     ) -> None: ...
     def attention(
         self,
@@ -114,3 +116,10 @@ class AttentionPlan:
     def num_partials(self) -> int: ...
     @property
     def num_blocks(self) -> int: ...
+
+class AdapterTable:
+    def __init__(self, lines_per_page: int, wide: bool) -> None: ...
+    def set(self, index: int, pages: list[int], layers: list[list[tuple[int, int, int, int, float]]]) -> None: ...
+
+class AdapterBatch:
+    def __init__(self, table: AdapterTable, rows: list[int], groups: list[tuple[int, int]]) -> None: ...

@@ -12,6 +12,7 @@ from kvarn.kernels.activation import Activation
 from kvarn.kernels.backend import Kernels
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch
 from kvarn.kernels.cpu._native import Backend
+from kvarn.kernels.cpu.adapters import CpuAdapterMemory
 from kvarn.kernels.cpu.attention import CpuAttentionPlan, CpuBidirectionalPlan, plan_attention, plan_bidirectional
 from kvarn.kernels.cpu.isa import chosen_instruction_set
 from kvarn.kernels.cpu.kv_cache import new_kv_cache
@@ -116,6 +117,10 @@ class CpuKernels(Kernels):
     def new_kv_cache(self, num_layers: int, num_blocks: int, heads: HeadShape, dtype: KvDtype) -> KVCache:
         """Blocks of bytes; csrc/attention/attention.h describes them."""
         return new_kv_cache(num_layers, num_blocks, heads, dtype)
+
+    def new_adapter_memory(self, cache: KVCache, dtype: torch.dtype) -> CpuAdapterMemory:
+        """The kernels read adapters where they lie."""
+        return CpuAdapterMemory(cache, dtype)
 
     def plan_attention(self, batch: PagedBatch, heads: HeadShape, window: int | None = None) -> CpuAttentionPlan:
         """Which blocks each query reads, and which of them several sequences share."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from kvarn.kernels.adapters import AdapterBatch
 from kvarn.kernels.cpu import _native
+from kvarn.kernels.cpu.adapters import CpuAdapterBatch
 from kvarn.kernels.cpu.packing import ACTIVATION_NUMBERS, PackedWeight
 from kvarn.kernels.errors import KernelInputError
 from kvarn.kernels.linear import Norm
 
 
 class CpuLinear:
-    """See `kvarn.kernels.linear.Linear`. Immutable; calls from several threads on one backend take turns."""
+    """See `kvarn.kernels.linear.Linear`. Calls from several threads on one backend take turns."""
 
     def __init__(self, backend: _native.Backend, packed: PackedWeight) -> None:
         """`backend` is of the instruction set that multiplies. Raises as `PackedWeight.native`."""
@@ -19,7 +23,8 @@ class CpuLinear:
         self.out_features = packed.out // (1 if packed.activation is None else 2)
         self.in_features = packed.in_features
         self.nbytes = packed.blob.nbytes
-        self._input_order = packed.input_order
+        self.input_order = packed.input_order
+        self.adapter_layer = -1
         self._native = packed.native()
         self._multiply = backend.linear
         self._activation = ACTIVATION_NUMBERS[packed.activation]
@@ -31,18 +36,23 @@ class CpuLinear:
         *,
         norm: Norm | None = None,
         add_to: torch.Tensor | None = None,
-        adapters: torch.Tensor | None = None,
+        adapters: AdapterBatch | None = None,
     ) -> torch.Tensor:
         """x [T, in_features] float32 times the weight: [T, out_features] float32.
 
         Raises KernelInputError where x or add_to has another shape or type, or rows that are not contiguous or overlap.
         """
-        if self._input_order is not None:
-            x = x[:, self._input_order]
-            norm = None if norm is None else Norm(norm.weight[self._input_order], norm.eps)
+        if self.input_order is not None:
+            x = x[:, self.input_order]
+            norm = None if norm is None else Norm(norm.weight[self.input_order], norm.eps)
         out = x.new_empty((x.shape[0], self.out_features)) if add_to is None else add_to
         check_rows(x, self.in_features, out, self.out_features)
         norm_weight, eps = (0, 0.0) if norm is None else (address_of_norm(norm, self.in_features), norm.eps)
+        adapted: tuple[Any, ...] = ()
+        if adapters is not None and self.adapter_layer >= 0:
+            if not isinstance(adapters, CpuAdapterBatch):
+                raise KernelInputError(f"adapters must be those of the compiled kernels, not {type(adapters).__name__}")
+            adapted = (adapters.native, self.adapter_layer)
         self._multiply(
             self._native,
             x.data_ptr(),
@@ -55,6 +65,7 @@ class CpuLinear:
             out.data_ptr(),
             out.stride(0),
             add_to is not None,
+            *adapted,
         )
         return out
 
@@ -70,7 +81,7 @@ class CpuLinear:
             raise KernelInputError(f"row ids must lie between 0 and {self.packed.out - 1}")
         out = torch.empty((len(ids), self.in_features))
         _native.unpack_rows(self._native, ids.data_ptr(), len(ids), out.data_ptr())
-        return out if self._input_order is None else torch.empty_like(out).index_copy_(1, self._input_order, out)
+        return out if self.input_order is None else torch.empty_like(out).index_copy_(1, self.input_order, out)
 
 
 def check_rows(x: torch.Tensor, x_size: int, out: torch.Tensor, out_size: int) -> None:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from kvarn.kernels.activation import Activation, activate
+from kvarn.kernels.adapters import AdapterBatch
 from kvarn.kernels.linear import Norm
 from kvarn.kernels.weights import Weight
 
@@ -44,6 +45,7 @@ class TorchLinear:
         }[weight.format]
         """Inputs that share a scale where activations are quantized to int8; 0: all of a token. None: they are not."""
         self.input_order = weight.input_order
+        self.adapter_layer = -1
         self.out_features = self.source.shape[0] // (2 if activation else 1)
         self.in_features = self.source.shape[1]
         self.nbytes = self.source.nbytes
@@ -56,7 +58,7 @@ class TorchLinear:
         *,
         norm: Norm | None = None,
         add_to: torch.Tensor | None = None,
-        adapters: torch.Tensor | None = None,
+        adapters: AdapterBatch | None = None,
     ) -> torch.Tensor:
         """One product."""
         if self.input_order is not None:
@@ -65,6 +67,8 @@ class TorchLinear:
         if norm is not None:
             x = rms_norm(x, norm)
         out = self._multiply(x if self.quantize_block is None else fake_quantize(x, self.quantize_block))
+        if adapters is not None and self.adapter_layer >= 0:
+            adapters.add(self.adapter_layer, x, out)
         if self.activation is not None:
             gate, up = out.chunk(2, -1)
             out = activate(gate, self.activation).mul_(up)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from kvarn.wire.messages import EngineStats, ModelCard, RefusalReason, Submit, TokenDelta
+from kvarn.wire.messages import AdapterInfo, EngineStats, ModelCard, RefusalReason, Submit, TokenDelta
 
 ReportPending = Callable[[int], None]
 """Called with the bytes that wait for a request's consumer, as they change; raises where there is no memory."""
@@ -29,6 +29,15 @@ class RequestRefusedError(Exception):
         super().__init__(message)
         self.reason = reason
         self.retry_after_s = retry_after_s
+
+
+class AdapterChangeError(Exception):
+    """The engine did not load or unload an adapter."""
+
+    def __init__(self, code: str, message: str) -> None:
+        """`code`: see `AdapterChanged`."""
+        super().__init__(message)
+        self.code = code
 
 
 class ReplicaLostError(Exception):
@@ -81,6 +90,27 @@ class ReplicaClient(Protocol):
         """
         ...
 
+    adapters: dict[str, AdapterInfo]
+    """The adapters that requests may name, by name."""
+
+    async def load_adapter(self, request_id: str, adapter: AdapterInfo, *, in_place: bool = False) -> None:
+        """Have the engine load an adapter, beside what runs. When it returns, `adapters` has it.
+
+        Raises:
+            AdapterChangeError: The engine did not.
+            RequestRefusedError: This engine has no adapters.
+            ReplicaLostError: The engine is not ready, died or fell silent.
+        """
+        ...
+
+    async def unload_adapter(self, request_id: str, name: str) -> None:
+        """Have the engine take no more requests for an adapter. Raises as `load_adapter`."""
+        ...
+
     async def embed(self, request_id: str, inputs: list[list[int]]) -> list[bytes]:
         """Embed token-id inputs; see `Embedded`. Raises as `generate` does; cancelling it aborts the request."""
+        ...
+
+    def forget_tenant(self, tenant: str) -> bool:
+        """Have the engine delete a deleted tenant's cached blocks, on every tier; False where it is not ready."""
         ...

@@ -10,6 +10,7 @@ import msgspec
 
 from kvarn.replica.addresses import client_address, engine_address
 from kvarn.replica.client.protocol import (
+    AdapterChangeError,
     ReplicaLostError,
     ReplicaState,
     ReplicaStatus,
@@ -20,17 +21,23 @@ from kvarn.replica.client.request_stream import RequestStream
 from kvarn.replica.transport import ClientTransport
 from kvarn.wire.messages import (
     Abort,
+    AdapterChanged,
+    AdapterInfo,
+    Adapters,
     Embed,
     Embedded,
     EngineStats,
+    ForgetTenant,
     FromEngine,
     Join,
+    LoadAdapter,
     ModelCard,
     RefusalReason,
     Refused,
     StepOutput,
     Submit,
     TokenDelta,
+    UnloadAdapter,
 )
 
 log = logging.getLogger(__name__)
@@ -56,7 +63,12 @@ class ZmqReplicaClient:
         """Directory of the engine to which this client is connected; empty: to none."""
         self._transport: ClientTransport | None = None
         self._streams: dict[str, RequestStream] = {}
+        self.adapters: dict[str, AdapterInfo] = {}
+        self._revision = 0
+        """Of the adapters. They are kept when an engine dies: the next is told of them."""
         self._embeddings: dict[str, asyncio.Future[list[bytes]]] = {}
+        self._changes: dict[str, asyncio.Future[None]] = {}
+        """Adapters that are being loaded or unloaded for this process."""
 
     def update(self, status: ReplicaStatus) -> None:
         """Take over what the supervisor says."""
@@ -101,12 +113,37 @@ class ZmqReplicaClient:
             if answer.cancelled() or not answer.done():
                 self._abort(request_id)
 
+    async def load_adapter(self, request_id: str, adapter: AdapterInfo, *, in_place: bool = False) -> None:
+        """Load an adapter; see `ReplicaClient.load_adapter`."""
+        message = LoadAdapter(request_id=request_id, adapter=adapter, in_place=in_place, gateway=self._gateway)
+        await self._change(request_id, message)
+
+    async def unload_adapter(self, request_id: str, name: str) -> None:
+        """Unload an adapter; see `ReplicaClient.unload_adapter`."""
+        await self._change(request_id, UnloadAdapter(request_id=request_id, name=name, gateway=self._gateway))
+
+    async def _change(self, request_id: str, message: LoadAdapter | UnloadAdapter) -> None:
+        transport = self._connected(request_id)
+        answer = self._changes[request_id] = asyncio.get_running_loop().create_future()
+        try:
+            transport.send(message)
+            await answer
+        finally:
+            del self._changes[request_id]
+
+    def forget_tenant(self, tenant: str) -> bool:
+        """Have a deleted tenant's cached blocks deleted; see `ReplicaClient.forget_tenant`."""
+        if self._transport is None:
+            return False
+        self._transport.send(ForgetTenant(tenant=tenant))
+        return True
+
     def _connected(self, request_id: str) -> ClientTransport:
         """The way to the engine for a new request."""
         if self._transport is None:
             stage, fraction = self.progress
             raise ReplicaLostError(f"{self._name} is not ready: {self.state} ({stage}, {fraction:.0%})")
-        if request_id in self._streams or request_id in self._embeddings:
+        if request_id in self._streams or request_id in self._embeddings or request_id in self._changes:
             raise RequestRefusedError(RefusalReason.DUPLICATE_ID, f"a request with the id {request_id!r} is running")
         return self._transport
 
@@ -118,7 +155,8 @@ class ZmqReplicaClient:
         self.starts += 1
         self._sockets, own = sockets, client_address(sockets, self._gateway)
         self._transport = ClientTransport(engine_address(sockets), own, self._handle, self._unreadable)
-        self._transport.send(Join(gateway=self._gateway, address=own))
+        known = list(self.adapters.values())
+        self._transport.send(Join(gateway=self._gateway, address=own, adapters=known, revision=self._revision))
 
     def _disconnect(self, reason: str) -> None:
         """Leave the engine after what it still has said; fail every request."""
@@ -127,7 +165,7 @@ class ZmqReplicaClient:
             transport.read_rest()
             transport.close()
         self.stats = EngineStats()
-        for request_id in [*self._streams, *self._embeddings]:
+        for request_id in [*self._streams, *self._embeddings, *self._changes]:
             self._fail(request_id, ReplicaLostError(reason))
 
     def _unreadable(self, error: Exception) -> None:
@@ -147,12 +185,25 @@ class ZmqReplicaClient:
                 answer = self._embeddings.get(message.request_id)
                 if answer is not None and not answer.done():
                     answer.set_result(message.vectors)
+            case Adapters():
+                self.adapters = {adapter.name: adapter for adapter in message.adapters}
+                self._revision = message.revision
+            case AdapterChanged():
+                change = self._changes.get(message.request_id)
+                if change is not None and not change.done():
+                    if message.problem:
+                        change.set_exception(AdapterChangeError(message.code, message.problem))
+                    else:
+                        change.set_result(None)
             case Refused():
                 error = RequestRefusedError(message.reason, message.message, message.retry_after_s)
                 self._fail(message.request_id, error)
 
     def _fail(self, request_id: str, error: Exception) -> None:
-        stream, answer = self._streams.get(request_id), self._embeddings.get(request_id)
+        stream, answer = (
+            self._streams.get(request_id),
+            self._embeddings.get(request_id) or self._changes.get(request_id),
+        )
         if stream is not None:
             stream.fail(error)
         if answer is not None and not answer.done():

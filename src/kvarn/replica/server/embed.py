@@ -11,7 +11,19 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from kvarn.config.schema import EngineConfig
-from kvarn.wire.messages import Embed, Embedded, EngineStats, ModelCard, RefusalReason, Refused, StepOutput, Submit
+from kvarn.wire.messages import (
+    Embed,
+    Embedded,
+    EngineStats,
+    Join,
+    LoadAdapter,
+    ModelCard,
+    RefusalReason,
+    Refused,
+    StepOutput,
+    Submit,
+    UnloadAdapter,
+)
 
 
 class EmbedsTokens(Protocol):
@@ -49,6 +61,14 @@ class EmbedService:
         self._refused: Counter[str] = Counter()
         self._stats = EngineStats()
 
+    def change_adapters(self, message: LoadAdapter | UnloadAdapter) -> Refused:
+        """Refused: encoders have no adapters."""
+        why = "this model embeds: it has no adapters"
+        return Refused(request_id=message.request_id, reason=RefusalReason.INVALID, message=why)
+
+    def join(self, message: Join) -> None:
+        """A gateway process that joins is told nothing."""
+
     def accept(self, request: Submit | Embed) -> Refused | None:
         """Queue a request, or say why not."""
         problem = self._find_problem(request)
@@ -60,6 +80,9 @@ class EmbedService:
         self._jobs[request.request_id] = _Job(deque(request.inputs))
         self._waiting_tokens += sum(map(len, request.inputs))
         return None
+
+    def forget_tenant(self, tenant: str) -> None:
+        """It keeps nothing of a tenant."""
 
     def abort(self, request_id: str) -> None:
         """Forget a request before the next pass."""

@@ -7,13 +7,34 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from kvarn.config.disaggregation import DisaggregationConfig
 from kvarn.config.schema import EngineConfig
+from kvarn.config.speculation import SpeculationConfig
 from kvarn.costs.decoder import DecoderCosts
+from kvarn.engine.adapters import AdapterStore
 from kvarn.engine.core import EngineCore
 from kvarn.engine.errors import AdmissionError
-from kvarn.engine.plan import Executor
+from kvarn.engine.plan import Executor, KVConnector
+from kvarn.engine.proposer import Proposer
 from kvarn.engine.step_time import StepTimeModel
-from kvarn.wire.messages import Embed, EngineStats, ModelCard, RefusalReason, Refused, StepOutput, Submit
+from kvarn.grammar.masks import GrammarMasks
+from kvarn.replica.server.adapters import AdapterHost
+from kvarn.replica.server.prefill_client import PrefillClient
+from kvarn.replica.server.prefill_server import PrefillServer
+from kvarn.wire.messages import (
+    AdapterChanged,
+    Adapters,
+    Embed,
+    EngineStats,
+    Join,
+    LoadAdapter,
+    ModelCard,
+    RefusalReason,
+    Refused,
+    StepOutput,
+    Submit,
+    UnloadAdapter,
+)
 
 _GAUGES_EVERY_S = 0.25
 """Gauges that change with each step are sent this often: whoever shows them looks once a second."""
@@ -31,16 +52,46 @@ class GenerateService:
         namespace: str = "",
         costs: DecoderCosts | None = None,
         step_time: StepTimeModel | None = None,
+        adapters: AdapterStore | None = None,
+        host: Callable[[EngineCore], AdapterHost] | None = None,
+        proposer: Proposer | None = None,
+        speculation: SpeculationConfig | None = None,
+        connector: KVConnector | None = None,
+        prefill_client: PrefillClient | None = None,
+        prefill_server: PrefillServer | None = None,
+        disaggregation: DisaggregationConfig | None = None,
+        masks: GrammarMasks | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`namespace` names the model in hashes of cached blocks; `costs` turn steps into bytes and operations.
 
-        `step_time` predicts the duration of steps before the first one.
+        `step_time` predicts the duration of steps before the first one. `proposer` guesses tokens, of which
+        `speculation` says how many are verified. `connector` keeps blocks beyond the device; it is the executor's too.
+        `adapters` are the executor's, `host` makes what loads them; None: there are none. Another process computes
+        prompts for this one (`prefill_client`), or this one for others (`prefill_server`). `masks` keep answers to
+        grammars.
         """
         self.card = card
         self._costs = costs
         self._executor = executor
-        self._core = EngineCore(executor, config, clock, namespace=namespace, step_time=step_time)
+        self._prefill_client = prefill_client
+        self._closing = [each for each in (prefill_client, prefill_server, connector) if each is not None]
+        self._masks = masks
+        self._core = EngineCore(
+            executor,
+            config,
+            clock,
+            namespace=namespace,
+            step_time=step_time,
+            proposer=proposer,
+            speculation=speculation,
+            adapters=adapters,
+            connector=connector,
+            prefill_peer=prefill_client,
+            disaggregation=disaggregation,
+            masks=masks,
+        )
+        self._adapters = None if host is None else host(self._core)
         self._clock = clock
         self._gauges_due_s = clock()
 
@@ -48,9 +99,19 @@ class GenerateService:
         """Queue a request, or say why not."""
         if isinstance(request, Embed):
             return _invalid(request, "this model generates text: it has no embeddings")
-        problem = _find_problem(request, self.card)
+        problem = _find_problem(request, self.card, has_grammars=self._masks is not None)
         if problem is not None:
             return _invalid(request, problem)
+        if not request.adapter:
+            return self._add(request)
+        if self._adapters is None:
+            return _invalid(request, f"adapter {request.adapter[:200]!r} is not loaded: this engine has none")
+        found = self._adapters.resolve(request)
+        if isinstance(found, str):
+            return _invalid(request, found)
+        return None if found is None else self._add(found)
+
+    def _add(self, request: Submit) -> Refused | None:
         try:
             self._core.add(request)
         except AdmissionError as error:
@@ -65,6 +126,25 @@ class GenerateService:
     def abort(self, request_id: str) -> None:
         """Forget a request; its blocks are free when this returns."""
         self._core.abort(request_id)
+        if self._adapters is not None:
+            self._adapters.abort(request_id)
+
+    def change_adapters(self, message: LoadAdapter | UnloadAdapter) -> Refused | None:
+        """Load or unload an adapter beside what runs; a step brings the answer. Or say why not."""
+        if self._adapters is None:
+            return _invalid(message, "this engine has no adapters")
+        self._adapters.change(message)
+        return None
+
+    def join(self, message: Join) -> Adapters | None:
+        """What a gateway process that joins is told; None where all are told the same by the next step."""
+        return None if self._adapters is None else self._adapters.join(message)
+
+    def forget_tenant(self, tenant: str) -> None:
+        """Delete a tenant's cached blocks, on every tier."""
+        self._core.forget_tenant(tenant)
+        if self._prefill_client is not None:
+            self._prefill_client.forget(tenant)
 
     def start_draining(self) -> None:
         """Refuse every later request."""
@@ -72,23 +152,48 @@ class GenerateService:
 
     def has_work(self) -> bool:
         """Whether a request is here."""
-        return self._core.has_work()
+        return self._core.has_work() or (self._adapters is not None and self._adapters.is_busy)
 
-    def step(self) -> Sequence[Refused | StepOutput]:
-        """One step: what was given up, then all deltas in one message."""
+    def step(self) -> Sequence[Refused | StepOutput | AdapterChanged | Adapters]:
+        """One step: what became of adapters, what was given up, then all deltas in one message."""
+        told = self._poll_adapters()
         output = self._core.step()
         if not output.computed and not output.refused:
+            return told
+        return [*told, *output.refused, StepOutput(deltas=output.deltas, stats=self._due_stats())]
+
+    def _poll_adapters(self) -> list[Refused | StepOutput | AdapterChanged | Adapters]:
+        """A list of adapters comes before the answer to whoever asked for the change."""
+        if self._adapters is None or not self._adapters.is_busy:
             return []
-        return [*output.refused, StepOutput(deltas=output.deltas, stats=self._due_stats())]
+        answers, ready, told = self._adapters.poll()
+        refused = [refusal for request in ready if (refusal := self.accept(request)) is not None]
+        return [*([] if told is None else [told]), *answers, *refused]
 
     def stats(self) -> EngineStats:
         """Gauges and totals after the latest step."""
         stats = self._core.stats()
+        if self._adapters is not None and (stats.adapters_running or stats.adapters_waiting):
+            named = self._adapters.names_of
+            stats = msgspec.structs.replace(
+                stats,
+                adapters_running=named(stats.adapters_running),
+                adapters_waiting=named(stats.adapters_waiting),
+            )
+        if self._prefill_client is not None:
+            tiers = stats.kv_tiers | {"prefill": self._prefill_client.stats()}
+            stats = msgspec.structs.replace(stats, kv_tiers=tiers)
         return stats if self._costs is None else _with_work(stats, self._costs)
 
     def shutdown(self) -> None:
-        """Free the executor."""
+        """Free the executor and the tiers of blocks, end the threads of masks and adapters."""
+        if self._adapters is not None:
+            self._adapters.close()
         self._executor.shutdown()
+        for each in self._closing:
+            each.close()
+        if self._masks is not None:
+            self._masks.shutdown()
 
     def _due_stats(self) -> EngineStats | None:
         """The gauges, with the first step after a rest, the last before one, and at an interval between."""
@@ -116,15 +221,15 @@ def _with_work(stats: EngineStats, costs: DecoderCosts) -> EngineStats:
     )
 
 
-def _invalid(request: Submit | Embed, message: str) -> Refused:
+def _invalid(request: Submit | Embed | LoadAdapter | UnloadAdapter, message: str) -> Refused:
     return Refused(request_id=request.request_id, reason=RefusalReason.INVALID, message=message)
 
 
-def _find_problem(request: Submit, card: ModelCard) -> str | None:
+def _find_problem(request: Submit, card: ModelCard, *, has_grammars: bool) -> str | None:
     """What makes a request impossible for this model: one must not end the engine for the others of its batch. What
     holds for every model the gateway has checked."""
-    if request.adapter and request.adapter not in card.adapters:
-        return f"adapter {request.adapter!r} is not loaded: this engine has {card.adapters or 'none'}"
+    if request.grammar is not None and not has_grammars:
+        return "this engine keeps answers to no grammar"
     if not card.has_tokens(request.prompt_token_ids):
         return f"prompt_token_ids must be in 0 to {card.vocab_size - 1}"
     allowed = request.sampling.allowed_token_ids

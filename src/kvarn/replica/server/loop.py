@@ -22,11 +22,15 @@ from kvarn.replica.transport import (
 )
 from kvarn.wire.messages import (
     Abort,
+    AdapterChanged,
+    Adapters,
     Embed,
     Embedded,
+    ForgetTenant,
     Heartbeat,
     Join,
     Leave,
+    LoadAdapter,
     RefusalReason,
     Refused,
     StepOutput,
@@ -34,6 +38,7 @@ from kvarn.wire.messages import (
     Submit,
     ToEngine,
     TokenDelta,
+    UnloadAdapter,
 )
 
 _IDLE_WAIT_S = 0.5
@@ -115,7 +120,7 @@ class ResponseRouter:
         """Whether a gateway process has joined and is not known to be gone."""
         return gateway in self._outboxes
 
-    def accepted(self, request: Submit | Embed) -> None:
+    def accepted(self, request: Submit | Embed | LoadAdapter | UnloadAdapter) -> None:
         """Remember whom to answer."""
         choices = request.sampling.n if isinstance(request, Submit) else 1
         self._requests[request.request_id] = _Request(request.gateway, choices)
@@ -133,10 +138,18 @@ class ResponseRouter:
         if gateway in self._outboxes:
             self._outboxes[gateway].send(refused)
 
-    def send(self, message: StepOutput | Refused | Embedded) -> None:
-        """Send a step's output, or the last answer to an accepted request."""
+    def tell(self, gateway: int, message: Adapters) -> None:
+        """Send a gateway process what all hear, unless it is gone."""
+        if gateway in self._outboxes:
+            self._outboxes[gateway].send(message)
+
+    def send(self, message: StepOutput | Refused | Embedded | AdapterChanged | Adapters) -> None:
+        """Send a step's output, what all hear, or the last answer to an accepted request."""
         if isinstance(message, StepOutput):
             self._send_output(message)
+        elif isinstance(message, Adapters):
+            for outbox in self._outboxes.values():
+                outbox.send(message)
         elif (request := self._requests.pop(message.request_id, None)) is not None:
             self._outboxes[request.gateway].send(message)
 
@@ -217,16 +230,21 @@ class EngineLoop:
 
     def _handle(self, message: ToEngine | UnreadableRequest) -> None:
         match message:
-            case Submit() | Embed():
+            case Submit() | Embed() | LoadAdapter() | UnloadAdapter():
                 self._accept(message)
             case Abort():
                 if self._router.aborted(message.request_id, message.gateway):
                     self._service.abort(message.request_id)
             case Join():
                 self._router.join(message)
+                told = self._service.join(message)
+                if told is not None:
+                    self._router.tell(message.gateway, told)
             case Leave():
                 for request_id in self._router.leave(message.gateway):
                     self._service.abort(request_id)
+            case ForgetTenant():
+                self._service.forget_tenant(message.tenant)
             case Stop():
                 self._stopped = True
             case UnreadableRequest():
@@ -234,10 +252,13 @@ class EngineLoop:
                 refused = Refused(request_id=message.request_id, reason=RefusalReason.INVALID, message=reason)
                 self._router.refuse(refused, message.gateway)
 
-    def _accept(self, request: Submit | Embed) -> None:
+    def _accept(self, request: Submit | Embed | LoadAdapter | UnloadAdapter) -> None:
         if not self._router.has_joined(request.gateway):
             return  # its process is gone: it was still under way
-        refused = self._service.accept(request)
+        if isinstance(request, LoadAdapter | UnloadAdapter):
+            refused = self._service.change_adapters(request)
+        else:
+            refused = self._service.accept(request)
         if refused is None:
             self._router.accepted(request)
         else:

@@ -34,6 +34,8 @@ _PROMPTS = ((16, 0), (64, 0), (256, 0), (1024, 0), (256, 4096), (1024, 4096))
 """(tokens, cached tokens before them), alone."""
 _MIXED = ((1, 64), (8, 64), (8, 256), (32, 64), (32, 256))
 """(decode rows of 512 tokens, prompt tokens beside them)."""
+_VERIFIED = ((1, 4), (1, 8), (8, 4))
+"""(decode rows of 512 tokens, proposals that each verifies)."""
 
 
 @torch.inference_mode()
@@ -61,7 +63,15 @@ def expected_steps(costs: DecoderCosts, speeds: Ceilings) -> list[ExpectedStep]:
     shapes = [_shape(batch, context) for batch, context in _DECODES]
     shapes += [_shape(0, 0, tokens, start) for tokens, start in _PROMPTS]
     shapes += [_shape(batch, 512, tokens) for batch, tokens in _MIXED]
+    shapes += [_verifying(batch, proposals) for batch, proposals in _VERIFIED]
     return [(shape, _floor_s(shape, costs, speeds) / EFFICIENCY) for shape in shapes]
+
+
+def _verifying(batch: int, proposals: int) -> StepShape:
+    shape = _shape(batch, 512)
+    for _ in range(batch):
+        shape.add_proposals(512, proposals)
+    return shape
 
 
 def _shape(batch: int, context: int, prompt: int = 0, start: int = 0) -> StepShape:
@@ -75,7 +85,7 @@ def _floor_s(shape: StepShape, costs: DecoderCosts, speeds: Ceilings) -> float:
     """The keys that a prompt's chunk reads count by its operations alone: they are read once for many queries."""
     work = costs.step(
         tokens=shape.num_tokens,
-        logits_rows=shape.decode_rows + (shape.prefill_tokens > 0),
+        logits_rows=shape.decode_rows + shape.proposals + (shape.prefill_tokens > 0),
         kv_tokens=shape.decode_context,
         pairs=shape.decode_context + shape.prefill_pairs,
     )

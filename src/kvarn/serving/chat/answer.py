@@ -28,6 +28,7 @@ from kvarn.wire.openai.chat.answer import (
     FunctionCall,
     TokenLogprobs,
     ToolCall,
+    ToolCallDelta,
 )
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.usage import Usage
@@ -113,7 +114,7 @@ class ChatRun:
         return ChatCompletionChunk(
             id=self.id,
             created=self.created,
-            model=self.model.name,
+            model=self.model.public_name,
             system_fingerprint=self.fingerprint,
             choices=choices,
             service_tier=self.service_tier,
@@ -128,7 +129,7 @@ class ChatRun:
         return ChatCompletion(
             id=self.id,
             created=self.created,
-            model=self.model.name,
+            model=self.model.public_name,
             system_fingerprint=self.fingerprint,
             choices=[collector.choice() for collector in collectors],
             usage=self.work.usage.as_openai(),
@@ -155,15 +156,22 @@ class _ChunkEncoder:
         """The next delta; empty where it has nothing to send."""
         opening, self._opening = self._opening, b""
         only_text = delta.finish_reason is None and not delta.logprobs and not self._with_token_ids
-        if only_text and not (delta.parts and delta.tool_calls):
+        if only_text and (delta.parts is None or all(isinstance(part, str) for part in delta.parts)):
             return opening + self._texts.event(delta.text) if delta.text else opening
         return opening + (self._legacy_events(delta) if self._legacy else self._chunk(delta, delta.text))
 
     def _chunk(self, delta: ChoiceDelta, text: str) -> bytes:
         calls = delta.tool_calls if not self._legacy else []
+        reasoning = delta.reasoning or UNSET
         choice = ChunkChoice(
             index=self._index,
-            delta=Delta(content=text or UNSET, refusal=delta.refusal or UNSET, tool_calls=calls or UNSET),
+            delta=Delta(
+                reasoning=reasoning,
+                reasoning_content=reasoning,
+                content=text or UNSET,
+                refusal=delta.refusal or UNSET,
+                tool_calls=calls or UNSET,
+            ),
             finish_reason=delta.finish_reason,
             logprobs=None if delta.logprobs is None else ChoiceLogprobs(content=delta.logprobs),
             stop_reason=UNSET if delta.finish_reason is None else delta.stop_reason,
@@ -175,8 +183,8 @@ class _ChunkEncoder:
         """A function call has no list to stand in: a chunk carries one piece of it, or of the text around it."""
         out, text = b"", ""
         for part in delta.parts or ():
-            if isinstance(part, str):
-                text += part
+            if not isinstance(part, ToolCallDelta):
+                text += part if isinstance(part, str) else ""
                 continue
             before = self._event(Delta(content=text)) if text else b""
             out += before + self._event(Delta(function_call=part.function))
@@ -194,6 +202,7 @@ class _Collector:
     run: ChatRun
     index: int
     text: list[str]
+    reasoning: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs | Raw] | None = None
     token_ids: list[int] = field(default_factory=list)
     calls: list[tuple[str, str, list[str]]] = field(default_factory=list)
@@ -211,6 +220,7 @@ class _Collector:
             BodyRefusedError: There is no memory left for it.
         """
         self.text.append(delta.text)
+        self.reasoning.append(delta.reasoning)
         if delta.logprobs is not None:
             self.run.held.take(encoded_bytes(delta.logprobs))
             self.logprobs = self.logprobs or []
@@ -230,6 +240,7 @@ class _Collector:
     def choice(self) -> ChatChoice:
         """The finished choice."""
         text, legacy = "".join(self.text), self.run.legacy
+        reasoning = "".join(self.reasoning) or UNSET
         calls = [
             ToolCall(id=call_id, function=FunctionCall(name=name, arguments="".join(arguments)))
             for call_id, name, arguments in self.calls
@@ -237,7 +248,9 @@ class _Collector:
         return ChatChoice(
             index=self.index,
             message=AnswerMessage(
-                content=None if calls and not text else text,
+                reasoning=reasoning,
+                reasoning_content=reasoning,
+                content=None if (calls or reasoning) and not text else text,
                 refusal=self.refusal or None,
                 tool_calls=calls if calls and not legacy else UNSET,
                 function_call=calls[0].function if calls and legacy else UNSET,

@@ -7,16 +7,18 @@ from collections.abc import Callable
 from functools import partial
 
 from kvarn.serving.chat.answer import ChatRun
-from kvarn.serving.chat.prompt import opening_of, render_chat
+from kvarn.serving.chat.prompt import opening_of, phase_after_prompt, render_chat
 from kvarn.serving.chat.stored import keep_completion
 from kvarn.serving.chat.tool_calls import ToolCallReader
 from kvarn.serving.choice import ChoiceDelta
 from kvarn.serving.context import ServingContext
 from kvarn.serving.generation import generate, make_choices, make_submit
+from kvarn.serving.grammars import grammar_of_chat
 from kvarn.serving.held_bytes import HeldBytes
-from kvarn.serving.models import ReadyModel
+from kvarn.serving.models import ModelText, ReadyModel
 from kvarn.serving.moderation.checks import chat_texts
 from kvarn.serving.work import RequestRecord
+from kvarn.text.reasoning.splitter import ReasoningSplitter
 from kvarn.text.sampling import chat_sampling, check_sampling
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 
@@ -41,6 +43,7 @@ async def _start(
         record, lambda: check_sampling(request, text.tokenizer, serving.limits, text.sampling_defaults)
     )
     prompt, opening = await render_chat(serving, record, request, model), opening_of(request, model)
+    grammar = await grammar_of_chat(serving, record, request, model, prompt)
     sampling = chat_sampling(
         request,
         checked,
@@ -69,11 +72,12 @@ async def _start(
         serving.limits,
         partial(serving.moderation.watch, work),
         continued=prompt if request.continue_final_message or opening else (),
-        shown=frozenset() if request.tool_use is None else text.tokenizer.ids_of(text.tool_format.markers),
+        shown=text.tokenizer.ids_of(_markers(request, text)),
+        splitter=_splitters(request, model, prompt),
     )
     for choice in choices:
         choice.transform = _transform(request, model, opening)
-    submit = make_submit(record.id, prompt, sampling, work, request.cache_salt)
+    submit = make_submit(record.id, prompt, sampling, work, request.cache_salt, grammar)
     unread, gathered = HeldBytes(serving.held, record), HeldBytes(serving.held, record)
     return ChatRun(
         f"chatcmpl-{record.id}",
@@ -92,6 +96,22 @@ async def _start(
     )
 
 
+def _markers(request: ChatCompletionRequest, text: ModelText) -> list[str]:
+    """Special tokens that the answer's parsers must see."""
+    calls = () if request.tool_use is None else text.tool_format.markers
+    return [*calls, *(() if text.reasoning_format is None else text.reasoning_format.markers)]
+
+
+def _splitters(
+    request: ChatCompletionRequest, model: ReadyModel, prompt: list[int]
+) -> Callable[[], ReasoningSplitter | None]:
+    """Makes who tells reasoning from content, for each choice."""
+    kind = model.text.reasoning_format
+    if kind is None:
+        return lambda: None
+    return partial(kind.splitter, phase_after_prompt(request, model, prompt))
+
+
 def _transform(request: ChatCompletionRequest, model: ReadyModel, opening: str) -> Callable[[ChoiceDelta], None] | None:
     """Adds tool calls and log-probabilities to the deltas of a choice; see `Choice.transform`."""
     use, text = request.tool_use, model.text
@@ -99,7 +119,8 @@ def _transform(request: ChatCompletionRequest, model: ReadyModel, opening: str) 
         return None
     tools = None
     if use is not None:
-        parser = text.tool_format.make_parser(use.names, opening=opening, max_calls=use.max_calls)
+        schemas = {function.name: function.parameters or {} for function in use.functions}
+        parser = text.tool_format.make_parser(use.names, opening=opening, max_calls=use.max_calls, parameters=schemas)
         tools = ToolCallReader(use, parser)
 
     def transform(delta: ChoiceDelta) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from kvarn.serving.choice import ChoiceDelta
+from kvarn.text.reasoning.splitter import Part
 from kvarn.text.tool_calls.base import ToolCallParser
 from kvarn.text.tool_calls.events import TextDelta, ToolCallStart, ToolEvent
 from kvarn.wire.openai.chat.answer import FunctionCallDelta, ToolCallDelta
@@ -28,7 +29,10 @@ class ToolCallReader:
     def read(self, delta: ChoiceDelta) -> None:
         """Set the parts, text and finish reason of a delta. The choice ends when all calls that were asked for are
         complete."""
-        delta.parts = self._parts(self.parser.push(delta.text))
+        parts: list[Part | ToolCallDelta] = []
+        for part in delta.text_parts:
+            parts += self._parts(self.parser.push(part)) if isinstance(part, str) else [part]
+        delta.parts = parts
         if delta.finish_reason is not None:
             delta.parts += self._parts(self.parser.flush())
         elif self.parser.satisfied:
@@ -40,8 +44,8 @@ class ToolCallReader:
             delta.finish_reason = "function_call" if self.use.legacy else "tool_calls"
         delta.warnings = self._warnings()
 
-    def _parts(self, events: list[ToolEvent]) -> list[str | ToolCallDelta]:
-        parts: list[str | ToolCallDelta] = []
+    def _parts(self, events: list[ToolEvent]) -> list[Part | ToolCallDelta]:
+        parts: list[Part | ToolCallDelta] = []
         for event in events:
             if isinstance(event, TextDelta):
                 parts.append(event.text)

@@ -78,7 +78,10 @@ async def start_message(serving: ServingContext, record: RequestRecord, request:
             run = await start_chat(serving, record, chat.model_copy(update={"max_tokens": max_tokens}))
     except ApiError as error:
         raise in_anthropic_terms(error) from None
-    return MessageRun(run, record.request_id, MessageWriter(f"msg_{record.id}", run.model.name, run.work.usage))
+    asked = request.thinking is not None and request.thinking.type != "disabled"
+    if asked and run.model.text.reasoning_format is None:
+        record.warnings.append("ignored 'thinking', this model does not reason apart from its answer")
+    return MessageRun(run, record.request_id, MessageWriter(f"msg_{record.id}", run.model.public_name, run.work.usage))
 
 
 async def count_tokens(serving: ServingContext, record: RequestRecord, request: CountTokensRequest) -> TokenCount:

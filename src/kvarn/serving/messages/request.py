@@ -12,6 +12,7 @@ from kvarn.wire.anthropic.messages import (
     MessagesPrompt,
     MessagesRequest,
     TextBlock,
+    ThinkingBlock,
     ToolChoice,
     ToolDefinition,
     ToolResultBlock,
@@ -40,6 +41,10 @@ def chat_request(request: MessagesPrompt) -> ChatCompletionRequest:
         data["tools"] = [_tool(tool) for tool in request.tools]
     if request.tool_choice is not None:
         data |= _choice(request.tool_choice)
+    if request.thinking is not None:
+        thinks = request.thinking.type != "disabled"
+        data["chat_template_kwargs"] = {"enable_thinking": thinks, "thinking": thinks}
+        data["include_reasoning"] = request.thinking.display != "omitted"
     if isinstance(request, MessagesRequest):
         data |= _sampling(request)
     try:
@@ -87,6 +92,9 @@ def _split(message: Message) -> list[dict[str, Any]]:
     if isinstance(message, UserMessage):
         results = [_result(block) for block in message.content if isinstance(block, ToolResultBlock)]
         return [*results, said] if texts else results
+    thoughts = [block.thinking for block in message.content if isinstance(block, ThinkingBlock)]
+    if thoughts:
+        said["reasoning_content"] = "\n".join(thoughts)
     calls = [_call(block) for block in message.content if isinstance(block, ToolUseBlock)]
     return [said | {"content": said["content"] or None, "tool_calls": calls}] if calls else [said]
 
@@ -103,7 +111,7 @@ def _call(block: ToolUseBlock) -> dict[str, Any]:
 def _tool(tool: ToolDefinition) -> Tool:
     # Made, not validated: names may be longer here than in OpenAI's requests.
     function = FunctionDefinition.model_construct(
-        name=tool.name, description=tool.description, parameters=tool.input_schema
+        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
     )
     return Tool.model_construct(type="function", function=function)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,9 +11,11 @@ from msgspec import UNSET
 
 from kvarn.serving.choice import ChoiceDelta
 from kvarn.serving.work import TokenUsage
+from kvarn.text.reasoning.splitter import Part, Reasoning
 from kvarn.wire.anthropic.answer import (
     AnswerBlock,
     AnswerText,
+    AnswerThinking,
     AnswerToolUse,
     Delta,
     Event,
@@ -28,18 +31,32 @@ INVALID = "INVALID_JSON"
 
 @dataclass(slots=True)
 class _Block:
-    """A block that is being written; text where it has no name."""
+    """A block that is being written: a call where it has a name, else text or thinking."""
 
     id: str = ""
     name: str = ""
     texts: list[str] = field(default_factory=list)
+    thinks: bool = False
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
 
     def finished(self) -> AnswerBlock:
-        text = "".join(self.texts)
-        return AnswerToolUse(id=self.id, name=self.name, input=_input(text)) if self.name else AnswerText(text=text)
+        if self.name:
+            return AnswerToolUse(id=self.id, name=self.name, input=_input(self.text))
+        return (
+            AnswerThinking(thinking=self.text, signature=self.signature) if self.thinks else AnswerText(text=self.text)
+        )
 
     def begun(self) -> AnswerBlock:
-        return AnswerToolUse(id=self.id, name=self.name, input={}) if self.name else AnswerText(text="")
+        if self.name:
+            return AnswerToolUse(id=self.id, name=self.name, input={})
+        return AnswerThinking(thinking="", signature="") if self.thinks else AnswerText(text="")
+
+    @property
+    def signature(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 @dataclass(slots=True)
@@ -65,7 +82,10 @@ class MessageWriter:
         """Write the next delta; the last one ends the message."""
         events: list[Event] = []
         for each in [delta.text] if delta.parts is None else delta.parts:
-            events += self._take_text(each) if isinstance(each, str) else self._take_call(each)
+            if isinstance(each, ToolCallDelta):
+                events += self._take_call(each)
+            elif each:
+                events += self._take_text(each)
         if delta.finish_reason is not None:
             events += self._end(delta)
         return events
@@ -82,13 +102,15 @@ class MessageWriter:
             warnings=self.warnings or UNSET,
         )
 
-    def _take_text(self, text: str) -> list[Event]:
-        opening = self._begin_block(_Block()) if not self.open or self.blocks[-1].name else []
+    def _take_text(self, part: Part) -> list[Event]:
+        thinks = isinstance(part, Reasoning)
+        last = self.blocks[-1] if self.open else None
+        goes_on = last is not None and not last.name and last.thinks is thinks
+        opening = [] if goes_on else self._begin_block(_Block(thinks=thinks))
+        text = part.text if isinstance(part, Reasoning) else part
         self.blocks[-1].texts.append(text)
-        return [
-            *opening,
-            Event(type="content_block_delta", index=len(self.blocks) - 1, delta=Delta(type="text_delta", text=text)),
-        ]
+        delta = Delta(type="thinking_delta", thinking=text) if thinks else Delta(type="text_delta", text=text)
+        return [*opening, self._block_event("delta", delta=delta)]
 
     def _take_call(self, call: ToolCallDelta) -> list[Event]:
         events: list[Event] = []
@@ -109,7 +131,13 @@ class MessageWriter:
 
     def _end_block(self) -> list[Event]:
         was_open, self.open = self.open, False
-        return [self._block_event("stop")] if was_open else []
+        if not was_open:
+            return []
+        signed = []
+        if self.blocks[-1].thinks:
+            signature = Delta(type="signature_delta", signature=self.blocks[-1].signature)
+            signed = [self._block_event("delta", delta=signature)]
+        return [*signed, self._block_event("stop")]
 
     def _block_event(self, kind: str, **fields: Any) -> Event:
         """An event of the last block."""

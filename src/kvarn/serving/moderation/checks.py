@@ -107,6 +107,7 @@ def chat_texts(messages: Sequence[Mapping[str, Any]], tools: Iterable[Mapping[st
             yield content
         else:
             yield from (part["text"] for part in content or ())
+        yield message.get("reasoning_content") or ""
         for call in message.get("tool_calls") or ():
             yield call["function"]["name"]
             yield from _strings(call["function"]["arguments"])

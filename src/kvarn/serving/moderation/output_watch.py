@@ -43,9 +43,10 @@ class OutputWatch:
             ApiError: The answer cannot be looked at now.
         """
         self._held.append(delta)
-        self._text += delta.text
-        self._unseen += len(delta.text)
-        self._grown_by += len(delta.text)
+        written = delta.written
+        self._text += written
+        self._unseen += len(written)
+        self._grown_by += len(written)
         ended = delta.finish_reason is not None
         if not ended and self._grown_by < self._look_every:
             return None
@@ -58,11 +59,11 @@ class OutputWatch:
 
     def _release(self, keep: int) -> list[ChoiceDelta]:
         """Deltas that have at least `keep` characters after them."""
-        after = sum(len(delta.text) for delta in self._held)
+        after = sum(len(delta.written) for delta in self._held)
         shown = []
-        while self._held and (after := after - len(self._held[0].text)) >= keep:
+        while self._held and (after := after - len(self._held[0].written)) >= keep:
             shown.append(self._held.popleft())
-        kept = sum(len(delta.text) for delta in self._held)
+        kept = sum(len(delta.written) for delta in self._held)
         self._text = self._text[-(kept + _CONTEXT_CHARS) :]
         return shown
 
@@ -88,12 +89,14 @@ def _join(deltas: list[ChoiceDelta]) -> ChoiceDelta | None:
     if len(deltas) < 2:
         return deltas[0] if deltas else None
     last = deltas[-1]
-    return ChoiceDelta(
+    whole = ChoiceDelta(
         last.index,
-        "".join(delta.text for delta in deltas),
-        [token for delta in deltas for token in delta.token_ids],
-        [position for delta in deltas for position in delta.positions],
-        next((delta.prompt_positions for delta in deltas if delta.prompt_positions is not None), None),
-        last.finish_reason,
-        last.stop_reason,
+        token_ids=[token for delta in deltas for token in delta.token_ids],
+        reasoning_tokens=sum(delta.reasoning_tokens for delta in deltas),
+        positions=[position for delta in deltas for position in delta.positions],
+        prompt_positions=next((delta.prompt_positions for delta in deltas if delta.prompt_positions is not None), None),
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
     )
+    whole.write([part for delta in deltas for part in delta.text_parts])
+    return whole

@@ -140,7 +140,8 @@ class AdmissionStage:
 
     def _fallback(self, work: Work) -> str | None:
         """The first fallback that is ready, open to the key, and would take the work."""
-        if work.record.degraded_from is not None or not work.max_output_tokens:  # another model's vectors are no answer
+        # Another model's vectors are no answer, and another model has not the adapter.
+        if work.record.degraded_from is not None or not work.max_output_tokens or work.adapter:
             return None
         return next((name for name in self._fallbacks(work.model) if self._would_take(name, work)), None)
 

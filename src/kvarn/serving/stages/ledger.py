@@ -23,6 +23,7 @@ async def note_work(metering: Metering, work: Work) -> None:
         endpoint=record.endpoint,
         model=work.model,
         model_version=work.model_version,
+        adapter=work.adapter,
         replica=work.replica,
         service_tier=work.service_tier,
         batch_id=record.batch_id,

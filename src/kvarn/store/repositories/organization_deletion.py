@@ -93,6 +93,16 @@ async def delete_organization_data(store: Store, organization_id: str) -> Counte
     return deleted
 
 
+async def deleted_organizations(store: Store, since_s: int) -> list[tuple[str, int]]:
+    """Ids of the organisations that were deleted at a time (in seconds) or later, each with the time."""
+    at = AuditEntry.effective_at
+    query = select(AuditEntry.object_id, at).where(
+        AuditEntry.organization_id == DEFAULT_ORGANIZATION, at >= since_s, AuditEntry.type == _DELETED
+    )
+    async with store.reading() as session:
+        return [(row[0], row[1]) for row in await session.execute(query.order_by(at))]
+
+
 async def _erase_usage(store: Store, organization_id: str) -> None:
     await note_erased(store, organization_id)
     for model, along in USAGE.items():

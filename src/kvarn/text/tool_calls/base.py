@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator
-from typing import TypeVar
+from collections.abc import Callable, Collection, Generator, Mapping
+from typing import Any, TypeVar
 
+from kvarn.text.stop_strings import overlap
 from kvarn.text.tool_calls.events import TextDelta, ToolCallArguments, ToolCallStart, ToolEvent, merged, new_call_id
 from kvarn.text.tool_calls.json_scan import Head, HeadState, JsonScan, read_head, whole_call
 
@@ -32,6 +33,7 @@ class ToolCallParser(ABC):
         opening: The beginning of a call that stands in the prompt already: the text goes on from there. It is never
             given out as text, since the model did not write it.
         max_calls: After this many calls the parser is satisfied. None: there may be any number.
+        parameters: The JSON schema of each function's parameters, for formats that write strings without quotes.
         new_id: Makes a call's id.
     """
 
@@ -41,10 +43,12 @@ class ToolCallParser(ABC):
         *,
         opening: str = "",
         max_calls: int | None = None,
+        parameters: Mapping[str, Mapping[str, Any]] | None = None,
         new_id: Callable[[], str] = new_call_id,
     ) -> None:
         self._names = names
         self._max_calls = max_calls
+        self._parameters = parameters or {}
         self._new_id = new_id
         self._held = opening
         self._unspoken = len(opening)
@@ -126,20 +130,22 @@ class ToolCallParser(ABC):
                 return None
             yield
 
-    def _text_up_to(self, tag: str) -> Waiting[bool]:
-        """Give out the text before `tag`; what is held then begins with it, or with the space before it. False at the
-        end."""
-        while (start := self._held.find(tag)) < 0:
-            end = len(self._held) if self._final else _end_of_certain_text(self._held, tag)
+    def _text_up_to(self, *tags: str) -> Waiting[str]:
+        """Give out the text before the first of `tags`, and return it; what is held then begins with it, or with the
+        space before it. Empty at the end."""
+        while not (found := [(place, tag) for tag in tags if (place := self._held.find(tag)) >= 0]):
+            certain = len(self._held) - max(overlap(self._held, tag) for tag in tags)
+            end = len(self._held) if self._final else len(self._held[:certain].rstrip())
             self._give(self._held[:end])
             self._drop(end)
             if self._final:
-                return False
+                return ""
             yield
+        start, tag = min(found)
         end = len(self._held[:start].rstrip())
         self._give(self._held[:end])
         self._drop(end)
-        return True
+        return tag
 
     def _skip(self, tag: str) -> Waiting[None]:
         """Pass over white space and `tag`, or the part of it that came before the end, where it comes next."""
@@ -167,6 +173,23 @@ class ToolCallParser(ABC):
         yield from self._json_arguments()
         yield from self._rest_of_object()
         self._end_call()
+        return True
+
+    def _json_list(self, begin: int) -> Waiting[bool]:
+        """Read the list of calls whose bracket stands at `begin`; False where it does not begin with a call."""
+        place = yield from self._next(begin + 1)
+        if place is None or not (yield from self._json_call(place)):
+            return False
+        while not self.satisfied:
+            mark = yield from self._next()
+            if mark is None or self._held[mark] not in ",]":
+                return True
+            if self._held[mark] == "]":
+                self._drop(mark + 1)
+                return True
+            place = yield from self._next(mark + 1)
+            if place is None or not (yield from self._json_call(place)):
+                return True
         return True
 
     def _whole_json_call(self, begin: int, needs_arguments: bool) -> Waiting[bool]:
@@ -208,11 +231,3 @@ class ToolCallParser(ABC):
                 return
             yield
         self._drop(end)
-
-
-def _end_of_certain_text(text: str, tag: str) -> int:
-    """Where the tail begins that may belong to a call yet: white space, and a beginning of the tag."""
-    start = text.rfind(tag[0], max(0, len(text) - len(tag) + 1))
-    if start < 0 or not tag.startswith(text[start:]):
-        start = len(text)
-    return len(text[:start].rstrip())

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from kvarn.text.reasoning.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, START
 from kvarn.text.tool_calls.base import ToolCallParser
+from kvarn.text.tool_calls.deepseek import (
+    CALL_BEGIN,
+    CALL_END,
+    CALLS_BEGIN,
+    CALLS_END,
+    SEPARATOR,
+    DeepseekParser,
+    deepseek_bare_opening,
+    deepseek_opening,
+)
 from kvarn.text.tool_calls.events import new_call_id
+from kvarn.text.tool_calls.glm import GlmParser, glm_opening
+from kvarn.text.tool_calls.harmony import HarmonyParser, harmony_opening
 from kvarn.text.tool_calls.hermes import HermesParser, hermes_opening
-from kvarn.text.tool_calls.llama3 import Llama3Parser, llama3_opening, pythonic_opening
+from kvarn.text.tool_calls.llama3 import Llama3Parser, llama3_opening
 from kvarn.text.tool_calls.mistral import (
     MistralParser,
     mistral_call_id,
@@ -16,6 +30,7 @@ from kvarn.text.tool_calls.mistral import (
     mistral_shown_id,
     mistral_tagged_opening,
 )
+from kvarn.text.tool_calls.tagged import GraniteParser, PhiParser, functools_opening, tagged_opening
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +48,38 @@ class ToolFormat:
     """How a call's id is shown to the model."""
 
     def make_parser(
-        self, names: Collection[str] | None = None, *, opening: str = "", max_calls: int | None = None
+        self,
+        names: Collection[str] | None = None,
+        *,
+        opening: str = "",
+        max_calls: int | None = None,
+        parameters: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> ToolCallParser:
         """A parser for one choice of one answer; see `ToolCallParser`."""
-        return self.parser(names, opening=opening, max_calls=max_calls, new_id=self.new_id)
+        return self.parser(names, opening=opening, max_calls=max_calls, parameters=parameters, new_id=self.new_id)
 
 
 HERMES = ToolFormat("hermes", HermesParser, hermes_opening, ("<tool_call>", "</tool_call>"))
 LLAMA3 = ToolFormat("llama3", Llama3Parser, llama3_opening, ("<|python_tag|>",))
-PYTHONIC = ToolFormat("pythonic", Llama3Parser, pythonic_opening, ("<|python_tag|>",))
+PYTHONIC = ToolFormat("pythonic", Llama3Parser, llama3_opening, ("<|python_tag|>",))
 _MISTRAL_MARKERS = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
 MISTRAL = ToolFormat("mistral", MistralParser, mistral_opening, _MISTRAL_MARKERS, mistral_call_id, mistral_shown_id)
 MISTRAL_TAGGED = ToolFormat(
     "mistral", MistralParser, mistral_tagged_opening, _MISTRAL_MARKERS, mistral_call_id, mistral_shown_id
 )
+
+GPT_OSS = ToolFormat("gpt_oss", HarmonyParser, harmony_opening, (START, CHANNEL, CONSTRAIN, MESSAGE, CALL, END))
+_DEEPSEEK_MARKERS = (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR)
+DEEPSEEK = ToolFormat("deepseek", DeepseekParser, deepseek_opening, _DEEPSEEK_MARKERS)
+DEEPSEEK_BARE = ToolFormat("deepseek", DeepseekParser, deepseek_bare_opening, _DEEPSEEK_MARKERS)
+_GLM_MARKERS = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+GLM = ToolFormat("glm", GlmParser, glm_opening, _GLM_MARKERS)
+_GRANITE_MARKERS = ("<|tool_call|>", "<tool_call>", "</tool_call>")
+GRANITE = ToolFormat("granite", GraniteParser, tagged_opening, _GRANITE_MARKERS)
+GRANITE_HERMES = ToolFormat("granite", GraniteParser, hermes_opening, _GRANITE_MARKERS)
+_PHI_MARKERS = ("<|tool_call|>", "<|/tool_call|>")
+PHI = ToolFormat("phi", PhiParser, tagged_opening, _PHI_MARKERS)
+PHI_FUNCTOOLS = ToolFormat("phi", PhiParser, functools_opening, _PHI_MARKERS)
 
 
 def find_format(setting: str, template: str, has_token: Callable[[str], bool]) -> ToolFormat:
@@ -62,15 +95,34 @@ def find_format(setting: str, template: str, has_token: Callable[[str], bool]) -
         return mark in template or has_token(mark)
 
     named = setting if setting != "auto" else _by_marks(template, known)
-    if named == "mistral":
-        return MISTRAL_TAGGED if known("[ARGS]") else MISTRAL
-    return {"llama3": LLAMA3, "pythonic": PYTHONIC}.get(named, HERMES)
+    formats = {
+        "hermes": HERMES,
+        "llama3": LLAMA3,
+        "pythonic": PYTHONIC,
+        "mistral": MISTRAL_TAGGED if known("[ARGS]") else MISTRAL,
+        "gpt_oss": GPT_OSS,
+        "deepseek": DEEPSEEK if "```json" in template else DEEPSEEK_BARE,
+        "glm": GLM,
+        "granite": GRANITE if known("<|tool_call|>") else GRANITE_HERMES,
+        "phi": PHI if known("<|tool_call|>") else PHI_FUNCTOOLS,
+    }
+    return formats[named]
 
 
 def _by_marks(template: str, known: Callable[[str], bool]) -> str:
     """The template says it most surely; tokens may be those of a base model that was trained on to another format."""
+    if CHANNEL in template and MESSAGE in template:
+        return "gpt_oss"
+    if "<arg_key>" in template:
+        return "glm"
     if "<tool_call>" in template:
         return "hermes"
+    if CALLS_BEGIN in template:
+        return "deepseek"
+    if "functools[" in template or known("<|/tool_call|>"):
+        return "phi"
+    if known("<|tool_call|>"):
+        return "granite"
     if known("[TOOL_CALLS]"):
         return "mistral"
     if "func_name1(" in template:

@@ -113,16 +113,21 @@ def read_head(text: str, begin: int, names: Collection[str] | None) -> Head | He
 def whole_call(text: str, names: Collection[str] | None, *, needs_arguments: bool) -> tuple[str, str] | None:
     """Name and arguments (JSON text) of a complete object, whatever the order of its keys; None where it is no call."""
     try:
-        call = json.loads(text, parse_constant=_refuse_constant)
+        call = plain_json(text)
         arguments: Any = _arguments(call, needs_arguments) if isinstance(call, dict) else None
         if isinstance(arguments, str):  # some models quote them once more
-            arguments = json.loads(arguments, parse_constant=_refuse_constant)
+            arguments = plain_json(arguments)
     except (ValueError, RecursionError):
         return None
     name = call.get("name") if isinstance(call, dict) else None
     if not isinstance(arguments, dict) or not isinstance(name, str) or not name:
         return None
     return (name, to_json(arguments)) if names is None or name in names else None
+
+
+def plain_json(text: str) -> Any:
+    """What JSON text says. Raises ValueError where it is none, or has a number that JSON has not."""
+    return json.loads(text, parse_constant=_refuse_constant)
 
 
 def to_json(value: object) -> str:

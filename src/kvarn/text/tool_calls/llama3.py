@@ -125,10 +125,6 @@ def _end_of_certain_text(text: str) -> int:
 
 
 def llama3_opening(name: str | None) -> str:
-    """How an object begins; see `hermes_opening`."""
+    """How an object begins; see `hermes_opening`. A forced call is one for all these models: arguments in Python's form
+    cannot be kept to a schema."""
     return '{"name":' if name is None else f'{{"name": "{name}", "parameters":'
-
-
-def pythonic_opening(name: str | None) -> str:
-    """How a Python list of calls begins; see `hermes_opening`."""
-    return "[" if name is None else f"[{name}("

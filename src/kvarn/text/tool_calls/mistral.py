@@ -31,7 +31,7 @@ class MistralParser(ToolCallParser):
             if place is None:
                 called = False
             elif self._held[place] == "[":
-                called = yield from self._list(place)
+                called = yield from self._json_list(place)
             else:
                 called = yield from self._named(begin)
             if self.satisfied:
@@ -39,23 +39,6 @@ class MistralParser(ToolCallParser):
             if not called:
                 self._give(self._held[:begin])
                 self._drop(begin)
-
-    def _list(self, begin: int) -> Waiting[bool]:
-        """Read the list at `begin`; False where it does not begin with a call."""
-        place = yield from self._next(begin + 1)
-        if place is None or not (yield from self._json_call(place)):
-            return False
-        while not self.satisfied:
-            mark = yield from self._next()
-            if mark is None or self._held[mark] not in ",]":
-                return True
-            if self._held[mark] == "]":
-                self._drop(mark + 1)
-                return True
-            place = yield from self._next(mark + 1)
-            if place is None or not (yield from self._json_call(place)):
-                return True
-        return True
 
     def _named(self, begin: int) -> Waiting[bool]:
         end = begin + _LONGEST_NAME

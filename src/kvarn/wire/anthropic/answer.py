@@ -34,7 +34,14 @@ class AnswerToolUse(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
     input: dict[str, Any]
 
 
-AnswerBlock = AnswerText | AnswerToolUse
+class AnswerThinking(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="thinking"):
+    """What the model thought."""
+
+    thinking: str
+    signature: str  # a checksum: clients expect one and send it back, and nobody checks it
+
+
+AnswerBlock = AnswerText | AnswerToolUse | AnswerThinking
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,11 +59,14 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
-    """More of a block (`text_delta`, `input_json_delta`), or why the message ends (without a type)."""
+    """More of a block (`text_delta`, `input_json_delta`, `thinking_delta`, `signature_delta`), or why the message ends
+    (without a type)."""
 
     type: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
     partial_json: str | UnsetType = UNSET
+    thinking: str | UnsetType = UNSET
+    signature: str | UnsetType = UNSET
     stop_reason: StopReason | UnsetType = UNSET
     stop_sequence: str | UnsetType | None = UNSET
 

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from kvarn.wire.openai.chat.request import Strict
 from kvarn.wire.openai.common import (
     SAMPLING_FIELDS,
     LenientModel,
@@ -17,6 +16,7 @@ from kvarn.wire.openai.common import (
     RequestModel,
     Strings,
     disagreement,
+    ignored,
     only,
     refused,
 )
@@ -67,9 +67,26 @@ class ToolResultBlock(RequestModel):
         return f"Error: {text}" if self.is_error else text
 
 
+class ThinkingBlock(RequestModel):
+    """What the model thought in an earlier turn."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None  # not checked
+
+
+class RedactedThinkingBlock(RequestModel):
+    """What another server's model thought, sealed: it is left out."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
 TextBlocks = Annotated[list[TextBlock], Field(fail_fast=True, min_length=1)]
 UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
-AssistantBlock = Annotated[TextBlock | ToolUseBlock, Field(discriminator="type")]
+AssistantBlock = Annotated[
+    TextBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock, Field(discriminator="type")
+]
 
 
 class UserMessage(RequestModel):
@@ -111,7 +128,7 @@ class ToolDefinition(RequestModel):
     description: str | None = None
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = None  # taken as a hint: inputs are always streamed while they are written
-    strict: Strict = None
+    strict: bool | None = None
     defer_loading: Annotated[bool | None, only(False)] = None
     allowed_callers: Annotated[list[str] | None, only(["direct"])] = None
     input_examples: Annotated[None, refused("describe them in words")] = None
@@ -131,10 +148,15 @@ class ToolChoice(RequestModel):
         return self
 
 
-class Thinking(RequestModel):
-    """Only `disabled`: the models served do not think apart from what they write."""
+class Thinking(LenientModel):
+    """Whether the model shall think before it answers; how much is its own decision."""
 
-    type: Annotated[Literal["disabled"], only("disabled")]
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Annotated[
+        int | None, ignored("ignored 'thinking.budget_tokens', the model decides how much it thinks")
+    ] = None
+    display: Literal["summarized", "omitted"] | None = None
+    """Whether the thinking is sent: if so, as it is."""
 
 
 class MessagesPrompt(LenientModel):

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from difflib import get_close_matches
 from heapq import nsmallest
 from math import isfinite
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -83,11 +83,12 @@ class LenientModel(RequestModel):
     @model_validator(mode="before")
     @classmethod
     def _look_at_unknown_fields(cls, data: Any, info: ValidationInfo) -> Any:
-        unknown = data.keys() - cls.model_fields.keys() if isinstance(data, dict) else set()
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = data.keys() - known if isinstance(data, dict) else set()
         for name in sorted(name for name in unknown & cls.unsupported_fields if data[name] is not None):
             raise validation_error("unsupported_parameter", f"{name!r} is not supported.", name)
         for name in nsmallest(_MAX_WARNINGS + 1, unknown):
-            near = get_close_matches(name[:_MAX_NAME], cls.model_fields, 1, 0.8)
+            near = get_close_matches(name[:_MAX_NAME], known, 1, 0.8)
             hint = f", did you mean {near[0]!r}?" if near else ""
             _warn(info, f"ignored unknown field {name[:_MAX_NAME]!a}{hint}")
         return data
@@ -186,6 +187,25 @@ class StreamOptions(LenientModel):
     include_obfuscation: Obfuscation = None
 
 
+JsonSchema = dict[str, Any] | bool
+
+
+class StructuredOutputs(LenientModel):
+    """What the answer's text must match: one of these, with vLLM's names and meanings."""
+
+    json_: JsonSchema | str | None = Field(None, alias="json")  # a JSON schema, or its text
+    regex: str | None = None
+    choice: Strings | None = None
+    grammar: str | None = None  # in Lark's syntax or as GBNF
+    json_object: Literal[True] | None = None
+    structural_tag: dict[str, Any] | str | None = None
+
+    unsupported_fields = frozenset({"whitespace_pattern", "disable_additional_properties"})
+    backend: object = None  # hints for vLLM, without any effect here
+    disable_any_whitespace: object = None
+    disable_fallback: object = None
+
+
 class SamplingFields(LenientModel):
     """Fields of chat and text completions alike. What depends on the model, the prompt or the server's limits is
     checked where they become `SamplingParams` (`kvarn.text.sampling`)."""
@@ -225,6 +245,11 @@ class SamplingFields(LenientModel):
     cache_salt: str | None = Field(None, min_length=1, max_length=256)
     """Only requests with the same salt share cached prompts."""
     return_token_ids: bool = False  # send the token ids of prompt and answer beside the text
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchema | str | None = None  # what `structured_outputs.json` was before 2025-12, and so on
+    guided_regex: str | None = None
+    guided_choice: Strings | None = None
+    guided_grammar: str | None = None
 
     @model_validator(mode="after")
     def _stream_fields_agree(self) -> SamplingFields:
@@ -235,12 +260,18 @@ class SamplingFields(LenientModel):
         return self
 
     @property
+    def is_structured(self) -> bool:
+        """Whether it says what its answer must match."""
+        guided = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        return self.structured_outputs is not None or any(each is not None for each in guided)
+
+    @property
     def include_usage(self) -> bool:
         """Whether a stream ends with the request's usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-SAMPLING_FIELDS = FIELDS_OF_OTHER_SERVERS | SamplingFields.model_fields.keys()
+SAMPLING_FIELDS: frozenset[str] = FIELDS_OF_OTHER_SERVERS | SamplingFields.model_fields.keys()
 """Those too that chat and text completions know: for requests that know them not, or by other names."""
 
 

@@ -21,6 +21,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     object: str = "model"
     owned_by: str = "kvarn"
+    root: str | None = None  # vLLM's: where its weights are from
+    parent: str | None = None  # vLLM's: the base model of an adapter
     aliases: list[str] = []  # more names that the `model` field of a request may use
     kind: str | None = None  # `generate` or `embed`; None until it is known
     state: str = "starting"

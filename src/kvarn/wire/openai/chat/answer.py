@@ -53,6 +53,10 @@ class AnswerMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     content: str | None
     role: str = "assistant"
+    reasoning: str | UnsetType = UNSET
+    """What the model thought before it answered (vLLM's extension)."""
+    reasoning_content: str | UnsetType = UNSET
+    """The same by the name that vLLM gave it at first, as DeepSeek does."""
     refusal: str | None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
     function_call: FunctionCall | UnsetType = UNSET  # where the request spoke of functions
@@ -109,6 +113,8 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     """More of a message."""
 
     role: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
     refusal: str | UnsetType | None = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET

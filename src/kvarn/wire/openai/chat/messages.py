@@ -63,7 +63,8 @@ class AssistantMessage(RequestModel):
     refusal: str | None = None
     tool_calls: Annotated[list[EarlierToolCall], Field(fail_fast=True)] | None = None
     annotations: list[Any] | None = None  # sent back by clients that echo an answer; not shown to the model
-    reasoning_content: str | None = None
+    reasoning_content: str | None = None  # what it thought: shown to the model where its template does so
+    reasoning: str | None = None  # the same by vLLM's newer name
     audio: Refused = None
     function_call: FunctionCallArguments | None = None  # what `tool_calls` was before 2023-11
 
@@ -116,6 +117,8 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     function_calls = 0
     for message in messages:
         data = message.model_dump(exclude_unset=True)
+        if (reasoning := data.pop("reasoning", None)) is not None:  # templates know the older name
+            data["reasoning_content"] = data.get("reasoning_content") or reasoning
         if isinstance(message, AssistantMessage) and message.function_call is not None:
             function_calls += 1
             call = {"id": f"{function_calls:09}", "type": "function", "function": data.pop("function_call")}

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field, model_validator
 
 from kvarn.wire.openai.chat.messages import Messages, check_tool_results, plain_messages
+from kvarn.wire.openai.chat.response_format import FunctionName, ResponseFormat
 from kvarn.wire.openai.common import (
     Metadata,
     Refused,
@@ -25,12 +26,6 @@ from kvarn.wire.openai.common import (
 )
 from kvarn.wire.sampling import MAX_INT
 
-FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-
-
-Strict = Annotated[bool | None, ignored("ignored 'strict', arguments are not constrained to the schema yet", False)]
-"""Of a function: its arguments shall keep to its schema."""
-
 
 class FunctionDefinition(RequestModel):
     """A function the model may call; `parameters` is a JSON schema."""
@@ -38,7 +33,7 @@ class FunctionDefinition(RequestModel):
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Strict = None
+    strict: bool | None = None  # its arguments keep to the schema, whether a call is forced or not
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -129,12 +124,7 @@ class ToolUse:
         return self.named or (self.functions[0].name if len(self.functions) == 1 else None)
 
 
-class ResponseFormat(RequestModel):
-    """The form of the answer."""
-
-    type: Literal["text"]
-
-
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ServiceTier = Literal["auto", "default", "flex", "priority", "fast"]
 _TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message", "messages", "tools")
 
@@ -165,9 +155,13 @@ class ChatCompletionRequest(SamplingFields):
     function_call: FunctionCallChoice | None = None  # what `tool_choice` was before 2023-11
     response_format: Annotated[
         ResponseFormat | None,
-        only(types=("text",), why="'response_format' may only be of type 'text' here."),
+        only(
+            types=("text", "json_object", "json_schema", "structural_tag"),
+            why="'response_format' must be an object of type 'text', 'json_object' or 'json_schema'.",
+        ),
     ] = None
     modalities: Annotated[list[str] | None, only(["text"])] = None
+    reasoning_effort: Annotated[ReasoningEffort | None, only(*get_args(ReasoningEffort))] = None
     metadata: Metadata | None = None
     store: bool | None = None  # keep the answer, to be read again by its id
     service_tier: Annotated[ServiceTier | None, only(*get_args(ServiceTier))] = None
@@ -180,9 +174,6 @@ class ChatCompletionRequest(SamplingFields):
     prediction: Annotated[
         dict[str, Any] | None, ignored("ignored 'prediction', the answer is written from scratch")
     ] = None
-    reasoning_effort: Annotated[
-        str | None, ignored("ignored 'reasoning_effort', this model has no such levels", "none")
-    ] = None
     verbosity: Annotated[str | None, ignored("ignored 'verbosity', ask for it in the messages", "medium")] = None
 
     # OpenAI's fields that Kvarn does not serve.
@@ -194,6 +185,7 @@ class ChatCompletionRequest(SamplingFields):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: TemplateKwargs | None = None
+    include_reasoning: bool = True  # send the reasoning beside the answer's content
     echo: bool = False  # begin the answer with the last message, where that is continued
 
     @model_validator(mode="after")
@@ -233,6 +225,14 @@ class ChatCompletionRequest(SamplingFields):
         use = self.tool_use
         if use is not None and use.forced and (self.continue_final_message or not self.add_generation_prompt):
             raise disagreement("A call can be forced at the beginning of an answer only.", "tool_choice")
+
+    @property
+    def is_structured(self) -> bool:
+        """Whether it says what its answer, or a call in it, must match."""
+        formed = self.response_format is not None and self.response_format.type != "text"
+        use = self.tool_use
+        called = use is not None and (use.forced or any(function.strict for function in use.functions))
+        return formed or called or super().is_structured
 
     @property
     def tool_use(self) -> ToolUse | None:

@@ -73,7 +73,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float = 1.0
     top_logprobs: int = 0
     service_tier: str | None = None
-    reasoning: None = None
+    reasoning: dict[str, Any] | None = None
     metadata: dict[str, str] = msgspec.field(default_factory=dict)
     user: str | UnsetType = UNSET
     safety_identifier: str | None = None

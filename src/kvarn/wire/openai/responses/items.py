@@ -107,7 +107,7 @@ class ReasoningText(RequestModel):
 
 
 class ReasoningItem(RequestModel):
-    """What a model thought in an earlier turn: kept, not shown to the model again."""
+    """What a model thought in an earlier turn: shown to the model again where its chat template does so."""
 
     type: Literal["reasoning"]
     id: ItemId | None = None
@@ -165,6 +165,11 @@ def user_message(text: str, item_id: str) -> StoredItem:
 def output_text(text: str, logprobs: list[Any] | None = None) -> dict[str, Any]:
     """A part of what the model says."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
+
+
+def reasoning_text(text: str) -> dict[str, Any]:
+    """A part of what the model thinks."""
+    return _text("reasoning_text", text)
 
 
 def _parts(item: MessageItem) -> list[dict[str, Any]]:

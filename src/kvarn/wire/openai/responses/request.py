@@ -5,11 +5,12 @@ Every field of OpenAI's `CreateResponse` stands in `ResponseRequest`: honoured, 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from kvarn.wire.openai.chat.request import FunctionName, Strict
+from kvarn.wire.openai.chat.request import ReasoningEffort
+from kvarn.wire.openai.chat.response_format import FunctionName
 from kvarn.wire.openai.common import (
     SAMPLING_FIELDS,
     LenientModel,
@@ -63,7 +64,7 @@ class FunctionTool(RequestModel):
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Strict = None
+    strict: bool | None = None
     output_schema: Refused = None
     defer_loading: Annotated[bool | None, only(False)] = None
     allowed_callers: Refused = None
@@ -100,6 +101,17 @@ class ConversationId(RequestModel):
     id: str
 
 
+Summary = Annotated[str | None, ignored("ignored 'reasoning.summary', reasoning is sent as it is")]
+
+
+class ReasoningConfig(LenientModel):
+    """How the model reasons."""
+
+    effort: Annotated[ReasoningEffort | None, only(*get_args(ReasoningEffort))] = None
+    summary: Summary = None
+    generate_summary: Summary = None  # its older name
+
+
 class ContextFields(LenientModel):
     """What makes a response's prompt."""
 
@@ -115,9 +127,7 @@ class ContextFields(LenientModel):
     text: TextConfig | None = None
     truncation: Literal["auto", "disabled"] | None = None
     """`auto`: where the prompt is too long for the model, its oldest items are left out."""
-    reasoning: Annotated[
-        dict[str, Any] | None, ignored("ignored 'reasoning', this model does not reason apart from its answer")
-    ] = None
+    reasoning: ReasoningConfig | None = None
 
     @model_validator(mode="after")
     def _has_something_to_answer(self) -> ContextFields:

@@ -1,0 +1,55 @@
+// Low-rank adapters of linear layers: out += scale * B (A x), for each row by the adapter that it names.
+//
+// An adapter's weights lie in pages, pieces of memory of equal size that need not be neighbours (chunks of KV blocks).
+// They are a sequence of lines of 64 bytes, `lines_per_page` in each page. For each output range that the adapter
+// changes come the lines of A [rank, in] and behind them those of B [outs, rank], as panels of 16 outputs in the
+// layouts f32 or bf16 of linear/linear.h; inputs are padded to whole lines only.
+//
+// Order of sums: an output is one chain over the inputs in ascending order, A's first, then B's, whatever stands beside
+// the row. Its sum is then added to the base weight's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/workspace.h"
+#include "linear/linear.h"
+
+namespace kvarn {
+
+// What an adapter does to neighbouring outputs of a layer.
+struct AdapterPart {
+    std::int64_t first_line;   // of A, among the adapter's
+    std::int64_t rank;
+    std::int64_t first_out;    // as the base weight's rows are counted: where gated, gate above up
+    std::int64_t outs;
+    float scale;
+};
+
+struct Adapter {
+    std::vector<const std::byte*> pages;
+    std::vector<std::vector<AdapterPart>> layers;   // by the layer's number
+};
+
+// The adapters that can be used now, by index.
+struct AdapterTable {
+    std::int64_t lines_per_page;
+    bool wide;                    // float lines, else bfloat16
+    std::vector<Adapter> adapters;
+};
+
+// Rows of one step that have the same adapter.
+struct AdapterGroup {
+    std::int64_t adapter;         // index in the table
+    std::int64_t first, count;    // of AdapterBatch::rows
+};
+
+// Which rows of a step have which adapter. The table must outlive it and stay as it is meanwhile.
+struct AdapterBatch {
+    const AdapterTable* table;
+    std::vector<std::int64_t> rows;    // of the step, group by group
+    std::vector<AdapterGroup> groups;
+};
+
+}  // namespace kvarn

@@ -1,0 +1,219 @@
+"""Guesses from text that was there before: what followed the longest earlier occurrence of the text's end.
+
+The idea is prompt lookup (Saxena 2023), with the longest match instead of one of fixed length, as suffix decoding has
+it (Oliaro et al. 2024). It searches the sequence's own tokens, and recent answers of the same scope: tenant, cache salt
+and adapter. Nobody's guess comes from another's text, whose presence could be told by the time an answer takes.
+
+There is no index: tokens stand in arrays of 4 bytes each, and a search compares the last token with all of them, then
+those before it where it was found. That is some microseconds for thousands of tokens, and nothing is built for a
+prompt. While guesses are right, the place of the last one is followed without a search.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvarn.config.speculation import SpeculationConfig
+from kvarn.engine.prefix_cache import PrefixScope
+from kvarn.engine.proposer import NO_GUESS, Guess
+from kvarn.engine.request import Sequence
+
+Tokens = npt.NDArray[np.int32]
+_NO_TOKEN = -1
+"""Stands between two answers."""
+
+
+class TokenLog:
+    """Tokens in an array that grows; beyond `capacity` the older half is dropped."""
+
+    __slots__ = ("_array", "_capacity", "length", "times_dropped")
+
+    FEW = 32
+    """The latest places that are compared over the whole length."""
+    FILTERS = 3
+    """Tokens by which they are chosen first, where there are more."""
+
+    def __init__(self, size: int, capacity: int | None = None) -> None:
+        self._array: Tokens = np.empty(size, dtype=np.int32)
+        self._capacity = capacity
+        self.length = 0
+        self.times_dropped = 0
+        """Each time positions have changed."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held."""
+        return self._array.nbytes
+
+    def extend(self, tokens: list[int]) -> None:
+        """Append tokens, fewer than half the capacity."""
+        if self._capacity is not None and self.length + len(tokens) > self._capacity:
+            kept = self._capacity // 2
+            self._array[:kept] = self._array[self.length - kept : self.length]
+            self.length = kept
+            self.times_dropped += 1
+        end = self.length + len(tokens)
+        if end > len(self._array):
+            grown = np.empty(max(end, 2 * len(self._array)), dtype=np.int32)
+            grown[: self.length] = self._array[: self.length]
+            self._array = grown
+        if len(tokens) == 1:
+            self._array[self.length] = tokens[0]
+        else:
+            self._array[self.length : end] = tokens
+        self.length = end
+
+    def longest_match(self, tail: list[int]) -> tuple[int, int]:
+        """Where the longest end of `tail` was last seen with something behind it: the position after it, and its
+        tokens; (0, 0) where not even the last token was seen."""
+        array, longest = self._array, len(tail)
+        places = np.flatnonzero(array[: max(self.length - 1, 0)] == tail[-1])
+        if not len(places):
+            return 0, 0
+        length = 1
+        while len(places) > self.FEW and length < min(longest, self.FILTERS):
+            reaching = places[places >= length]
+            going_on = reaching[array[reaching - length] == tail[-1 - length]]
+            if not len(going_on):
+                return int(places[-1]) + 1, length
+            places, length = going_on, length + 1
+        places = places[-self.FEW :]
+        if length < longest:
+            windows = places[:, None] - np.arange(length, longest)
+            same = (array[windows] == tail[-1 - length :: -1]) & (windows >= 0)
+            matches = np.where(same.all(1), longest - length, same.argmin(1))
+            best = len(matches) - 1 - int(matches[::-1].argmax())  # the last of the longest
+            return int(places[best]) + 1, length + int(matches[best])
+        return int(places[-1]) + 1, length
+
+    def following(self, position: int, count: int) -> list[int]:
+        """Tokens from `position` on, `count` at most, up to the end of an answer."""
+        tokens: list[int] = self._array[position : min(position + count, self.length)].tolist()
+        return tokens[: tokens.index(_NO_TOKEN)] if _NO_TOKEN in tokens else tokens
+
+
+@dataclass(slots=True)
+class _Text:
+    """The tokens of one sequence, and where its last guess came from."""
+
+    log: TokenLog
+    source: TokenLog | None = None
+    """Holds the last guess: the sequence's own tokens, or its scope's answers."""
+    times_dropped: int = 0
+    """Of the source when the guess was made."""
+    place: int = 0
+    """Position of the last guess in it."""
+    match: int = 0
+    """Tokens before it that were the same."""
+
+
+class NgramProposer:
+    """See `kvarn.engine.proposer.Proposer`. Not thread-safe.
+
+    Memory: 4 to 8 bytes a token of the sequences that run, and at most `SCOPES` times `HISTORY` tokens of answers.
+    """
+
+    grades: tuple[float, ...] = (0.15, 0.3, 0.5, 0.7, 0.85)
+    """By the tokens that matched: 1, 2, 3 to 4, 5 to 8, more."""
+    is_free: bool = True
+
+    SCOPES = 256
+    HISTORY = 8192
+    """Tokens of answers that are kept of each scope."""
+    LEAD = 8
+    """Tokens of a prompt's end kept before its answer, so that an answer's beginning can be found."""
+    TAIL = 64
+    """Tokens of a text's end that are compared at most."""
+
+    def __init__(self, config: SpeculationConfig | None = None) -> None:
+        config = config or SpeculationConfig()
+        self._min_match = config.prompt_lookup_min
+        self._max_match = min(config.prompt_lookup_max, self.TAIL)
+        self._keeps_answers = config.tenant_history
+        self._texts: dict[Sequence, _Text] = {}
+        self._answers: OrderedDict[PrefixScope, TokenLog] = OrderedDict()
+        self._deleted: set[str] = set()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all tokens held."""
+        texts = sum(text.log.nbytes for text in self._texts.values())
+        return texts + sum(answers.nbytes for answers in self._answers.values())
+
+    def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
+        """See `Proposer`."""
+        return [self._guess(sequence, limit) for sequence, limit in wanted]
+
+    def seconds(self, num_sequences: int) -> float:
+        """Next to nothing."""
+        return 0.0
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop the sequence's tokens; keep its answer for its scope."""
+        self._texts.pop(sequence, None)
+        scope = sequence.request.scope
+        if not self._keeps_answers or sequence.num_outputs < 2 or scope.tenant in self._deleted:
+            return
+        answers = self._answers.get(scope)
+        if answers is None:
+            answers = self._answers[scope] = TokenLog(512, self.HISTORY)
+            if len(self._answers) > self.SCOPES:
+                self._answers.popitem(last=False)
+        self._answers.move_to_end(scope)
+        first = max(0, sequence.num_prompt - self.LEAD)
+        answers.extend([_NO_TOKEN, *sequence.tokens[first : first + self.HISTORY // 4]])
+
+    def forget_tenant(self, tenant: str) -> None:
+        """Drop its answers, and keep none of what still runs."""
+        self._deleted.add(tenant)
+        for scope in [each for each in self._answers if each.tenant == tenant]:
+            del self._answers[scope]
+
+    def _guess(self, sequence: Sequence, limit: int) -> Guess:
+        tokens = sequence.tokens
+        text = self._texts.get(sequence)
+        if text is None:
+            text = self._texts[sequence] = _Text(TokenLog(len(tokens) + 64))
+        new = tokens[text.log.length :]
+        if new:
+            text.log.extend(new)
+        if not self._follow(text, new):
+            self._search(sequence, text)
+        if text.source is None:
+            return NO_GUESS
+        guess = text.source.following(text.place, limit)
+        if text.source is text.log and 0 < len(guess) < limit:
+            period = len(guess)  # the guess reaches the text's end: it goes on with itself
+            guess = (guess * (limit // period + 1))[:limit]
+        return Guess(guess, _grade(text.match))
+
+    def _follow(self, text: _Text, new: list[int]) -> bool:
+        """Whether the tokens since the last guess are those that stand where it came from."""
+        source, count = text.source, len(new)
+        if source is None or source.times_dropped != text.times_dropped:
+            return False
+        if source.following(text.place, count) != new:
+            return False
+        text.place += count
+        text.match += count
+        return bool(source.following(text.place, 1))
+
+    def _search(self, sequence: Sequence, text: _Text) -> None:
+        tail = sequence.tokens[-self._max_match :]
+        source = text.log
+        text.place, text.match = source.longest_match(tail)
+        answers = self._answers.get(sequence.request.scope)
+        if answers is not None and text.match < self._max_match:
+            place, match = answers.longest_match(tail)
+            if match > text.match:
+                source, text.place, text.match = answers, place, match
+        text.source, text.times_dropped = source if text.match >= self._min_match else None, source.times_dropped
+
+
+def _grade(match: int) -> int:
+    return min((max(match, 1) - 1).bit_length(), len(NgramProposer.grades) - 1)

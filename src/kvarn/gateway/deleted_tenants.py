@@ -1,0 +1,46 @@
+"""Tells the engines which organisations were deleted, whichever process or command deleted them: their cached blocks,
+those on disk among them, are deleted too."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from kvarn.replica.client.protocol import ReplicaClient
+from kvarn.store.engine import Store
+from kvarn.store.repositories.organization_deletion import deleted_organizations
+
+_OVERLAP_S = 60
+"""An entry of the audit log may become visible so long after entries that are younger."""
+
+
+class DeletedTenants:
+    """Reads from the audit log what is new, and tells each engine once after each of its starts.
+
+    Args:
+        store: With the audit log.
+        replicas: The engines that keep blocks.
+    """
+
+    def __init__(self, store: Store, replicas: Collection[ReplicaClient]) -> None:
+        self._store = store
+        self._deleted: dict[str, None] = {}
+        self._read_until_s = 0
+        self._told: list[tuple[ReplicaClient, int, set[str]]] = [(replica, 0, set()) for replica in replicas]
+        """Each with the number of its start, and what it has been told since."""
+
+    async def tell(self) -> None:
+        """Read, and tell those that are ready; the others hear of it the next time.
+
+        Raises:
+            StoreAwayError: The database does not answer.
+        """
+        for tenant, at_s in await deleted_organizations(self._store, self._read_until_s - _OVERLAP_S):
+            self._deleted[tenant] = None
+            self._read_until_s = max(self._read_until_s, at_s)
+        for position, (replica, start, told) in enumerate(self._told):
+            if replica.starts != start:
+                told = set()
+            for tenant in self._deleted:
+                if tenant not in told and replica.forget_tenant(tenant):
+                    told.add(tenant)
+            self._told[position] = (replica, replica.starts, told)

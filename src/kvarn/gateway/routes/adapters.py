@@ -1,0 +1,28 @@
+"""`/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM has them, for platform administrators."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter
+from starlette.responses import PlainTextResponse, Response
+
+from kvarn.gateway.dependencies import ADMINISTRATION, PlatformAdminDep
+from kvarn.gateway.openapi import JsonRoute
+from kvarn.serving import adapters
+from kvarn.wire.adapters import LoadAdapterRequest, UnloadAdapterRequest
+
+router = APIRouter(prefix="/v1", tags=["adapters"], route_class=JsonRoute, dependencies=ADMINISTRATION)
+
+
+@router.post("/load_lora_adapter", summary="Load a LoRA adapter")
+async def load_lora_adapter(admin: PlatformAdminDep, body: LoadAdapterRequest) -> Annotated[Response, str]:
+    """Load an adapter from a directory of the server, beside what runs; with `load_inplace`, in the place of one of the
+    same name. It is there when this answers; the server's other gateway processes hear of it at the same time."""
+    return PlainTextResponse(await adapters.load_adapter(admin.gateway, body))
+
+
+@router.post("/unload_lora_adapter", summary="Unload a LoRA adapter")
+async def unload_lora_adapter(admin: PlatformAdminDep, body: UnloadAdapterRequest) -> Annotated[Response, str]:
+    """Take no more requests for an adapter. Those that have begun go on to their end."""
+    return PlainTextResponse(await adapters.unload_adapter(admin.gateway, body))

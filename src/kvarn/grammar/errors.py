@@ -1,0 +1,7 @@
+"""What can be wrong with a grammar."""
+
+from __future__ import annotations
+
+
+class GrammarError(ValueError):
+    """A grammar, or a schema, that cannot be enforced; the message says what of it."""

@@ -1,0 +1,232 @@
+"""The masks of the engine's requests (`kvarn.engine.request.TokenMask`): a grammar, and where each choice stands."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher
+
+from kvarn.grammar.errors import GrammarError
+from kvarn.grammar.free_text import FreeText
+from kvarn.grammar.mask_filler import Fill, MaskFiller
+from kvarn.grammar.text import limits, readable
+from kvarn.grammar.vocabulary import Vocabulary
+from kvarn.wire.messages import Grammar, Submit
+
+_KEPT = 128
+"""Grammars that stay built, for requests that ask for the same: those used last."""
+_BUILDERS = 2
+"""Threads that build grammars."""
+
+
+class GrammarMasks:
+    """Makes the mask of each request that has a grammar, for one model.
+
+    Args:
+        vocabulary: The model's tokens; a text says why nothing can be enforced.
+        num_threads: Threads that fill masks.
+    """
+
+    def __init__(self, vocabulary: Vocabulary | str, num_threads: int = 1) -> None:
+        self._vocabulary = vocabulary
+        self._built: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._builders = ThreadPoolExecutor(_BUILDERS, thread_name_prefix="kvarn-grammars")
+        self._filler = None if isinstance(vocabulary, str) else MaskFiller(vocabulary.vocab_size, num_threads)
+
+    def __call__(self, message: Submit) -> GrammarMask | None:
+        """The mask of a request, to be asked when it is ready."""
+        if message.grammar is None:
+            return None
+        if isinstance(self._vocabulary, str) or self._filler is None:
+            return GrammarMask.impossible(f"This model cannot keep to a grammar: {self._vocabulary}.")
+        return GrammarMask(message.grammar, self._vocabulary, self._matcher(message.grammar.text), self._filler)
+
+    def shutdown(self) -> None:
+        """End the threads."""
+        self._builders.shutdown(cancel_futures=True)
+        if self._filler is not None:
+            self._filler.shutdown()
+
+    def _matcher(self, text: str) -> Future[LLMatcher]:
+        """At the beginning of the grammar's text: never moved, only copied."""
+        found = self._built.pop(text, None) or self._builders.submit(self._build, text)
+        self._built[text] = found
+        while len(self._built) > _KEPT:
+            self._built.popitem(last=False)
+        return found
+
+    def _build(self, text: str) -> LLMatcher:
+        assert isinstance(self._vocabulary, Vocabulary)
+        matcher = LLMatcher(self._vocabulary.library, text, log_level=0, limits=limits())
+        if matcher.is_error():
+            raise GrammarError(readable(matcher.get_error()))
+        return matcher
+
+
+class GrammarMask:
+    """What one request allows as next tokens. Not thread-safe: the engine's loop asks it."""
+
+    def __init__(
+        self, grammar: Grammar, vocabulary: Vocabulary, matcher: Future[LLMatcher], filler: MaskFiller
+    ) -> None:
+        self._grammar = grammar
+        self._vocabulary = vocabulary
+        self._matcher = matcher
+        self._filler = filler
+        self._choices: dict[int, _Choice] = {}
+        self._problem: str | None = None
+        self._ends = packed(vocabulary.end_ids, vocabulary.vocab_size)
+        self._no_end = ~self._ends
+        self._opening = packed(grammar.opened_by, vocabulary.vocab_size) if grammar.opened_by else None
+
+    @classmethod
+    def impossible(cls, problem: str) -> GrammarMask:
+        """Of a request that will be refused."""
+        mask = cls.__new__(cls)
+        mask._problem = problem
+        mask._matcher = Future()
+        return mask
+
+    @property
+    def ready(self) -> bool:
+        """Whether the grammar is built."""
+        return self._matcher.done()
+
+    @property
+    def problem(self) -> str | None:
+        """Why the answer cannot be kept to the grammar."""
+        if self._problem is None and self._matcher.done() and (error := self._matcher.exception()) is not None:
+            self._problem = f"The grammar cannot be enforced: {error}."
+        return self._problem
+
+    def forced(self, index: int, output_token_ids: list[int]) -> list[int]:
+        """The tokens of text that the grammar leaves no choice about, as the tokenizer splits it."""
+        choice = self._choice(index, output_token_ids)
+        if choice.free is not None or self._problem is not None:
+            return []
+        return list(choice.matcher.compute_ff_tokens())
+
+    def pack(self, index: int, output_token_ids: list[int], proposals: list[int]) -> _RowMasks:
+        """Masks that are filled on other threads; waited for by whoever reads them."""
+        choice, masks = self._choice(index, output_token_ids), _RowMasks()
+        if self._problem is not None:
+            masks.add([self._ends] * (len(proposals) + 1))
+            return masks
+        if choice.free is None:
+            self._fill(masks, choice, choice.matcher, proposals)
+            return masks
+        free = choice.free.copy()
+        undecided = free.undecided
+        if undecided and not (proposals and proposals[0] in free.opened_by):
+            self._fill(masks, choice, choice.matcher, proposals, self._opening)
+            return masks
+        count, rest = free.follow(proposals)
+        # Copied before the filler has it.
+        matcher = choice.matcher.deep_copy() if count <= len(proposals) else None
+        if undecided:
+            self._fill(masks, choice, choice.matcher, [], self._opening)
+        masks.add([self._no_end] * (count - undecided))
+        if matcher is not None:
+            self._take_rest(matcher, rest)
+            self._fill(masks, choice, matcher, proposals[count:])
+        return masks
+
+    def _fill(
+        self,
+        masks: _RowMasks,
+        choice: _Choice,
+        matcher: LLMatcher,
+        proposals: list[int],
+        added: npt.NDArray[np.int32] | None = None,
+    ) -> None:
+        """Add the masks from where a matcher stands. Behind an end token there are only more of them."""
+        ends = self._vocabulary.end_ids
+        until = next((place for place, token in enumerate(proposals) if token in ends), len(proposals))
+        fill = Fill(matcher, proposals[:until], added, self._fail, self._ends)
+        if matcher is choice.matcher:
+            choice.fill = fill
+        self._filler.submit(fill)
+        masks.add(fill)
+        masks.add([self._ends] * (len(proposals) - until))
+
+    def _take_rest(self, matcher: LLMatcher, rest: bytes) -> None:
+        """Where the token that ends the free text says more, it is the beginning of what must match."""
+        if rest.strip() and not matcher.consume_tokens(self._vocabulary.library.tokenize_bytes(rest.lstrip())):
+            self._fail(matcher.get_error())
+
+    def _choice(self, index: int, outputs: list[int]) -> _Choice:
+        choice = self._choices.get(index)
+        if choice is None:
+            free = FreeText(self._grammar, self._vocabulary.bytes_of) if self._grammar.after else None
+            choice = self._choices[index] = _Choice(self._matcher.result().deep_copy(), free)
+        if choice.fill is not None:
+            choice.fill.wait()
+            choice.fill = None
+        surplus = choice.num_taken - len(outputs)
+        if surplus > 0 and not choice.matcher.rollback(surplus):  # forced, but not drawn after all
+            self._fail(choice.matcher.get_error())
+        for token in outputs[choice.num_taken :]:
+            self._take(choice, token)
+        choice.num_taken = len(outputs)
+        return choice
+
+    def _take(self, choice: _Choice, token: int) -> None:
+        free = choice.free
+        if free is not None and not (free.undecided and token not in free.opened_by):
+            rest = free.take(token)
+            if rest is not None:
+                choice.free = None
+                self._take_rest(choice.matcher, rest)
+            return
+        choice.free = None
+        if token in self._vocabulary.end_ids and choice.matcher.is_accepting():
+            return  # drawn before the request's `min_tokens`, since nothing else can be
+        if not choice.matcher.consume_token(token):
+            self._fail(choice.matcher.get_error())
+
+    def _fail(self, problem: str) -> None:
+        if self._problem is None:
+            self._problem = f"The answer cannot be kept to its grammar: {readable(problem)}"
+
+
+@dataclass(slots=True)
+class _Choice:
+    """Where one choice stands in the grammar."""
+
+    matcher: LLMatcher
+    free: FreeText | None
+    """While the text before the grammar's lasts."""
+    fill: Fill | None = None
+    """The masks that are being made with the matcher."""
+    num_taken: int = 0
+    """Tokens of output it has gone on by."""
+
+
+class _RowMasks:
+    """The masks of a row, of several sources."""
+
+    def __init__(self) -> None:
+        self._sources: list[tuple[Fill | list[npt.NDArray[np.int32]], int]] = []
+        """Of each position, and the place in it."""
+
+    def add(self, source: Fill | list[npt.NDArray[np.int32]]) -> None:
+        """Add the masks of the next positions."""
+        self._sources += [(source, place) for place in range(len(source))]
+
+    def __getitem__(self, position: int) -> memoryview:
+        """See `RowMasks`."""
+        source, place = self._sources[position]
+        found = source[place]
+        return found if isinstance(found, memoryview) else np.ascontiguousarray(found).data
+
+
+def packed(tokens: Sequence[int], vocab_size: int) -> npt.NDArray[np.int32]:
+    """[words] a mask of these tokens."""
+    mask = np.zeros(-(-vocab_size // 32) * 32, dtype=np.uint8)
+    mask[list(tokens)] = 1
+    return np.packbits(mask, bitorder="little").view(np.int32)

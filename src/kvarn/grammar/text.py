@@ -1,0 +1,186 @@
+"""Grammars in llguidance's form: from each kind of text, joined, and checked."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
+
+from kvarn.grammar.errors import GrammarError
+
+MAX_GRAMMAR_BYTES = 256 * 1024
+"""Of a grammar or schema in one request: what can be built of it in about a second."""
+MAX_CHOICES = 4096
+_MAX_MESSAGE = 400
+_TOKEN_ID = re.compile(r"<\[\^?[\d\s,-]+\]>")
+
+JSON_OPTIONS = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": False,
+    "coerce_one_of": False,
+    "whitespace_pattern": None,
+    "json_allowed_escapes": None,
+    "json_allow_general_unicode_escapes": False,
+}
+"""JSON is written on one line, as Python's `json.dumps` writes it: models know that form, its white space cannot run
+away, and most of what is between values is forced. Whatever cannot be enforced is an error."""
+
+
+def limits() -> LLParserLimits:
+    """What building a grammar, and each mask, may take. In steps of work, so that it is the same on each machine."""
+    return LLParserLimits(verbose_errors=False)
+
+
+def from_json_schema(schema: dict[str, Any] | bool) -> str:
+    """JSON that a schema describes. Does not look whether it can be enforced; see `check`.
+
+    Raises:
+        GrammarError: The schema is nested too deeply, or counts properties that may have the same name.
+    """
+    try:
+        _check_counts(schema)
+        return json.dumps({"grammars": [{"name": "json", "json_schema": with_options(schema)}]})
+    except RecursionError:
+        raise GrammarError("the schema is nested too deeply") from None
+
+
+def _check_counts(schema: object) -> None:
+    """Names that a schema does not list may be written twice, and count once."""
+    if isinstance(schema, list):
+        for each in schema:
+            _check_counts(each)
+    if not isinstance(schema, dict):
+        return
+    least, unlisted = schema.get("minProperties"), schema.get("additionalProperties") is not False
+    if isinstance(least, int) and least > 1 and (unlisted or "patternProperties" in schema):
+        raise GrammarError("'minProperties' above 1 cannot be enforced where names are not listed in 'properties'")
+    for key, value in schema.items():
+        if key not in ("enum", "const", "default", "examples"):
+            _check_counts(value)
+
+
+def with_options(schema: dict[str, Any] | bool) -> dict[str, Any]:
+    """A schema with the options that llguidance reads from it, in place of any that it has."""
+    given = schema if isinstance(schema, dict) else ({} if schema else {"not": {}})
+    return {**given, "x-guidance": JSON_OPTIONS}
+
+
+def from_lark(lark: str) -> str:
+    """A grammar in Lark's syntax, as llguidance knows it."""
+    return json.dumps({"grammars": [{"lark_grammar": lark}]})
+
+
+def from_regex(regex: str) -> str:
+    """Text that a regular expression matches as a whole, with or without anchors. Classes such as `\\d` are ASCII's."""
+    return from_lark(f"start: /{regex_to_lark(regex, 'dws')}/" if regex else 'start: ""')
+
+
+def from_choices(choices: Sequence[str]) -> str:
+    """One of these strings."""
+    if not choices or len(choices) > MAX_CHOICES:
+        raise GrammarError(f"there must be 1 to {MAX_CHOICES} choices, not {len(choices)}")
+    if not all(choices):
+        raise GrammarError("a choice may not be empty")
+    return from_lark("start: " + " | ".join(map(quoted, choices)))
+
+
+def from_ebnf(text: str) -> str:
+    """A grammar in Lark's syntax, or in GBNF, the form of EBNF that llama.cpp and vLLM take.
+
+    Raises:
+        GrammarError: It is neither.
+    """
+    try:
+        return from_lark(any_to_lark(text))
+    except RecursionError:
+        raise GrammarError("the grammar is nested too deeply") from None
+    except Exception as error:  # the converter raises what comes
+        raise GrammarError(f"the grammar cannot be read: {_short(str(error))}") from error
+
+
+def quoted(text: str) -> str:
+    """A string as Lark writes it. Raises `GrammarError` where it is no Unicode text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise GrammarError("a string holds a lone surrogate, which is not valid Unicode") from None
+    return json.dumps(text, ensure_ascii=False)
+
+
+def literal(text: str, markers: Mapping[str, int]) -> str:
+    """A string as Lark writes it, in which the names in `markers` stand for the tokens of these ids."""
+    if not text:
+        return ""
+    names = "|".join(map(re.escape, sorted(markers, key=len, reverse=True)))
+    pieces = re.split(f"({names})", text) if names else [text]
+    return " ".join(f"<[{markers[piece]}]>" if piece in markers else quoted(piece) for piece in pieces if piece)
+
+
+def joined(lark: str, **parts: str) -> str:
+    """One grammar of several: `lark` refers to the others, each in llguidance's form, by `@name`."""
+    grammars: list[dict[str, Any]] = [{"name": "joined", "lark_grammar": lark}]
+    for name, part in parts.items():
+        first, *others = json.loads(part)["grammars"] if part.startswith("{") else [{"lark_grammar": part}]
+        grammars += [{**first, "name": name}, *others]
+    return json.dumps({"grammars": grammars})
+
+
+def check(grammar: str) -> None:
+    """Refuse what cannot be enforced. Takes milliseconds, a second at worst; releases the GIL.
+
+    Raises:
+        GrammarError: The grammar is broken, too large, or asks for what cannot be enforced.
+    """
+    if len(grammar) > MAX_GRAMMAR_BYTES:
+        raise GrammarError(f"it is too large: at most {MAX_GRAMMAR_BYTES} characters can be enforced")
+    no_ids = _TOKEN_ID.sub("<[256]>", grammar)  # which tokens there are is not known here
+    matcher = LLMatcher(_bytes_as_tokens(), no_ids, log_level=0, limits=limits())
+    problems = [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings()
+    if problems:
+        raise GrammarError(readable(problems[0]))
+    matcher.compute_bitmask()  # finds out whether any text matches
+    if matcher.is_error():
+        raise GrammarError("no text matches it")
+
+
+class _Bytes:
+    """A tokenizer whose tokens are the bytes, and an end token."""
+
+    tokens = (*(bytes([byte]) for byte in range(256)), b"")
+    eos_token_id = 256
+    bos_token_id = None
+    special_token_ids = (256,)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+@cache
+def _bytes_as_tokens() -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(_Bytes()))
+
+
+def readable(problem: str) -> str:
+    """What llguidance says of a problem, as far as it helps a client."""
+    unknown = re.fullmatch(r"Unimplemented keys: \[(.*)\]", problem)
+    if unknown is not None:
+        names = unknown[1].replace('"', "'")
+        return (
+            f"the keyword {names} cannot be enforced"
+            if "," not in names
+            else f"the keywords {names} cannot be enforced"
+        )
+    found = re.search(r"regex parse error:.*?\nerror: ([^\n]*)", problem, re.DOTALL)
+    return _short(found[1] if found is not None else re.split(r"\n *1 \|", problem)[0])
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + "…"

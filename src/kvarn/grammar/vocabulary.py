@@ -1,0 +1,96 @@
+"""A model's vocabulary as llguidance takes it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+from typing import Any
+
+from llguidance import LLTokenizer
+
+from kvarn.grammar.errors import GrammarError
+from kvarn.text.errors import CheckpointError
+from kvarn.text.tokenizer import is_marker, read_eos_ids
+
+
+class Vocabulary:
+    """The tokens of one model. Reading a large one takes a second, most of it with the GIL held: it is done before an
+    engine serves.
+
+    Special tokens, and others written like `<this>`, are no part of any text here: a grammar names them by id,
+    `<[7]>`. llguidance forces the tokens of a known text as the tokenizer splits it, and the tokenizer finds special
+    tokens in a text that only looks like them; so it gets them under names that no text contains.
+
+    Args:
+        tokenizer: Text of tokenizer.json.
+        vocab_size: Width of the model's logits; may be more than the tokenizer has.
+        end_ids: Tokens that end an answer.
+
+    Raises:
+        GrammarError: Nothing can be enforced with this tokenizer.
+    """
+
+    def __init__(self, tokenizer: str, vocab_size: int, end_ids: list[int]) -> None:
+        self.vocab_size = vocab_size
+        self.end_ids = [token for token in end_ids if 0 <= token < vocab_size]
+        if not self.end_ids:
+            raise GrammarError("the model names no end token, so no answer could end: set eos_token_id in config.json")
+        hidden, self._named = _with_hidden_names(tokenizer)
+        try:
+            self.library = LLTokenizer(hidden, n_vocab=vocab_size, eos_token=self.end_ids)
+        except Exception as error:  # of the library: plain ones
+            raise GrammarError(f"llguidance cannot read the tokenizer: {error}") from error
+
+    @classmethod
+    def load(cls, directory: Path, checkpoint: Path, generation_config: str, vocab_size: int) -> Vocabulary:
+        """Read the tokenizer.json of a directory; see `Tokenizer.load` for the others.
+
+        Raises:
+            GrammarError: Nothing can be enforced with this tokenizer.
+            CheckpointError: There is none.
+            CheckpointError: A configuration file is broken.
+        """
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(f"{directory} has no tokenizer.json")
+        text = path.read_text(encoding="utf-8")
+        ids = {token["content"]: token["id"] for token in _added_tokens(text)}
+        return cls(text, vocab_size, read_eos_ids(directory, checkpoint, generation_config, ids.get))
+
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes a token stands for; those of its name where it is a special one."""
+        name = self._named.get(token)
+        return self.library.decode_bytes([token]) if name is None else name.encode()
+
+
+def _added_tokens(tokenizer: str) -> list[dict[str, Any]]:
+    """Read out of the file's text: the vocabulary beside them is large."""
+    key = '"added_tokens":'
+    place = tokenizer.find(key)
+    if place < 0:
+        return []
+    rest = tokenizer[place + len(key) : place + len(key) + 4_000_000].lstrip()
+    return list(json.JSONDecoder().raw_decode(rest)[0] or [])
+
+
+def _with_hidden_names(tokenizer: str) -> tuple[str, dict[int, str]]:
+    """The tokenizer with names for special tokens that nobody can guess, and their own names by id."""
+    content = json.loads(tokenizer)
+    secret = secrets.token_hex(16)
+    named: dict[int, str] = {}
+    hidden: dict[str, str] = {}
+    for token in content.get("added_tokens") or []:
+        name = token["content"]
+        if is_marker(name, token["special"]):
+            named[token["id"]] = name
+            hidden[name] = token["content"] = f"<|{token['id']}-{secret}|>"
+    model = content["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {hidden.get(token, token): token_id for token, token_id in model["vocab"].items()}
+    else:
+        model["vocab"] = [[hidden.get(token, token), score] for token, score in model["vocab"]]
+    if model.get("unk_token") in hidden:
+        model["unk_token"] = hidden[model["unk_token"]]
+    content["post_processor"] = None  # it puts special tokens around texts, by their own names
+    return json.dumps(content, ensure_ascii=False), named

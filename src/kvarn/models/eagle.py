@@ -1,0 +1,165 @@
+"""An EAGLE-3 head: one layer that guesses what a decoder will say from what passes through it.
+
+At position i it reads the hidden states that left three of the decoder's layers there, and the token that follows, and
+predicts the token after that. For tokens that the decoder has not computed, its own output stands for those states. Its
+tokens come from a vocabulary of its own, part of the decoder's. Source: Li et al., "EAGLE-3: scaling up inference
+acceleration of large language models via training-time test", 2025; names of tensors as published heads have them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
+from kvarn.models.checkpoint import Checkpoint
+from kvarn.models.decoder import Decoder
+from kvarn.models.errors import UnsupportedModelError
+from kvarn.models.families import FAMILIES, decoder_spec
+from kvarn.models.hf_config import CheckpointKind, DecoderConfig, Layers, Vocabulary
+from kvarn.models.moe import DenseMlp
+from kvarn.models.parallel import Parallel, Shard
+from kvarn.models.weights import LinearSpec, WeightLoader
+from kvarn.text.config_files import CheckpointFile
+
+ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
+
+
+class HiddenLayers(CheckpointFile):
+    """`eagle_config` of config.json."""
+
+    eagle_aux_hidden_state_layer_ids: Annotated[list[Layers], Field(min_length=3, max_length=3)] | None = None
+
+
+class EagleConfig(DecoderConfig):
+    """config.json of a head."""
+
+    draft_vocab_size: Vocabulary | None = None
+    target_hidden_size: int | None = None
+    eagle_config: HiddenLayers = HiddenLayers()
+
+
+class EagleHead:
+    """A head over a loaded decoder. It guesses tokens one by one; what it guesses has no effect on the decoder."""
+
+    def __init__(self, config: EagleConfig, loader: WeightLoader, target: Decoder) -> None:
+        spec = decoder_spec("LlamaForCausalLM", config)
+        hidden, eps = spec.hidden_size, spec.norm_eps
+        self.kernels = loader.kernels
+        self._target = target
+        self._scale = spec.attention_scale
+        self.heads = HeadShape(spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        depth = target.spec.num_layers
+        self.aux_layers = tuple(config.eagle_config.eagle_aux_hidden_state_layer_ids or (2, depth // 2, depth - 3))
+        """The hidden states it reads are those that leave so many of the decoder's layers."""
+        if not all(0 < layer <= depth for layer in self.aux_layers):
+            raise UnsupportedModelError(
+                f"the EAGLE-3 head reads the output of layers {list(self.aux_layers)}, but the model has {depth}: it "
+                "was trained for another model"
+            )
+        whole, queries = Shard.whole(hidden), Shard.whole(spec.num_heads * spec.head_dim)
+        keys = Shard.whole(spec.num_kv_heads * spec.head_dim)
+        states = Shard.whole(len(self.aux_layers) * target.spec.hidden_size)
+        self._join = loader.linear(LinearSpec(names=("fc",), outputs=(whole,), inputs=states))
+        names = tuple(f"midlayer.self_attn.{part}_proj" for part in "qkv")
+        self._qkv = loader.linear(
+            LinearSpec(names=names, outputs=(queries, keys, keys), inputs=Shard.whole(2 * hidden))
+        )
+        output = LinearSpec(names=("midlayer.self_attn.o_proj",), outputs=(whole,), inputs=queries)
+        self._output = loader.linear(output)
+        self._mlp = DenseMlp.load(
+            "midlayer.mlp", spec.intermediate_size, spec, FAMILIES["LlamaForCausalLM"].names, loader
+        )
+        self._token_norm = loader.norm("midlayer.input_layernorm", hidden, eps)
+        self._state_norm = loader.norm("midlayer.hidden_norm", hidden, eps)
+        self._mlp_norm = loader.norm("midlayer.post_attention_layernorm", hidden, eps)
+        self._norm = loader.norm("norm", hidden, eps)
+        vocabulary = config.draft_vocab_size or spec.vocab_size
+        head = LinearSpec(names=("lm_head",), outputs=(Shard.whole(vocabulary),), inputs=whole, role="head")
+        self._head = loader.linear(head)
+        self._tokens = _draft_tokens(loader, vocabulary, target.spec.vocab_size)
+        self._frequencies = torch.tensor(
+            spec.layers[0].rope.inverse_frequencies, dtype=torch.float32, device=self.kernels.device
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its products: what it reads for one guess."""
+        return sum(part.nbytes for part in (self._qkv, self._output, self._mlp, self._head))
+
+    def new_kv_cache(self, num_blocks: int) -> KVCache:
+        """An empty cache for its only layer."""
+        return self.kernels.new_kv_cache(1, num_blocks, self.heads, self._target.kv_dtype)
+
+    def nothing(self) -> torch.Tensor:
+        """[1, hidden] zeros: an input for `forward` where its outcome does not matter."""
+        dtype = self.kernels.activation_dtype(self._target.dtype)
+        return torch.zeros(1, self._norm.weight.shape[-1], dtype=dtype, device=self.kernels.device)
+
+    @torch.inference_mode()
+    def read(self, states: torch.Tensor) -> torch.Tensor:
+        """Hidden states of the decoder's `aux_layers`, side by side [T, 3 hidden], as the head's own [T, hidden]."""
+        return self._join(states)
+
+    @torch.inference_mode()
+    def forward(
+        self, hidden: torch.Tensor, next_token_ids: torch.Tensor, batch: PagedBatch, cache: KVCache
+    ) -> torch.Tensor:
+        """Compute the head's layer.
+
+        hidden: [T, hidden], of `read` or of an earlier call; changed in place. next_token_ids: [T] int64, the token
+        that follows each position. Returns [T, hidden]: what `guess` reads, and what stands for the decoder's hidden
+        states at the next position.
+        """
+        kernels = self.kernels
+        tokens = kernels.rms_norm(self._target.embed(next_token_ids), self._token_norm)
+        qkv = self._qkv(torch.cat([tokens, kernels.rms_norm(hidden, self._state_norm)], dim=-1))
+        angles = batch.positions[:, None].float() * self._frequencies
+        plan = kernels.plan_attention(batch, self.heads)
+        rotation = Rotation(cos=angles.cos(), sin=angles.sin())
+        mixed = plan.run(qkv, rotation, None, cache.keys[0], cache.values[0], self._scale)
+        hidden = self._output(mixed, add_to=hidden)
+        return self._mlp.forward(hidden, self._mlp_norm, add_to=hidden)
+
+    @torch.inference_mode()
+    def guess(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R] int64: the most likely token after the one that each of these [R, hidden] was computed with."""
+        return self._tokens[self.kernels.most_likely(self._head(hidden, norm=self._norm).float())[0]]
+
+
+def _draft_tokens(loader: WeightLoader, size: int, target_size: int) -> torch.Tensor:
+    """[size] int64: the decoder's token for each of the head's own. `d2t` holds the differences of their ids."""
+    own = torch.arange(size)
+    tokens = own + loader.plain("d2t", (size,)).long() if "d2t" in loader else own
+    if tokens.min() < 0 or tokens.max() >= target_size:
+        raise UnsupportedModelError(f"d2t of the EAGLE-3 head names tokens beyond the model's {target_size}")
+    return tokens.to(loader.kernels.device)
+
+
+def load_eagle_head(path: Path, target: Decoder) -> EagleHead:
+    """The head in directory `path`, in the type of the decoder's weights, unquantized.
+
+    Raises:
+        ModelError: It is no EAGLE-3 head, or one of another decoder; the message says what is wrong.
+    """
+    checkpoint = Checkpoint(path)
+    names = checkpoint.validated(CheckpointKind).architectures
+    if not any(name in ARCHITECTURES for name in names):
+        raise UnsupportedModelError(
+            f"{path} holds {', '.join(names) or 'a model without `architectures`'}: an EAGLE-3 head is one of "
+            f"{', '.join(ARCHITECTURES)}"
+        )
+    config = checkpoint.validated(EagleConfig)
+    if config.vocab_size != target.spec.vocab_size or config.hidden_size != target.spec.hidden_size:
+        raise UnsupportedModelError(
+            f"the EAGLE-3 head in {path} is of a model with a vocabulary of {config.vocab_size} and hidden size "
+            f"{config.hidden_size}, the served one has {target.spec.vocab_size} and {target.spec.hidden_size}: take "
+            "the head that was trained for it"
+        )
+    loader = WeightLoader(checkpoint, target.kernels, target.dtype, Parallel())
+    head = EagleHead(config, loader, target)
+    loader.finish()
+    return head

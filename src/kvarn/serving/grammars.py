@@ -1,0 +1,74 @@
+"""The grammar of an answer, as the engine gets it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvarn.grammar.requests import AnswerGrammar, chat_grammar, completion_grammar
+from kvarn.serving.chat.prompt import opening_of, phase_after_prompt
+from kvarn.serving.context import ServingContext
+from kvarn.serving.models import ModelText, ReadyModel
+from kvarn.serving.text_pool import INLINE_BYTES
+from kvarn.serving.work import RequestRecord
+from kvarn.text.reasoning.splitter import ReasoningPhase
+from kvarn.wire.messages import Grammar
+from kvarn.wire.openai.chat.request import ChatCompletionRequest
+from kvarn.wire.openai.completions import CompletionRequest
+
+
+async def grammar_of_completion(
+    serving: ServingContext, record: RequestRecord, request: CompletionRequest, model: ReadyModel
+) -> Grammar | None:
+    """What the answers to a text completion must match; None: anything.
+
+    Raises:
+        ApiError: 400 that names the field.
+    """
+    if not request.is_structured or request.max_tokens == 0:
+        return None
+    markers = model.text.tokenizer.markers
+    text = await _made(serving, record, lambda: completion_grammar(request, markers))
+    return None if text is None else Grammar(text=text)
+
+
+async def grammar_of_chat(
+    serving: ServingContext,
+    record: RequestRecord,
+    request: ChatCompletionRequest,
+    model: ReadyModel,
+    prompt: list[int],
+) -> Grammar | None:
+    """What the answers to a chat must match, behind their reasoning; None: anything.
+
+    Args:
+        serving, record, request, model: Of the request.
+        prompt: Its tokens, which say whether reasoning has begun or ended.
+
+    Raises:
+        ApiError: 400 that names the field.
+    """
+    if not request.is_structured:
+        return None
+    text, opening = model.text, opening_of(request, model)
+    grammar = await _made(
+        serving, record, lambda: chat_grammar(request, opening, text.tool_format.opening("f"), text.tokenizer.markers)
+    )
+    return None if grammar is None else _behind_reasoning(grammar, text, phase_after_prompt(request, model, prompt))
+
+
+async def _made(serving: ServingContext, record: RequestRecord, make: Callable[[], AnswerGrammar]) -> str | None:
+    """In a thread however short the request is: a short grammar may be a large one."""
+    size = max(record.body_bytes, INLINE_BYTES + 1)
+    made = await serving.text.run(record.principal.organization_id, size, make)
+    record.warnings += [warning for warning in made.warnings if warning not in record.warnings]
+    return made.text
+
+
+def _behind_reasoning(grammar: str, text: ModelText, phase: ReasoningPhase) -> Grammar:
+    kind = text.reasoning_format
+    if kind is None or phase is ReasoningPhase.AFTER:
+        return Grammar(text=grammar)
+    opened_by: list[int] = []
+    if phase is ReasoningPhase.BEFORE:
+        opened_by = [text.tokenizer.encode(start, add_special_tokens=False)[0] for start in kind.starts]
+    return Grammar(text=grammar, after=list(kind.ends), opened_by=sorted(set(opened_by)))

@@ -1,0 +1,98 @@
+"""Calls as GLM 4.5 and later write them: a tag for each key and each value."""
+
+from __future__ import annotations
+
+import re
+
+from kvarn.text.tool_calls.base import ToolCallParser, Waiting
+from kvarn.text.tool_calls.json_scan import plain_json, to_json
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+_NAME = re.compile(rf"\s*+([\w.-]++)\s*+(?={_KEY}|{_CLOSE})")
+_NAME_SO_FAR = re.compile(r"\s*+[\w.-]*+\s*+(?:<[/\w]*+)?+")
+_LONGEST_NAME = 256
+"""Characters within which a call's name must stand, so that nothing is held for long that is not one."""
+_PAIR = re.compile(rf"{_KEY}(.*?){_KEY_END}\s*{_VALUE}(.*?){_VALUE_END}", re.DOTALL)
+_PAIR_SO_FAR = re.compile(rf"{_KEY}(.*?){_KEY_END}\s*{_VALUE}(.*)", re.DOTALL)
+
+
+class GlmParser(ToolCallParser):
+    """Reads arguments into a JSON object, each when it is complete. Strings stand without quotes: which values are
+    strings is told by the function's schema, and by their being no JSON.
+
+    <tool_call>add
+    <arg_key>a</arg_key>
+    <arg_value>1</arg_value>
+    </tool_call>
+    """
+
+    def _parse(self) -> Waiting[None]:
+        while (yield from self._text_up_to(_OPEN)):
+            begin = self._held.index(_OPEN) + len(_OPEN)
+            found = yield from self._name(begin)
+            if found is None:
+                self._give(self._held[:begin])
+                self._drop(begin)
+                continue
+            self._start(found[1])
+            self._drop(found.end())
+            yield from self._arguments(found[1])
+            self._end_call()
+            if self.satisfied:
+                return
+
+    def _name(self, begin: int) -> Waiting[re.Match[str] | None]:
+        end = begin + _LONGEST_NAME
+        while (found := _NAME.match(self._held, begin, end)) is None:
+            if self._final or len(self._held) >= end or _NAME_SO_FAR.fullmatch(self._held, begin) is None:
+                return None
+            yield
+        return found if self._names is None or found[1] in self._names else None
+
+    def _arguments(self, name: str) -> Waiting[None]:
+        """Read up to the closing tag."""
+        count = 0
+        while (yield from self._comes(_KEY)):
+            while (found := _PAIR.match(self._held)) is None and not self._final:
+                yield
+            head = "{" if count == 0 else ", "
+            if found is None:  # cut short: it stays as it was written
+                if (found := _PAIR_SO_FAR.match(self._held)) is not None:
+                    self._argue(f"{head}{to_json(found[1].strip())}: {found[2]}")
+                self._held = ""
+                return
+            key = found[1].strip()
+            self._argue(f"{head}{to_json(key)}: {self._value(name, key, found[2])}")
+            self._drop(found.end())
+            count += 1
+        self._argue("}" if count else "{}")
+        if (yield from self._comes(_CLOSE)):
+            self._drop(len(_CLOSE))
+
+    def _comes(self, tag: str) -> Waiting[bool]:
+        """Whether a tag comes next; the space before it is dropped."""
+        while True:
+            rest = self._held.lstrip()
+            if rest.startswith(tag):
+                self._held = rest
+                return True
+            if self._final or not tag.startswith(rest):
+                return False
+            yield
+
+    def _value(self, name: str, key: str, text: str) -> str:
+        """A value as JSON."""
+        properties = self._parameters.get(name, {}).get("properties")
+        schema = properties.get(key) if isinstance(properties, dict) else None
+        if isinstance(schema, dict) and schema.get("type") == "string":
+            return to_json(text)
+        try:
+            return to_json(plain_json(text))
+        except (ValueError, RecursionError):
+            return to_json(text)
+
+
+def glm_opening(name: str | None) -> str:
+    """How a call begins; see `hermes_opening`."""
+    return _OPEN if name is None else f"{_OPEN}{name}\n"

@@ -1,0 +1,93 @@
+"""Adapters in host memory, and their way into the blocks of the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from types import MappingProxyType
+
+from kvarn.engine.plan import AdapterLoad
+from kvarn.kernels.adapters import AdapterMemory, PackedAdapter
+from kvarn.worker.errors import PlanError
+
+
+class AdapterPool:
+    """See `kvarn.engine.adapters.AdapterStore`. Used by the engine's thread; another one copies into blocks.
+
+    Args:
+        make_memory: Makes what writes adapters into blocks, when the first adapter comes.
+    """
+
+    def __init__(self, make_memory: Callable[[], AdapterMemory]) -> None:
+        self._make_memory = make_memory
+        self._held: dict[str, PackedAdapter] = {}
+        self._indices: dict[str, int] = {}
+        self._loads: list[tuple[AdapterLoad, Future[None]]] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="load-adapters")
+
+    @cached_property
+    def memory(self) -> AdapterMemory:
+        """The adapters that can be computed with now, by index."""
+        return self._make_memory()
+
+    @property
+    def indices(self) -> Mapping[str, int]:
+        """Index of each adapter that can be computed with now, by digest; changes as they come and go."""
+        return MappingProxyType(self._indices)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory that are held."""
+        return sum(adapter.nbytes for adapter in self._held.values())
+
+    def add(self, adapter: str, packed: PackedAdapter) -> None:
+        """Hold an adapter: plans may load it from now on."""
+        self._held[adapter] = packed
+
+    def has(self, adapter: str) -> bool:
+        """Whether it is held."""
+        return adapter in self._held
+
+    def blocks_for(self, packed: PackedAdapter) -> int:
+        """Blocks that an adapter would take."""
+        return self.memory.num_blocks(packed)
+
+    def num_blocks(self, adapter: str) -> int:
+        """Blocks that an adapter takes."""
+        return self.memory.num_blocks(self._held[adapter])
+
+    def begin(self, load: AdapterLoad) -> None:
+        """Start to copy an adapter into its blocks, which are nobody else's by now."""
+        if load.adapter not in self._held:
+            raise PlanError(f"the plan loads adapter {load.adapter!r}, which is not held: add it first")
+        future = self._thread.submit(self.memory.write, self._held[load.adapter], load.blocks)
+        self._loads.append((load, future))
+
+    def drain_loaded(self) -> list[str]:
+        """Adapters that were copied since the last call: they can be computed with from now on."""
+        loaded: list[str] = []
+        running: list[tuple[AdapterLoad, Future[None]]] = []
+        for load, future in self._loads:
+            if not future.done():
+                running.append((load, future))
+                continue
+            future.result()
+            index = next(i for i in range(len(self._indices) + 1) if i not in self._indices.values())
+            self.memory.place(index, self._held[load.adapter], load.blocks)
+            self._indices[load.adapter] = index
+            loaded.append(load.adapter)
+        self._loads = running
+        return loaded
+
+    def drop(self, adapter: str) -> None:
+        """Its blocks are others' now."""
+        self._indices.pop(adapter, None)
+
+    def forget(self, adapter: str) -> None:
+        """Let go of the host's copy."""
+        del self._held[adapter]
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        self._thread.shutdown(wait=True, cancel_futures=True)

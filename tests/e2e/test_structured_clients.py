@@ -1,0 +1,135 @@
+"""Structured output as the clients' own helpers ask for it: each answer is read into the caller's type by it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any, Literal
+
+import agents
+import openai
+import pydantic_ai
+import pytest
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel, Field
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+MODEL = "kvarn-demo"
+BELLA = "Return JSON with name, age and city: Bella, 30, comes from Umea."
+
+
+class Person(BaseModel):
+    """Somebody."""
+
+    name: str = Field(max_length=20)
+    age: int = Field(ge=0, le=150)
+    city: str = Field(max_length=20)
+
+
+class Weather(BaseModel):
+    """What a person sees of the sky."""
+
+    sky: Literal["clear", "cloudy", "rainy"]
+    degrees: int = Field(ge=-40, le=40)
+    seen_by: list[Person] = Field(max_length=2)
+
+
+ASK: Any = [{"role": "user", "content": BELLA}]
+
+
+def test_chat_completions_parse(sdk: openai.OpenAI) -> None:
+    for form in (Person, Weather):
+        answer = sdk.chat.completions.parse(model=MODEL, messages=ASK, response_format=form, temperature=1, seed=1)
+        assert isinstance(answer.choices[0].message.parsed, form)
+    person = sdk.chat.completions.parse(model=MODEL, messages=ASK, response_format=Person, temperature=0)
+    assert person.choices[0].message.parsed == Person(name="Bella", age=30, city="Umea")
+
+
+def test_chat_completions_stream_into_a_type(sdk: openai.OpenAI) -> None:
+    with sdk.chat.completions.stream(model=MODEL, messages=ASK, response_format=Weather, temperature=1) as stream:
+        kinds = {event.type for event in stream}
+        assert isinstance(stream.get_final_completion().choices[0].message.parsed, Weather)
+    assert {"content.delta", "content.done"} <= kinds
+
+
+def test_chat_completions_parse_calls_of_strict_tools(sdk: openai.OpenAI) -> None:
+    tool = openai.pydantic_function_tool(Weather)
+    choice: Any = {"type": "function", "function": {"name": "Weather"}}
+    answer = sdk.chat.completions.parse(model=MODEL, messages=ASK, tools=[tool], tool_choice=choice, temperature=1)
+    (call,) = answer.choices[0].message.tool_calls or ()
+    assert isinstance(call.function.parsed_arguments, Weather)
+
+
+def test_responses_parse(sdk: openai.OpenAI) -> None:
+    for form in (Person, Weather):
+        response = sdk.responses.parse(model=MODEL, input=BELLA, text_format=form, temperature=1)
+        assert isinstance(response.output_parsed, form)
+    with sdk.responses.stream(model=MODEL, input=BELLA, text_format=Person, temperature=0) as stream:
+        assert [event.type for event in stream][-1] == "response.completed"
+        assert stream.get_final_response().output_parsed == Person(name="Bella", age=30, city="Umea")
+
+
+@pytest.mark.parametrize("kind", [agents.OpenAIResponsesModel, agents.OpenAIChatCompletionsModel])
+async def test_the_agents_sdk_reads_its_output_type(server: Any, kind: Any) -> None:
+    agents.set_tracing_disabled(True)
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        model = kind(model=MODEL, openai_client=client)
+        agent = agents.Agent(name="Weather", model=model, output_type=agents.AgentOutputSchema(Weather))
+        assert isinstance((await agents.Runner.run(agent, BELLA)).final_output, Weather)
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+@pytest.mark.parametrize("responses", [False, True])
+def test_langchain_reads_structured_output(server: Any, method: Any, responses: bool) -> None:
+    model = ChatOpenAI(model=MODEL, base_url=f"{server.url}/v1", api_key="none", use_responses_api=responses)
+    assert isinstance(model.with_structured_output(Weather, method=method).invoke(BELLA), Weather)
+    strict = model.with_structured_output(Person, method=method, strict=True)
+    assert isinstance(strict.invoke(BELLA), Person)
+
+
+@pytest.mark.parametrize("kind", [OpenAIChatModel, OpenAIResponsesModel])
+@pytest.mark.parametrize("output", [pydantic_ai.NativeOutput, pydantic_ai.ToolOutput])
+async def test_pydantic_ai_reads_its_output_type(server: Any, kind: Any, output: Any) -> None:
+    model = kind(MODEL, provider=OpenAIProvider(base_url=f"{server.url}/v1", api_key="none"))
+    agent: Any = pydantic_ai.Agent(model, output_type=output(Weather), retries=0)
+    assert isinstance((await agent.run(BELLA)).output, Weather)
+
+
+INSTRUCTOR = importlib.util.find_spec("instructor") is not None
+WITHOUT_INSTRUCTOR = (
+    "instructor is NOT TESTED here: it is not installed, since instructor 1.17 needs jiter<0.15 and openai 3.54 needs "
+    "jiter>=0.16. What it sends is tested below."
+)
+
+
+@pytest.mark.skipif(not INSTRUCTOR, reason=WITHOUT_INSTRUCTOR)
+@pytest.mark.parametrize("mode", ["TOOLS", "JSON_SCHEMA", "RESPONSES_TOOLS"])
+def test_instructor_reads_its_response_model(sdk: openai.OpenAI, mode: str) -> None:
+    instructor = importlib.import_module("instructor")
+    client = instructor.from_openai(sdk, mode=getattr(instructor.Mode, mode))
+    answer = client.chat.completions.create(model=MODEL, messages=ASK, response_model=Weather, max_retries=0)
+    assert isinstance(answer, Weather)
+
+
+FUNCTION = {"name": "Weather", "description": Weather.__doc__, "parameters": Weather.model_json_schema()}
+SCHEMA = {"name": "Weather", "schema": Weather.model_json_schema()}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {
+            "tools": [{"type": "function", "function": FUNCTION}],
+            "tool_choice": {"type": "function", "function": {"name": "Weather"}},
+        },
+        {"response_format": {"type": "json_schema", "json_schema": SCHEMA}},
+    ],
+    ids=["tools", "json_schema"],
+)
+def test_what_instructor_sends_is_answered_with_its_response_model(sdk: openai.OpenAI, form: Any) -> None:
+    # The modes TOOLS and JSON_SCHEMA of instructor 1.17: its schemas are pydantic's, with $defs, and without `strict`.
+    message = sdk.chat.completions.create(model=MODEL, messages=ASK, temperature=1, **form).choices[0].message
+    calls = message.tool_calls
+    text = calls[0].function.arguments if calls and calls[0].type == "function" else message.content
+    assert text is not None and isinstance(Weather.model_validate_json(text), Weather)

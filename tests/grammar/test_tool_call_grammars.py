@@ -1,0 +1,183 @@
+"""Grammars of calls in each format: what they allow is what the format's parser reads."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from kvarn.grammar.requests import chat_grammar
+from kvarn.grammar.structural_tags import from_structural_tag
+from kvarn.grammar.text import check, limits
+from kvarn.grammar.vocabulary import Vocabulary
+from kvarn.text.tool_calls import formats
+from kvarn.text.tool_calls.events import ToolCallArguments, ToolCallStart
+from kvarn.wire.openai.chat.request import ChatCompletionRequest
+from kvarn.wire.openai.errors import ApiError
+from small_vocabulary import MARK
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER: dict[str, Any] = {"type": "function", "function": {"name": "get_weather", "parameters": CITY, "strict": True}}
+NOW: dict[str, Any] = {"type": "function", "function": {"name": "now"}}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+LUND, WRONG = '{"city": "Lund"}', '{"town": "Lund"}'
+
+KEPT: dict[str, tuple[formats.ToolFormat, str, str]] = {
+    "hermes": (formats.HERMES, '<tool_call>\n{"name": "get_weather", "arguments": ARGS}\n</tool_call>', "\n"),
+    "llama3": (formats.LLAMA3, '{"name": "get_weather", "parameters": ARGS}', "; "),
+    "pythonic": (formats.PYTHONIC, '{"name": "get_weather", "parameters": ARGS}', "; "),
+    "mistral": (formats.MISTRAL, '[TOOL_CALLS] [{"name": "get_weather", "arguments": ARGS}]', ""),
+    "mistral tagged": (formats.MISTRAL_TAGGED, "[TOOL_CALLS]get_weather[ARGS]ARGS", ""),
+    "granite": (formats.GRANITE, '<|tool_call|>[{"name": "get_weather", "arguments": ARGS}]', ""),
+    "phi": (formats.PHI_FUNCTOOLS, 'functools[{"name": "get_weather", "arguments": ARGS}]', ""),
+    "gpt_oss": (
+        formats.GPT_OSS,
+        "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>ARGS",
+        "",
+    ),
+    "deepseek": (
+        formats.DEEPSEEK,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n"
+        "```json\nARGS\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "",
+    ),
+    "deepseek bare": (
+        formats.DEEPSEEK_BARE,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>ARGS<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "",
+    ),
+}
+"""A call in each format, and what stands between two where they follow each other without a list around them."""
+
+
+def call(name: str, arguments: str) -> str:
+    head, _, tail = KEPT[name][1].rpartition("ARGS")
+    return head + arguments + tail
+
+
+def asked(**fields: Any) -> ChatCompletionRequest:
+    return ChatCompletionRequest.model_validate(
+        {"model": "m", "messages": [{"role": "user", "content": "Hej"}], **fields}
+    )
+
+
+def accepts(vocabulary: Vocabulary, grammar: str | None, text: str) -> bool:
+    assert grammar is not None
+    matcher = LLMatcher(vocabulary.library, grammar, log_level=0, limits=limits())
+    assert not matcher.is_error(), matcher.get_error()
+    tokens = list(text.encode())  # in this vocabulary bytes are tokens
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+@pytest.mark.parametrize("name", KEPT)
+def test_a_forced_call_is_one_that_the_parser_reads(vocabulary: Vocabulary, name: str, choice: Any) -> None:
+    form = KEPT[name][0]
+    request = asked(tools=[WEATHER, NOW], tool_choice=choice)
+    use = request.tool_use
+    assert use is not None
+    opening = form.opening(use.certain_name)
+    made = chat_grammar(request, opening, form.opening("f"), {})
+    assert made.warnings == []
+    assert call(name, LUND).startswith(opening)
+    rest = call(name, LUND)[len(opening) :]
+    assert accepts(vocabulary, made.text, rest)
+    for wrong in (call(name, WRONG)[len(opening) :], rest + "?", rest.replace("Lund", 'Lund"'), "I will not."):
+        assert not accepts(vocabulary, made.text, wrong)
+    parser = form.make_parser(use.names, opening=opening, max_calls=use.max_calls)
+    events = [*parser.push(rest), *parser.flush()]
+    assert [each.name for each in events if isinstance(each, ToolCallStart)] == ["get_weather"]
+    assert "".join(each.delta for each in events if isinstance(each, ToolCallArguments)) == LUND
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral tagged"])
+def test_there_are_several_calls_unless_one_alone_is_asked_for(vocabulary: Vocabulary, name: str) -> None:
+    form, _, between = KEPT[name]
+    opening = form.opening(None)
+    two = (call(name, LUND) + between + call(name, LUND))[len(opening) :]
+    for parallel in (None, True, False):
+        request = asked(tools=[WEATHER, NOW], tool_choice="required", parallel_tool_calls=parallel)
+        grammar = chat_grammar(request, opening, form.opening("f"), {}).text
+        assert accepts(vocabulary, grammar, two) is (parallel is not False)
+
+
+@pytest.mark.parametrize("name", ["hermes", "mistral", "deepseek"])
+def test_strict_functions_are_kept_to_where_the_model_decides(vocabulary: Vocabulary, name: str) -> None:
+    grammar = chat_grammar(asked(tools=[WEATHER, NOW]), "", KEPT[name][0].opening("f"), {}).text
+    for text in ("", "Hello {} there", call(name, LUND), "Let me see. " + call(name, LUND)):
+        assert accepts(vocabulary, grammar, text), text
+    for text in (call(name, WRONG), "x" + call(name, WRONG), call(name, LUND).replace("get_weather", "other")):
+        assert not accepts(vocabulary, grammar, text), text
+    relaxed = {**WEATHER, "function": {**WEATHER["function"], "strict": False}}
+    assert chat_grammar(asked(tools=[relaxed, NOW]), "", KEPT[name][0].opening("f"), {}).text is None
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3", "mistral"])
+def test_beside_a_format_the_answer_is_of_the_format_or_a_call(vocabulary: Vocabulary, name: str) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": CITY}}
+    grammar = chat_grammar(asked(tools=[WEATHER, NOW], response_format=form), "", KEPT[name][0].opening("f"), {}).text
+    assert accepts(vocabulary, grammar, LUND) and accepts(vocabulary, grammar, call(name, LUND))
+    for text in ("Hello", call(name, WRONG), WRONG):
+        assert not accepts(vocabulary, grammar, text)
+
+
+def test_schemas_that_cannot_be_enforced_are_refused_where_strict_and_else_told() -> None:
+    odd: Any = {"name": "f", "parameters": {"type": "object", "not": {}}}
+    tool: Any = {"type": "function", "function": odd}
+    made = chat_grammar(asked(tools=[NOW, tool], tool_choice="required"), "", formats.HERMES.opening("f"), {})
+    assert made.text is not None and made.warnings == [
+        "the schema of 'f' is not enforced: the keyword 'not' cannot be enforced"
+    ]
+    for fields, param in (
+        ({"tools": [NOW, {**tool, "function": {**odd, "strict": True}}]}, "tools[1].function.parameters"),
+        ({"functions": [{**odd, "strict": True}]}, "functions[0].parameters"),
+    ):
+        with pytest.raises(ApiError) as error:
+            chat_grammar(asked(**fields), "", formats.HERMES.opening("f"), {})
+        assert (error.value.status, error.value.param) == (400, param) and "'not'" in error.value.message
+
+
+def test_strict_is_ignored_with_a_warning_where_text_does_not_show_that_a_call_begins() -> None:
+    for form in (formats.LLAMA3, formats.GLM):
+        made = chat_grammar(asked(tools=[WEATHER]), "", form.opening("f"), {})
+        assert made.text is None and made.warnings[0].startswith("ignored 'strict'")
+
+
+def test_structural_tags_constrain_what_follows_their_triggers(vocabulary: Vocabulary) -> None:
+    tag = {"structures": [{"begin": "<f=a>", "schema": CITY, "end": "</f>"}], "triggers": ["<f="]}
+    grammar = from_structural_tag(tag, {})
+    check(grammar)
+    for text in ("", "Hello < there", f"a <f=a>{LUND}</f> b <f=a>{LUND}</f>"):
+        assert accepts(vocabulary, grammar, text), text
+    for text in (f"<f=b>{LUND}</f>", f"<f=a>{WRONG}</f>", f"<f=a>{LUND}"):
+        assert not accepts(vocabulary, grammar, text), text
+
+
+def test_tokens_that_are_no_text_are_named_by_their_id(vocabulary: Vocabulary) -> None:
+    """In text that only looks like one there is no such token, and the token is no part of other text."""
+    tag = {"structures": [{"begin": "<|mark|>", "schema": CITY, "end": ""}], "triggers": ["<|mark|>"]}
+    matcher = LLMatcher(vocabulary.library, from_structural_tag(tag, {"<|mark|>": MARK}), log_level=0, limits=limits())
+    tokens = [*b"Hello", MARK, *LUND.encode()]
+    assert matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+    matcher.reset()
+    assert matcher.try_consume_tokens([MARK, *json.dumps("x").encode()]) == 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"structures": [], "triggers": ["a"]},
+        {"structures": [{"begin": "b", "schema": True, "end": ""}], "triggers": ["a"]},
+    ],
+)
+def test_broken_structural_tags_are_refused(value: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="structur"):
+        from_structural_tag(value, {})

@@ -1,0 +1,132 @@
+"""Calls as gpt-oss, DeepSeek, GLM, Granite and Phi write them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvarn.text.tool_calls.formats import DEEPSEEK, DEEPSEEK_BARE, GLM, GPT_OSS, GRANITE, PHI, ToolFormat
+from profiles import examples
+from tool_events import at_every_split, cut_at, joined, run
+
+F, G = ("call", "f", '{"a": 1}'), ("call", "g", "{}")
+NAMES = ("f", "g")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        (GPT_OSS, ' to=functions.f<|channel|>commentary json<|message|>{"a": 1}<|call|>', [F]),
+        (
+            GPT_OSS,
+            'I look.<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'
+            "<|start|>assistant to=g<|channel|>commentary<|message|>{}<|call|> Done.",
+            [("text", "I look."), F, G, ("text", "Done.")],
+        ),
+        (GPT_OSS, "<|channel|>commentary to=functions.h<|message|>{}", None),
+        (GPT_OSS, "<|channel|>commentary to=functions.f<|message|>no object", None),
+        (GPT_OSS, "<|channel|>final<|message|>Hello.", None),
+        (
+            DEEPSEEK,
+            'Well. <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": 1}\n```'
+            "<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}\n```<｜tool▁call▁end｜>"
+            "<｜tool▁calls▁end｜> Done.",
+            [("text", "Well."), F, G, ("text", "Done.")],
+        ),
+        (
+            DEEPSEEK_BARE,
+            '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'
+            "<｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+            [F, G],
+        ),
+        (DEEPSEEK, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>h\n```json\n{}\n```", None),
+        (DEEPSEEK, "<｜tool▁calls▁begin｜> nothing", None),
+        (GRANITE, '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]', [F, G]),
+        (GRANITE, '<tool_call>[{"name": "f", "arguments": {"a": 1}}]', [F]),
+        (GRANITE, "<|tool_call|>[1, 2]", None),
+        (
+            PHI,
+            '<|tool_call|>[{"name": "f", "arguments": {"a": 1}}, {"name": "g", "parameters": {}}]<|/tool_call|> Done.',
+            [F, G, ("text", "Done.")],
+        ),
+        (PHI, 'functools[{"name": "f", "arguments": {"a": 1}}]', [F]),
+        (PHI, "Use functools, or functools [cache].", None),
+        (GLM, "<tool_call>g</tool_call>", [G]),
+        (GLM, "<tool_call>h\n<arg_key>a</arg_key>", None),
+        (GLM, "<tool_call>f and more", None),
+    ],
+)
+def test_what_is_a_call_is_found_and_the_rest_is_text(
+    kind: ToolFormat, text: str, expected: list[tuple[str, ...]] | None
+) -> None:
+    assert at_every_split(kind, text, NAMES) == ([("text", text)] if expected is None else expected)
+
+
+GLM_CALL = """I call.
+<tool_call>f
+<arg_key>a</arg_key>
+<arg_value>1</arg_value>
+<arg_key>b</arg_key>
+<arg_value>two "words"</arg_value>
+</tool_call>
+<tool_call>g<arg_key>c</arg_key><arg_value>[1, {"d": null}]</arg_value></tool_call>
+Done."""
+
+
+def test_glm_writes_a_tag_for_each_value() -> None:
+    assert at_every_split(GLM, GLM_CALL, NAMES) == [
+        ("text", "I call."),
+        ("call", "f", '{"a": 1, "b": "two \\"words\\""}'),
+        ("call", "g", '{"c": [1, {"d": null}]}'),
+        ("text", "Done."),
+    ]
+
+
+def test_a_schema_says_which_values_of_glm_are_strings() -> None:
+    schema = {"properties": {"a": {"type": "string"}}}
+    parser = GLM.make_parser(NAMES, parameters={"f": schema})
+    text = "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value><arg_key>b</arg_key><arg_value>1</arg_value>"
+    assert joined(parser.push(f"{text}</tool_call>") + parser.flush()) == [("call", "f", '{"a": "1", "b": 1}')]
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_call_of_glm_that_is_cut_off_stays_as_it_was_written(parts: int) -> None:
+    text = "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value><arg_key>b</arg_key><arg_value>tw"
+    size = len(text) // parts + 1
+    cut = [text[start : start + size] for start in range(0, len(text), size)]
+    assert run(GLM, cut, NAMES) == [("call", "f", '{"a": 1, "b": tw')]
+
+
+@settings(max_examples=examples(80))
+@given(
+    arguments=st.dictionaries(
+        st.from_regex(r"[a-z_]{1,6}", fullmatch=True), st.text(st.sampled_from('ab1"{<\n/ é'), max_size=8), max_size=3
+    ),
+    cuts=st.lists(st.integers(0, 500), max_size=8),
+)
+def test_any_string_of_glm_is_read(arguments: dict[str, str], cuts: list[int]) -> None:
+    pairs = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in arguments.items())
+    schema: Any = {"properties": {key: {"type": "string"} for key in arguments}}
+    parser = GLM.make_parser(NAMES, parameters={"f": schema})
+    events = [event for part in cut_at(f"<tool_call>f\n{pairs}</tool_call>", cuts) for event in parser.push(part)]
+    ((_, name, text),) = joined(events + parser.flush())
+    assert name == "f" and json.loads(text) == arguments
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        (GPT_OSS, '{"a": 1}<|call|>'),
+        (DEEPSEEK, '{"a": 1}\n```<｜tool▁call▁end｜>'),
+        (DEEPSEEK_BARE, '{"a": 1}<｜tool▁call▁end｜>'),
+        (GRANITE, ' {"a": 1}}]'),
+        (PHI, ' {"a": 1}}]<|/tool_call|>'),
+        (GLM, "<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"),
+    ],
+)
+def test_a_forced_call_goes_on_from_its_opening(kind: ToolFormat, answer: str) -> None:
+    assert at_every_split(kind, answer, NAMES, opening=kind.opening("f"), max_calls=1) == [F]

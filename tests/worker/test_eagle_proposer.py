@@ -1,0 +1,132 @@
+"""Speculation by an EAGLE-3 head: tokens stay the same, and guesses do not depend on how the tokens were computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kvarn
+from kvarn.config.schema import ModelConfig
+from kvarn.config.speculation import SpeculationConfig
+from kvarn.models import Decoder
+from kvarn.models.eagle import load_eagle_head
+from kvarn.replica.server.build import build_service
+from kvarn.replica.spec import ReplicaSpec
+from kvarn.wire.messages import StepOutput, Submit
+from kvarn.wire.sampling import SamplingParams
+from kvarn.worker import EagleProposer
+
+ASSETS = Path(kvarn.__file__).parent / "assets"
+HEAD = ASSETS / "kvarn-demo-eagle3"
+CONFIG = SpeculationConfig(method="eagle3", model=str(HEAD), adaptive=False, num_speculative_tokens=4)
+
+
+@pytest.fixture
+def speculating(stack: Any, tiny_model: Callable[[str], Decoder]) -> Callable[..., Any]:
+    """An engine over kvarn-demo whose tokens the packaged head guesses."""
+
+    def build(config: SpeculationConfig = CONFIG, **options: Any) -> Any:
+        model = tiny_model("kvarn-demo")
+        sizes = {"num_blocks": 512, "max_num_seqs": 64} | options
+        blocks, slots = sizes["num_blocks"], sizes["max_num_seqs"]
+        proposer = EagleProposer(load_eagle_head(HEAD, model), num_blocks=blocks, max_num_seqs=slots)
+        return stack(model, eagle=proposer, proposer=proposer, speculation=config, **sizes)
+
+    return build
+
+
+def question(request_id: str, prompt: list[int], **sampling: Any) -> Submit:
+    chosen = {"seed": 5, "temperature": 0.0, "max_tokens": 60} | sampling
+    return Submit(request_id=request_id, prompt_token_ids=prompt, sampling=SamplingParams(**chosen))
+
+
+def messages() -> list[Submit]:
+    samplings: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.5, "n": 3},
+        {"logprobs": 1, "repetition_penalty": 1.2},
+        {"temperature": 0.3, "stop_token_ids": list(range(0, 4096, 30)), "min_tokens": 10},
+    ]
+    return [
+        question(f"r{index}", [80 + (i * i + index) % 40 for i in range(30 + index)], seed=index, **sampling)
+        for index, sampling in enumerate(samplings * 2)
+    ]
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_blocks": 24, "max_num_seqs": 6}, {"token_budget": 24}, {"plans_ahead": True}], ids=str
+)
+def test_tokens_are_the_same_with_a_head(
+    stack: Any,
+    speculating: Callable[..., Any],
+    tiny_model: Callable[[str], Decoder],
+    options: dict[str, Any],
+    adaptive: bool,
+) -> None:
+    plain = stack(tiny_model("kvarn-demo")).generate(messages())
+    config = SpeculationConfig(method="eagle3", model=str(HEAD), adaptive=adaptive)
+    found = speculating(config, **options).generate(messages())
+    assert {key: (answer.token_ids, answer.finish_reason) for key, answer in found.items()} == {
+        key: (answer.token_ids, answer.finish_reason) for key, answer in plain.items()
+    }
+
+
+def accepted(served: Any, *requests: Submit) -> tuple[int, int]:
+    """Proposed and accepted tokens of these requests."""
+    before = served.engine.stats()
+    served.generate(list(requests))
+    after = served.engine.stats()
+    return (
+        after.spec_decode_draft_tokens_total - before.spec_decode_draft_tokens_total,
+        after.spec_decode_accepted_tokens_total - before.spec_decode_accepted_tokens_total,
+    )
+
+
+def test_guesses_do_not_depend_on_chunks_or_prefix_hits(
+    speculating: Callable[..., Any], demo_prompt: list[int]
+) -> None:
+    asked = question("a", demo_prompt)
+    served = speculating()
+    whole = accepted(served, asked)
+    assert accepted(served, asked) == whole, "with the prompt from the prefix cache"
+    assert accepted(speculating(token_budget=24), asked) == whole, "in chunks"
+    assert whole[1] > 0
+
+
+def test_a_trained_head_is_mostly_right(speculating: Callable[..., Any], demo_prompt: list[int]) -> None:
+    proposed, right = accepted(speculating(), question("a", demo_prompt))
+    assert right > 0.6 * proposed
+
+
+def test_a_slot_that_changes_hands_brings_no_guess_of_the_one_before(
+    speculating: Callable[..., Any], stack: Any, tiny_model: Callable[[str], Decoder], demo_prompt: list[int]
+) -> None:
+    """One slot: each request follows another, of the same length, in the same slot."""
+    requests = [question(f"r{index}", demo_prompt[index:] + demo_prompt[:index], max_tokens=20) for index in range(4)]
+    plain = stack(tiny_model("kvarn-demo"), max_num_seqs=1).generate(requests)
+    found = speculating(max_num_seqs=1).generate(requests)
+    assert {key: answer.token_ids for key, answer in found.items()} == {
+        key: answer.token_ids for key, answer in plain.items()
+    }
+
+
+def test_a_replica_with_a_head_answers_the_same() -> None:
+    answers = []
+    for speculation in ({"method": "none"}, {"method": "eagle3", "model": "kvarn-demo-eagle3", "adaptive": False}):
+        config = ModelConfig(name="m", path="kvarn-demo", speculation=speculation, kv_cache_gib=0.05)
+        draft = str(HEAD) if "model" in speculation else ""
+        spec = ReplicaSpec(model=config.model_dump_json(), directory=str(ASSETS / "kvarn-demo"), draft_directory=draft)
+        service = build_service(spec, lambda *_: None)
+        assert service.accept(question("r", [100 + i % 30 for i in range(40)])) is None
+        tokens: list[int] = []
+        while service.has_work():
+            for output in service.step():
+                assert isinstance(output, StepOutput)
+                tokens += [token for delta in output.deltas for token in delta.token_ids]
+        answers.append(tokens)
+        assert (service.stats().spec_decode_draft_tokens_total > 0) == ("model" in speculation)
+    assert answers[0] == answers[1]
