@@ -1,16 +1,19 @@
 #include "routing/block_index.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace kvarn::routing {
 namespace {
 
-constexpr std::size_t kSmallest = 16;
+constexpr double kSmallest = 256;
+constexpr double kGrowth = 1.5;
 constexpr std::size_t kTableBits = 8;
 // Lookups this far ahead are on their way from memory.
 constexpr std::size_t kAhead = 16;
 
-std::size_t capacity_for(std::size_t count) { return std::max(kSmallest, count * 2); }
+// A full table has three quarters of its entries in use, a new one half of them: it has grown by kGrowth.
+std::size_t capacity_for(std::size_t count) { return count * 2; }
 bool is_full(std::size_t count, std::size_t capacity) { return (count + 1) * 4 > capacity * 3; }
 std::uint64_t bit(int replica) { return std::uint64_t{1} << replica; }
 
@@ -70,15 +73,20 @@ void BlockTable::rebuild() {
     std::size_t left = 0;
     for (BlockEntry& entry : old) left += (entry.replicas &= ~forgotten_) != 0;
     forgotten_ = 0;
-    entries_.resize(capacity_for(left + 1));
+    entries_.resize(std::max(smallest_, capacity_for(left + 1)));
     count_ = left;
     for (const BlockEntry& entry : old) {
         if (entry.replicas != 0) entries_[place(entry.name)] = entry;
     }
 }
 
-BlockIndex::BlockIndex() : tables_(std::size_t{1} << kTableBits) {
+BlockIndex::BlockIndex() {
     static_assert(kTableBits == routing::kTableBits);
+    // All tables fill alike. Their sizes are spread over one step of growth, so that they do not grow all at once.
+    const int tables = 1 << kTableBits;
+    for (int i = 0; i < tables; ++i) {
+        tables_.emplace_back(static_cast<std::size_t>(kSmallest * std::pow(kGrowth, double(i) / tables)));
+    }
 }
 
 void BlockIndex::insert(int replica, std::span<const std::uint64_t> names) {

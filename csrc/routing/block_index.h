@@ -19,6 +19,7 @@ struct BlockEntry {
 // their names, and a table is moved into a larger one in one pass.
 class BlockTable {
 public:
+    explicit BlockTable(std::size_t smallest) : smallest_(smallest) {}
     // Replicas that hold a block.
     std::uint64_t find(std::uint64_t name) const;
     void prefetch(std::uint64_t name) const;
@@ -38,6 +39,7 @@ private:
     std::size_t place(std::uint64_t name) const;
 
     std::vector<BlockEntry> entries_;
+    std::size_t smallest_;
     std::size_t count_ = 0;
     std::uint64_t forgotten_ = 0;
 };
