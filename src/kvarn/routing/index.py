@@ -4,8 +4,9 @@ A block is known by the first 8 bytes of its name (`kvarn.wire.block_names`). Th
 large fleet share them has a chance of about 1 in 10,000, and does little harm where it happens: a request goes to a
 replica that must compute more than was thought. What a request may read is decided by the engine, by its tokens.
 
-The compiled index takes 21 to 32 bytes of memory for each block that any replica holds, at most as many as the replicas
-have KV blocks; it grows in 256 parts, one at a time. Without a compiler a dict does the same, in about 100 bytes a block.
+The compiled index takes 21 to 32 bytes of memory for each block that any replica holds, at most as many as the
+replicas have KV blocks; it grows in 256 parts, at different times. Without a compiler a dict does the same, in about
+100 bytes a block.
 """
 
 from __future__ import annotations

@@ -127,6 +127,13 @@ class Join(Message, frozen=True, kw_only=True):
     revision: int = 0  # of that list
 
 
+class WatchBlocks(Message, frozen=True, kw_only=True):
+    """Tell a gateway process all blocks that the prefix cache holds and, from then on, what changes (`BlockEvents`)."""
+
+    gateway: int
+    wanted: bool = True  # False: tell it no more
+
+
 class Leave(Message, frozen=True, kw_only=True):
     """A gateway process is gone: abort its requests."""
 
@@ -143,7 +150,7 @@ class Stop(Message, frozen=True, kw_only=True):
     """Exit."""
 
 
-ToEngine = Submit | Embed | Abort | LoadAdapter | UnloadAdapter | Join | Leave | ForgetTenant | Stop
+ToEngine = Submit | Embed | Abort | LoadAdapter | UnloadAdapter | Join | WatchBlocks | Leave | ForgetTenant | Stop
 
 
 # From the engine -------------------------------------------------------------------------------------------------
@@ -308,6 +315,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     kv_blocks: int = 0
     kv_dtype: str = ""  # type of cached keys and values; empty where there are none
     block_size: int = 16
+    cache_namespace: str = ""  # of the names of cached blocks; see `kvarn.wire.block_names`
     load_s: float = 0.0
     start_s: dict[str, float] = {}  # seconds spent in each phase of the start, by name
 
@@ -368,6 +376,20 @@ class Adapters(Message, frozen=True, kw_only=True):
     adapters: list[AdapterInfo]
 
 
+class BlockEvents(Message, frozen=True, kw_only=True):
+    """Blocks that the prefix cache has stored and removed, in any order: no block is in both.
+
+    Blocks are the first 8 bytes of their names, one behind the other. They serve to choose a replica, never to read a
+    block: names that begin alike cost a request time, at worst.
+    """
+
+    epoch: int  # of the engine process: another one numbers its events anew
+    sequence: int  # of this gateway process's events, without gaps
+    stored: bytes = b""
+    removed: bytes = b""
+    snapshot: bool = False  # forget what was told before: `stored` begins all that is cached
+
+
 class Heartbeat(Message, frozen=True, kw_only=True):
     """The process lives; `step` shows whether its loop moves."""
 
@@ -381,4 +403,6 @@ class Failed(Message, frozen=True, kw_only=True):
     message: str
 
 
-FromEngine = Ready | Progress | StepOutput | Refused | Embedded | AdapterChanged | Adapters | Heartbeat | Failed
+FromEngine = (
+    Ready | Progress | StepOutput | Refused | Embedded | AdapterChanged | Adapters | BlockEvents | Heartbeat | Failed
+)

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 import msgspec
 
 from kvarn.replica.addresses import client_address, engine_address
+from kvarn.replica.client.block_feed import BlockFeed, BlockWatcher
 from kvarn.replica.client.protocol import (
     AdapterChangeError,
     ReplicaLostError,
@@ -24,6 +25,7 @@ from kvarn.wire.messages import (
     AdapterChanged,
     AdapterInfo,
     Adapters,
+    BlockEvents,
     Embed,
     Embedded,
     EngineStats,
@@ -38,6 +40,7 @@ from kvarn.wire.messages import (
     Submit,
     TokenDelta,
     UnloadAdapter,
+    WatchBlocks,
 )
 
 log = logging.getLogger(__name__)
@@ -69,6 +72,8 @@ class ZmqReplicaClient:
         self._embeddings: dict[str, asyncio.Future[list[bytes]]] = {}
         self._changes: dict[str, asyncio.Future[None]] = {}
         """Adapters that are being loaded or unloaded for this process."""
+        self._watcher: BlockWatcher | None = None
+        self._feed: BlockFeed | None = None
 
     def update(self, status: ReplicaStatus) -> None:
         """Take over what the supervisor says."""
@@ -138,6 +143,23 @@ class ZmqReplicaClient:
         self._transport.send(ForgetTenant(tenant=tenant))
         return True
 
+    def watch_blocks(self, watcher: BlockWatcher | None) -> None:
+        """Let this watcher hear which blocks are cached; see `ReplicaClient.watch_blocks`."""
+        if self._watcher is not None and self._transport is not None:
+            self._transport.send(WatchBlocks(gateway=self._gateway, wanted=False))
+        self._watcher, self._feed = watcher, None
+        if self._transport is not None:
+            self._start_feed()
+
+    def _start_feed(self) -> None:
+        if self._watcher is not None:
+            self._feed = BlockFeed(self._watcher, self._ask_for_blocks)
+            self._ask_for_blocks()
+
+    def _ask_for_blocks(self) -> None:
+        if self._transport is not None:
+            self._transport.send(WatchBlocks(gateway=self._gateway))
+
     def _connected(self, request_id: str) -> ClientTransport:
         """The way to the engine for a new request."""
         if self._transport is None:
@@ -157,6 +179,7 @@ class ZmqReplicaClient:
         self._transport = ClientTransport(engine_address(sockets), own, self._handle, self._unreadable)
         known = list(self.adapters.values())
         self._transport.send(Join(gateway=self._gateway, address=own, adapters=known, revision=self._revision))
+        self._start_feed()
 
     def _disconnect(self, reason: str) -> None:
         """Leave the engine after what it still has said; fail every request."""
@@ -165,6 +188,9 @@ class ZmqReplicaClient:
             transport.read_rest()
             transport.close()
         self.stats = EngineStats()
+        self._feed = None
+        if self._watcher is not None:
+            self._watcher.forget()
         for request_id in [*self._streams, *self._embeddings, *self._changes]:
             self._fail(request_id, ReplicaLostError(reason))
 
@@ -185,6 +211,9 @@ class ZmqReplicaClient:
                 answer = self._embeddings.get(message.request_id)
                 if answer is not None and not answer.done():
                     answer.set_result(message.vectors)
+            case BlockEvents():
+                if self._feed is not None:
+                    self._feed.take(message)
             case Adapters():
                 self.adapters = {adapter.name: adapter for adapter in message.adapters}
                 self._revision = message.revision
