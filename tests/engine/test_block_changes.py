@@ -5,14 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from block_watcher import names_in
 from engine_world import World
-
-
-def names_in(packed: bytes) -> set[bytes]:
-    found = [packed[start : start + 8] for start in range(0, len(packed), 8)]
-    assert len(set(found)) == len(found), "a block is told twice"
-    return set(found)
-
+from kvarn.engine.block_changes import BlockChanges
 
 REQUESTS = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 90), st.integers(1, 40), st.integers(0, 6)),
@@ -27,8 +22,6 @@ REQUESTS = st.lists(
 def test_changes_add_up_to_what_is_cached(
     requests: list[tuple[int, int, int, int, int]], forget: int, take_every: int
 ) -> None:
-    from kvarn.engine.block_changes import BlockChanges
-
     world = World(num_blocks=24)
     cache = world.engine.cache
     world.submit("early", 60)

@@ -9,32 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from block_watcher import SetWatcher, names_in
 from engine_world import World
-from kvarn.replica.client.block_feed import BlockFeed
+from kvarn.replica.client.block_events import BlockEventReader
 from kvarn.replica.server import block_events
-from kvarn.replica.server.block_events import BlockEventSender
-from kvarn.wire.messages import BlockEvents
-
-
-class SetWatcher:
-    """Keeps names in a set; None: nothing is known."""
-
-    def __init__(self) -> None:
-        self.names: set[bytes] | None = None
-
-    def replace(self, names: bytes) -> None:
-        self.names = _names(names)
-
-    def change(self, stored: bytes, removed: bytes) -> None:
-        assert self.names is not None
-        self.names = (self.names | _names(stored)) - _names(removed)
-
-    def forget(self) -> None:
-        self.names = None
-
-
-def _names(packed: bytes) -> set[bytes]:
-    return {packed[start : start + 8] for start in range(0, len(packed), 8)}
+from kvarn.replica.server.block_events import BlockEventPublisher
+from kvarn.wire.block_events import BlockEvents
 
 
 class Gateways:
@@ -44,19 +24,19 @@ class Gateways:
         self.world = world
         self.now = 0.0
         self.watchers: dict[int, SetWatcher] = {}
-        self.feeds: dict[int, BlockFeed] = {}
+        self.readers: dict[int, BlockEventReader] = {}
         self.events: list[tuple[int, BlockEvents]] = []
         self.asked: list[int] = []
-        self.sender = BlockEventSender(world.engine.cache, self._send, lambda: self.now)
+        self.publisher = BlockEventPublisher(world.engine.cache, self._send, lambda: self.now)
 
     def _send(self, gateway: int, event: BlockEvents) -> bool:
-        if gateway in self.feeds:
+        if gateway in self.readers:
             self.events.append((gateway, event))
-        return gateway in self.feeds
+        return gateway in self.readers
 
     def join(self, gateway: int) -> None:
         watcher = self.watchers[gateway] = SetWatcher()
-        self.feeds[gateway] = BlockFeed(watcher, lambda: self.asked.append(gateway))
+        self.readers[gateway] = BlockEventReader(watcher, lambda: self.asked.append(gateway))
         self.asked.append(gateway)
 
     def deliver(self, drop: Callable[[], bool] = lambda: False) -> None:
@@ -65,13 +45,13 @@ class Gateways:
             events, self.events = self.events, []
             for gateway, event in events:
                 if not drop():
-                    self.feeds[gateway].take(event)
+                    self.readers[gateway].take(event)
             asked, self.asked = self.asked, []
             for gateway in asked:
-                self.sender.subscribe(gateway, wanted=True)
+                self.publisher.subscribe(gateway, wanted=True)
 
     def check(self) -> None:
-        held = _names(self.world.engine.cache.packed_names())
+        held = names_in(self.world.engine.cache.packed_names())
         for watcher in self.watchers.values():
             assert watcher.names == held
 
@@ -95,11 +75,11 @@ def test_every_process_knows_what_is_cached_after_each_step(seed: int) -> None:
         if rng.random() < 0.3:
             _traffic(world, rng, number)
         if rng.random() < 0.05:
-            gateways.join(len(gateways.feeds))
+            gateways.join(len(gateways.readers))
         if rng.random() < 0.03:
             world.engine.forget_tenant("0")
         world.step()
-        gateways.sender.send_due(idle=True)
+        gateways.publisher.send_due(idle=True)
         gateways.deliver()
         gateways.check()
 
@@ -115,11 +95,11 @@ def test_a_lost_event_is_noticed_and_made_good(seed: int) -> None:
         if rng.random() < 0.3:
             _traffic(world, rng, number)
         world.step()
-        gateways.sender.send_due(idle=True)
+        gateways.publisher.send_due(idle=True)
         gateways.deliver(lambda: rng.random() < 0.2)
     world.submit("last", [seed % 50, 49] * 20, tenant="other", max_tokens=1)
     world.run()
-    gateways.sender.send_due(idle=True)
+    gateways.publisher.send_due(idle=True)
     gateways.deliver()  # a loss is noticed with the next event
     gateways.check()
 
@@ -129,23 +109,23 @@ def test_events_are_gathered_while_the_engine_works_and_cost_nothing_where_nobod
     gateways = Gateways(world)
     world.submit("unheard", 40)
     world.run()
-    gateways.sender.send_due(idle=True)
+    gateways.publisher.send_due(idle=True)
     assert world.engine.cache.changes is None and not gateways.events
     gateways.join(0)
     gateways.deliver()
     gateways.now = 1.0
-    gateways.sender.flush()
+    gateways.publisher.flush()
     world.submit("heard", [9] * 100)
     while world.engine.has_work():
         world.step()
-        gateways.sender.send_due(idle=False)
+        gateways.publisher.send_due(idle=False)
     assert not gateways.events
     gateways.now += block_events.SEND_EVERY_S
-    gateways.sender.send_due(idle=False)
+    gateways.publisher.send_due(idle=False)
     assert len(gateways.events) == 1
     gateways.deliver()
     gateways.check()
-    gateways.sender.subscribe(0, wanted=False)
+    gateways.publisher.subscribe(0, wanted=False)
     assert world.engine.cache.changes is None
 
 
@@ -154,17 +134,17 @@ def test_a_process_that_is_gone_is_told_no_more() -> None:
     gateways = Gateways(world)
     gateways.join(0)
     gateways.deliver()
-    del gateways.feeds[0]
+    del gateways.readers[0]
     world.submit("r", 40)
     world.run()
-    gateways.sender.flush()
+    gateways.publisher.flush()
     assert world.engine.cache.changes is None
 
 
 def test_events_of_another_epoch_are_not_mixed_in() -> None:
     asked: list[None] = []
     watcher = SetWatcher()
-    feed = BlockFeed(watcher, lambda: asked.append(None))
+    feed = BlockEventReader(watcher, lambda: asked.append(None))
     feed.take(BlockEvents(epoch=1, sequence=0, stored=b"a" * 8))
     assert watcher.names is None and len(asked) == 1
     feed.take(BlockEvents(epoch=1, sequence=4, stored=b"b" * 8, snapshot=True))

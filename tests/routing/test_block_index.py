@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvarn.routing import index
-from kvarn.routing.index import BlockIndex, DictBlockIndex, python_block_names
+from kvarn.routing.index import BlockIndex, PlainBlockIndex, plain_block_names
 from kvarn.wire.block_names import PrefixScope, block_hashes, root_hash
 
 compiled = index._compiled
@@ -33,7 +33,7 @@ def packed(names: list[int]) -> bytes:
 
 def kinds() -> list[Any]:
     skip = pytest.mark.skipif(compiled is None, reason=NEEDS_COMPILED)
-    return [DictBlockIndex, pytest.param(getattr(compiled, "BlockIndex", None), marks=skip, id="compiled")]
+    return [PlainBlockIndex, pytest.param(getattr(compiled, "BlockIndex", None), marks=skip, id="compiled")]
 
 
 @pytest.mark.parametrize("make", kinds())
@@ -100,7 +100,7 @@ def test_names_are_the_first_bytes_of_the_engines(tokens: list[int], tenant: str
     full = tokens[: len(tokens) // 16 * 16]
     expected = b"".join(name[:8] for name in block_hashes(full, scope, namespace))
     root = root_hash(scope, namespace)
-    assert python_block_names(root, tokens) == expected
+    assert plain_block_names(root, tokens) == expected
     if compiled is not None:
         assert compiled.block_names(root, tokens, 16) == expected
 
@@ -108,4 +108,4 @@ def test_names_are_the_first_bytes_of_the_engines(tokens: list[int], tenant: str
 @pytest.mark.skipif(compiled is None, reason=NEEDS_COMPILED)
 @given(st.integers(1, 30), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=70), st.binary(min_size=16, max_size=16))
 def test_the_compiled_hash_is_blake2b_for_every_length(block_size: int, tokens: list[int], root: bytes) -> None:
-    assert compiled.block_names(root, tokens, block_size) == python_block_names(root, tokens, block_size)
+    assert compiled.block_names(root, tokens, block_size) == plain_block_names(root, tokens, block_size)

@@ -7,7 +7,7 @@ import struct
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
-from kvarn.replica.client.block_feed import BlockWatcher
+from kvarn.replica.client.block_events import BlockWatcher
 from kvarn.replica.client.protocol import (
     AdapterChangeError,
     ReplicaLostError,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-NAME_BYTES = 8
-"""Of a block's name that are told: enough to choose a replica, and nobody reads a block by its name."""
+from kvarn.wire.block_events import NAME_BYTES
 
 
 def packed(names: Iterable[bytes]) -> bytes:

@@ -17,9 +17,8 @@ from array import array
 from typing import Protocol
 
 from kvarn.config.schema import BLOCK_SIZE
+from kvarn.wire.block_events import NAME_BYTES
 
-NAME_BYTES = 8
-"""Of a block's name, in the index and in block events."""
 MAX_REPLICAS = 64
 """Replicas of one index: masks have as many bits."""
 
@@ -50,7 +49,7 @@ class BlockIndex(Protocol):
         ...
 
 
-class DictBlockIndex:
+class PlainBlockIndex:
     """The index without a compiler, and the reference for the compiled one."""
 
     def __init__(self) -> None:
@@ -96,7 +95,7 @@ class DictBlockIndex:
         return len(self._replicas)
 
 
-def python_block_names(root: bytes, tokens: list[int], block_size: int = BLOCK_SIZE) -> bytes:
+def plain_block_names(root: bytes, tokens: list[int], block_size: int = BLOCK_SIZE) -> bytes:
     """`block_names` without a compiler."""
     digest, names = hashlib.blake2b, []
     packed, width = array("q", tokens).tobytes(), 8 * block_size
@@ -116,7 +115,7 @@ def new_block_index() -> BlockIndex:
     """The compiled index where there is one."""
     if _compiled is None:
         log.warning("the index of cached blocks is not compiled: routing takes longer and more memory")
-        return DictBlockIndex()
+        return PlainBlockIndex()
     return _compiled.BlockIndex()
 
 
@@ -127,7 +126,7 @@ def block_names(root: bytes, tokens: list[int]) -> bytes:
         root: See `kvarn.wire.block_names.root_hash`.
         tokens: Of the prompt.
     """
-    return python_block_names(root, tokens) if _compiled is None else _compiled.block_names(root, tokens, BLOCK_SIZE)
+    return plain_block_names(root, tokens) if _compiled is None else _compiled.block_names(root, tokens, BLOCK_SIZE)
 
 
 def _checked(replica: int) -> int:

@@ -11,6 +11,8 @@ from enum import StrEnum
 
 import msgspec
 
+from kvarn.wire.block_events import BlockEvents, WatchBlocks
+from kvarn.wire.message import Message
 from kvarn.wire.sampling import SamplingParams
 
 
@@ -31,10 +33,6 @@ class RefusalReason(StrEnum):
     DRAINING = "draining"
     DUPLICATE_ID = "duplicate_id"
     INVALID = "invalid"
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Base of all messages; the tag is the class's name."""
 
 
 # To the engine ---------------------------------------------------------------------------------------------------
@@ -123,15 +121,10 @@ class Join(Message, frozen=True, kw_only=True):
 
     gateway: int
     address: str  # ZMQ address that it reads
-    adapters: list[AdapterInfo] = []  # that it knows of; of a revision above the engine's own, they are loaded again
+    adapters: list[AdapterInfo] = msgspec.field(
+        default_factory=list
+    )  # that it knows of; of a revision above the engine's own, they are loaded again
     revision: int = 0  # of that list
-
-
-class WatchBlocks(Message, frozen=True, kw_only=True):
-    """Tell a gateway process all blocks that the prefix cache holds and, from then on, what changes (`BlockEvents`)."""
-
-    gateway: int
-    wanted: bool = True  # False: tell it no more
 
 
 class Leave(Message, frozen=True, kw_only=True):
@@ -374,20 +367,6 @@ class Adapters(Message, frozen=True, kw_only=True):
 
     revision: int  # counts changes; 0: those of the configuration
     adapters: list[AdapterInfo]
-
-
-class BlockEvents(Message, frozen=True, kw_only=True):
-    """Blocks that the prefix cache has stored and removed, in any order: no block is in both.
-
-    Blocks are the first 8 bytes of their names, one behind the other. They serve to choose a replica, never to read a
-    block: names that begin alike cost a request time, at worst.
-    """
-
-    epoch: int  # of the engine process: another one numbers its events anew
-    sequence: int  # of this gateway process's events, without gaps
-    stored: bytes = b""
-    removed: bytes = b""
-    snapshot: bool = False  # forget what was told before: `stored` begins all that is cached
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from kvarn.replica.client.block_feed import BlockWatcher
+from kvarn.replica.client.block_events import BlockWatcher
 from kvarn.wire.messages import AdapterInfo, EngineStats, ModelCard, RefusalReason, Submit, TokenDelta
 
 ReportPending = Callable[[int], None]

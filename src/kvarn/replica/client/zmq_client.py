@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 import msgspec
 
 from kvarn.replica.addresses import client_address, engine_address
-from kvarn.replica.client.block_feed import BlockFeed, BlockWatcher
+from kvarn.replica.client.block_events import BlockEventReader, BlockWatcher
 from kvarn.replica.client.protocol import (
     AdapterChangeError,
     ReplicaLostError,
@@ -20,12 +20,12 @@ from kvarn.replica.client.protocol import (
 )
 from kvarn.replica.client.request_stream import RequestStream
 from kvarn.replica.transport import ClientTransport
+from kvarn.wire.block_events import BlockEvents, WatchBlocks
 from kvarn.wire.messages import (
     Abort,
     AdapterChanged,
     AdapterInfo,
     Adapters,
-    BlockEvents,
     Embed,
     Embedded,
     EngineStats,
@@ -40,7 +40,6 @@ from kvarn.wire.messages import (
     Submit,
     TokenDelta,
     UnloadAdapter,
-    WatchBlocks,
 )
 
 log = logging.getLogger(__name__)
@@ -73,7 +72,7 @@ class ZmqReplicaClient:
         self._changes: dict[str, asyncio.Future[None]] = {}
         """Adapters that are being loaded or unloaded for this process."""
         self._watcher: BlockWatcher | None = None
-        self._feed: BlockFeed | None = None
+        self._block_reader: BlockEventReader | None = None
 
     def update(self, status: ReplicaStatus) -> None:
         """Take over what the supervisor says."""
@@ -147,13 +146,13 @@ class ZmqReplicaClient:
         """Let this watcher hear which blocks are cached; see `ReplicaClient.watch_blocks`."""
         if self._watcher is not None and self._transport is not None:
             self._transport.send(WatchBlocks(gateway=self._gateway, wanted=False))
-        self._watcher, self._feed = watcher, None
+        self._watcher, self._block_reader = watcher, None
         if self._transport is not None:
-            self._start_feed()
+            self._read_blocks()
 
-    def _start_feed(self) -> None:
+    def _read_blocks(self) -> None:
         if self._watcher is not None:
-            self._feed = BlockFeed(self._watcher, self._ask_for_blocks)
+            self._block_reader = BlockEventReader(self._watcher, self._ask_for_blocks)
             self._ask_for_blocks()
 
     def _ask_for_blocks(self) -> None:
@@ -179,7 +178,7 @@ class ZmqReplicaClient:
         self._transport = ClientTransport(engine_address(sockets), own, self._handle, self._unreadable)
         known = list(self.adapters.values())
         self._transport.send(Join(gateway=self._gateway, address=own, adapters=known, revision=self._revision))
-        self._start_feed()
+        self._read_blocks()
 
     def _disconnect(self, reason: str) -> None:
         """Leave the engine after what it still has said; fail every request."""
@@ -188,7 +187,7 @@ class ZmqReplicaClient:
             transport.read_rest()
             transport.close()
         self.stats = EngineStats()
-        self._feed = None
+        self._block_reader = None
         if self._watcher is not None:
             self._watcher.forget()
         for request_id in [*self._streams, *self._embeddings, *self._changes]:
@@ -212,8 +211,8 @@ class ZmqReplicaClient:
                 if answer is not None and not answer.done():
                     answer.set_result(message.vectors)
             case BlockEvents():
-                if self._feed is not None:
-                    self._feed.take(message)
+                if self._block_reader is not None:
+                    self._block_reader.take(message)
             case Adapters():
                 self.adapters = {adapter.name: adapter for adapter in message.adapters}
                 self._revision = message.revision

@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from kvarn.engine.block_changes import NAME_BYTES, BlockChanges
+from kvarn.engine.block_changes import BlockChanges
 from kvarn.engine.prefix_cache import PrefixCache
-from kvarn.wire.messages import BlockEvents
+from kvarn.wire.block_events import NAME_BYTES, BlockEvents
 
 SEND_EVERY_S = 0.02
 """Changes are gathered for this long while the engine works; before a rest they are sent at once."""
@@ -19,7 +19,7 @@ SNAPSHOT_BLOCKS = 1 << 15
 """Blocks in one message of a snapshot: 256 KiB."""
 
 
-class BlockEventSender:
+class BlockEventPublisher:
     """The events of one engine process.
 
     Args:

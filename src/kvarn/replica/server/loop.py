@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from kvarn.replica.server.block_events import BlockEventSender
+from kvarn.replica.server.block_events import BlockEventPublisher
 from kvarn.replica.server.embed import EmbedService
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.transport import (
@@ -21,11 +21,11 @@ from kvarn.replica.transport import (
     Outbox,
     UnreadableRequest,
 )
+from kvarn.wire.block_events import BlockEvents, WatchBlocks
 from kvarn.wire.messages import (
     Abort,
     AdapterChanged,
     Adapters,
-    BlockEvents,
     Embed,
     Embedded,
     ForgetTenant,
@@ -41,7 +41,6 @@ from kvarn.wire.messages import (
     ToEngine,
     TokenDelta,
     UnloadAdapter,
-    WatchBlocks,
 )
 
 _IDLE_WAIT_S = 0.5
@@ -199,7 +198,7 @@ class EngineLoop:
         self._inbox = inbox
         self._router = router
         self._heartbeat = heartbeat
-        self._blocks = BlockEventSender(service.cache, router.tell)
+        self._blocks = BlockEventPublisher(service.cache, router.tell)
         self._stopped = False
         self._draining = False
         self._drain_requested = False

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from kvarn.wire.messages import BlockEvents
+from kvarn.wire.block_events import BlockEvents
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class BlockWatcher(Protocol):
         ...
 
 
-class BlockFeed:
+class BlockEventReader:
     """Hands a watcher the events of one engine; asks for a snapshot where one is missing.
 
     Until the snapshot is there, the watcher keeps what it knows: it is nearly right.
