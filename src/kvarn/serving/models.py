@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import kvarn
-from kvarn.config.schema import GatewayConfig, ModelConfig
+from kvarn.config.gateway import GatewayConfig
+from kvarn.config.schema import ModelConfig
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaState
 from kvarn.replica.spec import replica_names
