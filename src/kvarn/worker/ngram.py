@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine.prefix_cache import PrefixScope
 from kvarn.engine.proposer import NO_GUESS, Guess
 from kvarn.engine.request import Sequence
 from kvarn.kernels.search import Tokens, longest_match
+from kvarn.wire.block_names import PrefixScope
 from kvarn.worker.pass_times import PassTimes
 
 _NO_TOKEN = -1
