@@ -1,7 +1,7 @@
 """In which steps guesses are asked for, where that takes time which guesses may not be worth.
 
-`Looks` is for guesses that are cheap but not free. A look takes some microseconds of the engine's thread: nothing beside
-the step of a large model with few sequences, much beside that of a small one with many. What looks have saved is
+`Looks` is for guesses that are cheap but not free. A look takes some microseconds of the engine's thread: nothing
+beside the step of a large model with few sequences, much beside that of a small one with many. What looks have saved is
 averaged, of each sequence and of all: where it is more than a look takes, the sequence's guess is looked for in each
 step. The others are looked at together, every so many steps that it takes a small share of the time; the steps between
 do nothing at all.
