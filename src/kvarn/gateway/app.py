@@ -53,11 +53,15 @@ from kvarn.jobs.periodic import Periodic
 from kvarn.jobs.retention import retention_worker
 from kvarn.jobs.worker import Worker
 from kvarn.metering.usage_reports import Reports
+from kvarn.observe.external import ExternalMetrics
 from kvarn.observe.metrics import GatewayMetrics
+from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.responses.background import run_background
 from kvarn.responses.background_runs import BackgroundResponses
 from kvarn.serving.engine_metrics import EngineCollector
+from kvarn.serving.external.model import connect
 from kvarn.serving.held_bytes import ByteBudget
+from kvarn.serving.model_choice import ModelRoutes
 from kvarn.serving.models import ModelTable, ServedModel
 from kvarn.serving.moderation.checks import Moderation
 from kvarn.serving.storage_quota import StorageQuota
@@ -116,6 +120,10 @@ def create_app(
     metrics = GatewayMetrics(slo, slo)
     if shared is None or shared.is_main:
         metrics.registry.register(EngineCollector({model.name: model.replicas for model in table}))
+    external = ExternalMetrics(metrics.registry)
+    for model in table:
+        if model.config.external is not None:
+            model.external = connect(model, external)
     services = Services(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
     background = BackgroundResponses(services.store, config.responses, lambda run: run_background(gateway, run))
     open_requests = OpenRequests()
@@ -123,6 +131,7 @@ def create_app(
     gateway = Gateway(
         config=config,
         models=table,
+        routes=ModelRoutes(config, ModelChoiceMetrics(metrics.registry), services.admission.predicted_ttft_s),
         metrics=metrics,
         store=services.store,
         stages=services.stages,
@@ -202,6 +211,9 @@ async def _lifespan(
     if keepers and (gateway.shared is None or gateway.shared.is_main):
         deleted = DeletedTenants(gateway.store, [replica for replicas in keepers for replica in replicas])
         workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, config.auth.refresh_s))
+    for model in gateway.models:
+        if model.external is not None:
+            workers += model.external.probes()
     if config.batches.enabled:
         workers.append(BatchWorker(gateway))
     try:
@@ -224,5 +236,6 @@ async def _lifespan(
             _log.error("%d requests were not settled before the end", left)
         await asyncio.gather(*[worker.stop() for worker in workers])
         await gateway.models.close()
+        await asyncio.gather(*[model.external.close() for model in gateway.models if model.external is not None])
         await services.stop()
         pool.shutdown(wait=False, cancel_futures=True)
