@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import zmq
 
-from kvarn.config.schema import EngineConfig, ModelConfig, ReplicaConfig
+from kvarn.config.replica import ReplicaConfig
+from kvarn.config.schema import EngineConfig, ModelConfig
 from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.replica.addresses import engine_address
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
@@ -18,6 +19,7 @@ from kvarn.wire.sampling import SamplingParams
 
 ENGINES = Path(__file__).parent / "engines"
 MakeReplica = Callable[..., "RunningReplica"]
+Attach = Callable[[Any, int], ZmqReplicaClient]
 
 
 class RunningReplica(ZmqReplicaClient):
@@ -108,3 +110,19 @@ def submit() -> Callable[..., Submit]:
         )
 
     return make
+
+
+@pytest.fixture
+async def attach() -> AsyncGenerator[Attach, None]:
+    """Other gateway processes' clients; here they live in the same process, over sockets of their own."""
+    made: list[ZmqReplicaClient] = []
+
+    def make(replica: Any, gateway: int) -> ZmqReplicaClient:
+        attached = ZmqReplicaClient("scripted", gateway)
+        attached.update(replica.supervisor.status)
+        made.append(attached)
+        return attached
+
+    yield make
+    for attached in made:
+        attached.close()

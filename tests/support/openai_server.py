@@ -6,7 +6,7 @@ It answers with the words of the last message, one a chunk, or calls the first t
 wrong: a JSON object with
 
 * `fault`: `status` (answers with `status`, `headers` and `message`), `hang` (before the first byte), `hang_after`
-  (after `after` chunks), `cut` (resets the connection after `after` chunks), `cut_at_once`, `garbage` (chunks that are
+  (after `after` chunks), `cut` (closes the connection after `after` chunks), `cut_at_once`, `garbage` (chunks that are
   no JSON), `error_event` (an error in the stream after `after` chunks), `abort` (finish reason `abort`), `no_end` (all
   chunks and the finish reason, then silence);
 * `times`: how many requests fail so; -1: all.
@@ -185,7 +185,7 @@ class Handler(BaseHTTPRequestHandler):
                     self.wait_for_end(HANG_S)
                     raise OSError
                 if fault == "cut":
-                    self.reset_connection()
+                    self.close_connection = True
                     return
                 if fault == "error_event":
                     self.event({"error": {"message": "the engine died", "type": "InternalServerError", "code": 500}})

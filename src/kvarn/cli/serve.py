@@ -7,6 +7,7 @@ import errno
 import logging
 import signal
 import time
+from pathlib import Path
 
 from kvarn.cli.announce import show_error, show_start, show_welcome
 from kvarn.cli.configure import configure
@@ -18,7 +19,6 @@ from kvarn.fleet.engines import Engines
 from kvarn.fleet.process import EngineProcess
 from kvarn.identity.open_server import auth_mode
 from kvarn.observe.logging import configure_gateway_logging
-from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.safety.errors import SafetyError
 from kvarn.store.errors import StoreError
 from kvarn.text.errors import TextError
@@ -81,9 +81,9 @@ class _Gateway:
         self._needs_key = needs_key
         models: dict[str, ServedModel] = {}
         for model in config.models:
-            client = ZmqReplicaClient(model.name)
-            engines.supervisors[model.name].subscribe(client.update)
-            models[model.name] = ServedModel(model.name, model, [client], engines.directories[model.name])
+            models[model.name] = ServedModel(model.name, model, [], engines.directories.get(model.name, Path()))
+        for supervisor in engines.supervisors.values():
+            supervisor.subscribe(models[supervisor.status.model].replicas.update)
         self._models = list(models.values())
         try:
             self._listener = bind(config.gateway)
@@ -148,7 +148,8 @@ class _Gateway:
         ready = showing.result()
         if ready:
             show_welcome(ready, self._url, time.monotonic() - self._began, needs_key=self._needs_key)
-        return bool(ready)
+        # Another server's state is no reason to end: it may come up at any time.
+        return bool(ready) or any(model.config.external is not None for model in self._models)
 
     async def _start_processes(self) -> None:
         """Start the other gateway processes once this one serves: it has brought the database up to date by then."""

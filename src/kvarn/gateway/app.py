@@ -64,6 +64,7 @@ from kvarn.serving.held_bytes import ByteBudget
 from kvarn.serving.model_choice import ModelRoutes
 from kvarn.serving.models import ModelTable, ServedModel
 from kvarn.serving.moderation.checks import Moderation
+from kvarn.serving.shadow import Shadows
 from kvarn.serving.storage_quota import StorageQuota
 from kvarn.serving.text_pool import TextPool
 from kvarn.store.errors import StoreError
@@ -120,7 +121,7 @@ def create_app(
     metrics = GatewayMetrics(slo, slo)
     if shared is None or shared.is_main:
         metrics.registry.register(EngineCollector({model.name: model.replicas for model in table}))
-    external = ExternalMetrics(metrics.registry)
+    external, choice_metrics = ExternalMetrics(metrics.registry), ModelChoiceMetrics(metrics.registry)
     for model in table:
         if model.config.external is not None:
             model.external = connect(model, external)
@@ -131,7 +132,8 @@ def create_app(
     gateway = Gateway(
         config=config,
         models=table,
-        routes=ModelRoutes(config, ModelChoiceMetrics(metrics.registry), services.admission.predicted_ttft_s),
+        routes=ModelRoutes(config, choice_metrics, services.admission.predicted_ttft_s),
+        shadows=Shadows(choice_metrics, services.admission.enter),
         metrics=metrics,
         store=services.store,
         stages=services.stages,
@@ -207,9 +209,9 @@ async def _lifespan(
         retention_worker(gateway.store, config.retention),
         Periodic("counts of organisations that are nearly full", count_nearly_full, _COUNT_EVERY_S),
     ]
-    keepers = [model.replicas.values() for model in gateway.models if model.config.kv_tiers is not None]
+    keepers = [model.replicas for model in gateway.models if model.config.kv_tiers is not None]
     if keepers and (gateway.shared is None or gateway.shared.is_main):
-        deleted = DeletedTenants(gateway.store, [replica for replicas in keepers for replica in replicas])
+        deleted = DeletedTenants(gateway.store, keepers)
         workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, config.auth.refresh_s))
     for model in gateway.models:
         if model.external is not None:
@@ -235,6 +237,7 @@ async def _lifespan(
         if left := await open_requests.over(_SETTLE_S):
             _log.error("%d requests were not settled before the end", left)
         await asyncio.gather(*[worker.stop() for worker in workers])
+        await gateway.shadows.stop()
         await gateway.models.close()
         await asyncio.gather(*[model.external.close() for model in gateway.models if model.external is not None])
         await services.stop()

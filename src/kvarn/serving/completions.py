@@ -112,8 +112,16 @@ async def start_completion(serving: ServingContext, record: RequestRecord, reque
         prompt_tokens=record.body_bytes // BYTES_PER_TOKEN,
         max_output_tokens=DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens,
     )
-    start = partial(_start, serving, record, request)
-    return await serving.with_model(record, request.model, start, features, request.user)
+    seed = serving.shadows.seed_of(serving.routes.find(request.model), record, request.seed)
+    asked = request if seed == request.seed else request.model_copy(update={"seed": seed})
+    start = partial(_start, serving, record, asked)
+    run = await serving.with_model(record, request.model, start, features, request.user)
+    return serving.shadows.watch(
+        serving,
+        record,
+        run,
+        lambda context, own, name: start_completion(context, own, asked.model_copy(update={"model": name})),
+    )
 
 
 async def _start(

@@ -16,6 +16,7 @@ from kvarn.serving.held_bytes import ByteBudget
 from kvarn.serving.model_choice import NO_FEATURES, ModelRoutes, begin_answer, reason_of
 from kvarn.serving.models import BuiltInModel, ModelTable, ReadyModel, ServedModel
 from kvarn.serving.moderation.checks import Moderation
+from kvarn.serving.shadow import Shadows
 from kvarn.serving.storage_quota import StorageQuota
 from kvarn.serving.text_pool import TextPool
 from kvarn.serving.tiers import priority_of, tier_of
@@ -41,6 +42,7 @@ class ServingContext:
     config: KvarnConfig
     models: ModelTable
     routes: ModelRoutes
+    shadows: Shadows
     metrics: GatewayMetrics
     store: Store
     stages: Sequence[Stage]

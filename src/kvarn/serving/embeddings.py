@@ -14,7 +14,8 @@ from msgspec import UNSET
 
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.serving.context import ServingContext
-from kvarn.serving.external.embeddings import embed_external, inputs_as_they_are
+from kvarn.serving.external.embeddings import embed_external, external_inputs
+from kvarn.serving.failover import embed_anywhere
 from kvarn.serving.generation import check_token_ids
 from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.models import ReadyModel
@@ -158,7 +159,10 @@ async def _embed(
         return await embed_external(model.external, batch, work, dimensions)
     usage = work.usage
     try:
-        vectors = await model.replica.embed(request_id, [each for each in batch if isinstance(each, list)])
+        given = [each for each in batch if isinstance(each, list)]
+        vectors = await embed_anywhere(
+            model.served.replicas, model.replica_name, request_id, given, model.served.config.failover
+        )
     except (RequestRefusedError, ReplicaLostError):
         usage.failed = True
         raise
@@ -182,7 +186,7 @@ def _tokenize(model: ReadyModel, named: Named, max_tokens: int | None = None) ->
     if empty is not None:
         raise invalid_request(f"{empty!r} may not be empty.", empty)
     if model.external is not None:
-        return inputs_as_they_are(model.external, named, max_tokens)
+        return external_inputs(model.external, named, max_tokens)
     batch: list[list[int]] = []
     longest = model.card.max_context_length
     for position, (where, given) in enumerate(named):

@@ -7,18 +7,20 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from kvarn.config.gateway import GatewayConfig
-from kvarn.observe.metrics import GatewayMetrics
+from kvarn.observe.metrics import GatewayMetrics, GenerationObserver
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.serving.choice import Choice, ChoiceDelta
+from kvarn.serving.failover import generate_anywhere
 from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.moderation.output_watch import OutputWatch
+from kvarn.serving.timeouts import NO_TIMEOUTS, StageTimeoutError, timeouts_of, within_timeouts
 from kvarn.serving.work import Work
 from kvarn.text.detokenizer import IncrementalDetokenizer
 from kvarn.text.reasoning.splitter import ReasoningSplitter
 from kvarn.text.sampling import stop_strings
 from kvarn.text.stop_strings import StopMatcher, StopStrings
-from kvarn.wire.messages import Grammar, Submit
+from kvarn.wire.messages import Grammar, Submit, TokenDelta
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.completions import CompletionRequest
 from kvarn.wire.openai.errors import ApiError, invalid_request
@@ -115,13 +117,18 @@ async def generate(
     Raises:
         RequestRefusedError: The engine refused or gave up the request.
         ReplicaLostError: The engine is not ready, died or fell silent.
+        StageTimeoutError: A stage took longer than the model's `timeouts`.
         ApiError: The answer cannot be moderated now, or there is no memory left for what nobody has read.
     """
     observer = metrics.generation(model.name, work.record.received)
     usage, running = work.usage, len(choices)
     usage.count(prompt=len(submit.prompt_token_ids))
     try:
-        async with aclosing(model.replica.generate(submit, held.become)) as new_tokens:
+        tokens = _tokens(model, submit, work, held, observer)
+        timeouts = timeouts_of(model.served.config.timeouts, external=False)
+        if timeouts != NO_TIMEOUTS:
+            tokens = within_timeouts(tokens, timeouts, lambda new: bool(new.token_ids))
+        async with aclosing(tokens) as new_tokens:
             async for new in new_tokens:
                 choice = choices[new.index]
                 if choice.ended:
@@ -146,11 +153,26 @@ async def generate(
                 yield delta
                 if not running:
                     return
-    except (RequestRefusedError, ReplicaLostError, ApiError) as error:
+    except (RequestRefusedError, ReplicaLostError, StageTimeoutError, ApiError) as error:
         usage.failed = True
         usage.refused = usage.refused or isinstance(error, RequestRefusedError)
         observer.failed()
         raise
+
+
+def _tokens(
+    model: ReadyModel, submit: Submit, work: Work, held: HeldBytes, observer: GenerationObserver
+) -> AsyncGenerator[TokenDelta, None]:
+    """What the model's replicas answer. A batch itself tries its lines again."""
+    if work.record.batch_id is not None:
+        return model.replica.generate(submit, held.become)
+
+    def moved(replica: str, pause_s: float) -> None:
+        work.replica = replica
+        observer.moved(pause_s)
+
+    served = model.served
+    return generate_anywhere(served.replicas, model.replica_name, submit, served.config.failover, held.become, moved)
 
 
 async def interleave(streams: Sequence[AsyncGenerator[ChoiceDelta, None]]) -> AsyncGenerator[ChoiceDelta, None]:

@@ -21,6 +21,8 @@ _WORDS = {
 EXTERNAL_TIMEOUTS = StageTimeouts(connect_s=5.0, first_token_s=120.0, between_tokens_s=60.0)
 """Of external models, where the configuration does not say."""
 
+NO_TIMEOUTS = StageTimeouts()
+
 
 class StageTimeoutError(Exception):
     """A stage of an answer took too long."""
@@ -32,7 +34,7 @@ class StageTimeoutError(Exception):
 
 def timeouts_of(config: TimeoutsConfig, *, external: bool) -> StageTimeouts:
     """The time-outs of a model."""
-    default = EXTERNAL_TIMEOUTS if external else StageTimeouts()
+    default = EXTERNAL_TIMEOUTS if external else NO_TIMEOUTS
     return StageTimeouts(
         connect_s=config.connect_s or default.connect_s,
         first_token_s=config.first_token_s or default.first_token_s,

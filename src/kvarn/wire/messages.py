@@ -11,6 +11,8 @@ from enum import StrEnum
 
 import msgspec
 
+from kvarn.wire.block_events import BlockEvents, WatchBlocks
+from kvarn.wire.message import Message
 from kvarn.wire.sampling import SamplingParams
 
 
@@ -31,10 +33,6 @@ class RefusalReason(StrEnum):
     DRAINING = "draining"
     DUPLICATE_ID = "duplicate_id"
     INVALID = "invalid"
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Base of all messages; the tag is the class's name."""
 
 
 # To the engine ---------------------------------------------------------------------------------------------------
@@ -66,7 +64,18 @@ class Submit(Message, frozen=True, kw_only=True):
     cache_salt: str = ""  # prompts share cached blocks only with prompts of the same tenant and salt
     adapter: str = ""  # name of one that is loaded; empty for the model itself
     grammar: Grammar | None = None  # what each choice must match
+    drawn: list[list[int] | None] = msgspec.field(default_factory=list)
+    """Of a request that goes on here: the tokens that each choice has so far, None for one that has ended. All choices
+    then draw what they would have drawn where they began."""
+
     gateway: int = 0  # number of the gateway process that asks, and is answered
+
+    @property
+    def choices(self) -> list[int]:
+        """Numbers of the choices that are to be answered."""
+        if not self.drawn:
+            return list(range(self.sampling.n))
+        return [index for index, tokens in enumerate(self.drawn) if tokens is not None]
 
 
 class Embed(Message, frozen=True, kw_only=True):
@@ -123,7 +132,9 @@ class Join(Message, frozen=True, kw_only=True):
 
     gateway: int
     address: str  # ZMQ address that it reads
-    adapters: list[AdapterInfo] = []  # that it knows of; of a revision above the engine's own, they are loaded again
+    adapters: list[AdapterInfo] = msgspec.field(
+        default_factory=list
+    )  # that it knows of; of a revision above the engine's own, they are loaded again
     revision: int = 0  # of that list
 
 
@@ -143,7 +154,7 @@ class Stop(Message, frozen=True, kw_only=True):
     """Exit."""
 
 
-ToEngine = Submit | Embed | Abort | LoadAdapter | UnloadAdapter | Join | Leave | ForgetTenant | Stop
+ToEngine = Submit | Embed | Abort | LoadAdapter | UnloadAdapter | Join | WatchBlocks | Leave | ForgetTenant | Stop
 
 
 # From the engine -------------------------------------------------------------------------------------------------
@@ -308,6 +319,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     kv_blocks: int = 0
     kv_dtype: str = ""  # type of cached keys and values; empty where there are none
     block_size: int = 16
+    cache_namespace: str = ""  # of the names of cached blocks; see `kvarn.wire.block_names`
     load_s: float = 0.0
     start_s: dict[str, float] = {}  # seconds spent in each phase of the start, by name
 
@@ -381,4 +393,6 @@ class Failed(Message, frozen=True, kw_only=True):
     message: str
 
 
-FromEngine = Ready | Progress | StepOutput | Refused | Embedded | AdapterChanged | Adapters | Heartbeat | Failed
+FromEngine = (
+    Ready | Progress | StepOutput | Refused | Embedded | AdapterChanged | Adapters | BlockEvents | Heartbeat | Failed
+)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from kvarn.replica.client.block_events import BlockWatcher
 from kvarn.wire.messages import AdapterInfo, EngineStats, ModelCard, RefusalReason, Submit, TokenDelta
 
 ReportPending = Callable[[int], None]
@@ -19,7 +20,11 @@ class ReplicaState(StrEnum):
 
     STARTING = "starting"
     READY = "ready"
+    DRAINING = "draining"
+    """It answers what it has, and takes nothing new."""
     DOWN = "down"
+    GONE = "gone"
+    """It will not come back."""
 
 
 class RequestRefusedError(Exception):
@@ -48,6 +53,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What the supervisor of a replica sends to its clients, at each change."""
 
     model: str
+    replica: str
+    """Its name, the same for each engine process that runs it in turn."""
     state: ReplicaState = ReplicaState.STARTING
     stage: str = "start the engine process"
     """Of the start; while down, why."""
@@ -113,4 +120,9 @@ class ReplicaClient(Protocol):
 
     def forget_tenant(self, tenant: str) -> bool:
         """Have the engine delete a deleted tenant's cached blocks, on every tier; False where it is not ready."""
+        ...
+
+    def watch_blocks(self, watcher: BlockWatcher | None) -> None:
+        """Let this watcher hear which blocks the replica caches, after each of its starts; None: nobody any more. A
+        replica that does not tell never calls it."""
         ...

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 import msgspec
 
 from kvarn.replica.addresses import client_address, engine_address
+from kvarn.replica.client.block_events import BlockEventReader, BlockWatcher
 from kvarn.replica.client.protocol import (
     AdapterChangeError,
     ReplicaLostError,
@@ -19,6 +20,7 @@ from kvarn.replica.client.protocol import (
 )
 from kvarn.replica.client.request_stream import RequestStream
 from kvarn.replica.transport import ClientTransport
+from kvarn.wire.block_events import BlockEvents, WatchBlocks
 from kvarn.wire.messages import (
     Abort,
     AdapterChanged,
@@ -69,15 +71,26 @@ class ZmqReplicaClient:
         self._embeddings: dict[str, asyncio.Future[list[bytes]]] = {}
         self._changes: dict[str, asyncio.Future[None]] = {}
         """Adapters that are being loaded or unloaded for this process."""
+        self._watcher: BlockWatcher | None = None
+        self._block_reader: BlockEventReader | None = None
 
     def update(self, status: ReplicaStatus) -> None:
         """Take over what the supervisor says."""
-        runs = status.state is ReplicaState.READY
+        runs = status.state in (ReplicaState.READY, ReplicaState.DRAINING)
         if self._sockets and (not runs or status.sockets != self._sockets):
             self._disconnect("the engine is down" if runs else status.stage)
         if runs and not self._sockets:
             self._connect(status.sockets)
         self.state, self.progress, self.card = status.state, (status.stage, status.fraction), status.card
+
+    @property
+    def adapters_revision(self) -> int:
+        """How often the engine's list of adapters has changed."""
+        return self._revision
+
+    def know_adapters_of(self, other: ZmqReplicaClient) -> None:
+        """Tell the engine, once it is ready, of the adapters that another replica of the model has."""
+        self.adapters, self._revision = dict(other.adapters), other.adapters_revision
 
     def close(self) -> None:
         """Leave the engine; requests in flight fail."""
@@ -88,7 +101,7 @@ class ZmqReplicaClient:
     ) -> AsyncGenerator[TokenDelta, None]:
         """Run a request; see `ReplicaClient.generate`."""
         transport = self._connected(request.request_id)
-        stream = self._streams[request.request_id] = RequestStream(request.sampling.n, report_pending)
+        stream = self._streams[request.request_id] = RequestStream(request.choices, report_pending)
         try:
             transport.send(msgspec.structs.replace(request, gateway=self._gateway))
             while deltas := await stream.take():
@@ -138,6 +151,23 @@ class ZmqReplicaClient:
         self._transport.send(ForgetTenant(tenant=tenant))
         return True
 
+    def watch_blocks(self, watcher: BlockWatcher | None) -> None:
+        """Let this watcher hear which blocks are cached; see `ReplicaClient.watch_blocks`."""
+        if self._watcher is not None and self._transport is not None:
+            self._transport.send(WatchBlocks(gateway=self._gateway, wanted=False))
+        self._watcher, self._block_reader = watcher, None
+        if self._transport is not None:
+            self._read_blocks()
+
+    def _read_blocks(self) -> None:
+        if self._watcher is not None:
+            self._block_reader = BlockEventReader(self._watcher, self._ask_for_blocks)
+            self._ask_for_blocks()
+
+    def _ask_for_blocks(self) -> None:
+        if self._transport is not None:
+            self._transport.send(WatchBlocks(gateway=self._gateway))
+
     def _connected(self, request_id: str) -> ClientTransport:
         """The way to the engine for a new request."""
         if self._transport is None:
@@ -157,6 +187,7 @@ class ZmqReplicaClient:
         self._transport = ClientTransport(engine_address(sockets), own, self._handle, self._unreadable)
         known = list(self.adapters.values())
         self._transport.send(Join(gateway=self._gateway, address=own, adapters=known, revision=self._revision))
+        self._read_blocks()
 
     def _disconnect(self, reason: str) -> None:
         """Leave the engine after what it still has said; fail every request."""
@@ -165,6 +196,9 @@ class ZmqReplicaClient:
             transport.read_rest()
             transport.close()
         self.stats = EngineStats()
+        self._block_reader = None
+        if self._watcher is not None:
+            self._watcher.forget()
         for request_id in [*self._streams, *self._embeddings, *self._changes]:
             self._fail(request_id, ReplicaLostError(reason))
 
@@ -185,6 +219,9 @@ class ZmqReplicaClient:
                 answer = self._embeddings.get(message.request_id)
                 if answer is not None and not answer.done():
                     answer.set_result(message.vectors)
+            case BlockEvents():
+                if self._block_reader is not None:
+                    self._block_reader.take(message)
             case Adapters():
                 self.adapters = {adapter.name: adapter for adapter in message.adapters}
                 self._revision = message.revision

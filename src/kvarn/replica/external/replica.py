@@ -15,7 +15,13 @@ import httpx
 import msgspec
 
 from kvarn.config.schema import ModelConfig
-from kvarn.replica.client.protocol import AdapterChangeError, ReplicaState, ReportPending, RequestRefusedError
+from kvarn.replica.client.block_events import BlockWatcher
+from kvarn.replica.client.protocol import (
+    AdapterChangeError,
+    ReplicaState,
+    ReportPending,
+    RequestRefusedError,
+)
 from kvarn.replica.external.answer import (
     MAX_EVENT_BYTES,
     AnswerPart,
@@ -151,6 +157,9 @@ class ExternalReplica:
     async def unload_adapter(self, request_id: str, name: str) -> None:
         """Refused: adapters are the server's own."""
         raise AdapterChangeError("missing", f"{self._config.name!r} is served by another server: unload it there.")
+
+    def watch_blocks(self, watcher: BlockWatcher | None) -> None:
+        """It does not tell what it has cached."""
 
     def forget_tenant(self, tenant: str) -> bool:
         """Nothing of a tenant is kept here."""

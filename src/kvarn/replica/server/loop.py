@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from kvarn.replica.server.block_events import BlockEventPublisher
 from kvarn.replica.server.embed import EmbedService
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.transport import (
@@ -20,6 +21,7 @@ from kvarn.replica.transport import (
     Outbox,
     UnreadableRequest,
 )
+from kvarn.wire.block_events import BlockEvents, WatchBlocks
 from kvarn.wire.messages import (
     Abort,
     AdapterChanged,
@@ -122,7 +124,7 @@ class ResponseRouter:
 
     def accepted(self, request: Submit | Embed | LoadAdapter | UnloadAdapter) -> None:
         """Remember whom to answer."""
-        choices = request.sampling.n if isinstance(request, Submit) else 1
+        choices = len(request.choices) if isinstance(request, Submit) else 1
         self._requests[request.request_id] = _Request(request.gateway, choices)
 
     def aborted(self, request_id: str, gateway: int) -> bool:
@@ -138,10 +140,12 @@ class ResponseRouter:
         if gateway in self._outboxes:
             self._outboxes[gateway].send(refused)
 
-    def tell(self, gateway: int, message: Adapters) -> None:
-        """Send a gateway process what all hear, unless it is gone."""
-        if gateway in self._outboxes:
-            self._outboxes[gateway].send(message)
+    def tell(self, gateway: int, message: Adapters | BlockEvents) -> bool:
+        """Send a gateway process what belongs to no request; False where it is gone."""
+        if gateway not in self._outboxes:
+            return False
+        self._outboxes[gateway].send(message)
+        return True
 
     def send(self, message: StepOutput | Refused | Embedded | AdapterChanged | Adapters) -> None:
         """Send a step's output, what all hear, or the last answer to an accepted request."""
@@ -194,6 +198,7 @@ class EngineLoop:
         self._inbox = inbox
         self._router = router
         self._heartbeat = heartbeat
+        self._blocks = BlockEventPublisher(service.cache, router.tell)
         self._stopped = False
         self._draining = False
         self._drain_requested = False
@@ -211,6 +216,7 @@ class EngineLoop:
                 self._step()
             elif changed:  # an abort or a refusal with no step after it: the gauges would stay as they were
                 self._router.send(StepOutput(deltas=[], stats=self._service.stats()))
+                self._blocks.send_due(idle=True)
 
     def _finished(self) -> bool:
         if self._drain_requested and not self._draining:
@@ -240,7 +246,11 @@ class EngineLoop:
                 told = self._service.join(message)
                 if told is not None:
                     self._router.tell(message.gateway, told)
+            case WatchBlocks():
+                if self._router.has_joined(message.gateway):
+                    self._blocks.subscribe(message.gateway, wanted=message.wanted)
             case Leave():
+                self._blocks.subscribe(message.gateway, wanted=False)
                 for request_id in self._router.leave(message.gateway):
                     self._service.abort(request_id)
             case ForgetTenant():
@@ -269,6 +279,7 @@ class EngineLoop:
             responses = self._service.step()
         for response in responses:
             self._router.send(response)
+        self._blocks.send_due(idle=not self._service.has_work())
         self._stalled = not responses
 
     def _drain(self) -> None:

@@ -36,10 +36,20 @@ async def start_chat(serving: ServingContext, record: RequestRecord, request: Ch
     """
     if request.store:
         await serving.storage_quota.check(record, "store", "send 'store': false")
-    features = chat_features(request) if serving.routes.find(request.model) is not None else NO_FEATURES
-    user = request.safety_identifier or request.user
+    route, user = serving.routes.find(request.model), request.safety_identifier or request.user
+    features = NO_FEATURES if route is None else chat_features(request)
     record.session = record.session or request.prompt_cache_key or ""
-    return await serving.with_model(record, request.model, partial(_start, serving, record, request), features, user)
+    seed = serving.shadows.seed_of(route, record, request.seed)
+    asked = request if seed == request.seed else request.model_copy(update={"seed": seed})
+    start = partial(_start, serving, record, asked)
+    run = await serving.with_model(record, request.model, start, features, user)
+    copied = asked.model_copy(update={"store": None, "service_tier": None, "priority": 0})
+    return serving.shadows.watch(
+        serving,
+        record,
+        run,
+        lambda context, own, name: start_chat(context, own, copied.model_copy(update={"model": name})),
+    )
 
 
 def chat_features(request: ChatCompletionRequest) -> RequestFeatures:

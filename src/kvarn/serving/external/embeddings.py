@@ -17,7 +17,7 @@ from kvarn.serving.work import Work
 from kvarn.wire.openai.errors import ApiError, invalid_request
 
 
-def inputs_as_they_are(
+def external_inputs(
     model: ExternalModel, named: Sequence[tuple[str, str | list[int]]], max_tokens: int | None
 ) -> tuple[list[str | list[int]], int]:
     """The inputs, and about how many tokens they have.

@@ -114,7 +114,8 @@ async def generate_external(
                             if shown is None:
                                 continue
                             if shown.finish_reason is None:
-                                yield shown
+                                if _has_news(shown):
+                                    yield shown
                                 continue
                             cut_off.add(choice.index)
                             delta = shown
@@ -144,6 +145,11 @@ async def generate_external(
         work.usage.refused = work.usage.refused or isinstance(error, ExternalRefusedError | ApiError)
         observer.failed()
         raise
+
+
+def _has_news(delta: ChoiceDelta) -> bool:
+    """Whether a delta says anything: a stream's first one often names the role only, and the answer may still fail."""
+    return bool(delta.text or delta.parts or delta.logprobs or delta.completion_logprobs or delta.refusal)
 
 
 async def _looked_at(watch: OutputWatch | None, delta: ChoiceDelta) -> ChoiceDelta | None:

@@ -74,7 +74,7 @@ class AdmissionStage:
         model = self._models[name]
         if not (model.ready and may_use_model(record.principal, name)):
             return
-        record.replica = model.pick_replica()
+        record.replica = model.replicas.pick()
         assert record.replica is not None  # the model is ready
         replica = self._replica(name, record.replica)
         record.early_demand = demand = replica.early_demand(record, body, fields)
