@@ -114,6 +114,7 @@ class EngineSupervisor:
         """Drain the engine, and start it again."""
         await self.drain(timeout_s)
         self._leaving.clear()
+        self._update(state=ReplicaState.STARTING, stage="start the engine process")
         self.start()
 
     def retire(self) -> None:
