@@ -75,6 +75,7 @@ class World:
         following = {
             P.PENDING: P.STARTING,
             P.STARTING: P.WARM if each.warm else P.READY,
+            P.WARM: P.WARM if each.warm else P.READY,
             P.BACKING_OFF: P.PENDING,
             P.DRAINING: P.STOPPING,
             P.STOPPING: P.GONE,

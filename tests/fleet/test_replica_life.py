@@ -1,5 +1,5 @@
-"""No sequence of crashes, slow starts, lost messages and restarts of the controller leaves a replica stuck, or a process
-behind. The world below has processes; the state machine sees only what is reported of them."""
+"""No sequence of crashes, slow starts, lost messages and restarts of the controller leaves a replica stuck, or leaks a
+process. The world below has processes; the state machine sees only what is reported of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of a replica, as a state machine without I/O: what its supervisor hears goes in, what has to be done comes out.
+"""The life of a replica, as a state machine without I/O: events go in, commands come out.
 
     PENDING -> STARTING -> (WARM ->) READY -> DRAINING -> STOPPING -> GONE
        ^  \\________|__________|________|
