@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvarn.fleet.reconciler import Action, Activate, Drain, Observed, Start, Target, plan
-from kvarn.fleet.replica_life import LEAVING, ReplicaPhase
+from kvarn.fleet.replica_lifecycle import LEAVING, ReplicaPhase
 
 P = ReplicaPhase
 STAYING = [phase for phase in ReplicaPhase if phase not in LEAVING]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from kvarn.fleet.replica_life import LEAVING, ReplicaPhase
+from kvarn.fleet.replica_lifecycle import LEAVING, ReplicaPhase
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,8 @@ LEAVING = (ReplicaPhase.DRAINING, ReplicaPhase.STOPPING, ReplicaPhase.GONE)
 """A replica never comes back from these."""
 
 
-class Order(StrEnum):
-    """What the supervisor has to do with a run."""
+class CommandKind(StrEnum):
+    """What a supervisor does with a run."""
 
     LAUNCH = "launch"
     ACTIVATE = "activate"
@@ -55,14 +55,14 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One order for one run."""
+    """What to do with one run."""
 
-    order: Order
+    kind: CommandKind
     run: int
 
 
 @dataclass(frozen=True, slots=True)
-class LifeTimes:
+class LifecycleTimeouts:
     """Seconds."""
 
     launch_s: float = 600.0
@@ -77,7 +77,7 @@ class LifeTimes:
     """The longest pause; a run that was ready for longer starts over."""
 
 
-class ReplicaLife:
+class ReplicaLifecycle:
     """One replica. Each method takes the time, in seconds of any clock that does not go back, and returns commands.
 
     Args:
@@ -86,7 +86,7 @@ class ReplicaLife:
         last_run: A number that no run of this replica has passed: an earlier controller may have started some.
     """
 
-    def __init__(self, times: LifeTimes, *, warm: bool = False, last_run: int = 0) -> None:
+    def __init__(self, times: LifecycleTimeouts, *, warm: bool = False, last_run: int = 0) -> None:
         self.phase = ReplicaPhase.PENDING
         self.run = last_run
         """Number of the current run, or of the latest."""
@@ -132,14 +132,14 @@ class ReplicaLife:
     def activate(self, now: float) -> list[Command]:
         """Take requests: whoever is warm, or will be. Idempotent."""
         self._warm = False
-        return [Command(Order.ACTIVATE, self.run)] if self.phase is ReplicaPhase.WARM else []
+        return [Command(CommandKind.ACTIVATE, self.run)] if self.phase is ReplicaPhase.WARM else []
 
     def drain(self, now: float) -> list[Command]:
         """End without hurry: what takes no requests is stopped at once. Idempotent."""
         if self.phase is not ReplicaPhase.READY:
             return self.stop(now) if self.phase is not ReplicaPhase.DRAINING else []
         self.phase, self._deadline = ReplicaPhase.DRAINING, now + self._times.drain_s
-        return self._done([Command(Order.DRAIN, self.run)])
+        return self._done([Command(CommandKind.DRAIN, self.run)])
 
     def stop(self, now: float) -> list[Command]:
         """End now. Idempotent."""
@@ -151,7 +151,7 @@ class ReplicaLife:
         if phase is ReplicaPhase.PENDING:
             return self._done(self._give_up(self.run, now))
         self._deadline = now + self._times.stop_s
-        return self._done([Command(Order.STOP, self.run)])
+        return self._done([Command(CommandKind.STOP, self.run)])
 
     # What happened -----------------------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class ReplicaLife:
         if run != self.run or self.phase not in (ReplicaPhase.PENDING, ReplicaPhase.STARTING):
             return []
         self.phase, self._deadline = ReplicaPhase.WARM, None
-        return self._done([] if self._warm else [Command(Order.ACTIVATE, run)])
+        return self._done([] if self._warm else [Command(CommandKind.ACTIVATE, run)])
 
     def became_ready(self, run: int, now: float) -> list[Command]:
         """A run takes requests."""
@@ -208,7 +208,7 @@ class ReplicaLife:
         for run, at in self._kills.items():
             if now >= at:
                 self._kills[run] = now + self._times.kill_again_s
-                commands.append(Command(Order.KILL, run))
+                commands.append(Command(CommandKind.KILL, run))
         return self._done(commands)
 
     # Steps -------------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class ReplicaLife:
     def _launch(self, now: float) -> list[Command]:
         self.run, self._begun = self.run + 1, True
         self.phase, self._deadline = ReplicaPhase.PENDING, now + self._times.launch_s
-        return self._done([Command(Order.LAUNCH, self.run)])
+        return self._done([Command(CommandKind.LAUNCH, self.run)])
 
     def _failed(self, run: int, reason: str, now: float) -> None:
         """A run is over; where it was the current one, another follows after a pause, unless the replica leaves."""
@@ -239,7 +239,7 @@ class ReplicaLife:
         if run in self._kills:
             return []
         self._kills[run] = now + self._times.kill_again_s
-        return [Command(Order.KILL, run)]
+        return [Command(CommandKind.KILL, run)]
 
     def _done(self, commands: list[Command]) -> list[Command]:
         """The commands; notes whether the replica is gone, and when `tick` is due."""

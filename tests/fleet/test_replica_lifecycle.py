@@ -6,9 +6,16 @@ from __future__ import annotations
 from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvarn.fleet.replica_life import LEAVING, Command, LifeTimes, Order, ReplicaLife, ReplicaPhase
+from kvarn.fleet.replica_lifecycle import (
+    LEAVING,
+    Command,
+    CommandKind,
+    LifecycleTimeouts,
+    ReplicaLifecycle,
+    ReplicaPhase,
+)
 
-TIMES = LifeTimes(launch_s=10, drain_s=5, stop_s=1, kill_again_s=1, backoff_s=0.5, max_backoff_s=8)
+TIMES = LifecycleTimeouts(launch_s=10, drain_s=5, stop_s=1, kill_again_s=1, backoff_s=0.5, max_backoff_s=8)
 RUNS = strategies.integers(1, 6)
 
 
@@ -24,16 +31,16 @@ class Machines:
 
     def deliver(self, command: Command) -> None:
         run, state = command.run, self.processes.get(command.run)
-        match command.order:
-            case Order.LAUNCH if run not in self.killed and state is None:
+        match command.kind:
+            case CommandKind.LAUNCH if run not in self.killed and state is None:
                 self.processes[run] = "starting"
                 self.reports.append(("launched", run))
-            case Order.ACTIVATE if state == "warm":
+            case CommandKind.ACTIVATE if state == "warm":
                 self.processes[run] = "ready"
                 self.reports.append(("ready", run))
-            case Order.DRAIN if state == "ready":
+            case CommandKind.DRAIN if state == "ready":
                 self.processes[run] = "draining"
-            case Order.STOP | Order.KILL if command.order is Order.KILL or state is not None:
+            case CommandKind.STOP | CommandKind.KILL if command.kind is CommandKind.KILL or state is not None:
                 self.killed.add(run)
                 self.processes.pop(run, None)
                 self.reports.append(("ended", run))
@@ -45,7 +52,7 @@ class LifeOfAReplica(RuleBasedStateMachine):
         self.now = 0.0
         self.warm = warm
         self.machines = Machines()
-        self.life = ReplicaLife(TIMES, warm=warm)
+        self.life = ReplicaLifecycle(TIMES, warm=warm)
         self.send(self.life.start(self.now))
 
     def send(self, commands: list[Command]) -> None:
@@ -72,7 +79,7 @@ class LifeOfAReplica(RuleBasedStateMachine):
 
     @rule()
     def an_order_is_lost(self) -> None:
-        if self.machines.under_way and self.machines.under_way[0].order is not Order.ACTIVATE:
+        if self.machines.under_way and self.machines.under_way[0].kind is not CommandKind.ACTIVATE:
             self.machines.under_way.pop(0)
 
     @rule(first=strategies.booleans())
@@ -123,12 +130,12 @@ class LifeOfAReplica(RuleBasedStateMachine):
         """It finds the processes; launches that were under way came to their end, one way or the other."""
         self.machines.reports.clear()
         for command in self.machines.under_way:
-            if command.order in (Order.LAUNCH, Order.KILL):
+            if command.kind in (CommandKind.LAUNCH, CommandKind.KILL):
                 self.machines.deliver(command)
         self.machines.under_way.clear()
         self.machines.reports.clear()
         last_run = max(self.machines.killed | set(self.machines.processes) | {self.life.run})
-        self.life = ReplicaLife(TIMES, warm=self.warm, last_run=last_run)
+        self.life = ReplicaLifecycle(TIMES, warm=self.warm, last_run=last_run)
         for run in self.machines.processes:
             self.send(self.life.adopt(run, self.now))
         for run, state in self.machines.processes.items():  # an engine tells a new supervisor how far it is
@@ -139,7 +146,7 @@ class LifeOfAReplica(RuleBasedStateMachine):
     def it_says_when_it_is_gone(self) -> None:
         if self.life.phase is ReplicaPhase.GONE:
             assert not self.machines.processes, "a process is left"
-            launches = {each.run for each in self.machines.under_way if each.order is Order.LAUNCH}
+            launches = {each.run for each in self.machines.under_way if each.kind is CommandKind.LAUNCH}
             assert launches <= self.machines.killed, "a process may yet come"
 
     def teardown(self) -> None:
@@ -171,8 +178,8 @@ LifeOfAReplica.TestCase.settings = settings(max_examples=200, stateful_step_coun
 TestLifeOfAReplica = LifeOfAReplica.TestCase
 
 
-def ready_life() -> ReplicaLife:
-    life = ReplicaLife(TIMES)
+def ready_life() -> ReplicaLifecycle:
+    life = ReplicaLifecycle(TIMES)
     life.start(0)
     life.launched(1, 1)
     life.became_ready(1, 2)
@@ -180,7 +187,7 @@ def ready_life() -> ReplicaLife:
 
 
 def test_a_pause_doubles_with_each_failure_and_is_short_again_after_a_long_run() -> None:
-    life = ReplicaLife(TIMES)
+    life = ReplicaLifecycle(TIMES)
     life.start(0)
     pauses, now = [], 0.0
     for run in range(1, 8):
@@ -188,7 +195,7 @@ def test_a_pause_doubles_with_each_failure_and_is_short_again_after_a_long_run()
         assert life.wake_at is not None
         pauses.append(life.wake_at - now)
         now = life.wake_at
-        assert life.tick(now) == [Command(Order.LAUNCH, run + 1)]
+        assert life.tick(now) == [Command(CommandKind.LAUNCH, run + 1)]
     assert pauses == [0.5, 1, 2, 4, 8, 8, 8]
     life.became_ready(8, now)
     life.ended(8, "crashed", now + 9)
@@ -197,11 +204,11 @@ def test_a_pause_doubles_with_each_failure_and_is_short_again_after_a_long_run()
 
 def test_a_draining_replica_that_takes_too_long_is_told_to_stop_then_killed() -> None:
     life = ready_life()
-    assert life.drain(10) == [Command(Order.DRAIN, 1)]
+    assert life.drain(10) == [Command(CommandKind.DRAIN, 1)]
     assert life.tick(14.9) == []
-    assert life.tick(15) == [Command(Order.STOP, 1)]
-    assert life.tick(16) == [Command(Order.KILL, 1)]
-    assert life.tick(17) == [Command(Order.KILL, 1)]
+    assert life.tick(15) == [Command(CommandKind.STOP, 1)]
+    assert life.tick(16) == [Command(CommandKind.KILL, 1)]
+    assert life.tick(17) == [Command(CommandKind.KILL, 1)]
     life.ended(1, "killed", 18)
     assert life.phase is ReplicaPhase.GONE
     assert life.wake_at is None
@@ -209,18 +216,18 @@ def test_a_draining_replica_that_takes_too_long_is_told_to_stop_then_killed() ->
 
 def test_a_silent_process_is_replaced_while_it_is_still_being_killed() -> None:
     life = ready_life()
-    assert life.lost(1, "silent", 10) == [Command(Order.KILL, 1)]
+    assert life.lost(1, "silent", 10) == [Command(CommandKind.KILL, 1)]
     assert life.phase is ReplicaPhase.BACKING_OFF
     assert life.reason == "silent"
-    assert Command(Order.LAUNCH, 2) in life.tick(10.5)
+    assert Command(CommandKind.LAUNCH, 2) in life.tick(10.5)
     assert life.given_up == {1}
     life.became_ready(1, 11)  # what it says no longer counts
     assert life.phase is ReplicaPhase.PENDING
 
 
 def test_a_launch_that_succeeds_after_it_was_given_up_is_killed() -> None:
-    life = ReplicaLife(TIMES)
+    life = ReplicaLifecycle(TIMES)
     life.start(0)
-    assert Command(Order.KILL, 1) in life.tick(10)
+    assert Command(CommandKind.KILL, 1) in life.tick(10)
     life.ended(1, "nothing was there", 10.1)
-    assert life.launched(1, 10.2) == [Command(Order.KILL, 1)]
+    assert life.launched(1, 10.2) == [Command(CommandKind.KILL, 1)]
