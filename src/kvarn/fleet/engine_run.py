@@ -10,7 +10,6 @@ from typing import Any
 from kvarn.config.schema import ReplicaConfig
 from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.process_exit import describe_exit, exit_of
-from kvarn.replica.addresses import engine_address, supervisor_address
 from kvarn.replica.transport import ClientTransport
 from kvarn.wire.messages import Failed, FromEngine, Heartbeat, Progress, Ready, ToEngine
 
@@ -39,8 +38,8 @@ class EngineRun:
         self._busy_s = 0.0
         self._failed: str | None = None
         self._unreadable: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        addresses = engine_address(process.sockets), supervisor_address(process.sockets)
-        self._transport = ClientTransport(*addresses, self._handle, self._unreadable.set_result)
+        endpoint = process.endpoint
+        self._transport = ClientTransport(endpoint, endpoint.supervisor(), self._handle, self._unreadable.set_result)
 
     def send(self, message: ToEngine) -> None:
         """Queue a message for the engine; never waits."""

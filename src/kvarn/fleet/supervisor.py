@@ -63,8 +63,7 @@ class EngineSupervisor:
             OSError: No process can be started.
         """
         process = self._process = process or EngineProcess.spawn(self._spec.factory.partition(":")[0])
-        spec = msgspec.structs.replace(self._spec, sockets=str(process.sockets), spawned_at=process.spawned_at)
-        process.start(msgspec.json.encode(spec))
+        process.start(self._spec)
         return process
 
     def start(self) -> None:
@@ -136,7 +135,7 @@ class EngineSupervisor:
         return failure
 
     async def _supervise(self, process: EngineProcess) -> str | None:
-        self._set_status(ReplicaStatus(model=self.status.model, card=self.status.card, sockets=str(process.sockets)))
+        self._set_status(ReplicaStatus(model=self.status.model, card=self.status.card, endpoint=process.endpoint))
         run = self._run = EngineRun(process, self._config, self._on_message)
         try:
             return await run.wait()

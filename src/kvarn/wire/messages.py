@@ -139,11 +139,23 @@ class ForgetTenant(Message, frozen=True, kw_only=True):
     tenant: str
 
 
+class Supervise(Message, frozen=True, kw_only=True):
+    """An engine on another machine has a supervisor, which repeats this as long as it lives."""
+
+    address: str  # ZMQ address that it reads; a new one is sent `Ready` at once
+
+
+class Drain(Message, frozen=True, kw_only=True):
+    """Refuse new requests, end those that run, then exit."""
+
+
 class Stop(Message, frozen=True, kw_only=True):
     """Exit."""
 
 
-ToEngine = Submit | Embed | Abort | LoadAdapter | UnloadAdapter | Join | Leave | ForgetTenant | Stop
+ToEngine = (
+    Submit | Embed | Abort | LoadAdapter | UnloadAdapter | Join | Leave | ForgetTenant | Supervise | Drain | Stop
+)
 
 
 # From the engine -------------------------------------------------------------------------------------------------
@@ -373,6 +385,7 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 
     step: int
     busy_s: float = 0.0  # seconds the present step has been running; 0 when idle
+    unheard_s: float = 0.0  # seconds since its supervisor was heard; 0 on the supervisor's own machine
 
 
 class Failed(Message, frozen=True, kw_only=True):
