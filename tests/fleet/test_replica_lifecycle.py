@@ -15,7 +15,7 @@ from kvarn.fleet.replica_lifecycle import (
     ReplicaPhase,
 )
 
-TIMES = LifecycleTimeouts(launch_s=10, drain_s=5, stop_s=1, kill_again_s=1, backoff_s=0.5, max_backoff_s=8)
+TIMES = LifecycleTimeouts(launch_s=10, stop_s=1, kill_again_s=1, backoff_s=0.5, max_backoff_s=8)
 RUNS = strategies.integers(1, 6)
 
 
@@ -118,7 +118,7 @@ class LifeOfAReplica(RuleBasedStateMachine):
     @precondition(lambda self: self.life.phase not in LEAVING)
     @rule()
     def it_shall_drain(self) -> None:
-        self.send(self.life.drain(self.now))
+        self.send(self.life.drain(self.now, 5))
 
     @rule()
     def it_shall_stop(self) -> None:
@@ -204,7 +204,7 @@ def test_a_pause_doubles_with_each_failure_and_is_short_again_after_a_long_run()
 
 def test_a_draining_replica_that_takes_too_long_is_told_to_stop_then_killed() -> None:
     life = ready_life()
-    assert life.drain(10) == [Command(CommandKind.DRAIN, 1)]
+    assert life.drain(10, 5) == [Command(CommandKind.DRAIN, 1)]
     assert life.tick(14.9) == []
     assert life.tick(15) == [Command(CommandKind.STOP, 1)]
     assert life.tick(16) == [Command(CommandKind.KILL, 1)]

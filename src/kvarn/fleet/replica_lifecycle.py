@@ -67,7 +67,6 @@ class LifecycleTimeouts:
 
     launch_s: float = 600.0
     """In which a launch must succeed or fail."""
-    drain_s: float = 30.0
     stop_s: float = 2.0
     """Between being told to end and being killed."""
     kill_again_s: float = 2.0
@@ -134,11 +133,12 @@ class ReplicaLifecycle:
         self._warm = False
         return [Command(CommandKind.ACTIVATE, self.run)] if self.phase is ReplicaPhase.WARM else []
 
-    def drain(self, now: float) -> list[Command]:
-        """End without hurry: what takes no requests is stopped at once. Idempotent."""
+    def drain(self, now: float, drain_s: float) -> list[Command]:
+        """End when what runs has ended, after `drain_s` seconds at the latest; what takes no requests is stopped at
+        once. Idempotent."""
         if self.phase is not ReplicaPhase.READY:
             return self.stop(now) if self.phase is not ReplicaPhase.DRAINING else []
-        self.phase, self._deadline = ReplicaPhase.DRAINING, now + self._times.drain_s
+        self.phase, self._deadline = ReplicaPhase.DRAINING, now + drain_s
         return self._done([Command(CommandKind.DRAIN, self.run)])
 
     def stop(self, now: float) -> list[Command]:

@@ -6,6 +6,7 @@ none of a replica's keys can neither send to its engine nor be taken for it.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 
 import msgspec
@@ -70,8 +71,6 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 def tcp_address(host: str, port: int | str) -> str:
     """ZMQ address of a host's name or IP address."""
-    try:
+    with contextlib.suppress(ValueError):  # a name
         host = f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
-    except ValueError:
-        pass  # a name
     return f"tcp://{host}:{port}"

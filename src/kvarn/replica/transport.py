@@ -20,9 +20,10 @@ from itertools import islice
 import msgspec
 import zmq
 import zmq.auth.thread
+from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
-from kvarn.replica.endpoint import CurveKeys, Endpoint
+from kvarn.replica.endpoint import Endpoint
 from kvarn.wire.messages import FromEngine, ToEngine
 
 SUPERVISOR_LINGER_MS = 60_000
@@ -138,7 +139,7 @@ class ClientTransport:
         keys = endpoint.keys
         self._guard = None if keys is None else _Guard(self._context, keys.engine)
         self._from_engine = _bound(self._context, own, "" if keys is None else keys.gateway_secret)
-        self.address = own if keys is None else self._from_engine.last_endpoint.decode()
+        self.address = own if keys is None else str(self._from_engine.getsockopt_string(zmq.LAST_ENDPOINT))
         """Where the engine finds this process."""
         outbox_keys = None if keys is None else (keys.gateway, keys.gateway_secret, keys.engine)
         self._to_engine = Outbox(self._context, endpoint.engine, 0, outbox_keys)
@@ -213,7 +214,7 @@ class _Guard:
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Whether a connection's key is the one."""
-        return zmq.auth.z85.encode(key) == self._allowed
+        return bool(z85.encode(key) == self._allowed)
 
 
 def _bound(context: Context, address: str, secret: str = "") -> zmq.Socket[bytes]:

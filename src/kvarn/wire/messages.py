@@ -153,9 +153,7 @@ class Stop(Message, frozen=True, kw_only=True):
     """Exit."""
 
 
-ToEngine = (
-    Submit | Embed | Abort | LoadAdapter | UnloadAdapter | Join | Leave | ForgetTenant | Supervise | Drain | Stop
-)
+ToEngine = Submit | Embed | Abort | LoadAdapter | UnloadAdapter | Join | Leave | ForgetTenant | Supervise | Drain | Stop
 
 
 # From the engine -------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ class ZmqReplicaClient:
 
     def update(self, status: ReplicaStatus) -> None:
         """Take over what the supervisor says."""
-        runs = status.state is ReplicaState.READY
+        runs = status.state in (ReplicaState.READY, ReplicaState.DRAINING)
         if self._endpoint is not None and (not runs or status.endpoint != self._endpoint):
             self._disconnect("the engine is down" if runs else status.stage)
         if runs and self._endpoint is None:
@@ -157,9 +157,7 @@ class ZmqReplicaClient:
         self._endpoint, own = endpoint, endpoint.client(self._gateway)
         transport = self._transport = ClientTransport(endpoint, own, self._handle, self._unreadable)
         known = list(self.adapters.values())
-        transport.send(
-            Join(gateway=self._gateway, address=transport.address, adapters=known, revision=self._revision)
-        )
+        transport.send(Join(gateway=self._gateway, address=transport.address, adapters=known, revision=self._revision))
 
     def _disconnect(self, reason: str) -> None:
         """Leave the engine after what it still has said; fail every request."""

@@ -1,4 +1,4 @@
-"""The engine's heartbeat: that its process lives, whether its loop moves, and whether its supervisor still speaks to it."""
+"""The engine's heartbeat: its process lives, its loop moves, its supervisor still speaks to it."""
 
 from __future__ import annotations
 
