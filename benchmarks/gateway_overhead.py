@@ -20,7 +20,8 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 from benchmarks.engine_process import launch_engine
-from kvarn.config.schema import GatewayConfig, KvarnConfig
+from kvarn.config.gateway import GatewayConfig
+from kvarn.config.schema import KvarnConfig
 from kvarn.engine.plan import Row, RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.gateway.app import create_app
 from kvarn.gateway.server import bind, build_server

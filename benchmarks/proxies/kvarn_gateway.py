@@ -14,7 +14,8 @@ from pathlib import Path
 
 from benchmarks.engine_process import launch_engine
 from benchmarks.proxies.clock_engine import STEP_VARIABLE
-from kvarn.config.schema import GatewayConfig, KvarnConfig
+from kvarn.config.gateway import GatewayConfig
+from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.gateway.app import create_app
 from kvarn.gateway.server import GatewayServer, bind, build_server

@@ -18,6 +18,7 @@ from kvarn.wire.sampling import SamplingParams
 
 ENGINES = Path(__file__).parent / "engines"
 MakeReplica = Callable[..., "RunningReplica"]
+Attach = Callable[[Any, int], ZmqReplicaClient]
 
 
 class RunningReplica(ZmqReplicaClient):
@@ -109,3 +110,19 @@ def submit() -> Callable[..., Submit]:
         )
 
     return make
+
+
+@pytest.fixture
+async def attach() -> AsyncGenerator[Attach, None]:
+    """Other gateway processes' clients; here they live in the same process, over sockets of their own."""
+    made: list[ZmqReplicaClient] = []
+
+    def make(replica: Any, gateway: int) -> ZmqReplicaClient:
+        attached = ZmqReplicaClient("scripted", gateway)
+        attached.update(replica.supervisor.status)
+        made.append(attached)
+        return attached
+
+    yield make
+    for attached in made:
+        attached.close()

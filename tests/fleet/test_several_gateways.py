@@ -5,33 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, RequestRefusedError
-from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.wire.messages import Abort, Join, RefusalReason
-
-Attach = Callable[[Any, int], ZmqReplicaClient]
-
-
-@pytest.fixture
-async def attach() -> AsyncGenerator[Attach, None]:
-    """Other gateway processes' clients; here they live in the same process, over sockets of their own."""
-    made: list[ZmqReplicaClient] = []
-
-    def make(replica: Any, gateway: int) -> ZmqReplicaClient:
-        attached = ZmqReplicaClient("scripted", gateway)
-        attached.update(replica.supervisor.status)
-        made.append(attached)
-        return attached
-
-    yield make
-    for attached in made:
-        attached.close()
 
 
 async def collect(replica: Any, request: Any) -> list[int]:

@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from certificates import write_certificate
-from kvarn.config.schema import GatewayConfig
+from kvarn.config.gateway import GatewayConfig
 from kvarn.gateway.server import bind, build_server
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"

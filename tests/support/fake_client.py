@@ -7,6 +7,7 @@ import struct
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
+from kvarn.replica.client.block_events import BlockWatcher
 from kvarn.replica.client.protocol import (
     AdapterChangeError,
     ReplicaLostError,
@@ -50,6 +51,7 @@ class FakeReplicaClient:
     """Where set, adapters are not loaded."""
     embedded: list[list[list[int]]] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
+    watcher: BlockWatcher | None = None
 
     async def generate(
         self, request: Submit, report_pending: ReportPending | None = None
@@ -72,6 +74,10 @@ class FakeReplicaClient:
             self.running.discard(request.request_id)
             if request.request_id not in self.finished:
                 self.aborted.append(request.request_id)
+
+    def watch_blocks(self, watcher: BlockWatcher | None) -> None:
+        """Keep it: a test tells it what it likes."""
+        self.watcher = watcher
 
     def forget_tenant(self, tenant: str) -> bool:
         """Note it."""

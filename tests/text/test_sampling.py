@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvarn.config.schema import GatewayConfig
+from kvarn.config.gateway import GatewayConfig
 from kvarn.text.sampling import chat_sampling, check_sampling, completion_sampling, stop_strings
 from kvarn.text.tokenizer import Tokenizer
 from kvarn.wire.openai.chat.request import ChatCompletionRequest

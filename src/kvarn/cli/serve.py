@@ -11,8 +11,9 @@ import time
 from kvarn.cli.announce import show_error, show_start, show_welcome
 from kvarn.cli.configure import configure
 from kvarn.cli.options import ServeOptions
+from kvarn.config.gateway import GatewayConfig
 from kvarn.config.load import ConfigError
-from kvarn.config.schema import GatewayConfig, KvarnConfig
+from kvarn.config.schema import KvarnConfig
 from kvarn.fleet.engines import Engines
 from kvarn.fleet.process import EngineProcess
 from kvarn.identity.open_server import auth_mode

@@ -17,6 +17,7 @@ from kvarn.engine.kv_tiers import KVTiers
 from kvarn.engine.memory_pressure import OffloadPreemption, Preemption, RecomputePreemption
 from kvarn.engine.plan import Executor, KVConnector
 from kvarn.engine.prefill_apart import PrefillApart, PrefillPeer
+from kvarn.engine.prefix_cache import PrefixCache
 from kvarn.engine.proposer import Proposer
 from kvarn.engine.request import Request, TokenMask
 from kvarn.engine.scheduler import Scheduler
@@ -204,6 +205,11 @@ class EngineCore:
             if request.request_id in self._requests:
                 self._forget(request)
                 self._recorder.finished += 1
+
+    @property
+    def cache(self) -> PrefixCache:
+        """The cached blocks."""
+        return self.scheduler.memory.cache
 
     def stats(self) -> EngineStats:
         """Gauges and totals now."""

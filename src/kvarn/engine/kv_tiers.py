@@ -13,9 +13,9 @@ from itertools import takewhile
 from kvarn.config.schema import BLOCK_SIZE
 from kvarn.engine.plan import BlockTransfer, KVConnector, StepResult
 from kvarn.engine.prefill_apart import PrefillApart
-from kvarn.engine.prefix_cache import PrefixScope, block_hashes, root_hash
 from kvarn.engine.request import Sequence
 from kvarn.engine.step_time import StepShape, StepTimeModel
+from kvarn.wire.block_names import PrefixScope, block_hashes, root_hash
 
 _SMOOTHING = 0.1
 """Share of the latest step in the measured time of a transfer."""

@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine.prefix_cache import PrefixScope
 from kvarn.engine.proposer import NO_GUESS, Guess
 from kvarn.engine.request import Sequence
+from kvarn.wire.block_names import PrefixScope
 
 Tokens = npt.NDArray[np.int32]
 _NO_TOKEN = -1

@@ -91,11 +91,11 @@ class BlockTransfer(msgspec.Struct, frozen=True, array_like=True):
 
     block: int
     name: bytes
-    """See `prefix_cache.block_hashes`."""
+    """See `wire.block_names.block_hashes`."""
     tenant: str = ""
     """Whose it is."""
     scope: bytes = b""
-    """See `prefix_cache.root_hash`."""
+    """See `wire.block_names.root_hash`."""
 
 
 class AdapterLoad(msgspec.Struct, frozen=True, array_like=True):

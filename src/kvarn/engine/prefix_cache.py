@@ -12,50 +12,13 @@ LRU order is O(1) without searching for leaves.
 
 from __future__ import annotations
 
-import hashlib
-import struct
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
 
 from kvarn.config.schema import BLOCK_SIZE
+from kvarn.engine.block_changes import BlockChanges, packed
 from kvarn.engine.block_pool import BlockPool
 from kvarn.engine.errors import IntegrityError
-
-_pack_tokens = struct.Struct(f"<{BLOCK_SIZE}q").pack
-
-
-class PrefixScope(NamedTuple):
-    """What must be equal, besides the tokens, for two sequences to share a block."""
-
-    tenant: str = ""
-    salt: str = ""
-    adapter: str = ""
-
-
-def root_hash(scope: PrefixScope, namespace: str = "") -> bytes:
-    """The hash that the first block's is chained to: 16 bytes of BLAKE2b over model, tenant, salt and adapter.
-
-    Each part goes in with its length, so no choice of one can imitate another.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for part in (namespace, *scope):
-        raw = part.encode()
-        digest.update(struct.pack("<q", len(raw)) + raw)
-    return digest.digest()
-
-
-def chain_hash(parent: bytes, block_tokens: Sequence[int]) -> bytes:
-    """The hash of a block: 16 bytes of BLAKE2b over the parent's hash and the block's tokens."""
-    pack = _pack_tokens if len(block_tokens) == BLOCK_SIZE else struct.Struct(f"<{len(block_tokens)}q").pack
-    return hashlib.blake2b(parent + pack(*block_tokens), digest_size=16).digest()
-
-
-def block_hashes(tokens: list[int], scope: PrefixScope, namespace: str = "") -> list[bytes]:
-    """Names of a sequence's blocks, as every process of the platform computes them; the last may not be full."""
-    hashes = [root_hash(scope, namespace)]
-    for start in range(0, len(tokens), BLOCK_SIZE):
-        hashes.append(chain_hash(hashes[-1], tokens[start : start + BLOCK_SIZE]))
-    return hashes[1:]
+from kvarn.wire.block_names import PrefixScope, chain_hash, root_hash
 
 
 class PrefixNode:
@@ -83,6 +46,8 @@ class PrefixCache:
         self._roots: dict[PrefixScope, PrefixNode] = {}
         self._by_block: dict[int, PrefixNode] = {}
         self.evictions = 0
+        self.changes: BlockChanges | None = None
+        """What comes and goes, where somebody wants to know."""
 
     def __len__(self) -> int:
         return len(self._by_block)
@@ -119,6 +84,8 @@ class PrefixCache:
         parent.children[block_tokens] = node
         self._by_block[block] = node
         self._pool.name(block)
+        if self.changes is not None:
+            self.changes.stored(node.hash)
         return node
 
     def evict(self) -> bool:
@@ -143,7 +110,13 @@ class PrefixCache:
                 self._unlink(node)
                 self._pool.uncache(node.block)
 
+    def packed_names(self) -> bytes:
+        """Names of all blocks, in the form of `BlockChanges`."""
+        return packed(node.hash for node in self._by_block.values())
+
     def _unlink(self, node: PrefixNode) -> None:
+        if self.changes is not None:
+            self.changes.removed(node.hash)
         parent = node.parent
         if parent is None:
             raise IntegrityError("a root holds no block and cannot be evicted")

@@ -12,10 +12,11 @@ from typing import Protocol
 
 from kvarn.engine.errors import IntegrityError
 from kvarn.engine.plan import BlockUpdate, KVFetch, RowMasks
-from kvarn.engine.prefix_cache import PrefixNode, PrefixScope
+from kvarn.engine.prefix_cache import PrefixNode
 from kvarn.engine.proposer import GuessRecord
 from kvarn.engine.tenants import TenantAccount
 from kvarn.fairness.queue import FairQueue
+from kvarn.wire.block_names import PrefixScope
 from kvarn.wire.messages import FinishReason, PositionLogprobs, Submit
 from kvarn.wire.sampling import SamplingParams, choice_seed
 

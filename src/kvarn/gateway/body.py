@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
-from kvarn.config.schema import GatewayConfig
+from kvarn.config.gateway import GatewayConfig
 from kvarn.gateway.record import record_of
 from kvarn.serving.held_bytes import ByteBudget, HeldBytes, memory_of
 from kvarn.serving.text_pool import INLINE_BYTES, TextPool

@@ -11,7 +11,7 @@ from functools import partial
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvarn.config.schema import GatewayConfig
+from kvarn.config.gateway import GatewayConfig
 from kvarn.gateway.errors import error_response
 from kvarn.gateway.record import client_left, new_record
 from kvarn.identity.authenticator import Authenticator

@@ -13,8 +13,8 @@ from collections.abc import Generator
 import uvicorn
 from fastapi import FastAPI
 
+from kvarn.config.gateway import GatewayConfig
 from kvarn.config.load import ConfigError
-from kvarn.config.schema import GatewayConfig
 
 _BACKLOG = 4096
 _SEND_BUFFER_BYTES = 256 * 1024

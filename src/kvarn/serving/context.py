@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from kvarn.config.schema import GatewayConfig, KvarnConfig
+from kvarn.config.gateway import GatewayConfig
+from kvarn.config.schema import KvarnConfig
 from kvarn.identity.scopes import check_adapter, check_endpoint, check_model, may_see_adapter, may_use_model
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.safety.prompt_log import PromptLog

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import kvarn
-from kvarn.config.schema import GatewayConfig, ModelConfig
+from kvarn.config.gateway import GatewayConfig
+from kvarn.config.schema import ModelConfig
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaState
 from kvarn.routing.round_robin import next_ready

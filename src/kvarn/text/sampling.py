@@ -19,7 +19,7 @@ from kvarn.wire.openai.errors import ContextLengthError, invalid_request
 from kvarn.wire.sampling import MAX_INT, SamplingParams
 
 if TYPE_CHECKING:
-    from kvarn.config.schema import GatewayConfig
+    from kvarn.config.gateway import GatewayConfig
     from kvarn.wire.openai.chat.request import ChatCompletionRequest
     from kvarn.wire.openai.common import SamplingFields
     from kvarn.wire.openai.completions import CompletionRequest

@@ -11,6 +11,8 @@ from enum import StrEnum
 
 import msgspec
 
+from kvarn.wire.block_events import BlockEvents, WatchBlocks
+from kvarn.wire.message import Message
 from kvarn.wire.sampling import SamplingParams
 
 
@@ -31,10 +33,6 @@ class RefusalReason(StrEnum):
     DRAINING = "draining"
     DUPLICATE_ID = "duplicate_id"
     INVALID = "invalid"
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
-    """Base of all messages; the tag is the class's name."""
 
 
 # To the engine ---------------------------------------------------------------------------------------------------
@@ -123,7 +121,9 @@ class Join(Message, frozen=True, kw_only=True):
 
     gateway: int
     address: str  # ZMQ address that it reads
-    adapters: list[AdapterInfo] = []  # that it knows of; of a revision above the engine's own, they are loaded again
+    adapters: list[AdapterInfo] = msgspec.field(
+        default_factory=list
+    )  # that it knows of; of a revision above the engine's own, they are loaded again
     revision: int = 0  # of that list
 
 
@@ -153,7 +153,20 @@ class Stop(Message, frozen=True, kw_only=True):
     """Exit."""
 
 
-ToEngine = Submit | Embed | Abort | LoadAdapter | UnloadAdapter | Join | Leave | ForgetTenant | Supervise | Drain | Stop
+ToEngine = (
+    Submit
+    | Embed
+    | Abort
+    | LoadAdapter
+    | UnloadAdapter
+    | Join
+    | WatchBlocks
+    | Leave
+    | ForgetTenant
+    | Supervise
+    | Drain
+    | Stop
+)
 
 
 # From the engine -------------------------------------------------------------------------------------------------
@@ -318,6 +331,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     kv_blocks: int = 0
     kv_dtype: str = ""  # type of cached keys and values; empty where there are none
     block_size: int = 16
+    cache_namespace: str = ""  # of the names of cached blocks; see `kvarn.wire.block_names`
     load_s: float = 0.0
     start_s: dict[str, float] = {}  # seconds spent in each phase of the start, by name
 
@@ -392,4 +406,6 @@ class Failed(Message, frozen=True, kw_only=True):
     message: str
 
 
-FromEngine = Ready | Progress | StepOutput | Refused | Embedded | AdapterChanged | Adapters | Heartbeat | Failed
+FromEngine = (
+    Ready | Progress | StepOutput | Refused | Embedded | AdapterChanged | Adapters | BlockEvents | Heartbeat | Failed
+)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from kvarn.replica.client.block_events import BlockWatcher
 from kvarn.replica.endpoint import Endpoint
 from kvarn.wire.messages import AdapterInfo, EngineStats, ModelCard, RefusalReason, Submit, TokenDelta
 
@@ -120,4 +121,9 @@ class ReplicaClient(Protocol):
 
     def forget_tenant(self, tenant: str) -> bool:
         """Have the engine delete a deleted tenant's cached blocks, on every tier; False where it is not ready."""
+        ...
+
+    def watch_blocks(self, watcher: BlockWatcher | None) -> None:
+        """Let this watcher hear which blocks the replica caches, after each of its starts; None: nobody any more. A
+        replica that does not tell never calls it."""
         ...

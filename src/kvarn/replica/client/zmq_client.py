@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
+from kvarn.replica.client.block_events import BlockEventReader, BlockWatcher
 from kvarn.replica.client.protocol import (
     AdapterChangeError,
     ReplicaLostError,
@@ -19,6 +20,7 @@ from kvarn.replica.client.protocol import (
 from kvarn.replica.client.request_stream import RequestStream
 from kvarn.replica.endpoint import Endpoint
 from kvarn.replica.transport import ClientTransport
+from kvarn.wire.block_events import BlockEvents, WatchBlocks
 from kvarn.wire.messages import (
     Abort,
     AdapterChanged,
@@ -69,6 +71,8 @@ class ZmqReplicaClient:
         self._embeddings: dict[str, asyncio.Future[list[bytes]]] = {}
         self._changes: dict[str, asyncio.Future[None]] = {}
         """Adapters that are being loaded or unloaded for this process."""
+        self._watcher: BlockWatcher | None = None
+        self._block_reader: BlockEventReader | None = None
 
     def update(self, status: ReplicaStatus) -> None:
         """Take over what the supervisor says."""
@@ -139,6 +143,23 @@ class ZmqReplicaClient:
         self._transport.send(ForgetTenant(tenant=tenant))
         return True
 
+    def watch_blocks(self, watcher: BlockWatcher | None) -> None:
+        """Let this watcher hear which blocks are cached; see `ReplicaClient.watch_blocks`."""
+        if self._watcher is not None and self._transport is not None:
+            self._transport.send(WatchBlocks(gateway=self._gateway, wanted=False))
+        self._watcher, self._block_reader = watcher, None
+        if self._transport is not None:
+            self._read_blocks()
+
+    def _read_blocks(self) -> None:
+        if self._watcher is not None:
+            self._block_reader = BlockEventReader(self._watcher, self._ask_for_blocks)
+            self._ask_for_blocks()
+
+    def _ask_for_blocks(self) -> None:
+        if self._transport is not None:
+            self._transport.send(WatchBlocks(gateway=self._gateway))
+
     def _connected(self, request_id: str) -> ClientTransport:
         """The way to the engine for a new request."""
         if self._transport is None:
@@ -158,6 +179,7 @@ class ZmqReplicaClient:
         transport = self._transport = ClientTransport(endpoint, own, self._handle, self._unreadable)
         known = list(self.adapters.values())
         transport.send(Join(gateway=self._gateway, address=transport.address, adapters=known, revision=self._revision))
+        self._read_blocks()
 
     def _disconnect(self, reason: str) -> None:
         """Leave the engine after what it still has said; fail every request."""
@@ -166,6 +188,9 @@ class ZmqReplicaClient:
             transport.read_rest()
             transport.close()
         self.stats = EngineStats()
+        self._block_reader = None
+        if self._watcher is not None:
+            self._watcher.forget()
         for request_id in [*self._streams, *self._embeddings, *self._changes]:
             self._fail(request_id, ReplicaLostError(reason))
 
@@ -186,6 +211,9 @@ class ZmqReplicaClient:
                 answer = self._embeddings.get(message.request_id)
                 if answer is not None and not answer.done():
                     answer.set_result(message.vectors)
+            case BlockEvents():
+                if self._block_reader is not None:
+                    self._block_reader.take(message)
             case Adapters():
                 self.adapters = {adapter.name: adapter for adapter in message.adapters}
                 self._revision = message.revision

@@ -51,6 +51,8 @@ class EmbedService:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.card = card
+        self.cache = None
+        """There are no cached blocks."""
         self._runner = runner
         self._config = config
         self._clock = clock

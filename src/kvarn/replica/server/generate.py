@@ -15,6 +15,7 @@ from kvarn.engine.adapters import AdapterStore
 from kvarn.engine.core import EngineCore
 from kvarn.engine.errors import AdmissionError
 from kvarn.engine.plan import Executor, KVConnector
+from kvarn.engine.prefix_cache import PrefixCache
 from kvarn.engine.proposer import Proposer
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.grammar.masks import GrammarMasks
@@ -71,7 +72,7 @@ class GenerateService:
         prompts for this one (`prefill_client`), or this one for others (`prefill_server`). `masks` keep answers to
         grammars.
         """
-        self.card = card
+        self.card = msgspec.structs.replace(card, cache_namespace=namespace)
         self._costs = costs
         self._executor = executor
         self._prefill_client = prefill_client
@@ -94,6 +95,11 @@ class GenerateService:
         self._adapters = None if host is None else host(self._core)
         self._clock = clock
         self._gauges_due_s = clock()
+
+    @property
+    def cache(self) -> PrefixCache:
+        """The cached blocks."""
+        return self._core.cache
 
     def accept(self, request: Submit | Embed) -> Refused | None:
         """Queue a request, or say why not."""

@@ -7,6 +7,7 @@ import logging
 from dataclasses import dataclass
 
 from kvarn.replica.endpoint import CurveKeys
+from kvarn.replica.server.block_events import BlockEventPublisher
 from kvarn.replica.server.embed import EmbedService
 from kvarn.replica.server.generate import GenerateService
 from kvarn.replica.server.heartbeat import HeartbeatThread
@@ -19,6 +20,7 @@ from kvarn.replica.transport import (
     OutboxKeys,
     UnreadableRequest,
 )
+from kvarn.wire.block_events import BlockEvents, WatchBlocks
 from kvarn.wire.messages import (
     Abort,
     AdapterChanged,
@@ -89,15 +91,18 @@ class ResponseRouter:
             del self._requests[request_id]
         return ids
 
-    def leave_all(self, supervisor: str) -> list[str]:
-        """Another main gateway process, which numbers its own anew, has become the supervisor; returns the ids of the
-        requests of the earlier ones."""
+    @property
+    def joined(self) -> list[int]:
+        """Numbers of the gateway processes that have joined and are not known to be gone."""
+        return list(self._outboxes)
+
+    def supervised_by(self, address: str) -> Outbox:
+        """Another main gateway process has become the supervisor, and numbers its processes anew."""
         if self.supervisor is not None:
             self.supervisor.close(drop=True)
-        self.supervisor = self._outbox(supervisor, SUPERVISOR_LINGER_MS)
-        ids = [request_id for gateway in list(self._outboxes) for request_id in self.leave(gateway)]
+        self.supervisor = self._outbox(address, SUPERVISOR_LINGER_MS)
         self._gone.clear()
-        return ids
+        return self.supervisor
 
     def has_joined(self, gateway: int) -> bool:
         """Whether a gateway process has joined and is not known to be gone."""
@@ -121,10 +126,12 @@ class ResponseRouter:
         if gateway in self._outboxes:
             self._outboxes[gateway].send(refused)
 
-    def tell(self, gateway: int, message: Adapters) -> None:
-        """Send a gateway process what all hear, unless it is gone."""
-        if gateway in self._outboxes:
-            self._outboxes[gateway].send(message)
+    def tell(self, gateway: int, message: Adapters | BlockEvents) -> bool:
+        """Send a gateway process what belongs to no request; False where it is gone."""
+        if gateway not in self._outboxes:
+            return False
+        self._outboxes[gateway].send(message)
+        return True
 
     def send(self, message: StepOutput | Refused | Embedded | AdapterChanged | Adapters) -> None:
         """Send a step's output, what all hear, or the last answer to an accepted request."""
@@ -184,6 +191,7 @@ class EngineLoop:
         self._inbox = inbox
         self._router = router
         self._heartbeat = heartbeat
+        self._blocks = BlockEventPublisher(service.cache, router.tell)
         self._stopped = False
         self._draining = False
         self._drain_requested = False
@@ -201,6 +209,7 @@ class EngineLoop:
                 self._step()
             elif changed:  # an abort or a refusal with no step after it: the gauges would stay as they were
                 self._router.send(StepOutput(deltas=[], stats=self._service.stats()))
+                self._blocks.send_due(idle=True)
 
     def _finished(self) -> bool:
         if self._drain_requested and not self._draining:
@@ -230,17 +239,18 @@ class EngineLoop:
                 told = self._service.join(message)
                 if told is not None:
                     self._router.tell(message.gateway, told)
+            case WatchBlocks():
+                if self._router.has_joined(message.gateway):
+                    self._blocks.subscribe(message.gateway, wanted=message.wanted)
             case Leave():
+                self._blocks.subscribe(message.gateway, wanted=False)
                 for request_id in self._router.leave(message.gateway):
                     self._service.abort(request_id)
             case ForgetTenant():
                 self._service.forget_tenant(message.tenant)
             case Supervise():
                 if self._heartbeat.heard(message.address) and self._ready is not None:
-                    for request_id in self._router.leave_all(message.address):
-                        self._service.abort(request_id)
-                    assert self._router.supervisor is not None
-                    self._router.supervisor.send(self._ready)
+                    self._change_supervisor(message.address, self._ready)
             case Drain():
                 self._drain_requested = True
             case Stop():
@@ -262,11 +272,20 @@ class EngineLoop:
         else:
             self._router.refuse(refused, request.gateway)
 
+    def _change_supervisor(self, address: str, ready: Ready) -> None:
+        """Another main gateway process watches from now on; those of the earlier one are gone."""
+        for gateway in self._router.joined:
+            self._blocks.subscribe(gateway, wanted=False)
+            for request_id in self._router.leave(gateway):
+                self._service.abort(request_id)
+        self._router.supervised_by(address).send(ready)
+
     def _step(self) -> None:
         with self._heartbeat.in_step():
             responses = self._service.step()
         for response in responses:
             self._router.send(response)
+        self._blocks.send_due(idle=not self._service.has_work())
         self._stalled = not responses
 
     def _drain(self) -> None:

@@ -1,0 +1,136 @@
+"""A circuit breaker: what fails too often gets no requests for a while, then a few trials; the clock is passed in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvarn.routing.window import SlidingCounts
+
+_SUCCEEDED, _FAILED = 0, 1
+
+
+class BreakerState(StrEnum):
+    """Whether requests go through."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+    """A few go through as trials."""
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerRules:
+    """When it opens, and for how long."""
+
+    window_s: float = 30.0
+    """Results of the last so many seconds count."""
+    min_requests: int = 5
+    """It does not open on fewer results."""
+    error_rate: float = 0.5
+    """Share of failures from which on it opens; in (0, 1]."""
+    open_s: float = 5.0
+    """How long it stays open; doubles with each failed trial in a row."""
+    max_open_s: float = 60.0
+    trials: int = 1
+    """Requests that go through at once when it is half open; when as many have succeeded, it closes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Permit:
+    """A request was let through; its result must be given to the breaker."""
+
+    epoch: int
+    """The breaker has changed its state so many times."""
+
+
+class CircuitBreaker:
+    """One breaker. Times are monotonic seconds and must not go back.
+
+    Each permit must be given back exactly once, by `succeeded`, `failed` or `cancelled`. Results of requests that
+    began before the breaker's latest change of state are ignored.
+
+    Args:
+        rules: When it opens, and for how long.
+    """
+
+    def __init__(self, rules: BreakerRules) -> None:
+        self._rules = rules
+        self._counts = SlidingCounts(rules.window_s, 2)
+        self._epoch = 0
+        self._opened_at: float | None = None
+        """None while it is closed."""
+        self._opened_in_a_row = 0
+        self._trials_running = 0
+        self._trials_succeeded = 0
+
+    def state(self, now: float) -> BreakerState:
+        """Its state at this time."""
+        if self._opened_at is None:
+            return BreakerState.CLOSED
+        return BreakerState.OPEN if now < self._opened_at + self._open_s else BreakerState.HALF_OPEN
+
+    def allows(self, now: float) -> bool:
+        """Whether `admit` would let a request through."""
+        state = self.state(now)
+        return state is BreakerState.CLOSED or (
+            state is BreakerState.HALF_OPEN and self._trials_running + self._trials_succeeded < self._rules.trials
+        )
+
+    def retry_after_s(self, now: float) -> float:
+        """Seconds until a request may go through again; 0 where one may now, or a trial is under way."""
+        return 0.0 if self._opened_at is None else max(0.0, self._opened_at + self._open_s - now)
+
+    def admit(self, now: float) -> Permit | None:
+        """Let a request through; None where it may not."""
+        if not self.allows(now):
+            return None
+        if self._opened_at is not None:
+            self._trials_running += 1
+        return Permit(self._epoch)
+
+    def succeeded(self, permit: Permit, now: float) -> None:
+        """The request was answered."""
+        if permit.epoch != self._epoch:
+            return
+        if self._opened_at is None:
+            self._counts.add(_SUCCEEDED, now)
+            return
+        self._trials_running -= 1
+        self._trials_succeeded += 1
+        if self._trials_succeeded >= self._rules.trials:
+            self._opened_at, self._opened_in_a_row = None, 0
+            self._change()
+
+    def failed(self, permit: Permit, now: float) -> None:
+        """The request failed through the other side's fault."""
+        if permit.epoch != self._epoch:
+            return
+        if self._opened_at is not None:
+            self._open(now)
+            return
+        self._counts.add(_FAILED, now)
+        succeeded, failed = self._counts.totals(now)
+        total = succeeded + failed
+        if total >= self._rules.min_requests and failed >= self._rules.error_rate * total:
+            self._open(now)
+
+    def cancelled(self, permit: Permit) -> None:
+        """The request says nothing of the other side: its client left, or was at fault."""
+        if permit.epoch == self._epoch and self._opened_at is not None:
+            self._trials_running -= 1
+
+    @property
+    def _open_s(self) -> float:
+        doubled: float = self._rules.open_s * 2.0 ** min(self._opened_in_a_row - 1, 30)
+        return min(doubled, self._rules.max_open_s)
+
+    def _open(self, now: float) -> None:
+        self._opened_at = now
+        self._opened_in_a_row += 1
+        self._change()
+
+    def _change(self) -> None:
+        self._epoch += 1
+        self._counts.clear()
+        self._trials_running = self._trials_succeeded = 0

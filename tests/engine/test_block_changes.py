@@ -1,0 +1,50 @@
+"""Names that the prefix cache tells, against what it holds."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from block_watcher import names_in
+from engine_world import World
+from kvarn.engine.block_changes import BlockChanges
+
+REQUESTS = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 90), st.integers(1, 40), st.integers(0, 6)),
+    min_size=1,
+    max_size=12,
+)
+"""Tenant, what its prompt begins with, the prompt's length, the answer's, and steps before the next request."""
+
+
+@given(requests=REQUESTS, forget=st.integers(0, 12), take_every=st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_changes_add_up_to_what_is_cached(
+    requests: list[tuple[int, int, int, int, int]], forget: int, take_every: int
+) -> None:
+    world = World(num_blocks=24)
+    cache = world.engine.cache
+    world.submit("early", 60)
+    world.run()
+    view, cache.changes = names_in(cache.packed_names()), BlockChanges()
+
+    def compare() -> None:
+        assert cache.changes is not None
+        stored, removed = map(names_in, cache.changes.take())
+        assert not stored & removed and not stored & view and removed <= view
+        view.difference_update(removed)
+        view.update(stored)
+        assert view == names_in(cache.packed_names()) and len(view) == len(cache)
+
+    for number, (tenant, kind, length, answer, steps) in enumerate(requests):
+        prompt = [kind] * (length // 2) + [number % 40] * (length - length // 2)
+        world.submit(f"r{number}", prompt, tenant=str(tenant), max_tokens=answer)
+        for step in range(steps):
+            world.step()
+            if step % take_every == 0:
+                compare()
+        if number == forget:
+            world.engine.forget_tenant(str(tenant))
+            compare()
+    world.run()
+    compare()
