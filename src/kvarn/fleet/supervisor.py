@@ -110,6 +110,15 @@ class EngineSupervisor:
         self._do(self.lifecycle.stop(self._now()))
         await self._until_gone()
 
+    async def leave(self) -> None:
+        """Look after the engine no longer: one on another machine goes on, for whoever takes it over."""
+        task, self._task = self._task, None
+        tasks = [*self._tasks, *([] if task is None else [task])]
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._engines.clear()
+
     async def drain(self, timeout_s: float) -> None:
         """Take nothing new, let what runs end, and end the engine after `timeout_s` seconds at the latest: what is left
         then goes on with another replica. Idempotent."""

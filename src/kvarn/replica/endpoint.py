@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import socket
 
 import msgspec
 import zmq
@@ -74,3 +75,15 @@ def tcp_address(host: str, port: int | str) -> str:
     with contextlib.suppress(ValueError):  # a name
         host = f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
     return f"tcp://{host}:{port}"
+
+
+def free_address(host: str) -> str:
+    """ZMQ address with a port of this machine that was free just now. Whoever binds it may find that it no longer is.
+
+    Raises:
+        OSError: The host is not this machine.
+    """
+    family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family) as probe:
+        probe.bind(address)
+        return tcp_address(host, probe.getsockname()[1])

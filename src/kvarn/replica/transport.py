@@ -20,7 +20,6 @@ from itertools import islice
 import msgspec
 import zmq
 import zmq.auth.thread
-from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from kvarn.replica.endpoint import Endpoint
@@ -31,11 +30,16 @@ SUPERVISOR_LINGER_MS = 60_000
 the supervisor: see `kvarn.replica.server.parent`."""
 CLIENT_LINGER_MS = 2000
 """Clients read at once, or have ended."""
+TCP_LINGER_MS = 5000
+"""To another machine, which may be gone."""
 _MESSAGES_AT_ONCE = 16
 """Messages handled in one turn of the event loop: when it was held up, hundreds of steps may have come."""
 
 Context = zmq.Context[zmq.Socket[bytes]]
 OutboxKeys = tuple[str, str, str]
+
+_DOMAIN = "kvarn"
+"""Of ZAP: sockets that have one are guarded."""
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +61,7 @@ class Outbox:
                 key.encode() for key in keys
             )
         self._socket.set_hwm(0)
-        self._socket.setsockopt(zmq.LINGER, linger_ms)
+        self._socket.setsockopt(zmq.LINGER, linger_ms if keys is None else min(linger_ms, TCP_LINGER_MS))
         self._socket.setsockopt(zmq.RECONNECT_IVL, 10)
         self._socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder()
@@ -209,12 +213,12 @@ class _Guard:
         self._allowed = allowed.encode()
         self._thread = zmq.auth.thread.ThreadAuthenticator(context, log=log)
         self._thread.start()
-        self._thread.configure_curve_callback(domain="*", credentials_provider=self)
+        self._thread.configure_curve_callback(domain=_DOMAIN, credentials_provider=self)
         self.stop = self._thread.stop
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Whether a connection's key is the one."""
-        return bool(z85.encode(key) == self._allowed)
+        return key == self._allowed
 
 
 def _bound(context: Context, address: str, secret: str = "") -> zmq.Socket[bytes]:
@@ -222,7 +226,7 @@ def _bound(context: Context, address: str, secret: str = "") -> zmq.Socket[bytes
     socket = context.socket(zmq.PULL)
     if secret:
         socket.curve_server, socket.curve_secretkey = True, secret.encode()
-        socket.zap_domain = b"kvarn"
+        socket.zap_domain = _DOMAIN.encode()
     socket.set_hwm(0)
     socket.bind(address)
     return socket
