@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from kvarn.config.fleet import RayConfig
-from kvarn.config.schema import ReplicaConfig
+from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.packing import Needs
 from kvarn.fleet.ray_launcher import RayEngine, RayLauncher
 from kvarn.fleet.supervisor import EngineSupervisor

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kvarn.config.schema import ReplicaConfig
+from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.launcher import LaunchedEngine
 from kvarn.replica.transport import ClientTransport
 from kvarn.wire.messages import Failed, FromEngine, Heartbeat, Progress, Ready, Supervise, ToEngine

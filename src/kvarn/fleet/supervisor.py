@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from kvarn.config.schema import ReplicaConfig
+from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.engine_run import EngineRun
 from kvarn.fleet.launcher import LaunchedEngine, Launcher, LaunchError, LocalLauncher, launch_local
 from kvarn.fleet.process import EngineProcess
@@ -228,7 +228,7 @@ class EngineSupervisor:
             end = await watch.wait()
             failure, gone = end.reason, end.gone
         except Exception as error:
-            log.exception("the engine's supervision failed", extra={"model": self.status.model})
+            log.exception("the engine's supervision failed", extra=self._names)
             failure, gone = f"the engine's supervision failed: {error}", False
             engine.kill()
         self._runs.pop(run, None)
@@ -264,11 +264,7 @@ class EngineSupervisor:
         log.log(
             logging.ERROR if is_news else logging.DEBUG,
             "the engine is down and will be restarted",
-            extra={
-                "model": self.status.model,
-                "reason": failure,
-                "restart_in_s": round(self.lifecycle.wake_at - self._now(), 3),
-            },
+            extra=self._names | {"reason": failure, "restart_in_s": round(self.lifecycle.wake_at - self._now(), 3)},
         )
         self._reported = failure
 
@@ -288,7 +284,11 @@ class EngineSupervisor:
             self._was_ready = True
             self._update(state=ReplicaState.READY, stage="ready", fraction=1.0, card=card)
             start_s = {f"{phase.replace(' ', '_')}_s": round(seconds, 3) for phase, seconds in card.start_s.items()}
-            log.info("the engine is ready", extra={"model": self.status.model, "pid": self.pid, **start_s})
+            log.info("the engine is ready", extra=self._names | {"pid": self.pid, **start_s})
+
+    @property
+    def _names(self) -> dict[str, str]:
+        return {"model": self.status.model, "replica": self.status.replica}
 
     def _update(self, **changes: Any) -> None:
         self._set_status(msgspec.structs.replace(self.status, **changes))
