@@ -10,18 +10,18 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+import kvarn
 from profiles import effort
 
 REPLICAS = 2
 KILLS = effort(6, 300)
-ADAPTERS = Path(str(files("kvarn"))) / "assets" / "adapters"
+ADAPTERS = Path(kvarn.__file__).parent / "assets" / "adapters"
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 20}, "sky": {"enum": ["clear", "cloudy"]}},

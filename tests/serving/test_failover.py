@@ -66,7 +66,7 @@ def read(client: httpx.Client, path: str, body: dict[str, Any]) -> list[Any]:
                 found = choices.setdefault(choice["index"], ["", [], None])
                 found[0] += text
                 if choice.get("logprobs"):
-                    found[1] += choice["logprobs"].get("content") or choice["logprobs"].get("token_logprobs")
+                    found[1] += choice["logprobs"].get("content") or choice["logprobs"].get("token_logprobs") or ()
                 found[2] = choice["finish_reason"] or found[2]
     return [*(found for _, found in sorted(choices.items())), usage]
 
