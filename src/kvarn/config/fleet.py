@@ -18,7 +18,7 @@ class RayConfig(Section):
     namespace: str = Field("kvarn", min_length=1)
     """Ray's namespace of this deployment's engines. Two deployments on one cluster need two."""
 
-    gateway_host: str | None = Field(None, min_length=1)
+    listen_address: str | None = Field(None, min_length=1)
     """Address of this machine at which the engines reach the gateway. Default: the one Ray knows it by."""
 
     place_timeout_s: float = Field(60.0, gt=0)

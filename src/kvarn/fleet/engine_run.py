@@ -11,7 +11,8 @@ from typing import Any
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.launcher import LaunchedEngine
 from kvarn.replica.transport import ClientTransport
-from kvarn.wire.messages import Failed, FromEngine, Heartbeat, Progress, Ready, Supervise, ToEngine
+from kvarn.wire.messages import FromEngine, Progress, Ready, ToEngine
+from kvarn.wire.supervision import Failed, Heartbeat, Supervise
 
 _LAST_MESSAGES_S = 0.05
 """After the process has ended, its messages are read until none has come for so long."""

@@ -77,7 +77,7 @@ class RayLauncher:
         self._config = config
         self._needs_of = needs_of
         self._channel: Channel | None = None
-        self._host = config.gateway_host or ""
+        self._host = config.listen_address or ""
         self.engines: dict[str, RayEngine] = {}
         """That run, by replica and run: `replica#1`."""
         self._abandoned: set[str] = set()
@@ -197,7 +197,7 @@ class RayLauncher:
     async def _connect(self, channel: Channel) -> None:
         """Wait until the agent has found Ray, then learn which engines are gone meanwhile."""
         host = (await channel.call("host")).decode()
-        self._host = self._config.gateway_host or host
+        self._host = self._config.listen_address or host
         if self.engines:
             running = await self._list(channel)
             for name in self.engines.keys() - running.keys():

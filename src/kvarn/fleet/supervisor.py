@@ -23,7 +23,8 @@ from kvarn.fleet.replica_lifecycle import (
 )
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, ReplicaStatus
 from kvarn.replica.spec import ReplicaSpec, replica_names
-from kvarn.wire.messages import Drain, Leave, ModelCard, Progress, Ready, Stop
+from kvarn.wire.messages import Leave, ModelCard, Progress, Ready, Stop
+from kvarn.wire.supervision import Drain
 
 log = logging.getLogger(__name__)
 

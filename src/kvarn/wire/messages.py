@@ -14,6 +14,7 @@ import msgspec
 from kvarn.wire.block_events import BlockEvents, WatchBlocks
 from kvarn.wire.message import Message
 from kvarn.wire.sampling import SamplingParams
+from kvarn.wire.supervision import Drain, Failed, Heartbeat, Supervise
 
 
 class FinishReason(StrEnum):
@@ -148,16 +149,6 @@ class ForgetTenant(Message, frozen=True, kw_only=True):
     """A tenant is deleted: delete its cached blocks, on disk too, and keep none any more."""
 
     tenant: str
-
-
-class Supervise(Message, frozen=True, kw_only=True):
-    """An engine on another machine has a supervisor, which repeats this as long as it lives."""
-
-    address: str  # ZMQ address that it reads; a new one is sent `Ready` at once
-
-
-class Drain(Message, frozen=True, kw_only=True):
-    """Refuse new requests, end those that run, then exit."""
 
 
 class Stop(Message, frozen=True, kw_only=True):
@@ -401,20 +392,6 @@ class Adapters(Message, frozen=True, kw_only=True):
 
     revision: int  # counts changes; 0: those of the configuration
     adapters: list[AdapterInfo]
-
-
-class Heartbeat(Message, frozen=True, kw_only=True):
-    """The process lives; `step` shows whether its loop moves."""
-
-    step: int
-    busy_s: float = 0.0  # seconds the present step has been running; 0 when idle
-    unheard_s: float = 0.0  # seconds since its supervisor was heard; 0 on the supervisor's own machine
-
-
-class Failed(Message, frozen=True, kw_only=True):
-    """The engine cannot go on; the process exits after this."""
-
-    message: str
 
 
 FromEngine = (

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kvarn.replica.transport import SUPERVISOR_LINGER_MS, Context, Outbox, OutboxKeys
-from kvarn.wire.messages import Heartbeat
+from kvarn.wire.supervision import Heartbeat
 
 log = logging.getLogger(__name__)
 

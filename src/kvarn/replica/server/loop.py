@@ -25,7 +25,6 @@ from kvarn.wire.messages import (
     Abort,
     AdapterChanged,
     Adapters,
-    Drain,
     Embed,
     Embedded,
     ForgetTenant,
@@ -38,11 +37,11 @@ from kvarn.wire.messages import (
     StepOutput,
     Stop,
     Submit,
-    Supervise,
     ToEngine,
     TokenDelta,
     UnloadAdapter,
 )
+from kvarn.wire.supervision import Drain, Supervise
 
 _IDLE_WAIT_S = 0.5
 """Longest wait for a message when idle: how late a signal to drain may be seen."""

@@ -21,7 +21,8 @@ from kvarn.replica.server.loop import EngineLoop, ResponseRouter, outbox_keys
 from kvarn.replica.server.parent import exit_when_closed
 from kvarn.replica.spec import ReplicaSpec
 from kvarn.replica.transport import Inbox, Outbox
-from kvarn.wire.messages import Failed, Progress, Ready
+from kvarn.wire.messages import Progress, Ready
+from kvarn.wire.supervision import Failed
 
 EXIT_FAILED = 1
 """Exit status after `Failed`."""
