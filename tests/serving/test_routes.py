@@ -12,7 +12,7 @@ import pytest
 from fake_replica import answer_text
 from foreign_server import foreign_gateway
 from kvarn.config.routes import RouteConfig
-from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState
+from kvarn.replica.client.protocol import ReplicaState
 from kvarn.store.owner import Scopes
 from kvarn.wire.messages import EngineStats, StepTimes
 
@@ -181,12 +181,9 @@ def test_a_model_that_fails_often_is_left_alone_for_a_while(checkpoint: Path, tm
         large, small = (replica_of(gateway, name) for name in ("large", "small"))
         small.answer = lambda request, index: answer_text("here")
 
-        def lost(request: Any, index: int) -> list[int]:
-            raise ReplicaLostError("made to fail")
-
-        large.answer = lost
+        large.lose_after = 0
         answers = [client.post(CHAT, json=body("large")) for _ in range(6)]
         assert [answer.json()["model"] for answer in answers] == ["small"] * 6
         assert len(large.submitted) == 3 and len(small.submitted) == 6
-        large.answer = lambda request, index: answer_text("back")
+        large.lose_after = None
         assert client.post(CHAT, json=body("large")).json()["model"] == "small", "its breaker is open"

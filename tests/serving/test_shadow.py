@@ -51,6 +51,7 @@ def test_a_copy_has_the_same_prompt_and_seed_and_the_lowest_priority(
     shadowed: Any, wait_for: Any, stream: bool
 ) -> None:
     assert shadowed.http.post(CHAT, json=body(stream=stream, temperature=1)).status_code == 200
+    wait_for(lambda: len(shadowed.results) == 1, "the copy")
     completion = {"model": "chat", "prompt": "hello", "max_tokens": 50}
     assert shadowed.http.post("/v1/completions", json=completion).json()["choices"][0]["text"] == "the same"
     wait_for(lambda: len(shadowed.results) == 2, "the copies")
