@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -53,13 +53,18 @@ from kvarn.jobs.periodic import Periodic
 from kvarn.jobs.retention import retention_worker
 from kvarn.jobs.worker import Worker
 from kvarn.metering.usage_reports import Reports
+from kvarn.observe.external import ExternalMetrics
 from kvarn.observe.metrics import GatewayMetrics
+from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.responses.background import run_background
 from kvarn.responses.background_runs import BackgroundResponses
 from kvarn.serving.engine_metrics import EngineCollector
+from kvarn.serving.external.model import connect
 from kvarn.serving.held_bytes import ByteBudget
+from kvarn.serving.model_choice import ModelRoutes
 from kvarn.serving.models import ModelTable, ServedModel
 from kvarn.serving.moderation.checks import Moderation
+from kvarn.serving.shadow import Shadows
 from kvarn.serving.storage_quota import StorageQuota
 from kvarn.serving.text_pool import TextPool
 from kvarn.store.errors import StoreError
@@ -100,6 +105,7 @@ def create_app(
     models_by_name: Mapping[str, ServedModel],
     authenticator: Authenticator | None = None,
     shared: SharedState | None = None,
+    start_after: Callable[[], Awaitable[None]] | None = None,
 ) -> FastAPI:
     """Build the gateway's application. It answers at once; models become ready as their replicas and tokenizers do.
 
@@ -108,6 +114,7 @@ def create_app(
         models_by_name: What is served. The replicas are started and stopped by the caller.
         authenticator: Who finds out whom a request acts for. Default: what the configuration says.
         shared: What this process counts together with the server's others. Default: there are none.
+        start_after: Connections are accepted once this is done. Default: at once.
     """
     pool = ThreadPoolExecutor(config.gateway.tokenize_threads, thread_name_prefix="tokenize")
     text = TextPool(pool, config.gateway.tokenize_threads)
@@ -116,6 +123,10 @@ def create_app(
     metrics = GatewayMetrics(slo, slo)
     if shared is None or shared.is_main:
         metrics.registry.register(EngineCollector({model.name: model.replicas for model in table}))
+    external, choice_metrics = ExternalMetrics(metrics.registry), ModelChoiceMetrics(metrics.registry)
+    for model in table:
+        if model.config.external is not None:
+            model.external = connect(model, external)
     services = Services(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
     background = BackgroundResponses(services.store, config.responses, lambda run: run_background(gateway, run))
     open_requests = OpenRequests()
@@ -123,6 +134,8 @@ def create_app(
     gateway = Gateway(
         config=config,
         models=table,
+        routes=ModelRoutes(config, choice_metrics, services.admission.predicted_ttft_s),
+        shadows=Shadows(choice_metrics, services.admission.enter),
         metrics=metrics,
         store=services.store,
         stages=services.stages,
@@ -142,7 +155,7 @@ def create_app(
         title="Kvarn",
         version=kvarn.__version__,
         summary="OpenAI-compatible serving of large language models.",
-        lifespan=lambda app: _lifespan(app, gateway, services, open_requests, pool),
+        lifespan=lambda app: _lifespan(app, gateway, services, open_requests, pool, start_after),
         docs_url=None,  # FastAPI's page fetches its scripts from a CDN; ours works offline
         redoc_url=None,
         redirect_slashes=False,
@@ -189,6 +202,7 @@ async def _lifespan(
     services: Services,
     open_requests: OpenRequests,
     pool: ThreadPoolExecutor,
+    start_after: Callable[[], Awaitable[None]] | None,
 ) -> AsyncGenerator[None, None]:
     """Start what runs beside the requests; at the end, settle them before the ledger and the database close."""
     config = gateway.config
@@ -202,6 +216,9 @@ async def _lifespan(
     if keepers and (gateway.shared is None or gateway.shared.is_main):
         deleted = DeletedTenants(gateway.store, keepers)
         workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, config.auth.refresh_s))
+    for model in gateway.models:
+        if model.external is not None:
+            workers += model.external.probes()
     if config.batches.enabled:
         workers.append(BatchWorker(gateway))
     try:
@@ -216,6 +233,8 @@ async def _lifespan(
         worker.start()
     loading = asyncio.create_task(gateway.models.load_text(pool, config.gateway))
     try:
+        if start_after is not None:
+            await start_after()
         yield
     finally:
         loading.cancel()
@@ -223,6 +242,8 @@ async def _lifespan(
         if left := await open_requests.over(_SETTLE_S):
             _log.error("%d requests were not settled before the end", left)
         await asyncio.gather(*[worker.stop() for worker in workers])
+        await gateway.shadows.stop()
         await gateway.models.close()
+        await asyncio.gather(*[model.external.close() for model in gateway.models if model.external is not None])
         await services.stop()
         pool.shutdown(wait=False, cancel_futures=True)

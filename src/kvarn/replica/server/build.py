@@ -184,7 +184,9 @@ def _build_decoder(
         host=lambda engine: _host_adapters(model, executor, engine, config, phases),
         connector=connector,
         prefill_client=PrefillClient(*peer) if peer is not None and spec.role == "decode" else None,
-        prefill_server=PrefillServer(*peer, spec.sockets) if peer is not None and spec.role == "prefill" else None,
+        prefill_server=PrefillServer(*peer, spec.endpoint.directory)
+        if peer is not None and spec.role == "prefill"
+        else None,
         disaggregation=config.disaggregation,
         masks=masks,
     )
