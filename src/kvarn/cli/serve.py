@@ -99,7 +99,8 @@ class _Gateway:
         if config.gateway.api_server_count > 1:
             share_port(self._listener)
             self._processes = GatewayProcesses(config, port, self._models, engines.supervisors)
-        self._app = create_app(config, models, shared=self._processes.shared if self._processes else None)
+        shared = self._processes.shared if self._processes else None
+        self._app = create_app(config, models, shared=shared, take_out=engines.take_out)
         self.server = build_server(self._app, config.gateway)
         collect_garbage_less()
 

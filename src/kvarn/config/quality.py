@@ -21,14 +21,14 @@ class QualityConfig(Section):
     """Share of a replica's time that probes may take: after one that took long, the next comes later."""
 
     prompts: int = Field(4, ge=1, le=1024)
-    """Golden prompts in one probe: the first of them."""
+    """Golden prompts in one probe. Of a longer file those are taken that are spread over it evenly."""
 
     max_tokens: int = Field(8, ge=1, le=1024)
     """Tokens of an answer to a golden prompt."""
 
     timeout_s: float = Field(120.0, gt=0)
-    """Seconds after which a probe that was not answered is given up, as on a replica that has no time for it. The next
-    comes as planned."""
+    """Seconds after which a golden prompt that was not answered is given up, as on a replica that has no time for it.
+    The next probe comes as planned."""
 
     reference_file: str | None = Field(None, min_length=1)
     """File of the expected answers, by model and build. They are added to it as they are first given, so that later

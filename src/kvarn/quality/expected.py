@@ -39,6 +39,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     build: Build
     prompt: str
+    token_ids: tuple[int, ...] = ()
+    max_tokens: int = 0
     adapter: str = ""
     """Digest of the adapter."""
 
@@ -118,9 +120,9 @@ class ExpectedAnswers:
         return [
             (asked.build, answer)
             for asked, answer in self.answers.items()
-            if (asked.model, asked.prompt, asked.adapter) == (question.model, question.prompt, question.adapter)
+            if asked.build != question.build
             and asked.build.weights == question.build.weights
-            and asked.build != question.build
+            and msgspec.structs.replace(asked, build=question.build) == question
         ]
 
 

@@ -27,6 +27,8 @@ _TICK_S = 0.25
 _RESTART_AGAIN_S = 86400.0
 """A replica that deviates again within a day of its restart is kept out: its machine is to be looked at."""
 
+_UNANSWERED = (RequestRefusedError, ReplicaLostError, TimeoutError)
+
 log = logging.getLogger(__name__)
 
 
@@ -58,13 +60,25 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 class WatchedModel(Protocol):
     """A model whose replicas are probed."""
 
-    name: str
-    fingerprint: str
-    """Of its checkpoint; empty as long as it is not known: then its replicas are not probed yet."""
-    replicas: Mapping[str, ReplicaClient]
-    """Those that there are now, by name."""
-    prompts: Sequence[GoldenPrompt]
-    """Empty: the built-in ones are asked."""
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Of its checkpoint; empty as long as it is not known: then its replicas are not probed yet."""
+        ...
+
+    @property
+    def replicas(self) -> Mapping[str, ReplicaClient]:
+        """Those that there are now, by name."""
+        ...
+
+    @property
+    def prompts(self) -> Sequence[GoldenPrompt]:
+        """Empty: the built-in ones are asked."""
+        ...
 
 
 OnDrift = Callable[[Drift], Awaitable[None]]
@@ -122,6 +136,11 @@ class QualityWatch:
         self._numbers = itertools.count()
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def replicas(self) -> list[tuple[str, str]]:
+        """Model and name of each replica there is."""
+        return [(model.name, name) for model in self._models() for name in model.replicas]
+
     def start(self) -> None:
         """Watch from now on, in the running event loop."""
         self._task = asyncio.create_task(self._run(), name="watch replicas for silent failure")
@@ -163,10 +182,8 @@ class QualityWatch:
     async def _probe_replica(self, model: WatchedModel, name: str, client: ReplicaClient, watched: _Watched) -> None:
         began, key = time.monotonic(), (model.name, name)
         try:
-            async with asyncio.timeout(self._config.timeout_s):
-                equal = await self.probe(model, name)
-            result = "equal" if equal else "drifted"
-        except (RequestRefusedError, ReplicaLostError, TimeoutError) as error:
+            result = "equal" if await self.probe(model, name) else "drifted"
+        except _UNANSWERED as error:
             result = "unanswered"  # a replica that is lost or full is another's matter; that nobody looked is counted
             log.debug("a golden prompt was not answered", extra={"replica": name, "reason": str(error)})
         except Exception:
@@ -186,14 +203,14 @@ class QualityWatch:
         """Probe one replica now; returns whether it answered as expected. One that did not has been reported.
 
         Raises:
-            RequestRefusedError, ReplicaLostError: It did not answer.
+            RequestRefusedError, ReplicaLostError, TimeoutError: It did not answer.
         """
         client, watched = model.replicas[name], self._watched.setdefault(name, _Watched())
         client.forget_tenant(UNCACHED_TENANT)
         for prompt, adapter in self._questions(model, client, watched):
             cached = await self._ask(client, prompt, adapter, cached=True)
             computed = await self._ask(client, prompt, adapter, cached=False)
-            question = _question(model, client, prompt, adapter)
+            question = _question(model, client, prompt, adapter, self._config.max_tokens)
             if not self._expected.agrees(question, computed):
                 answers = {name: computed} | await self._witnesses(model, name, question, prompt, adapter)
                 restarted = [each for each, other in self._watched.items() if other.restarted_at is not None]
@@ -238,7 +255,8 @@ class QualityWatch:
 
     async def _ask(self, client: ReplicaClient, prompt: GoldenPrompt, adapter: str, *, cached: bool) -> GoldenAnswer:
         request_id = f"quality-{next(self._numbers)}"
-        return await ask(client, prompt, request_id, self._config.max_tokens, adapter=adapter, cached=cached)
+        async with asyncio.timeout(self._config.timeout_s):
+            return await ask(client, prompt, request_id, self._config.max_tokens, adapter=adapter, cached=cached)
 
     async def _witnesses(
         self, model: WatchedModel, name: str, question: Question, prompt: GoldenPrompt, adapter: str
@@ -247,7 +265,9 @@ class QualityWatch:
         others = {
             other: client
             for other, client in model.replicas.items()
-            if other != name and _is_probed(model, client) and _question(model, client, prompt, adapter) == question
+            if other != name
+            and _is_probed(model, client)
+            and _question(model, client, prompt, adapter, self._config.max_tokens) == question
         }
         asked = [self._ask(client, prompt, adapter, cached=False) for client in others.values()]
         answers = await asyncio.gather(*asked, return_exceptions=True)
@@ -255,7 +275,7 @@ class QualityWatch:
         for other, answer in zip(others, answers, strict=True):
             if isinstance(answer, GoldenAnswer):
                 found[other] = answer
-            elif not isinstance(answer, RequestRefusedError | ReplicaLostError):
+            elif not isinstance(answer, _UNANSWERED):
                 raise answer
         return found
 
@@ -294,7 +314,9 @@ def _is_probed(model: WatchedModel, client: ReplicaClient) -> bool:
     )
 
 
-def _question(model: WatchedModel, client: ReplicaClient, prompt: GoldenPrompt, adapter: str) -> Question:
+def _question(
+    model: WatchedModel, client: ReplicaClient, prompt: GoldenPrompt, adapter: str, max_tokens: int
+) -> Question:
     card = client.card
     if card is None:
         raise ReplicaLostError("the replica is not ready")
@@ -307,4 +329,11 @@ def _question(model: WatchedModel, client: ReplicaClient, prompt: GoldenPrompt, 
         kv_dtype=card.kv_dtype,
     )
     digest = client.adapters[adapter].digest if adapter in client.adapters else adapter
-    return Question(model=model.name, build=build, prompt=prompt.name, adapter=digest)
+    return Question(
+        model=model.name,
+        build=build,
+        prompt=prompt.name,
+        token_ids=tuple(prompt.token_ids),
+        max_tokens=max_tokens,
+        adapter=digest,
+    )
