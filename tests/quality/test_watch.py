@@ -14,7 +14,7 @@ pytest.importorskip("kvarn.kernels.cpu._native", reason="Kvarn was installed wit
 from kvarn.kernels.cpu._native import usable_instruction_sets
 from kvarn.quality.probe import TENANT
 from kvarn.quality.reference_file import ReferenceFileError
-from kvarn.quality.watch import Action
+from kvarn.quality.watch import Action, Drift
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from profiles import effort
@@ -136,13 +136,11 @@ async def test_the_watch_restarts_a_replica_once_and_keeps_it_out_when_it_deviat
     """The whole loop: a weight that is corrupted while it runs, then one that is corrupted at each start."""
     await fleet.start("a", "b", "c")
 
-    async def take_out(name: str, *, again: bool) -> None:
-        await fleet.supervisors[name].stop()
-        if again:
-            fleet.supervisors[name]._leaving.clear()
-            fleet.supervisors[name].start()
+    async def take_out(drift: Drift) -> None:
+        supervisor = fleet.supervisors[drift.replica]
+        await (supervisor.restart(0) if drift.action is Action.RESTART else supervisor.drain(0))
 
-    watch = fleet.watch(lambda drift: take_out(drift.replica, again=drift.action is Action.RESTART), **OFTEN)
+    watch = fleet.watch(take_out, **OFTEN)
     watch.start()
     try:
         await _until(lambda: len(watch.counts.passed_at) == 3)
@@ -163,12 +161,7 @@ async def test_the_watch_restarts_a_replica_once_and_keeps_it_out_when_it_deviat
 async def test_a_restarted_replica_that_answers_as_expected_is_no_longer_reported(fleet: Fleet) -> None:
     await fleet.start("a")
 
-    async def restart(name: str) -> None:
-        await fleet.supervisors[name].stop()
-        fleet.supervisors[name]._leaving.clear()
-        fleet.supervisors[name].start()
-
-    watch = fleet.watch(lambda drift: restart(drift.replica), **OFTEN)
+    watch = fleet.watch(lambda drift: fleet.supervisors[drift.replica].restart(0), **OFTEN)
     watch.start()
     try:
         await _until(lambda: len(watch.counts.passed_at) == 1)
