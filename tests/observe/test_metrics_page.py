@@ -12,8 +12,10 @@ from kvarn.config.platform import SloConfig
 from kvarn.config.quality import QualityConfig
 from kvarn.metering.metrics import MeteringMetrics
 from kvarn.observe.admission import AdmissionMetrics
+from kvarn.observe.external import ExternalMetrics
 from kvarn.observe.limits import LimitMetrics
 from kvarn.observe.metrics import GatewayMetrics
+from kvarn.observe.model_choice import ModelChoiceMetrics
 from kvarn.observe.store import StoreMetrics
 from kvarn.quality.metrics import QualityCollector
 from kvarn.quality.watch import Drift, QualityWatch
@@ -25,7 +27,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 def test_the_page_and_the_registry_agree() -> None:
     registry = GatewayMetrics(["m"]).registry
     registry.register(EngineCollector({"m": {"m": FakeReplica(GENERATE_CARD)}}))
-    for part in (AdmissionMetrics, LimitMetrics, MeteringMetrics):
+    for part in (AdmissionMetrics, ExternalMetrics, LimitMetrics, MeteringMetrics, ModelChoiceMetrics):
         part(registry)
     StoreMetrics(registry, is_away=bool, is_read_only=bool)
     registry.register(QualityCollector(QualityWatch(list, QualityConfig(), _not_called)))
