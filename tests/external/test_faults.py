@@ -345,7 +345,8 @@ def test_more_than_a_server_takes_at_once_is_answered_elsewhere(
         gateway.chat.answer = lambda request, index: answer_text("from here")
         foreign.control(fault="hang_after", after=1)
         with client.stream("POST", CHAT, json={**LONG, "stream": True}) as first:
-            next(first.iter_lines())
+            lines = first.iter_lines()  # the connection is closed when this is gone
+            next(lines)
             foreign.control(fault=None)
             second = httpx.post(f"{gateway.url}{CHAT}", json=LONG, timeout=20)
             assert second.json()["model"] == "tiny"
