@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 import kvarn
 from kvarn.batches.worker import BatchWorker
 from kvarn.config.schema import KvarnConfig
+from kvarn.fleet.controller import FleetController
 from kvarn.fleet.shared_counts import SharedState
 from kvarn.gateway.body import BodyReader
 from kvarn.gateway.deleted_tenants import DeletedTenants
@@ -58,7 +59,7 @@ from kvarn.responses.background import run_background
 from kvarn.responses.background_runs import BackgroundResponses
 from kvarn.serving.engine_metrics import EngineCollector
 from kvarn.serving.held_bytes import ByteBudget
-from kvarn.serving.models import ModelTable, ServedModel
+from kvarn.serving.models import ModelTable, ReplicasByModel, ServedModel
 from kvarn.serving.moderation.checks import Moderation
 from kvarn.serving.storage_quota import StorageQuota
 from kvarn.serving.text_pool import TextPool
@@ -100,6 +101,7 @@ def create_app(
     models_by_name: Mapping[str, ServedModel],
     authenticator: Authenticator | None = None,
     shared: SharedState | None = None,
+    fleet: FleetController | None = None,
 ) -> FastAPI:
     """Build the gateway's application. It answers at once; models become ready as their replicas and tokenizers do.
 
@@ -108,6 +110,7 @@ def create_app(
         models_by_name: What is served. The replicas are started and stopped by the caller.
         authenticator: Who finds out whom a request acts for. Default: what the configuration says.
         shared: What this process counts together with the server's others. Default: there are none.
+        fleet: Who makes deployments so, where this process does.
     """
     pool = ThreadPoolExecutor(config.gateway.tokenize_threads, thread_name_prefix="tokenize")
     text = TextPool(pool, config.gateway.tokenize_threads)
@@ -115,7 +118,7 @@ def create_app(
     slo = {model.name: config.slo_of(model.config) for model in table}
     metrics = GatewayMetrics(slo, slo)
     if shared is None or shared.is_main:
-        metrics.registry.register(EngineCollector({model.name: model.replicas for model in table}))
+        metrics.registry.register(EngineCollector(ReplicasByModel(models_by_name)))
     services = Services(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
     background = BackgroundResponses(services.store, config.responses, lambda run: run_background(gateway, run))
     open_requests = OpenRequests()
@@ -136,6 +139,7 @@ def create_app(
         bodies=BodyReader(config.gateway, text, held, services.admission.check_body),
         reports=Reports(services.store),
         shared=shared,
+        fleet=fleet,
     )
 
     app = FastAPI(

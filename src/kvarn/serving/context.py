@@ -139,7 +139,7 @@ class ServingContext:
             model, adapter = found[0], found[1].name
         else:
             model = self.models.find(name, visible=lambda served: may_use_model(record.principal, served))
-            adapter = ""
+            model, adapter = model.choose_version(), ""
         check_model(record.principal, model.name)
         if adapter:
             check_adapter(record.principal, adapter)
