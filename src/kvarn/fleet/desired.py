@@ -105,6 +105,33 @@ def model_of(name: str, spec: Mapping[str, Any]) -> ModelConfig:
     return ModelConfig.model_validate({**spec, "name": name})
 
 
+def changed(model: ModelConfig | None, name: str, settings: Mapping[str, Any]) -> ModelConfig:
+    """A model with other settings: sections are merged, everything else is replaced; null is the default again.
+
+    Args:
+        model: As it is served; None: it is new.
+        name: Its name.
+        settings: In the shape of the configuration's `models[]`.
+
+    Raises:
+        ValidationError: They cannot be used.
+    """
+    return model_of(name, _merge({} if model is None else spec_of(model), settings))
+
+
+def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in changes.items():
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, Mapping):
+            before = merged.get(key)
+            merged[key] = _merge(before if isinstance(before, Mapping) else {}, value)
+        else:
+            merged[key] = value
+    return merged
+
+
 def spec_of(model: ModelConfig) -> dict[str, Any]:
     """What a version keeps of a model's configuration: what differs from the defaults, without its name."""
     return model.model_dump(mode="json", exclude_defaults=True, exclude={"name"})

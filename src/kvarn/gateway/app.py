@@ -40,6 +40,7 @@ from kvarn.gateway.routes import (
 from kvarn.gateway.routes.organization import (
     audit_logs,
     budgets,
+    deployments,
     keys,
     projects,
     rate_limits,
@@ -91,7 +92,7 @@ _ROUTERS = [
             batches,
             operation,
         ),
-        *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets),
+        *(projects, users, keys, rate_limits, tenants, audit_logs, usage, budgets, deployments),
     )
 ]
 

@@ -8,12 +8,13 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from kvarn.store.engine import Store
+from kvarn.store.errors import NotFoundError
 from kvarn.store.ids import DEFAULT_ORGANIZATION
 from kvarn.store.models import Deployment, DeploymentVersion
 from kvarn.store.repositories.tenants.audited_changes import AuditedChange
 
 
-class UnknownDeploymentError(LookupError):
+class UnknownDeploymentError(NotFoundError):
     """There is no such deployment or version; the message says what there is."""
 
 
