@@ -119,3 +119,20 @@ def test_a_version_that_cannot_start_changes_nothing_and_says_why(kvarn, served,
 def test_what_cannot_be_is_refused_in_one_line(kvarn, served, arguments, says):
     refused = kvarn(*arguments, "--url", served.url)
     assert refused.returncode == 1 and says in refused.stderr and len(refused.stderr.splitlines()) == 1
+
+
+def test_several_gateway_processes_serve_what_is_deployed_and_a_server_that_starts_again_too(kvarn, serve, tmp_path):
+    several = ("--api-server-count", "2")
+    first = serve("kvarn-demo", *SMALL, *several, KVARN_DATA_DIR=str(tmp_path))
+    url = ("--url", first.url)
+    done(kvarn("deploy", "second", "--path", "kvarn-demo", *SETTINGS, "--replicas", "2", *WAIT, *url))
+    body = {"model": "second", "messages": [{"role": "user", "content": "What is TTFT?"}], "max_tokens": 4}
+    for _ in range(12):  # each connection goes to either process
+        assert httpx.post(f"{first.url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+    first.process.terminate()
+    first.process.wait()
+
+    second = serve("kvarn-demo", *SMALL, KVARN_DATA_DIR=str(tmp_path))
+    wanted = status(kvarn, second, "second")
+    assert (wanted["version"], wanted["replicas"]) == (1, 2)
+    assert httpx.post(f"{second.url}/v1/chat/completions", json=body, timeout=60).status_code == 200

@@ -79,7 +79,7 @@ class _Gateway:
         from kvarn.api_servers.supervisor import GatewayProcesses
         from kvarn.fleet.controller import FleetController
         from kvarn.gateway.app import create_app
-        from kvarn.gateway.server import bind, build_server, collect_garbage_less, share_port
+        from kvarn.gateway.server import bind, build_server, collect_garbage_less, inherited_listener, share_port
         from kvarn.serving.live_models import LiveModels
 
         self._engines = engines
@@ -95,8 +95,11 @@ class _Gateway:
         self._controller.listen(live)
         self._desired = desired
         self._models = [model for name, model in live.by_name.items() if desired.models[name].count]
+        inherited = inherited_listener(config.gateway)
+        if inherited is not None and config.gateway.api_server_count > 1:
+            raise ConfigError("a server that is given its socket has one process: leave out --api-server-count")
         try:
-            self._listener = bind(config.gateway)
+            self._listener = inherited or bind(config.gateway)
         except OSError as error:
             raise ConfigError(_explain_bind(config.gateway, error)) from None
         host, port = self._listener.getsockname()[:2]
@@ -111,11 +114,18 @@ class _Gateway:
             share_port(self._listener)
             self._processes = GatewayProcesses(config, port, live, engines.supervisors)
             self._controller.listen(self._processes)
-        shared = self._processes.shared if self._processes else None
-        self._app = create_app(config, live.by_name, shared=shared, fleet=self._controller)
+        self._shown = asyncio.Event()
+        self._app = create_app(
+            config,
+            live.by_name,
+            shared=self._processes.shared if self._processes else None,
+            fleet=self._controller,
+            start_after=None if inherited is None else self._wait_for_models,
+        )
         gateway = self._app.state.gateway
         live.on_added = lambda model: gateway.metrics.add_model(model.name, config.slo_of(model.config))
         self.server = build_server(self._app, config.gateway)
+        self.server.hands_over = inherited is not None
         collect_garbage_less()
 
     async def run(self) -> int:
@@ -157,12 +167,17 @@ class _Gateway:
                 raise self._app.state.start_error from None
             raise _NotStartedError(f"the gateway did not start (status {end.code}): the log says why") from None
 
+    async def _wait_for_models(self) -> None:
+        """Clients wait in the queue of the socket, or are answered by the server before this one."""
+        await self._shown.wait()
+
     async def _show_start(self) -> bool:
         """Show the start of models and gateway processes; returns whether any model came up."""
         async with asyncio.TaskGroup() as group:
             showing = group.create_task(show_start(self._models))
             group.create_task(self._start_processes())
         ready = showing.result()
+        self._shown.set()
         if ready:
             show_welcome(ready, self._url, time.monotonic() - self._began, needs_key=self._needs_key)
         return bool(ready)

@@ -130,6 +130,7 @@ class EngineSupervisor:
     async def restart(self, timeout_s: float) -> None:
         """Drain the engine, and start it again."""
         await self.drain(timeout_s)
+        self._update(state=ReplicaState.STARTING, stage="start the engine process")
         self.start()
 
     def retire(self) -> None:

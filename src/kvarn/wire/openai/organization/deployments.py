@@ -14,9 +14,7 @@ class DeploymentCreate(RequestModel):
     """`POST /v1/organization/deployments`."""
 
     model: Name
-    settings: dict[str, Any] = Field(
-        default_factory=dict
-    )  # of the configuration's `models[]`; what is left out stays, null is the default
+    settings: dict[str, Any] = Field(default_factory=dict)  # as `models[]`; what is left out stays, null is the default
     replicas: Annotated[int, Field(ge=0, le=256)] | None = None
 
 
