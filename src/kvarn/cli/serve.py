@@ -180,7 +180,8 @@ class _Gateway:
         self._shown.set()
         if ready:
             show_welcome(ready, self._url, time.monotonic() - self._began, needs_key=self._needs_key)
-        return bool(ready)
+        # Another server's state is no reason to end: it may come up at any time.
+        return bool(ready) or any(model.config.external is not None for model in self._models)
 
     async def _read_desired(self) -> DesiredModels:
         from kvarn.store.repositories.deployments import read_desired

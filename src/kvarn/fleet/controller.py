@@ -95,8 +95,9 @@ class FleetController:
         self._loop = Periodic("looks at the fleet", self.reconcile, config.fleet.poll_s)
         now = int(time.time())
         for name, each in desired.items():
-            if name in engines.directories:
-                self._versions[name, each.version] = ServedVersion(each, engines.directories[name], now)
+            if name in engines.directories or each.model.external is not None:
+                directory = engines.directories.get(name, Path())
+                self._versions[name, each.version] = ServedVersion(each, directory, now)
         for supervisor in engines.supervisors.values():
             supervisor.subscribe(self._changed)
 
@@ -147,6 +148,8 @@ class FleetController:
             await self._read()
         targets = []
         for name, desired in self.desired.items():
+            if desired.model.external is not None:
+                continue  # another server's
             version = await self._version(name, desired)
             update = desired.model.update
             if version is not None and not (desired.model.disaggregation and not desired.version):

@@ -76,17 +76,18 @@ class Engines:
         """Of the processes that compute prompts for those."""
         self._sockets: list[Path] = []
         """Directories in which those listen."""
-        found = {model.name: find_checkpoints(model) for model in config.models}
+        models = [model for model in config.models if model.external is None]
+        found = {model.name: find_checkpoints(model) for model in models}
         self.directories = {name: each.directory for name, each in found.items()}
         """Of the checkpoints."""
         is_local = config.fleet.launcher == "local"
-        max_threads = max(model.threads or 0 for model in config.models)
+        max_threads = max([model.threads or 0 for model in models], default=0)
         gateways = config.gateway.api_server_count
         affinity = separate_cpus(max_threads, gateways=gateways) if config.replica.separate_cores and is_local else None
         self._cpus = affinity.engines if affinity else ()
         """Of the engines; empty: any."""
         try:
-            for model in config.models if is_local else ():
+            for model in models if is_local else ():
                 version, count = desired[model.name].version, desired[model.name].count
                 spec = self.spec_of(model, found[model.name], version)
                 if model.disaggregation is not None:
@@ -99,6 +100,8 @@ class Engines:
                     process = None
             for prefill in self._prefills:
                 prefill.launch()
+            if process is not None:  # other servers run all models
+                process.close()
         except BaseException:
             self.kill()
             raise

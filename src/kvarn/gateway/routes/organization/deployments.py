@@ -123,9 +123,10 @@ def _changed(gateway: Gateway, version: DeploymentVersion | None, body: Deployme
         detail = error.errors()[0]
         where = ".".join(str(step) for step in detail["loc"])
         raise invalid_request(f"settings.{where}: {detail['msg']}", f"settings.{where}") from None
-    if model.disaggregation is not None:
-        why = "a model with a second engine (disaggregation) is configured on its server and cannot be deployed"
-        raise invalid_request(why, "settings.disaggregation")
+    for name in ("disaggregation", "external"):
+        if getattr(model, name) is not None:
+            why = f"a model with {name!r} is configured on its server and cannot be deployed"
+            raise invalid_request(why, f"settings.{name}")
     return model
 
 
