@@ -107,7 +107,7 @@ def test_a_version_that_cannot_start_changes_nothing_and_says_why(kvarn, served,
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("deploy", "third"), "settings.path"),
+        (("deploy", "third"), "path"),
         (("deploy", "kvarn-demo", "--set", "engine.max_num_seqs=none"), "settings.engine.max_num_seqs"),
         (("deploy", "kvarn-demo", "--set", "no_such=1"), "settings.no_such"),
         (("deploy", "third", "--path", "kvarn-demo", "--set", "aliases=[second]"), "'second' belongs to the model"),

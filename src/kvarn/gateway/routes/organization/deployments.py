@@ -121,8 +121,8 @@ def _changed(gateway: Gateway, version: DeploymentVersion | None, body: Deployme
         model = changed(current, body.model, body.settings)
     except ValidationError as error:
         detail = error.errors()[0]
-        where = ".".join(str(step) for step in detail["loc"])
-        raise invalid_request(f"settings.{where}: {detail['msg']}", f"settings.{where}") from None
+        where = ".".join(["settings", *(str(step) for step in detail["loc"])])
+        raise invalid_request(f"{where}: {detail['msg']}", where) from None
     for name in ("disaggregation", "external"):
         if getattr(model, name) is not None:
             why = f"a model with {name!r} is configured on its server and cannot be deployed"
