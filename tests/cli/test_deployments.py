@@ -117,6 +117,7 @@ def test_a_version_that_cannot_start_changes_nothing_and_says_why(kvarn, served,
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(kvarn, served, arguments, says):
+    done(kvarn("deploy", "second", "--path", "kvarn-demo", *SETTINGS, "--url", served.url))  # again: no new version
     refused = kvarn(*arguments, "--url", served.url)
     assert refused.returncode == 1 and says in refused.stderr and len(refused.stderr.splitlines()) == 1
 
