@@ -120,6 +120,7 @@ class _Gateway:
             live.by_name,
             shared=self._processes.shared if self._processes else None,
             fleet=self._controller,
+            take_out=engines.take_out,
             start_after=None if inherited is None else self._wait_for_models,
         )
         gateway = self._app.state.gateway

@@ -25,6 +25,7 @@ from kvarn.config.platform import (
     SloConfig,
     StoreConfig,
 )
+from kvarn.config.quality import QualityConfig
 from kvarn.config.replica import FailoverConfig, ReplicaConfig
 from kvarn.config.routes import FallbackConfig, RouteConfig
 from kvarn.config.section import Section
@@ -209,6 +210,11 @@ class ModelConfig(Section):
     engine: EngineConfig = EngineConfig()
     """How this model's replica schedules."""
 
+    golden_prompts: str | None = Field(None, min_length=1)
+    """File of golden prompts, with which replicas and new versions of the model are checked: JSON Lines with `id`,
+    `messages` (or `prompt_token_ids`) and `answer`. Default: built-in token ids, for which no answer is right. See
+    docs/quality.md."""
+
     speculation: SpeculationConfig = SpeculationConfig()
     """Tokens that are guessed, and verified by the model several at a time."""
 
@@ -272,6 +278,9 @@ class KvarnConfig(Section):
 
     admission: AdmissionConfig = AdmissionConfig()
     """Which requests wait at the gateway, and which are refused."""
+
+    quality: QualityConfig = QualityConfig()
+    """The watch for replicas that answer wrongly without failing."""
 
     safety: SafetyConfig = SafetyConfig()
     """What is looked at on the way in and on the way out."""

@@ -134,11 +134,18 @@ class FleetController:
                 name=name,
                 model=each.status.model,
                 version=each.status.version,
-                phase=ReplicaPhase.DRAINING if name in self._leaving else each.lifecycle.phase,
+                phase=self._phase(name, each),
                 warm=name in self._warm,
             )
             for name, each in self._engines.supervisors.items()
         ]
+
+    def _phase(self, name: str, supervisor: EngineSupervisor) -> ReplicaPhase:
+        if name in self._leaving:
+            return ReplicaPhase.DRAINING
+        phase = supervisor.lifecycle.phase
+        # One that was taken out for its answers keeps its place: another would answer like it.
+        return ReplicaPhase.BACKING_OFF if phase is ReplicaPhase.GONE else phase
 
     async def reconcile(self) -> None:
         """Look once, and begin what has to be done."""

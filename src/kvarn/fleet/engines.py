@@ -16,6 +16,7 @@ from kvarn.fleet.cpu_affinity import separate_cpus, share_cpus
 from kvarn.fleet.desired import Desired, DesiredModels
 from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.supervisor import EngineSupervisor
+from kvarn.quality.watch import Action, Drift
 from kvarn.replica.addresses import make_socket_directory, remove_socket_directory
 from kvarn.replica.server.cpu import pin_to_cpus
 from kvarn.replica.spec import ReplicaSpec, replica_name, replica_names
@@ -134,6 +135,15 @@ class Engines:
         is_local = self._config.fleet.launcher == "local"
         supervisors = [*self.supervisors.values(), *self._prefills]
         await asyncio.gather(*[each.stop() if is_local else each.leave() for each in supervisors])
+
+    async def take_out(self, drift: Drift) -> None:
+        """Take a replica that answers wrongly out of service at once; its requests go on with another."""
+        supervisor = self.supervisors[drift.replica]
+        match drift.action:
+            case Action.RESTART:
+                await supervisor.restart(timeout_s=0)
+            case Action.KEEP_OUT:
+                await supervisor.drain(timeout_s=0)
 
     def kill(self) -> None:
         """End them where no event loop supervises them. Idempotent."""

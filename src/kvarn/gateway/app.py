@@ -58,10 +58,13 @@ from kvarn.metering.usage_reports import Reports
 from kvarn.observe.external import ExternalMetrics
 from kvarn.observe.metrics import GatewayMetrics
 from kvarn.observe.model_choice import ModelChoiceMetrics
+from kvarn.quality.metrics import QualityCollector
+from kvarn.quality.watch import OnDrift, QualityWatch
 from kvarn.responses.background import run_background
 from kvarn.responses.background_runs import BackgroundResponses
 from kvarn.serving.engine_metrics import EngineCollector
 from kvarn.serving.external.model import connect
+from kvarn.serving.golden import GoldenModel
 from kvarn.serving.held_bytes import ByteBudget
 from kvarn.serving.model_choice import ModelRoutes
 from kvarn.serving.models import ModelTable, ReplicasByModel, ServedModel
@@ -108,6 +111,7 @@ def create_app(
     authenticator: Authenticator | None = None,
     shared: SharedState | None = None,
     fleet: FleetController | None = None,
+    take_out: OnDrift | None = None,
     start_after: Callable[[], Awaitable[None]] | None = None,
 ) -> FastAPI:
     """Build the gateway's application. It answers at once; models become ready as their replicas and tokenizers do.
@@ -118,6 +122,7 @@ def create_app(
         authenticator: Who finds out whom a request acts for. Default: what the configuration says.
         shared: What this process counts together with the server's others. Default: there are none.
         fleet: Who makes deployments so, where this process does.
+        take_out: Takes a replica that answers wrongly out of service. Default: this process does not watch replicas.
         start_after: Connections are accepted once this is done. Default: at once.
     """
     pool = ThreadPoolExecutor(config.gateway.tokenize_threads, thread_name_prefix="tokenize")
@@ -135,6 +140,11 @@ def create_app(
     background = BackgroundResponses(services.store, config.responses, lambda run: run_background(gateway, run))
     open_requests = OpenRequests()
     held = ByteBudget(config.gateway.max_held_bytes)
+    golden = [GoldenModel(model, text, config.quality.prompts) for model in table]
+    watch = None
+    if take_out is not None and config.quality.enabled:
+        watch = QualityWatch(lambda: golden, config.quality, take_out)
+        metrics.registry.register(QualityCollector(watch))
     gateway = Gateway(
         config=config,
         models=table,
@@ -154,6 +164,8 @@ def create_app(
         reports=Reports(services.store),
         shared=shared,
         fleet=fleet,
+        golden=golden,
+        watch=watch,
     )
 
     app = FastAPI(
@@ -212,7 +224,7 @@ async def _lifespan(
     """Start what runs beside the requests; at the end, settle them before the ledger and the database close."""
     config = gateway.config
     count_nearly_full = partial(gateway.storage_quota.count_nearly_full, services.store_metrics.nearly_full.set)
-    workers: list[Worker[Any] | Periodic] = [
+    workers: list[Worker[Any] | Periodic | QualityWatch] = [
         gateway.responses,
         retention_worker(gateway.store, config.retention),
         Periodic("counts of organisations that are nearly full", count_nearly_full, _COUNT_EVERY_S),
@@ -221,6 +233,8 @@ async def _lifespan(
     if keepers and (gateway.shared is None or gateway.shared.is_main):
         deleted = DeletedTenants(gateway.store, keepers)
         workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, config.auth.refresh_s))
+    if gateway.watch is not None:
+        workers.append(gateway.watch)
     for model in gateway.models:
         if model.external is not None:
             workers += model.external.probes()
@@ -236,14 +250,17 @@ async def _lifespan(
         raise
     for worker in workers:
         worker.start()
-    loading = asyncio.create_task(gateway.models.load_text(pool, config.gateway))
+    loading = [asyncio.create_task(gateway.models.load_text(pool, config.gateway))]
+    if gateway.watch is not None:
+        loading += [asyncio.create_task(model.render()) for model in gateway.golden]
     try:
         if start_after is not None:
             await start_after()
         yield
     finally:
-        loading.cancel()
-        await asyncio.gather(loading, return_exceptions=True)
+        for task in loading:
+            task.cancel()
+        await asyncio.gather(*loading, return_exceptions=True)
         if left := await open_requests.over(_SETTLE_S):
             _log.error("%d requests were not settled before the end", left)
         await asyncio.gather(*[worker.stop() for worker in workers])
