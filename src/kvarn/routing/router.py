@@ -1,0 +1,166 @@
+"""Chooses among the replicas of one model: what each has cached, what each has to do, and one decision after another.
+
+Belongs to one event loop. A decision is made and its load reserved in one call, so that the next one sees it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from kvarn.config.schema import BLOCK_SIZE, EngineConfig
+from kvarn.routing.candidate import Candidate, Reservation, RouteRequest
+from kvarn.routing.index import MAX_REPLICAS, BlockIndex, new_block_index
+from kvarn.routing.policies import POLICIES, READS_NAMES, Policy, Situation, usable
+from kvarn.wire.block_events import NAME_BYTES
+
+MAX_SESSIONS = 65536
+"""Conversations of which is remembered who answered them; the one that was silent longest is forgotten first."""
+ESTIMATED_BLOCKS = 65536
+"""Blocks that a replica which does not tell is thought to have cached, of those that it was sent last; up to twice as
+many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The replica that a request goes to."""
+
+    replica: str
+    cached_tokens: int
+    """Of its prompt, as far as known."""
+    reservation: Reservation
+
+
+class ReplicaBlocks:
+    """What one replica has cached, in the model's index: a `BlockWatcher`."""
+
+    def __init__(self, candidate: Candidate, index: BlockIndex, number: int) -> None:
+        self.number = number
+        self._candidate = candidate
+        self._index = index
+
+    def replace(self, names: bytes) -> None:
+        """See `BlockWatcher.replace`."""
+        self._index.clear(self.number)
+        self._index.insert(self.number, names)
+        self._candidate.knows_blocks = True
+
+    def change(self, stored: bytes, removed: bytes) -> None:
+        """See `BlockWatcher.change`."""
+        self._index.insert(self.number, stored)
+        self._index.remove(self.number, removed)
+
+    def forget(self) -> None:
+        """See `BlockWatcher.forget`."""
+        self._index.clear(self.number)
+        self._candidate.knows_blocks = False
+
+    def cached(self, held: list[int]) -> int:
+        """Blocks that it has of a prompt, of what the index says."""
+        return held[self.number]
+
+
+class EstimatedBlocks:
+    """What a replica that does not tell probably has cached: what it was sent lately.
+
+    Two numbers of the index take turns: when the younger one is full, the older one is forgotten and begins anew.
+    """
+
+    def __init__(self, candidate: Candidate, index: BlockIndex, numbers: tuple[int, int]) -> None:
+        self.numbers = numbers
+        self._index = index
+        self._count = 0
+        candidate.knows_blocks = True
+
+    def sent(self, names: bytes) -> None:
+        """It was sent a prompt of these blocks."""
+        self._count += len(names) // NAME_BYTES
+        if self._count > ESTIMATED_BLOCKS:
+            self.numbers = self.numbers[1], self.numbers[0]
+            self._index.clear(self.numbers[0])
+            self._count = len(names) // NAME_BYTES
+        self._index.insert(self.numbers[0], names)
+
+    def cached(self, held: list[int]) -> int:
+        """Blocks that it has of a prompt, of what the index says."""
+        return max(held[self.numbers[0]], held[self.numbers[1]])
+
+
+class Router:
+    """The replicas of one model.
+
+    Args:
+        policy: Name of one of `POLICIES`.
+        seed: Of what is left to chance; unpredictable where None.
+    """
+
+    def __init__(self, policy: str = "prefix", seed: int | None = None) -> None:
+        self._policy: Policy = POLICIES[policy]
+        self.reads_names = policy in READS_NAMES
+        """Whether it needs to know what the replicas have cached."""
+        self.candidates: dict[str, Candidate] = {}
+        """By the replica's name."""
+        self._blocks: dict[str, ReplicaBlocks | EstimatedBlocks] = {}
+        self._index: BlockIndex | None = None
+        self._free = list(range(MAX_REPLICAS - 1, -1, -1))
+        """Numbers of the index that no replica has; one given back is used again last."""
+        self._sessions: OrderedDict[str, str] = OrderedDict()
+        self._chance = random.Random(seed)
+        self._decisions = 0
+
+    def add(self, name: str, config: EngineConfig | None = None, *, tells_blocks: bool = True) -> ReplicaBlocks | None:
+        """One more replica. What comes back shall hear which blocks it caches (None: not needed)."""
+        candidate = self.candidates[name] = Candidate(name, config)
+        needed = 1 if tells_blocks else 2
+        if not self.reads_names or len(self._free) < needed:
+            return None  # chosen by its load alone
+        if self._index is None:
+            self._index = new_block_index()
+        if tells_blocks:
+            told = self._blocks[name] = ReplicaBlocks(candidate, self._index, self._free.pop())
+            return told
+        numbers = self._free.pop(), self._free.pop()
+        self._blocks[name] = EstimatedBlocks(candidate, self._index, numbers)
+        return None
+
+    def remove(self, name: str) -> None:
+        """A replica is gone."""
+        self.candidates.pop(name, None)
+        blocks = self._blocks.pop(name, None)
+        if blocks is None or self._index is None:
+            return
+        for number in (blocks.number,) if isinstance(blocks, ReplicaBlocks) else blocks.numbers:
+            self._index.clear(number)
+            self._free.insert(0, number)
+
+    def choose(self, request: RouteRequest, now: float) -> Choice | None:
+        """The replica that a request goes to, whose load it is from now on; None where none may have it."""
+        candidates = usable(request, list(self.candidates.values()))
+        if not candidates:
+            return None
+        if len(candidates) > 1 and request.names and self._index is not None:
+            held, blocks = self._index.match(request.names), self._blocks
+            for each in candidates:
+                known = blocks.get(each.name)
+                each.cached_tokens = 0 if known is None else known.cached(held) * BLOCK_SIZE
+        else:
+            for each in candidates:
+                each.cached_tokens = 0
+        session = request.session
+        situation = Situation(now, self._chance, self._sessions.get(session) if session else None)
+        picked = candidates[0] if len(candidates) == 1 else self._policy(request, candidates, situation)
+        self._decisions += 1
+        picked.picked = self._decisions
+        if session:
+            self._remember(session, picked.name)
+        estimated = self._blocks.get(picked.name)
+        if isinstance(estimated, EstimatedBlocks) and request.names:
+            estimated.sent(request.names)
+        return Choice(picked.name, picked.cached_tokens, picked.reserve(request))
+
+    def _remember(self, session: str, name: str) -> None:
+        self._sessions[session] = name
+        self._sessions.move_to_end(session)
+        if len(self._sessions) > MAX_SESSIONS:
+            self._sessions.popitem(last=False)
