@@ -45,6 +45,7 @@ class Candidate:
         "busy_s",
         "cached_tokens",
         "config",
+        "empty_tokens",
         "free_tokens",
         "knows_blocks",
         "name",
@@ -96,7 +97,9 @@ class Candidate:
         self.busy_s = 0.0
         """Until the step under way ends, on average."""
         self.free_tokens = float("inf")
-        """Room in its KV cache."""
+        """Room in its KV cache, counting blocks that only the prefix cache holds."""
+        self.empty_tokens = float("inf")
+        """Room for which no cached block must go."""
 
     def update(self, stats: EngineStats, now: float) -> None:
         """Take its latest statistics; the same again change nothing."""
@@ -112,6 +115,7 @@ class Candidate:
         if stats.kv_blocks_total:
             waiting = sum(stats.waiting_tokens_by_priority.values())
             self.free_tokens = stats.kv_blocks_free * BLOCK_SIZE - waiting
+            self.empty_tokens = self.free_tokens - stats.kv_blocks_cached * BLOCK_SIZE
         times = stats.step_times
         if times is not None:
             predictor = Predictor(times, self.config)
@@ -126,20 +130,24 @@ class Candidate:
         """4 x waiting + running, requests that were just picked for it included."""
         return WAITING_WEIGHT * (self.waiting + self.reserved_rows) + self.running
 
-    def ttft_s(self, prompt_tokens: int, now: float) -> float:
-        """Predicted time to first token of a prompt of which `cached_tokens` are cached."""
-        ahead = self.queue_tokens - (now - self.updated_s) * self.speed
-        if ahead < 0:
-            ahead = 0.0
+    def wait_s(self, now: float) -> float:
+        """Predicted time until a new request's prompt is begun."""
+        ahead = self.queue_tokens - (now - self.updated_s) * self.speed  # it has gone on since it told
+        return self.busy_s + ((ahead if ahead > 0 else 0.0) + self.reserved_tokens) / self.speed
+
+    def prefill_s(self, prompt_tokens: int) -> float:
+        """Predicted time to compute what is not cached of a prompt."""
+        uncached = self.uncached(prompt_tokens)
+        return uncached / self.speed + uncached * (self.cached_tokens + uncached / 2) * self.pair_s
+
+    def uncached(self, prompt_tokens: int) -> int:
+        """Tokens of a prompt that are to be computed: one at least, whose logits the answer begins with."""
         uncached = prompt_tokens - self.cached_tokens
-        if uncached < 1:
-            uncached = 1
-        pairs = uncached * (self.cached_tokens + uncached / 2)
-        return self.busy_s + (ahead + self.reserved_tokens + uncached) / self.speed + pairs * self.pair_s
+        return uncached if uncached > 1 else 1
 
     def reserve(self, request: RouteRequest) -> Reservation:
         """Count a picked request as load from now on: the part of its prompt that is not cached here."""
-        return Reservation(self, max(1, request.prompt_tokens - self.cached_tokens), request.sequences)
+        return Reservation(self, self.uncached(request.prompt_tokens), request.sequences)
 
 
 class Reservation:

@@ -11,14 +11,18 @@ from kvarn.routing.candidate import Candidate, RouteRequest
 from kvarn.routing.rendezvous import order_by_rank
 from kvarn.wire.block_events import NAME_BYTES
 
-AFFINITY = 0.05
+OWN_WORK = 1.0
+"""What is computed although another replica has it takes that time from others, too: it counts this many times more."""
+EVICTED = 0.25
+"""A cached token that must go is likely to be computed again: it counts as this part of one to compute."""
+AFFINITY = 0.1
 """The replica that answered a conversation before is scored as if this part of the prompt more were cached there."""
 ADAPTER_S = 0.05
 """Seconds that it takes to bring an adapter to the device, where no sequence runs with it."""
 KV_FULL_WEIGHT = 4
 """A token for which there is no room waits for others to end: it counts as this many to compute."""
 TIE_S = 0.002
-TIE = 0.05
+TIE = 0.02
 """Scores that differ by less than this many seconds, or this part, are as good as equal."""
 BLIND_BLOCKS = 8
 """Blocks of a prompt's beginning that decide where it goes while nothing is known of the caches."""
@@ -52,16 +56,22 @@ def usable(request: RouteRequest, candidates: Sequence[Candidate]) -> list[Candi
 
 
 def score(request: RouteRequest, candidate: Candidate, situation: Situation) -> float:
-    """Predicted seconds to the first token, and what else speaks against a candidate, in seconds; less is better."""
-    prompt = request.prompt_tokens
-    seconds = candidate.ttft_s(prompt, situation.now) + candidate.load * candidate.row_s
-    missing = prompt - candidate.cached_tokens + candidate.reserved_tokens - candidate.free_tokens
-    if missing > 0:
-        seconds += KV_FULL_WEIGHT * missing / candidate.speed
+    """Predicted seconds to the first token, and what else speaks against a candidate, in seconds; less is better.
+
+    The weights were chosen on the Mooncake conversation trace (`benchmarks/routing.py`, docs/routing.md).
+    """
+    prompt, uncached = request.prompt_tokens, candidate.uncached(request.prompt_tokens)
+    seconds = candidate.wait_s(situation.now) + (1 + OWN_WORK) * candidate.prefill_s(prompt)
+    seconds += candidate.load * candidate.row_s
+    needed = uncached + candidate.reserved_tokens
+    if needed > candidate.empty_tokens:
+        evicted = min(uncached, needed - candidate.empty_tokens)
+        missing = max(0.0, needed - candidate.free_tokens)
+        seconds += (EVICTED * evicted + KV_FULL_WEIGHT * missing) / candidate.speed
     if request.adapter and request.adapter not in candidate.resident_adapters:
         seconds += ADAPTER_S
     if candidate.name == situation.last:
-        seconds -= AFFINITY * prompt / candidate.speed
+        seconds -= AFFINITY * (1 + OWN_WORK) * prompt / candidate.speed
     return seconds
 
 

@@ -139,7 +139,7 @@ class Router:
         candidates = usable(request, list(self.candidates.values()))
         if not candidates:
             return None
-        if len(candidates) > 1 and request.names and self._index is not None:
+        if request.names and self._index is not None:
             held, blocks = self._index.match(request.names), self._blocks
             for each in candidates:
                 known = blocks.get(each.name)
