@@ -12,7 +12,7 @@ ifneq ($(shell command -v g++ || command -v c++ || command -v clang++),)
 COMPILER := $(VENV)/.compiler
 endif
 
-.PHONY: install serve services test test-long conformance lint smoke bench docs native clean
+.PHONY: install serve services test test-long chaos conformance lint smoke bench docs native clean
 
 install: $(VENV)/.serve
 
@@ -64,6 +64,11 @@ test: $(VENV)/.test services
 test-long: export KVARN_TEST_PROFILE := thorough
 test-long: $(VENV)/.test services
 	$(PYTEST) $(ARGS)
+
+# Engines that are killed, stopped and drained under load, hundreds of times.
+chaos: export KVARN_TEST_PROFILE := thorough
+chaos: $(VENV)/.test services
+	$(PYTEST) -m chaos $(ARGS)
 
 # OpenAI's API document is not part of this repository: the checks against it are skipped where it is absent.
 OPENAPI := $(abspath $(or $(OPENAI_API_DOCUMENT),openapi.yaml))

@@ -25,7 +25,8 @@ from rich.console import Console
 from benchmarks.run import DEFAULT_CACHE, DEMO, model_of
 from kvarn.config.disaggregation import DisaggregationConfig
 from kvarn.config.kv_tiers import KVTiersConfig
-from kvarn.config.schema import ModelConfig, ReplicaConfig
+from kvarn.config.replica import ReplicaConfig
+from kvarn.config.schema import ModelConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.fleet.engines import prefill_spec
 from kvarn.fleet.supervisor import EngineSupervisor

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from kvarn.config.schema import ModelConfig, ReplicaConfig
+from kvarn.config.replica import ReplicaConfig
+from kvarn.config.schema import ModelConfig
 from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.replica.client.zmq_client import ZmqReplicaClient

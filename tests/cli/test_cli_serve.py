@@ -44,20 +44,17 @@ def test_an_interrupt_lets_a_running_answer_finish(serve):
     assert served.process.wait(timeout=60) == 0
 
 
-def test_a_killed_engine_is_an_error_to_its_request_and_comes_back(serve):
+def test_an_answer_goes_on_when_its_engine_is_killed(serve):
     served = serve("--max-context-length", "1024", "--kv-cache-gib", "0.05")
     body = {"model": "kvarn-demo", "prompt": [5], "stream": True, "max_tokens": 1000, "ignore_eos": True}
-    with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as response:
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=120) as response:
         lines = response.iter_lines()
         next(lines)
         os.kill(served.engines()[0], signal.SIGKILL)
-        assert any('"error"' in line for line in lines)
-    assert httpx.get(f"{served.url}/health").status_code == 200
-    deadline = time.monotonic() + 60
-    while httpx.get(f"{served.url}/ready").status_code != 200 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    answer = httpx.post(f"{served.url}/v1/completions", json=body | {"stream": False, "max_tokens": 3}, timeout=60)
-    assert answer.json()["usage"]["completion_tokens"] == 3
+        assert httpx.get(f"{served.url}/health").status_code == 200
+        rest = [line for line in lines if line]
+    assert rest[-1] == "data: [DONE]"
+    assert '"finish_reason":"length"' in rest[-2]
 
 
 def test_the_engine_does_not_outlive_a_killed_gateway(serve):

@@ -35,7 +35,7 @@ class Server:
 
     def engine_pid(self, model: str) -> int:
         """The process that runs a model's engine now, as the log names it."""
-        found = re.findall(rf"the engine is ready.* model={model} pid=(\d+)", self.log.read_text())
+        found = re.findall(rf"the engine is ready.* model={model} .*pid=(\d+)", self.log.read_text())
         assert found, self.log.read_text()
         return int(found[-1])
 
@@ -80,7 +80,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield started
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def serving() -> Callable[[Path, dict[str, Any]], AbstractContextManager[Server]]:
     """Starts a server of one's own: with a folder for its log, and a configuration."""
     return serve

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from typing import Any
 
 import openai
@@ -53,24 +52,18 @@ def test_clients_that_leave_give_their_blocks_back(server: Any, sdk: openai.Open
         stream.close()
     server.wait_until(server.idle, "the blocks of the clients that left", 10)
     with pytest.raises(openai.APITimeoutError):  # one that is not streaming leaves too
-        sdk.with_options(timeout=0.5).chat.completions.create(messages=question("Count on."), **LONG)
+        sdk.with_options(timeout=0.1).chat.completions.create(messages=question("Count on."), **LONG)
     server.wait_until(server.idle, "the blocks of the client that gave up", 10)
 
 
-def test_a_killed_engine_is_a_typed_error_now_and_an_answer_again_soon(server: Any, sdk: openai.OpenAI) -> None:
+def test_answers_go_on_when_their_engine_is_killed(server: Any, sdk: openai.OpenAI) -> None:
     before = server.engine_pid("kvarn-demo")
     stream = iter(sdk.chat.completions.create(messages=question("Count."), stream=True, **LONG))
     next(stream)
     os.kill(before, signal.SIGKILL)
-    killed = time.monotonic()
-    with pytest.raises(openai.APIError) as lost:
-        for _ in stream:
-            pass
-    assert time.monotonic() - killed < 5, "the loss is noticed at once"
-    assert lost.value.code == "replica_lost"
     assert server.http.get("/health").status_code == 200
     assert len(sdk.embeddings.create(model="minilm", input="still there").data) == 1
-    server.wait_until(server.is_ready, "the engine to be back", 60)
+    assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
     assert server.engine_pid("kvarn-demo") != before
     answer = sdk.chat.completions.create(model="kvarn-demo", messages=question("Back?"), max_tokens=4)
     assert answer.choices[0].message.content is not None

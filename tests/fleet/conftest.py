@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import zmq
 
-from kvarn.config.schema import EngineConfig, ModelConfig, ReplicaConfig
+from kvarn.config.replica import ReplicaConfig
+from kvarn.config.schema import EngineConfig, ModelConfig
 from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.replica.addresses import engine_address
 from kvarn.replica.client.zmq_client import ZmqReplicaClient

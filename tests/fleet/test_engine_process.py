@@ -325,7 +325,7 @@ async def test_stop_leaves_no_process_and_no_task(make_replica, submit):
 
 PARENT = """
 import asyncio, msgspec, sys
-from kvarn.config.schema import ReplicaConfig
+from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.replica.spec import ReplicaSpec
 

@@ -22,7 +22,8 @@ import pytest_asyncio
 import kvarn
 from kvarn.config.disaggregation import DisaggregationConfig
 from kvarn.config.kv_tiers import KVTiersConfig
-from kvarn.config.schema import EngineConfig, ModelConfig, ReplicaConfig
+from kvarn.config.replica import ReplicaConfig
+from kvarn.config.schema import EngineConfig, ModelConfig
 from kvarn.fleet.engines import prefill_spec
 from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.replica.client.zmq_client import ZmqReplicaClient

@@ -140,7 +140,7 @@ def test_an_endless_chunked_body_is_refused_while_it_still_comes(server: Any) ->
 
 def test_a_slow_reader_slows_nobody_and_loses_nothing(server: Any, client: httpx.Client, wait_for: WaitFor) -> None:
     total = 20_000
-    server.served["tiny"].replica.card = _wide(server.chat.card)
+    server.chat.card = _wide(server.chat.card)
     server.chat.answer = lambda request, index: [120] * total
     server.chat.tokens_per_step = 10
     slow = server.connect(receive_buffer=4096)

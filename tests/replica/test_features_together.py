@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 import torch
 
@@ -176,6 +177,28 @@ def test_tokens_are_the_same_with_all_at_once() -> None:
     for name in ("eagle", "tiers", "little memory", "small steps"):
         settings |= FEATURES[name]
     check(settings, 7).shutdown()
+
+
+@pytest.mark.parametrize("seed", range(effort(2, 12)))
+@pytest.mark.parametrize("name", ["", *FEATURES])
+def test_answers_that_begin_elsewhere_go_on_with_the_same_tokens(name: str, seed: int) -> None:
+    """Each choice goes on from some token of its answer, or has ended."""
+    service, draw = build(**FEATURES.get(name, {})), random.Random(seed)
+    wanted: Answers = {}
+    messages: list[Submit] = []
+    for message in requests():
+        drawn: list[list[int] | None] = []
+        for index in range(message.sampling.n):
+            tokens, reason = alone()[message.request_id, index]
+            known = draw.randrange(len(tokens))
+            ended = index + 1 < message.sampling.n and draw.random() < 0.3
+            drawn.append(None if ended else tokens[:known])
+            if not ended:
+                wanted[message.request_id, index] = (tokens[known:], reason)
+        messages.append(msgspec.structs.replace(message, drawn=drawn))
+    draw.shuffle(messages)
+    assert run(service, messages) == wanted
+    service.shutdown()
 
 
 def test_answers_follow_their_grammars() -> None:

@@ -35,7 +35,7 @@ def logprob(token: int) -> PositionLogprobs:
 
 
 async def test_what_is_not_taken_is_merged_per_choice():
-    stream = RequestStream(2)
+    stream = RequestStream(range(2))
     stream.put(TokenDelta(request_id="r", token_ids=[1], logprobs=[logprob(1)], cached_tokens=16, queue_s=0.5))
     stream.put(TokenDelta(request_id="r", index=1, token_ids=[7]))
     stream.put(TokenDelta(request_id="r", token_ids=[2, 3], logprobs=[logprob(2), logprob(3)]))
@@ -49,7 +49,7 @@ async def test_what_is_not_taken_is_merged_per_choice():
 
 
 async def test_what_has_gathered_comes_in_bounded_parts():
-    stream = RequestStream(1)
+    stream = RequestStream(range(1))
     for token in range(1000):
         stream.put(TokenDelta(request_id="r", token_ids=[token]))
     parts = [[delta.token_ids for delta in await stream.take()] for _ in range(3)]
@@ -57,7 +57,7 @@ async def test_what_has_gathered_comes_in_bounded_parts():
 
 
 async def test_a_stream_ends_when_every_choice_has_ended():
-    stream = RequestStream(2)
+    stream = RequestStream(range(2))
     stream.put(TokenDelta(request_id="r", index=0, finish_reason=FinishReason.STOP))
     assert not stream.finished
     stream.put(TokenDelta(request_id="r", index=1, finish_reason=FinishReason.LENGTH))
@@ -68,7 +68,7 @@ async def test_a_stream_ends_when_every_choice_has_ended():
 
 
 async def test_a_failed_stream_gives_what_it_has_before_the_error():
-    stream = RequestStream(1)
+    stream = RequestStream(range(1))
     waiting = asyncio.create_task(stream.take())
     await asyncio.sleep(0)
     stream.put(TokenDelta(request_id="r", token_ids=[1]))

@@ -22,7 +22,7 @@ def serve_with(serve):
         def prepare(server) -> None:
             old = server.served["tiny"]
             config = old.config.model_copy(update=settings)
-            server.served["tiny"] = ServedModel("tiny", config, [old.replica], old.directory)
+            server.served["tiny"] = ServedModel("tiny", config, [*old.replicas.values()], old.directory)
 
         return serve(prepare)
 
@@ -50,7 +50,10 @@ def test_a_seed_makes_the_seeds_of_requests_without_one_repeatable(serve_with):
 def test_each_gateway_process_has_a_stream_of_seeds_of_its_own(server):
     old = server.served["tiny"]
     config = old.config.model_copy(update={"seed": 7})
-    models = [ServedModel("tiny", config, [old.replica], old.directory, process=process) for process in (0, 1, 2, 1)]
+    models = [
+        ServedModel("tiny", config, [*old.replicas.values()], old.directory, process=process)
+        for process in (0, 1, 2, 1)
+    ]
     seeds = [model.draw_seed() for model in models]
     assert len({*seeds}) == 3 and seeds[1] == seeds[3]
 

@@ -22,7 +22,7 @@ TOKENS_OF_A_DELTA = 64
 """At most: a step of an engine brings a choice one token, or a few."""
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeReplicaClient:
     """A `ReplicaClient` that answers with `answer(request, index)`, the token ids of a choice."""
 
@@ -60,7 +60,7 @@ class FakeReplicaClient:
         self.submitted.append(request)
         self._check()
         self.running.add(request.request_id)
-        stream = RequestStream(request.sampling.n, report_pending)
+        stream = RequestStream(request.choices, report_pending)
         producer = asyncio.create_task(self._produce(request, stream))
         try:
             while deltas := await stream.take():
@@ -118,23 +118,21 @@ class FakeReplicaClient:
         sampling = request.sampling
         if self.hold is not None:
             await self.hold.wait()
-        answers = [self.answer(request, index)[: sampling.max_tokens] for index in range(sampling.n)]
-        sent = 0
-        while any(sent < max(1, len(answer)) for answer in answers):
+        answers = {index: self.answer(request, index)[: sampling.max_tokens] for index in request.choices}
+        sent = {index: len(request.drawn[index] or ()) if request.drawn else 0 for index in answers}
+        while any(sent[index] < max(1, len(answer)) for index, answer in answers.items()):
             await asyncio.sleep(self.step_s)
-            if self.lose_after is not None and sent >= self.lose_after:
+            if self.lose_after is not None and max(sent.values()) >= self.lose_after:
                 stream.fail(ReplicaLostError("the engine process died"))
                 return
-            end = sent + self.tokens_per_step
-            for index, answer in enumerate(answers):
-                if sent >= max(1, len(answer)):
-                    continue
-                for start in range(sent, min(end, max(1, len(answer))), TOKENS_OF_A_DELTA):
+            for index, answer in answers.items():
+                end = sent[index] + self.tokens_per_step
+                for start in range(sent[index], min(end, max(1, len(answer))), TOKENS_OF_A_DELTA):
                     stop = min(end, start + TOKENS_OF_A_DELTA)
                     first, last = start == 0 and index == 0, stop >= len(answer)
                     if not stream.put(self.delta(request, index, answer[start:stop], first=first, last=last)):
                         return
-            sent = end
+                sent[index] = end
 
     def delta(self, request: Submit, index: int, token_ids: list[int], *, first: bool, last: bool) -> TokenDelta:
         """What a step adds to a choice; `first` is the request's first delta, `last` the choice's last."""

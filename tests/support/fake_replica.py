@@ -58,7 +58,7 @@ def answer_text(text: str, *, end: bool = True) -> list[int]:
     return [*text.encode(), *([EOS] if end else [])]
 
 
-@dataclass
+@dataclass(eq=False)
 class FakeReplica(FakeReplicaClient):
     """Answers with a greeting unless a test chooses something else."""
 

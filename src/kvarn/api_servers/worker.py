@@ -30,7 +30,6 @@ from kvarn.gateway.state import Gateway
 from kvarn.observe.logging import configure_gateway_logging
 from kvarn.observe.merge import MetricFamily, as_registry
 from kvarn.replica.client.protocol import ReplicaStatus
-from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.safety.errors import SafetyError
 from kvarn.serving.models import ModelTable, ServedModel
 from kvarn.store.errors import StoreError
@@ -47,7 +46,7 @@ class Worker:
     """One gateway process, from the main process's first message on."""
 
     def __init__(self) -> None:
-        self._replicas: dict[str, ZmqReplicaClient] = {}
+        self._models: dict[str, ServedModel] = {}
         self._gateway: Gateway | None = None
         self._start: asyncio.Future[Start] = asyncio.get_running_loop().create_future()
 
@@ -61,17 +60,7 @@ class Worker:
         here = {"batches": config.batches.model_copy(update={"enabled": False})}  # batches run in the main process
         config = config.model_copy(update=here)
         configure_gateway_logging(config.log_level, config.log_format, start.number)
-        models = {
-            model.name: ServedModel(
-                model.name,
-                model,
-                [self._replicas[model.name]],
-                Path(start.directories[model.name]),
-                start.created[model.name],
-                process=start.number,
-            )
-            for model in config.models
-        }
+        models = self._models
         # Before it takes connections: the main process is ready by now.
         with ThreadPoolExecutor(len(models)) as threads:
             await ModelTable(models).load_text(threads, config.gateway)
@@ -100,20 +89,22 @@ class Worker:
         finally:
             telling.cancel()
             orphaned.cancel()
-            for replica in self._replicas.values():
-                replica.close()
+            for model in models.values():
+                model.replicas.close()
         return 0
 
     def _started(self, body: bytes) -> None:
         start = msgspec.msgpack.decode(body, type=Start)
+        for model in KvarnConfig.model_validate_json(start.config).models:
+            directory, created = Path(start.directories[model.name]), start.created[model.name]
+            self._models[model.name] = ServedModel(model.name, model, [], directory, created, process=start.number)
         for status in start.replicas:
-            self._replicas[status.model] = ZmqReplicaClient(status.model, start.number)
-            self._replicas[status.model].update(status)
+            self._models[status.model].replicas.update(status)
         self._start.set_result(start)
 
     def _replica_changed(self, body: bytes) -> None:
         status = msgspec.msgpack.decode(body, type=ReplicaStatus)
-        self._replicas[status.model].update(status)
+        self._models[status.model].replicas.update(status)
 
     def _snapshot(self, body: bytes) -> bytes:
         return msgspec.msgpack.encode([] if self._gateway is None else self._gateway.metrics.snapshot())

@@ -53,10 +53,10 @@ async def show_start(models: list[ServedModel]) -> list[ServedModel]:
     with _progress_bars() if sys.stderr.isatty() and not logs_are_json() else _progress_lines() as show:
         while waiting:
             for name, model in list(waiting.items()):
-                stage, fraction = model.replica.progress
+                stage, fraction = model.progress
                 if model.ready:
                     ready.append(waiting.pop(name))
-                elif model.load_error is not None or model.replica.state is ReplicaState.DOWN:
+                elif model.load_error is not None or model.state is ReplicaState.DOWN:
                     failed[name] = model.load_error or stage
                     del waiting[name]
                     continue
@@ -70,7 +70,7 @@ async def show_start(models: list[ServedModel]) -> list[ServedModel]:
 def show_welcome(ready: list[ServedModel], url: str, took_s: float, *, needs_key: bool) -> None:
     """Say how to reach the models that are ready."""
     first = ready[0]
-    kind = first.replica.card.kind if first.replica.card is not None else "generate"
+    kind = first.card.kind if first.card is not None else "generate"
     names = ", ".join(model.name for model in ready)
     key = ' -H "Authorization: Bearer $KVARN_API_KEY"' if needs_key else ""
     example = _EXAMPLES[kind].format(url=url, model=first.name, key=key)

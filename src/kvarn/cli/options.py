@@ -139,6 +139,7 @@ FLAGS = {
     "--lora-directories": Flag("models.lora.directories", metavar="PATH", join=absolute_paths),
     "--max-lora-rank": Flag("models.lora.max_rank"),
     "--max-cpu-loras": Flag("models.lora.max_cpu_loras"),
+    "--replicas": Flag("models.replicas", "--data-parallel-size"),
     "--host": Flag("gateway.host"),
     "--port": Flag("gateway.port"),
     "--api-server-count": Flag("gateway.api_server_count"),

@@ -18,7 +18,6 @@ from kvarn.fleet.engines import Engines
 from kvarn.fleet.process import EngineProcess
 from kvarn.identity.open_server import auth_mode
 from kvarn.observe.logging import configure_gateway_logging
-from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.safety.errors import SafetyError
 from kvarn.store.errors import StoreError
 from kvarn.text.errors import TextError
@@ -81,9 +80,9 @@ class _Gateway:
         self._needs_key = needs_key
         models: dict[str, ServedModel] = {}
         for model in config.models:
-            client = ZmqReplicaClient(model.name)
-            engines.supervisors[model.name].subscribe(client.update)
-            models[model.name] = ServedModel(model.name, model, [client], engines.directories[model.name])
+            models[model.name] = ServedModel(model.name, model, [], engines.directories[model.name])
+        for supervisor in engines.supervisors.values():
+            supervisor.subscribe(models[supervisor.status.model].replicas.update)
         self._models = list(models.values())
         try:
             self._listener = bind(config.gateway)

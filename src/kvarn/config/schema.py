@@ -22,6 +22,7 @@ from kvarn.config.platform import (
     SloConfig,
     StoreConfig,
 )
+from kvarn.config.replica import FailoverConfig, ReplicaConfig
 from kvarn.config.section import Section
 from kvarn.config.speculation import SpeculationConfig
 
@@ -140,6 +141,13 @@ class ModelConfig(Section):
     """Threads of the engine's kernels. Default: one for each physical core the engine may use (affinity, container
     limits and `replica.separate_cores` respected); one in all for a model of less than 64 MiB."""
 
+    replicas: int = Field(1, ge=1, le=256)
+    """Engine processes that serve the model on this machine, each with weights and KV cache of its own; the cores are
+    shared among them. When one fails, the others go on with its answers."""
+
+    failover: FailoverConfig = FailoverConfig()
+    """What becomes of answers whose engine is lost."""
+
     fallback: str | None = Field(None, min_length=1)
     """Name of a smaller served model that answers instead when this one would answer too late. Needs load
     shedding."""
@@ -185,29 +193,11 @@ class ModelConfig(Section):
     speculation: SpeculationConfig = SpeculationConfig()
     """Tokens that are guessed, and verified by the model several at a time."""
 
-
-class ReplicaConfig(Section):
-    """How engine processes are watched."""
-
-    heartbeat_interval_s: float = Field(0.5, gt=0)
-    """Seconds between an engine's heartbeats."""
-
-    heartbeat_timeout_s: float = Field(5.0, gt=0)
-    """Seconds of silence after which an engine is taken for dead and restarted."""
-
-    step_timeout_s: float = Field(300.0, gt=0)
-    """Seconds one step may take. An engine that is in one for longer hangs: it is killed and restarted."""
-
-    start_timeout_s: float = Field(600.0, gt=0)
-    """Seconds a model may take to load."""
-
-    separate_cores: bool = True
-    """On a machine with four or more physical cores for each gateway process, leave one of them to each (and the second
-    hyper-threads of the others to all) and keep the engines' threads on the rest. Off: everything runs wherever the
-    system puts it, and kernels use all cores. Without effect under a CPU quota smaller than the machine."""
-
-    restart_backoff_s: float = Field(0.5, gt=0)
-    """Pause before the first restart; doubles with each crash in a row up to 30 s."""
+    @model_validator(mode="after")
+    def _one_pair(self) -> ModelConfig:
+        if self.disaggregation is not None and self.replicas > 1:
+            raise ValueError("disaggregation is for a model with one replica: leave out one of both")
+        return self
 
 
 class KvarnConfig(Section):

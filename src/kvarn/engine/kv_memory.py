@@ -69,7 +69,9 @@ class KVMemory:
             computed = min(cached + len(loads) * BLOCK_SIZE, known, limit)
         leader = request.sequences[0]
         shared = sequence.num_prompt - 1
-        can_fork = sequence.index > 0 and leader.slot is not None and leader.num_computed_tokens >= sequence.num_prompt
+        can_fork = (
+            sequence is not leader and leader.slot is not None and leader.num_computed_tokens >= sequence.num_prompt
+        )
         if can_fork and shared > computed:
             blocks, nodes, loads = leader.blocks[: blocks_for(shared)], leader.nodes[: shared // BLOCK_SIZE], []
             computed = cached = shared
@@ -78,7 +80,7 @@ class KVMemory:
     def _reusable(self, sequence: Sequence) -> int:
         """Tokens of a waiting sequence that need not be computed, if their keys and values are anywhere."""
         request = sequence.request
-        if request.wants_prompt_logprobs and sequence.index == 0:
+        if request.wants_prompt_logprobs and sequence.leads:
             return len(request.prompt_logprobs) - 1
         return sequence.num_tokens - 1
 

@@ -8,6 +8,7 @@ gap. A step that is submitted counts as computed at once; what it will draw coun
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Protocol
 
 from kvarn.engine.errors import IntegrityError
@@ -65,6 +66,7 @@ class Request:
         "sampling",
         "scope",
         "sequences",
+        "siblings",
         "stop_token_ids",
         "wants_prompt_logprobs",
     )
@@ -100,13 +102,18 @@ class Request:
         """Whether log-probabilities of some prompt positions are asked for and not collected yet."""
         self.max_length = min(len(self.prompt) + message.sampling.max_tokens, max_context_length)
         """Tokens of prompt and answer together at which a choice ends."""
-        self.num_unfinished = message.sampling.n
-        self.sequences = [Sequence(self, 0)]
-        """Choice 0 computes the prompt; the others are forked from it once that is done."""
+        self.num_unfinished = len(message.choices)
+        choices = [Sequence(self, index, message.drawn[index] if message.drawn else ()) for index in message.choices]
+        self.sequences = choices[:1]
+        """The first choice computes the prompt; the others are forked from it once that is done."""
+        self.siblings = choices[1:]
+        """Choices that are still to be forked."""
 
     def fork(self) -> list[Sequence]:
-        """Create choices 1 to n - 1."""
-        siblings = [Sequence(self, index) for index in range(1, self.sampling.n)]
+        """Begin the choices that are still to be forked."""
+        siblings, self.siblings = self.siblings, []
+        for sibling in siblings:
+            sibling.num_charged = sibling.num_prompt
         self.sequences.extend(siblings)
         return siblings
 
@@ -142,18 +149,18 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, request: Request, index: int) -> None:
+    def __init__(self, request: Request, index: int, drawn: Iterable[int] | None = ()) -> None:
         self.request = request
         self.index = index
         self.seed = choice_seed(request.sampling.seed, index)
-        self.tokens = list(request.prompt)
+        self.tokens = [*request.prompt, *(drawn or ())]
         self.num_prompt = len(request.prompt)
         self.num_computed_tokens = 0
         """Tokens whose keys and values are in the cache once the steps in flight have run; of a preempted sequence,
         those whose blocks were to be stored."""
         self.num_pending = 0
         """Tokens that steps in flight draw, not known yet; where there are proposals, only the first is counted."""
-        self.num_charged = 0 if index == 0 else self.num_prompt
+        self.num_charged = 0
         """Prompt tokens the tenant has been charged for; recomputation after preemption is free."""
         self.blocks: list[int] = []
         """Block table: entry i holds positions 16 i to 16 i + 15."""
@@ -187,6 +194,11 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.guesses: GuessRecord | None = None
         """Whether guesses of its tokens were right; None where none was asked for."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether it computes the prompt, from which its request's other choices are forked."""
+        return self is self.request.sequences[0]
 
     @property
     def num_tokens(self) -> int:

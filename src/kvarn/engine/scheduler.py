@@ -335,7 +335,7 @@ class Scheduler:
             request.cached_tokens = sequence.num_computed_tokens
             self.totals.cached_tokens += sequence.num_computed_tokens
             self.memory.count_lookup(sequence)
-        if sequence.index == 0:
+        if sequence.leads:
             sequence.num_charged = max(sequence.num_charged, min(sequence.num_computed_tokens, sequence.num_prompt))
 
     # Taking results --------------------------------------------------------------------------------------------------
@@ -351,9 +351,9 @@ class Scheduler:
             update.deltas.append(delta)
         if row.start < sequence.num_prompt <= row.start + len(row.token_ids):
             self._headroom.prefix_changes += 1
-            if len(request.sequences) < request.sampling.n:
-                for sibling in request.fork():
-                    self.queue.push(sibling)
+        if request.siblings and sequence.num_prompt <= row.start + len(row.token_ids):
+            for sibling in request.fork():
+                self.queue.push(sibling)
         if row.num_proposals > row.num_forced:
             self._count_proposals(sequence, row.num_proposals, len(result.token_ids) - 1)
         if sequence.finish_reason is not None:

@@ -197,7 +197,7 @@ class StepBuilder:
                     outputs += proposals
                 verified = proposals if proposals and not num_forced else []
                 self._masks[slot] = request.mask.pack(sequence.index, outputs, verified)
-        prompt_logprobs = request.wants_prompt_logprobs and sequence.index == 0
+        prompt_logprobs = request.wants_prompt_logprobs and sequence.leads
         num_proposals = len(proposals) if proposals else 0
         return Row(slot, start, token_ids, updates, sample, prompt_logprobs, num_proposals, num_forced)
 
@@ -230,7 +230,7 @@ def apply_result(sequence: Sequence, row: Row, result: RowResult) -> TokenDelta 
     if result.prompt_logprobs is not None:
         _collect_prompt_logprobs(request, row.start, result.prompt_logprobs)
     num_prompt = sequence.num_prompt
-    first = row.start < num_prompt and sequence.index == 0 and len(sequence.tokens) == num_prompt
+    first = row.start < num_prompt and sequence.leads and len(sequence.tokens) == num_prompt
     kept = sequence.accept(result.token_ids)
     if row.sample:
         sequence.num_pending -= 1

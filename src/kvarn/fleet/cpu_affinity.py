@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from itertools import pairwise
 
 from kvarn.replica.server.cpu import LINUX, MachineFiles, allowed_cpus, physical_cores, usable_cores
 
@@ -34,3 +35,24 @@ def separate_cpus(max_threads: int = 0, files: MachineFiles = LINUX, gateways: i
     engines, own = cores[:-gateways], cores[-gateways:]
     second_threads = [cpu for core in engines for cpu in core[1:]]
     return CpuAffinity(tuple(core[0] for core in engines), (*(cpu for core in own for cpu in core), *second_threads))
+
+
+def share_cpus(cpus: tuple[int, ...], count: int, files: MachineFiles = LINUX) -> list[tuple[int, ...]]:
+    """The CPUs of each of `count` engines that all serve one model: with all of them for each, their threads would wait
+    for one another.
+
+    Args:
+        cpus: Those of the engines; empty: those of this process. Then nothing is tied to any under a quota below the
+            number of cores.
+        count: Engines. More than there are CPUs use all of them.
+        files: Where the CPUs are described.
+    """
+    if count == 1 or not hasattr(os, "sched_setaffinity"):
+        return [cpus] * count
+    cores = physical_cores(allowed_cpus(), files)
+    if not cpus and usable_cores(files) == len(cores):
+        cpus = tuple(core[0] for core in cores)
+    if len(cpus) < count:
+        return [cpus] * count
+    bounds = [len(cpus) * number // count for number in range(count + 1)]
+    return [cpus[start:end] for start, end in pairwise(bounds)]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from kvarn.config.schema import ReplicaConfig
+from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.process_exit import describe_exit, exit_of
 from kvarn.replica.addresses import engine_address, supervisor_address

@@ -1,4 +1,4 @@
-"""The engine processes of one server: one for each model of its configuration."""
+"""The engine processes of one server: one for each replica of its configuration's models."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ import msgspec
 from kvarn.config.kv_tiers import KVTiersConfig
 from kvarn.config.schema import KvarnConfig, ModelConfig
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.fleet.cpu_affinity import separate_cpus
+from kvarn.fleet.cpu_affinity import separate_cpus, share_cpus
 from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.supervisor import EngineSupervisor
 from kvarn.replica.addresses import make_socket_directory, remove_socket_directory
 from kvarn.replica.server.cpu import pin_to_cpus
-from kvarn.replica.spec import ReplicaSpec
+from kvarn.replica.spec import ReplicaSpec, replica_names
 from kvarn.text.checkpoint import resolve_adapter, resolve_checkpoint
 
 log = logging.getLogger(__name__)
 
 
 class Engines:
-    """Finds the models' checkpoints and launches an engine for each. An engine dies with this process.
+    """Finds the models' checkpoints and launches an engine for each replica. An engine dies with this process.
 
-    Where there are CPUs to spare, the engines get some and this process the others.
+    Where there are CPUs to spare, the engines get some and this process the others. Replicas of a model share its CPUs
+    among them.
 
     Args:
         config: The whole configuration.
-        process: One that was spawned ahead, for the first model.
+        process: One that was spawned ahead, for the first replica.
 
     Raises:
         TextError: A checkpoint cannot be found.
@@ -38,7 +39,7 @@ class Engines:
 
     def __init__(self, config: KvarnConfig, process: EngineProcess | None = None) -> None:
         self.supervisors: dict[str, EngineSupervisor] = {}
-        """By the model's name."""
+        """By the replica's name."""
         self._prefills: list[EngineSupervisor] = []
         """Of the processes that compute prompts for those."""
         self._sockets: list[Path] = []
@@ -64,13 +65,15 @@ class Engines:
                     heartbeat_interval_s=config.replica.heartbeat_interval_s,
                     log_level=config.log_level,
                     log_format=config.log_format,
-                    cpus=affinity.engines if affinity else (),
                 )
                 if model.disaggregation is not None:
                     spec = self._with_prefill(spec, model, config)
-                supervisor = self.supervisors[model.name] = EngineSupervisor(spec, config.replica)
-                supervisor.launch(process)
-                process = None
+                shares = share_cpus(affinity.engines if affinity else (), model.replicas)
+                for replica, cpus in zip(replica_names(model.name, model.replicas), shares, strict=True):
+                    named = msgspec.structs.replace(spec, replica=replica, cpus=cpus)
+                    supervisor = self.supervisors[replica] = EngineSupervisor(named, config.replica)
+                    supervisor.launch(process)
+                    process = None
             for prefill in self._prefills:
                 prefill.launch()
         except BaseException:

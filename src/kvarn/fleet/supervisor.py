@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from kvarn.config.schema import ReplicaConfig
+from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.engine_run import EngineRun
 from kvarn.fleet.process import EngineProcess
 from kvarn.fleet.restart import keep_running
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, ReplicaStatus
-from kvarn.replica.spec import ReplicaSpec
+from kvarn.replica.spec import ReplicaSpec, replica_names
 from kvarn.wire.messages import Leave, ModelCard, Progress, Ready, Stop
 
 _STOP_GRACE_S = 2.0
@@ -32,7 +32,8 @@ class EngineSupervisor:
     """
 
     def __init__(self, spec: ReplicaSpec, config: ReplicaConfig) -> None:
-        self.status = ReplicaStatus(model=spec.model_config.name)
+        model = spec.model_config.name
+        self.status = ReplicaStatus(model=model, replica=spec.replica or replica_names(model, 1)[0])
         self.failure: str | None = None
         """Why the latest engine process ended; None while one serves."""
         self._spec = spec
@@ -71,7 +72,7 @@ class EngineSupervisor:
         """Supervise the engine in the running event loop, until `stop`; launch it if need be. Idempotent."""
         if self._task is None:
             keeping = keep_running(self._run_once, self._leaving, self._config.restart_backoff_s, self._report)
-            self._task = asyncio.create_task(keeping, name=f"supervise {self.status.model}")
+            self._task = asyncio.create_task(keeping, name=f"supervise {self.status.replica}")
 
     async def wait_until_ready(self) -> ModelCard:
         """Wait until requests are taken.
@@ -91,13 +92,33 @@ class EngineSupervisor:
         self._leaving.set()
         task, self._task = self._task, None
         if task is not None:
-            if self._run is not None and self.status.state is ReplicaState.READY:
+            if self._run is not None and self.status.state in (ReplicaState.READY, ReplicaState.DRAINING):
                 self._run.send(Stop())
                 await asyncio.wait({task}, timeout=_STOP_GRACE_S)
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         self._ended(self.failure)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take nothing new, let what runs end, and end the engine after `timeout_s` seconds at the latest: what is left
+        then goes on with another replica. Idempotent."""
+        self._leaving.set()
+        if self._task is not None and self._process is not None and self.status.state is ReplicaState.READY:
+            self._update(state=ReplicaState.DRAINING, stage="drain")
+            self._process.popen.terminate()
+            await asyncio.wait({self._task}, timeout=timeout_s)
+        await self.stop()
+
+    async def restart(self, timeout_s: float) -> None:
+        """Drain the engine, and start it again."""
+        await self.drain(timeout_s)
+        self._leaving.clear()
+        self.start()
+
+    def retire(self) -> None:
+        """Tell all clients that this replica, which was stopped, will not come back."""
+        self._update(state=ReplicaState.GONE)
 
     def kill(self) -> None:
         """End the engine where no event loop supervises it: before `start` or after its end. Idempotent."""
@@ -109,6 +130,10 @@ class EngineSupervisor:
         """A gateway process that used this engine is gone: its requests are aborted."""
         if self._run is not None and self._run.was_ready:
             self._run.send(Leave(gateway=gateway))
+
+    @property
+    def _names(self) -> dict[str, str]:
+        return {"model": self.status.model, "replica": self.status.replica}
 
     def _update(self, **changes: Any) -> None:
         self._set_status(msgspec.structs.replace(self.status, **changes))
@@ -128,7 +153,7 @@ class EngineSupervisor:
         except OSError as error:
             failure = f"the engine process cannot be started: {error}"
         except Exception as error:
-            log.exception("the engine's supervision failed", extra={"model": self.status.model})
+            log.exception("the engine's supervision failed", extra=self._names)
             failure = f"the engine's supervision failed: {error}"
         if failure is None and not self._leaving.is_set():
             failure = "the engine process ended by itself"
@@ -136,7 +161,10 @@ class EngineSupervisor:
         return failure
 
     async def _supervise(self, process: EngineProcess) -> str | None:
-        self._set_status(ReplicaStatus(model=self.status.model, card=self.status.card, sockets=str(process.sockets)))
+        before = self.status
+        self._set_status(
+            ReplicaStatus(model=before.model, replica=before.replica, card=before.card, sockets=str(process.sockets))
+        )
         run = self._run = EngineRun(process, self._config, self._on_message)
         try:
             return await run.wait()
@@ -151,7 +179,7 @@ class EngineSupervisor:
         if not self._leaving.is_set():
             self._update(state=ReplicaState.READY, stage="ready", fraction=1.0, card=card)
             start_s = {f"{phase.replace(' ', '_')}_s": round(seconds, 3) for phase, seconds in card.start_s.items()}
-            log.info("the engine is ready", extra={"model": self.status.model, "pid": self.pid, **start_s})
+            log.info("the engine is ready", extra=self._names | {"pid": self.pid, **start_s})
 
     def _ended(self, failure: str | None) -> None:
         """Remove what the engine process left behind; clients fail what was in flight on it."""
@@ -165,6 +193,6 @@ class EngineSupervisor:
         log.log(
             logging.ERROR if is_news else logging.DEBUG,
             "the engine is down and will be restarted",
-            extra={"model": self.status.model, "reason": failure, "restart_in_s": backoff_s},
+            extra=self._names | {"reason": failure, "restart_in_s": backoff_s},
         )
         self._reported = failure

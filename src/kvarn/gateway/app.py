@@ -198,9 +198,9 @@ async def _lifespan(
         retention_worker(gateway.store, config.retention),
         Periodic("counts of organisations that are nearly full", count_nearly_full, _COUNT_EVERY_S),
     ]
-    keepers = [model.replicas.values() for model in gateway.models if model.config.kv_tiers is not None]
+    keepers = [model.replicas for model in gateway.models if model.config.kv_tiers is not None]
     if keepers and (gateway.shared is None or gateway.shared.is_main):
-        deleted = DeletedTenants(gateway.store, [replica for replicas in keepers for replica in replicas])
+        deleted = DeletedTenants(gateway.store, keepers)
         workers.append(Periodic("deletions of organisations' cached blocks", deleted.tell, config.auth.refresh_s))
     if config.batches.enabled:
         workers.append(BatchWorker(gateway))

@@ -3,7 +3,7 @@ those on disk among them, are deleted too."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from kvarn.replica.client.protocol import ReplicaClient
 from kvarn.store.engine import Store
@@ -18,15 +18,16 @@ class DeletedTenants:
 
     Args:
         store: With the audit log.
-        replicas: The engines that keep blocks.
+        models: The replicas of the models whose engines keep blocks, by name.
     """
 
-    def __init__(self, store: Store, replicas: Collection[ReplicaClient]) -> None:
+    def __init__(self, store: Store, models: Collection[Mapping[str, ReplicaClient]]) -> None:
         self._store = store
         self._deleted: dict[str, None] = {}
         self._read_until_s = 0
-        self._told: list[tuple[ReplicaClient, int, set[str]]] = [(replica, 0, set()) for replica in replicas]
-        """Each with the number of its start, and what it has been told since."""
+        self._models = models
+        self._told: dict[ReplicaClient, tuple[int, set[str]]] = {}
+        """By the engine: the number of its start, and what it has been told since."""
 
     async def tell(self) -> None:
         """Read, and tell those that are ready; the others hear of it the next time.
@@ -37,10 +38,12 @@ class DeletedTenants:
         for tenant, at_s in await deleted_organizations(self._store, self._read_until_s - _OVERLAP_S):
             self._deleted[tenant] = None
             self._read_until_s = max(self._read_until_s, at_s)
-        for position, (replica, start, told) in enumerate(self._told):
+        before, self._told = self._told, {}
+        for replica in [replica for replicas in self._models for replica in replicas.values()]:
+            start, told = before.get(replica, (0, set[str]()))
             if replica.starts != start:
                 told = set()
             for tenant in self._deleted:
                 if tenant not in told and replica.forget_tenant(tenant):
                     told.add(tenant)
-            self._told[position] = (replica, replica.starts, told)
+            self._told[replica] = (replica.starts, told)

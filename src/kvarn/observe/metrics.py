@@ -42,6 +42,10 @@ class GenerationObserver:
         elif not had_first and self.timer.ttft is not None:
             self._model.ttft.observe(self.timer.ttft)
 
+    def moved(self, pause_s: float) -> None:
+        """Another engine process went on with it; no token came for so long."""
+        self._model.failovers.observe(pause_s)
+
     def finished(self) -> None:
         """Every choice ended; counts towards goodput."""
         for tpot in self.timer.tpots():
@@ -62,6 +66,7 @@ class _ModelMetrics:
         self.ttft = metrics.ttft.labels(model)
         self.tpot = metrics.tpot.labels(model)
         self.itl = metrics.itl.labels(model)
+        self.failovers = metrics.failovers.labels(model)
         self._met = metrics.slo_requests.labels(model, "met")
         self._missed = metrics.slo_requests.labels(model, "missed")
         self._recent = SlidingRatio(metrics.clock)
@@ -133,6 +138,12 @@ class GatewayMetrics:
         )
         self.itl = histogram(
             "kvarn_itl_seconds", "Single gaps between deltas of a choice.", by_model, buckets=_TPOT_BUCKETS
+        )
+        self.failovers = histogram(
+            "kvarn_failover_seconds",
+            "From the loss of a request's engine to the next token, from another one.",
+            by_model,
+            buckets=_TTFT_BUCKETS,
         )
         self.slo_requests = counter(
             "kvarn_slo_requests_total",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from typing import Literal
 
@@ -14,11 +15,20 @@ ReportProgress = Callable[[str, float], None]
 DEFAULT_FACTORY = "kvarn.replica.server.build:build_service"
 
 
+def replica_names(model: str, count: int) -> list[str]:
+    """Names of a model's replicas on this machine: the machine's and the model's, and a number where there are
+    several."""
+    name = f"{platform.node()}/{model}"
+    return [name] if count == 1 else [f"{name}/{number}" for number in range(count)]
+
+
 class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One engine process: which model, how it schedules, how it reports."""
 
     model: str
     """JSON of the `ModelConfig`."""
+    replica: str = ""
+    """Its name; empty: the machine's and the model's."""
     directory: str
     """The checkpoint's directory on this machine."""
     draft_directory: str = ""

@@ -86,7 +86,7 @@ def _directory(path: str, allowed: Iterable[Path]) -> Path:
 def _model_of(serving: ServingContext, name: str | None) -> ServedModel:
     if name is not None:
         return serving.models.find(name)
-    models = [model for model in serving.models if model.replica.card is None or model.replica.card.kind == "generate"]
+    models = [model for model in serving.models if model.card is None or model.card.kind == "generate"]
     if len(models) != 1:
         known = ", ".join(repr(model.name) for model in models)
         raise invalid_request(f"Say with 'model' which model the adapter is for: {known}.", "model")

@@ -14,6 +14,7 @@ from msgspec import UNSET
 
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.serving.context import ServingContext
+from kvarn.serving.failover import embed_anywhere
 from kvarn.serving.generation import check_token_ids
 from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.models import ReadyModel
@@ -147,7 +148,9 @@ async def _embed(request_id: str, batch: list[list[int]], model: ReadyModel, wor
     """Vectors of token-id inputs, float32 little-endian, counted to `work`. Raises as `ReplicaClient.embed` does."""
     usage = work.usage
     try:
-        vectors = await model.replica.embed(request_id, batch)
+        vectors = await embed_anywhere(
+            model.served.replicas, model.replica_name, request_id, batch, model.served.config.failover
+        )
     except (RequestRefusedError, ReplicaLostError):
         usage.failed = True
         raise

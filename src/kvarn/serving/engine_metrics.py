@@ -76,17 +76,26 @@ class EngineCollector(Collector):
     engine's start.
 
     Args:
-        models: The replicas of each model, by their names. As long as each model has one, `model` alone labels them.
+        models: The replicas of each model, by their names. As long as each model has had one, `model` alone labels
+            them.
     """
 
     def __init__(self, models: Mapping[str, Mapping[str, ReplicaClient]]) -> None:
-        several = any(len(replicas) > 1 for replicas in models.values())
-        self._label_names = ("model", "replica") if several else ("model",)
-        self._replicas = [
-            ((model, name) if several else (model,), client)
-            for model, replicas in models.items()
-            for name, client in replicas.items()
-        ]
+        self._models = models
+        self._several = False
+        """Whether any model has had several replicas: labels are never dropped again."""
+
+    @property
+    def _label_names(self) -> tuple[str, ...]:
+        self._several = self._several or any(len(replicas) > 1 for replicas in self._models.values())
+        return ("model", "replica") if self._several else ("model",)
+
+    @property
+    def _replicas(self) -> Iterator[tuple[tuple[str, ...], ReplicaClient]]:
+        """Values of those labels, and the replica."""
+        for model, replicas in self._models.items():
+            for name, client in replicas.items():
+                yield ((model, name) if self._several else (model,)), client
 
     def collect(self) -> Iterator[Metric]:
         """Read every engine once and yield its metrics."""

@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from kvarn.config.gateway import GatewayConfig
-from kvarn.observe.metrics import GatewayMetrics
+from kvarn.observe.metrics import GatewayMetrics, GenerationObserver
 from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.serving.choice import Choice, ChoiceDelta
+from kvarn.serving.failover import generate_anywhere
 from kvarn.serving.held_bytes import HeldBytes
 from kvarn.serving.models import ReadyModel
 from kvarn.serving.moderation.output_watch import OutputWatch
@@ -18,7 +19,7 @@ from kvarn.text.detokenizer import IncrementalDetokenizer
 from kvarn.text.reasoning.splitter import ReasoningSplitter
 from kvarn.text.sampling import stop_strings
 from kvarn.text.stop_strings import StopMatcher, StopStrings
-from kvarn.wire.messages import Grammar, Submit
+from kvarn.wire.messages import Grammar, Submit, TokenDelta
 from kvarn.wire.openai.chat.request import ChatCompletionRequest
 from kvarn.wire.openai.completions import CompletionRequest
 from kvarn.wire.openai.errors import ApiError, invalid_request
@@ -121,7 +122,7 @@ async def generate(
     usage, running = work.usage, len(choices)
     usage.count(prompt=len(submit.prompt_token_ids))
     try:
-        async with aclosing(model.replica.generate(submit, held.become)) as new_tokens:
+        async with aclosing(_tokens(model, submit, work, held, observer)) as new_tokens:
             async for new in new_tokens:
                 choice = choices[new.index]
                 if choice.ended:
@@ -151,6 +152,21 @@ async def generate(
         usage.refused = usage.refused or isinstance(error, RequestRefusedError)
         observer.failed()
         raise
+
+
+def _tokens(
+    model: ReadyModel, submit: Submit, work: Work, held: HeldBytes, observer: GenerationObserver
+) -> AsyncGenerator[TokenDelta, None]:
+    """What the model's replicas answer. A batch itself tries its lines again."""
+    if work.record.batch_id is not None:
+        return model.replica.generate(submit, held.become)
+
+    def moved(replica: str, pause_s: float) -> None:
+        work.replica = replica
+        observer.moved(pause_s)
+
+    served = model.served
+    return generate_anywhere(served.replicas, model.replica_name, submit, served.config.failover, held.become, moved)
 
 
 async def interleave(streams: Sequence[AsyncGenerator[ChoiceDelta, None]]) -> AsyncGenerator[ChoiceDelta, None]:

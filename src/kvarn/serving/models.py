@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import platform
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,8 +19,9 @@ from kvarn.config.gateway import GatewayConfig
 from kvarn.config.schema import ModelConfig
 from kvarn.fairness.semaphore import FairSemaphore
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaState
-from kvarn.routing.round_robin import next_ready
+from kvarn.replica.spec import replica_names
 from kvarn.serving.logprobs import LogprobsEncoder
+from kvarn.serving.replicas import ReplicaSet
 from kvarn.serving.text_pool import TextPool
 from kvarn.text.chat_template import ChatTemplate
 from kvarn.text.checkpoint import checkpoint_fingerprint, resolve_tokenizer
@@ -34,8 +34,6 @@ from kvarn.text.tokenizer import Tokenizer
 from kvarn.text.tool_calls.formats import ToolFormat, find_format
 from kvarn.wire.messages import AdapterInfo, ModelCard
 from kvarn.wire.openai.errors import ApiError, model_not_found, unavailable
-
-_LIFE = (ReplicaState.READY, ReplicaState.STARTING, ReplicaState.DOWN)
 
 _log = logging.getLogger("kvarn.gateway")
 
@@ -137,6 +135,7 @@ class ServedModel:
     name: str
     config: ModelConfig
     clients: InitVar[Sequence[ReplicaClient]]
+    """Replicas that are there from the start."""
     directory: Path
     created: int = field(default_factory=lambda: int(time.time()))
     text: ModelText | None = None
@@ -144,17 +143,13 @@ class ServedModel:
     load_error: str | None = None
     process: int = 0
     """Number of the gateway process."""
-    replicas: dict[str, ReplicaClient] = field(init=False)
-    """By name: the machine's and the model's, and a number where there are several."""
-    _last: int = -1
-    """Position of the replica picked last."""
+    replicas: ReplicaSet = field(init=False)
     _template: ChatTemplate | None = None
     _seeds: random.Random = field(init=False)
 
     def __post_init__(self, clients: Sequence[ReplicaClient]) -> None:
-        name = f"{platform.node()}/{self.name}"
-        names = [name] if len(clients) == 1 else [f"{name}/{number}" for number in range(len(clients))]
-        self.replicas = dict(zip(names, clients, strict=True))
+        names = replica_names(self.name, len(clients))
+        self.replicas = ReplicaSet(dict(zip(names, clients, strict=True)), self.process)
         seed = self.config.seed  # each gateway process draws numbers of its own
         self._seeds = random.SystemRandom() if seed is None else random.Random(f"{seed} {self.process}")
 
@@ -163,33 +158,33 @@ class ServedModel:
         return self._seeds.getrandbits(63)
 
     @property
-    def replica(self) -> ReplicaClient:
-        """The replica that is furthest in its life: what is said of the model while none, or any, is ready."""
-        return min(self.replicas.values(), key=lambda each: _LIFE.index(each.state))
+    def state(self) -> ReplicaState:
+        """That of the replica that is furthest in its life, as is all that is said of the model as one."""
+        replica = self.replicas.foremost
+        return ReplicaState.DOWN if replica is None else replica.state
+
+    @property
+    def progress(self) -> tuple[str, float]:
+        """Stage and fraction of the start; while down, why."""
+        replica = self.replicas.foremost
+        return ("it has no replicas", 0.0) if replica is None else replica.progress
+
+    @property
+    def card(self) -> ModelCard | None:
+        """What is served; None until first ready."""
+        replica = self.replicas.foremost
+        return None if replica is None else replica.card
 
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]:
         """The adapters that requests may name, by name."""
-        return self.replica.adapters
+        replica = self.replicas.foremost
+        return {} if replica is None else replica.adapters
 
     @property
     def ready(self) -> bool:
         """Whether a request can be answered now: a replica takes requests and the tokenizer is loaded."""
-        replica = self.replica
-        return replica.state is ReplicaState.READY and self.text is not None and replica.card is not None
-
-    @property
-    def ready_replicas(self) -> list[str]:
-        """Names of those that take requests."""
-        return [name for name, each in self.replicas.items() if each.state is ReplicaState.READY]
-
-    def pick_replica(self) -> str | None:
-        """Name of the replica that answers the next request; None where none takes requests."""
-        position = next_ready([each.state is ReplicaState.READY for each in self.replicas.values()], self._last)
-        if position is None:
-            return None
-        self._last = position
-        return list(self.replicas)[position]
+        return self.text is not None and any(self.replicas[name].card is not None for name in self.replicas.ready)
 
     def when_ready(self, picked: str | None = None, adapter: str = "") -> ReadyModel:
         """This model with its parts, and the replica that answers (with an adapter): the one that was picked before, or
@@ -202,7 +197,7 @@ class ServedModel:
             raise ApiError(500, self.load_error, type="server_error", code="model_broken")
         client = None if picked is None else self.replicas.get(picked)
         if client is None or client.state is not ReplicaState.READY:
-            picked = self.pick_replica()
+            picked = self.replicas.pick()
             client = None if picked is None else self.replicas[picked]
         if picked is None or client is None or client.card is None or self.text is None:
             raise unavailable(f"The model {self.name!r} is not ready: {self.state_text}.", "model_not_ready")
@@ -211,9 +206,9 @@ class ServedModel:
     @property
     def state_text(self) -> str:
         """The state in words for people, such as `starting (load weights, 40 %)`."""
-        state = self.replica.state
+        state = self.state
         if state is ReplicaState.STARTING:
-            stage, fraction = self.replica.progress
+            stage, fraction = self.progress
             return f"starting ({stage}, {fraction:.0%})"
         return "loading its tokenizer" if state is ReplicaState.READY and self.text is None else str(state)
 

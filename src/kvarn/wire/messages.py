@@ -64,7 +64,18 @@ class Submit(Message, frozen=True, kw_only=True):
     cache_salt: str = ""  # prompts share cached blocks only with prompts of the same tenant and salt
     adapter: str = ""  # name of one that is loaded; empty for the model itself
     grammar: Grammar | None = None  # what each choice must match
+    drawn: list[list[int] | None] = msgspec.field(default_factory=list)
+    """Of a request that goes on here: the tokens that each choice has so far, None for one that has ended. All choices
+    then draw what they would have drawn where they began."""
+
     gateway: int = 0  # number of the gateway process that asks, and is answered
+
+    @property
+    def choices(self) -> list[int]:
+        """Numbers of the choices that are to be answered."""
+        if not self.drawn:
+            return list(range(self.sampling.n))
+        return [index for index, tokens in enumerate(self.drawn) if tokens is not None]
 
 
 class Embed(Message, frozen=True, kw_only=True):

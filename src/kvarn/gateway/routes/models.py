@@ -58,7 +58,7 @@ def _describe_adapter(model: ServedModel, adapter: AdapterInfo) -> Model:
 
 
 def _describe(model: ServedModel) -> Model:
-    card = model.replica.card
+    card = model.card
     kind = card.kind if card else None
     # Before its first step an engine has sent no gauges: all its blocks are free.
     blocks = card.kv_blocks if card else 0
@@ -69,7 +69,7 @@ def _describe(model: ServedModel) -> Model:
         root=model.config.path,
         aliases=list(model.config.aliases),
         kind=kind,
-        state=str(model.replica.state),
+        state=str(model.state),
         ready=model.ready,
         max_model_len=card.max_context_length if card else None,
         default_sampling_params=asdict(model.text.sampling_defaults) if model.text and kind == "generate" else None,

@@ -156,8 +156,8 @@ async def ready(gateway: GatewayDep) -> Annotated[Response, Readiness]:
 
 
 def _state(model: ServedModel) -> ModelState:
-    stage, fraction = model.replica.progress
-    state: ModelState = {"ready": model.ready, "state": str(model.replica.state)}
+    stage, fraction = model.progress
+    state: ModelState = {"ready": model.ready, "state": str(model.state)}
     if not model.ready:
         state |= {"stage": stage, "progress": round(fraction, 3)}
     if model.load_error is not None:

@@ -20,7 +20,11 @@ class ReplicaState(StrEnum):
 
     STARTING = "starting"
     READY = "ready"
+    DRAINING = "draining"
+    """It answers what it has, and takes nothing new."""
     DOWN = "down"
+    GONE = "gone"
+    """It will not come back."""
 
 
 class RequestRefusedError(Exception):
@@ -49,6 +53,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What the supervisor of a replica sends to its clients, at each change."""
 
     model: str
+    replica: str
+    """Its name, the same for each engine process that runs it in turn."""
     state: ReplicaState = ReplicaState.STARTING
     stage: str = "start the engine process"
     """Of the start; while down, why."""

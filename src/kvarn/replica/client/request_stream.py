@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 
 from kvarn.replica.client.protocol import ReportPending
 from kvarn.wire.messages import TokenDelta
@@ -23,12 +24,12 @@ class RequestStream:
     So a consumer that never reads holds little more than its tokens.
 
     Args:
-        choices: How many the request has.
+        choices: Numbers of those that are answered.
         report_pending: See `ReportPending`.
     """
 
-    def __init__(self, choices: int, report_pending: ReportPending | None = None) -> None:
-        self._unfinished = set(range(choices))
+    def __init__(self, choices: Iterable[int], report_pending: ReportPending | None = None) -> None:
+        self._unfinished = set(choices)
         self._pending: deque[TokenDelta] = deque()
         self._growing: dict[int, TokenDelta] = {}
         """Of the pending deltas those that the next tokens of their choice are added to."""

@@ -76,12 +76,21 @@ class ZmqReplicaClient:
 
     def update(self, status: ReplicaStatus) -> None:
         """Take over what the supervisor says."""
-        runs = status.state is ReplicaState.READY
+        runs = status.state in (ReplicaState.READY, ReplicaState.DRAINING)
         if self._sockets and (not runs or status.sockets != self._sockets):
             self._disconnect("the engine is down" if runs else status.stage)
         if runs and not self._sockets:
             self._connect(status.sockets)
         self.state, self.progress, self.card = status.state, (status.stage, status.fraction), status.card
+
+    @property
+    def adapters_revision(self) -> int:
+        """How often the engine's list of adapters has changed."""
+        return self._revision
+
+    def know_adapters_of(self, other: ZmqReplicaClient) -> None:
+        """Tell the engine, once it is ready, of the adapters that another replica of the model has."""
+        self.adapters, self._revision = dict(other.adapters), other.adapters_revision
 
     def close(self) -> None:
         """Leave the engine; requests in flight fail."""
@@ -92,7 +101,7 @@ class ZmqReplicaClient:
     ) -> AsyncGenerator[TokenDelta, None]:
         """Run a request; see `ReplicaClient.generate`."""
         transport = self._connected(request.request_id)
-        stream = self._streams[request.request_id] = RequestStream(request.sampling.n, report_pending)
+        stream = self._streams[request.request_id] = RequestStream(request.choices, report_pending)
         try:
             transport.send(msgspec.structs.replace(request, gateway=self._gateway))
             while deltas := await stream.take():

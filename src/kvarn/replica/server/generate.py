@@ -236,6 +236,8 @@ def _find_problem(request: Submit, card: ModelCard, *, has_grammars: bool) -> st
     holds for every model the gateway has checked."""
     if request.grammar is not None and not has_grammars:
         return "this engine keeps answers to no grammar"
+    if not all(card.has_tokens(drawn or ()) for drawn in request.drawn):
+        return f"drawn must be in 0 to {card.vocab_size - 1}"
     if not card.has_tokens(request.prompt_token_ids):
         return f"prompt_token_ids must be in 0 to {card.vocab_size - 1}"
     allowed = request.sampling.allowed_token_ids

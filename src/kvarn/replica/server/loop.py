@@ -124,7 +124,7 @@ class ResponseRouter:
 
     def accepted(self, request: Submit | Embed | LoadAdapter | UnloadAdapter) -> None:
         """Remember whom to answer."""
-        choices = request.sampling.n if isinstance(request, Submit) else 1
+        choices = len(request.choices) if isinstance(request, Submit) else 1
         self._requests[request.request_id] = _Request(request.gateway, choices)
 
     def aborted(self, request_id: str, gateway: int) -> bool:

@@ -12,6 +12,7 @@ from kvarn.replica.client.protocol import ReplicaLostError, RequestRefusedError
 from kvarn.safety.guard_model import MAX_TOKENS, PROMPT, read_verdict
 from kvarn.safety.moderator import Claim, ModerationAwayError
 from kvarn.safety.verdict import Verdict, unflagged
+from kvarn.serving.failover import generate_anywhere
 from kvarn.serving.models import ModelTable, ReadyModel
 from kvarn.serving.text_pool import TextPool
 from kvarn.text.errors import ChatTemplateError, TokenizerError
@@ -74,11 +75,13 @@ class GuardModel:
             weight=claim.weight,
         )
         tokens: list[int] = []
-        async with aclosing(model.replica.generate(submit)) as deltas:
+        served = model.served
+        answer = generate_anywhere(served.replicas, model.replica_name, submit, served.config.failover)
+        async with aclosing(answer) as deltas:
             async for delta in deltas:
                 tokens += delta.token_ids
-        answer = model.text.tokenizer.decode([token for token in tokens if token not in ends])
-        verdict = read_verdict(answer, self.config.threshold)
+        text = model.text.tokenizer.decode([token for token in tokens if token not in ends])
+        verdict = read_verdict(text, self.config.threshold)
         if verdict is None:
             raise ModerationAwayError(f"{self.name!r} answered neither 'safe' nor 'unsafe'")
         return verdict

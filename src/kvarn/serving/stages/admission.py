@@ -73,7 +73,7 @@ class AdmissionStage:
         model = self._models[name]
         if not (model.ready and may_use_model(record.principal, name)):
             return
-        record.replica = model.pick_replica()
+        record.replica = model.replicas.pick()
         assert record.replica is not None  # the model is ready
         replica = self._replica(name, record.replica)
         record.early_demand = demand = replica.early_demand(record, body, fields)
@@ -157,5 +157,5 @@ class AdmissionStage:
         model = self._models[name]
         if not model.ready or not may_use_model(work.principal, name):
             return False
-        replicas = [self._replica(name, replica) for replica in model.ready_replicas]
+        replicas = [self._replica(name, replica) for replica in model.replicas.ready]
         return any(not each.controller.would_refuse(each.demand_of(work), each.update()) for each in replicas)

@@ -1,0 +1,43 @@
+"""Settings of engine processes: how they are watched, and what becomes of their answers."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from kvarn.config.section import Section
+
+
+class FailoverConfig(Section):
+    """What becomes of answers whose engine is lost: another replica, or the same one once it is back, goes on with
+    them. See docs/failover.md."""
+
+    max_losses: int = Field(3, ge=0)
+    """Engines that one request may lose in a row without one more token, before it fails: it may be what ends them. 0:
+    answers end with their engine."""
+
+    max_wait_s: float = Field(120.0, ge=0)
+    """Seconds a request waits for a replica that is ready to go on with it."""
+
+
+class ReplicaConfig(Section):
+    """How engine processes are watched."""
+
+    heartbeat_interval_s: float = Field(0.5, gt=0)
+    """Seconds between an engine's heartbeats."""
+
+    heartbeat_timeout_s: float = Field(5.0, gt=0)
+    """Seconds of silence after which an engine is taken for dead and restarted."""
+
+    step_timeout_s: float = Field(300.0, gt=0)
+    """Seconds one step may take. An engine that is in one for longer hangs: it is killed and restarted."""
+
+    start_timeout_s: float = Field(600.0, gt=0)
+    """Seconds a model may take to load."""
+
+    separate_cores: bool = True
+    """On a machine with four or more physical cores for each gateway process, leave one of them to each (and the second
+    hyper-threads of the others to all) and keep the engines' threads on the rest. Off: everything runs wherever the
+    system puts it, and kernels use all cores. Without effect under a CPU quota smaller than the machine."""
+
+    restart_backoff_s: float = Field(0.5, gt=0)
+    """Pause before the first restart; doubles with each crash in a row up to 30 s."""
