@@ -202,7 +202,7 @@ def run(
             outcome.decisions_s.append(time.perf_counter() - began)
             assert choice is not None
             engine = engines[choice.replica]
-            choice.reservation.sent(now)
+            choice.sent(now)
             sent[str(what.index)] = Sent(now, choice, len(tokens))
             sampling = SamplingParams(seed=0, max_tokens=what.output_tokens)
             engine.inbox.append(Submit(request_id=str(what.index), prompt_token_ids=tokens, sampling=sampling))
@@ -228,5 +228,5 @@ def _take(engine: ClockReplica, sent: dict[str, Sent], outcome: Outcome) -> None
             outcome.prompt_tokens += request.prompt_tokens
             outcome.cached_tokens += delta.cached_tokens
         if delta.finish_reason is not None:
-            request.choice.reservation.end()
+            request.choice.end()
             del sent[delta.request_id]

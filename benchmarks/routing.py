@@ -122,7 +122,7 @@ def decisions(replicas: int, blocks: int) -> None:
         def decide(request: RouteRequest = request) -> None:
             choice = router.choose(request, 1.0)
             assert choice is not None
-            choice.reservation.end()
+            choice.end()
 
         decide_us, hash_us = median_us(decide), median_us(lambda prompt=prompt: block_names(root, prompt))
         print(

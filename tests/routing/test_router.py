@@ -140,7 +140,7 @@ def test_a_prompt_goes_where_most_of_it_is_cached_unless_that_waits_too_long() -
     hold(router, "1", prompt[:160])
     choice = choose(router, prompt)
     assert (choice.replica, choice.cached_tokens) == ("2", 1600)
-    choice.reservation.end()
+    choice.end()
     router.candidates["2"].update(stats(prefill_tokens=100_000), 1.0)
     assert choose(router, prompt).replica == "1"
 
@@ -175,15 +175,15 @@ def test_a_reservation_counts_until_the_statistics_do_or_it_ends() -> None:
     only = router.candidates["0"]
     first, second, third = (choose(router, now=0.0) for _ in range(3))
     assert only.reserved_tokens == 480 and only.load == 12
-    first.reservation.sent(1.0)
-    second.reservation.sent(2.0)
+    first.sent(1.0)
+    second.sent(2.0)
     only.update(stats(step_s=0.5, running=1), 2.2)  # of a step that began before the second was sent
     assert only.reserved_tokens == 320 and only.load == 9
     only.update(stats(step_s=0.1, running=2), 3.0)  # the third waits in the gateway
     assert only.reserved_tokens == 160
-    third.reservation.end()
-    third.reservation.end()
-    first.reservation.end()
+    third.end()
+    third.end()
+    first.end()
     assert only.reserved_tokens == only.reserved_rows == 0 and not only.reservations
 
 
@@ -198,15 +198,15 @@ def test_reservations_add_up(operations: list[tuple[str, int]]) -> None:
         if operation == "choose" and router.candidates:
             open_.append(choose(router, list(range(number * 30 + 1)), now))
         elif operation == "send" and open_:
-            open_[number % len(open_)].reservation.sent(now)
+            open_[number % len(open_)].sent(now)
         elif operation == "end" and open_:
-            open_.pop(number % len(open_)).reservation.end()
+            open_.pop(number % len(open_)).end()
         elif operation == "stats" and str(number) in router.candidates:
             router.candidates[str(number)].update(stats(step_s=0.15), now)
         elif operation == "leave":
             router.remove(str(number))
     for choice in open_:
-        choice.reservation.end()
+        choice.end()
     for each in router.candidates.values():
         assert each.reserved_tokens == each.reserved_rows == 0 and not each.reservations
 
@@ -214,10 +214,10 @@ def test_reservations_add_up(operations: list[tuple[str, int]]) -> None:
 def test_a_conversation_stays_where_it_was_among_equals() -> None:
     router = make_router()
     first = choose(router, session="c1", tokens=[1] * 5000)
-    first.reservation.end()
+    first.end()
     for _ in range(20):
         again = choose(router, session="c1", tokens=[2] * 5000)
-        again.reservation.end()
+        again.end()
         assert again.replica == first.replica
 
 
@@ -232,7 +232,7 @@ def test_while_nothing_is_known_prompts_that_begin_alike_go_to_one_replica_withi
         picked = set()
         for tail in range(5):
             choice = choose(router, [number] * 200 + [tail] * 50)
-            choice.reservation.end()
+            choice.end()
             picked.add(choice.replica)
         assert len(picked) == 1
     counts = Counter(choose(router, [7] * 200).replica for _ in range(40))
@@ -244,13 +244,13 @@ def test_what_is_told_of_one_replica_ends_the_blindness_and_its_death_brings_it_
     router, prompt = Router("prefix", seed=0), list(range(3200))
     watchers = [router.add(str(number)) for number in range(3)]
     blind = choose(router, prompt)
-    blind.reservation.end()
+    blind.end()
     holder = next(number for number in range(3) if str(number) != blind.replica)
     watcher = watchers[holder]
     assert watcher is not None
     watcher.replace(names(prompt))
     known = choose(router, prompt)
-    known.reservation.end()
+    known.end()
     assert known.replica == str(holder) and known.cached_tokens == 3200
     watcher.forget()
     assert choose(router, prompt).replica == blind.replica
@@ -281,14 +281,14 @@ def test_of_a_replica_that_does_not_tell_is_thought_what_it_was_sent() -> None:
     for number in range(3):
         assert router.add(str(number), tells_blocks=False) is None
     first = choose(router, list(range(1600)))
-    first.reservation.end()
+    first.end()
     second = choose(router, list(range(1600)) + [5] * 1600)
-    second.reservation.end()
+    second.end()
     assert (second.replica, second.cached_tokens) == (first.replica, 1600)
     filler = 0
     while filler * 1000 <= 2 * ESTIMATED_BLOCKS:
         filler += 1
-        choose(router, [filler] * 16_000, excluded={"0", "1", "2"} - {first.replica}).reservation.end()
+        choose(router, [filler] * 16_000, excluded={"0", "1", "2"} - {first.replica}).end()
     assert choose(router, list(range(1600))).cached_tokens == 0
 
 

@@ -96,12 +96,12 @@ def by_prefix(request: RouteRequest, candidates: Sequence[Candidate], situation:
 
 def by_prefix_only(request: RouteRequest, candidates: Sequence[Candidate], situation: Situation) -> Candidate:
     """The longest cached prefix, whatever its load; among equals the least load."""
-    return min(candidates, key=lambda each: (-each.cached_tokens, each.load, situation.chance.random()))
+    return min(candidates, key=lambda each: (-each.cached_tokens, each.load, each.picked, situation.chance.random()))
 
 
 def by_load(request: RouteRequest, candidates: Sequence[Candidate], situation: Situation) -> Candidate:
-    """The least load: 4 x waiting + running."""
-    return min(candidates, key=lambda each: (each.load, situation.chance.random()))
+    """The least load, 4 x waiting + running; among equals in turn."""
+    return min(candidates, key=lambda each: (each.load, each.picked, situation.chance.random()))
 
 
 def in_turn(request: RouteRequest, candidates: Sequence[Candidate], situation: Situation) -> Candidate:

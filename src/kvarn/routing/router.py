@@ -27,9 +27,20 @@ class Choice:
     """The replica that a request goes to."""
 
     replica: str
-    cached_tokens: int
-    """Of its prompt, as far as known."""
-    reservation: Reservation
+    cached_tokens: int | None = None
+    """Of its prompt; None where nothing is known of the replica's cache."""
+    reservation: Reservation | None = None
+    """None where there was nothing to choose."""
+
+    def sent(self, now: float) -> None:
+        """The request goes to the engine now."""
+        if self.reservation is not None:
+            self.reservation.sent(now)
+
+    def end(self) -> None:
+        """The request is over, or goes to another replica."""
+        if self.reservation is not None:
+            self.reservation.end()
 
 
 class ReplicaBlocks:
@@ -157,7 +168,8 @@ class Router:
         estimated = self._blocks.get(picked.name)
         if isinstance(estimated, EstimatedBlocks) and request.names:
             estimated.sent(request.names)
-        return Choice(picked.name, picked.cached_tokens, picked.reserve(request))
+        cached = picked.cached_tokens if picked.knows_blocks and request.names else None
+        return Choice(picked.name, cached, picked.reserve(request))
 
     def _remember(self, session: str, name: str) -> None:
         self._sessions[session] = name

@@ -148,8 +148,9 @@ async def _embed(request_id: str, batch: list[list[int]], model: ReadyModel, wor
     """Vectors of token-id inputs, float32 little-endian, counted to `work`. Raises as `ReplicaClient.embed` does."""
     usage = work.usage
     try:
+        assert work.choice is not None, "a replica is chosen when work begins"
         vectors = await embed_anywhere(
-            model.served.replicas, model.replica_name, request_id, batch, model.served.config.failover
+            model.served.replicas, work.choice, request_id, batch, model.served.config.failover
         )
     except (RequestRefusedError, ReplicaLostError):
         usage.failed = True
