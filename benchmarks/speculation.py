@@ -3,10 +3,11 @@
     python -m benchmarks.speculation --out docs                                   # the demo model, its draft, its head
     python -m benchmarks.speculation --model FOLDER --streams 1,8,32 --rounds 3   # another: random prompts, under load
 
-One stream: copying values into JSON (`extraction`, fresh sentences of the demo model's recipe), an answer that repeats
-a text of the conversation (`edit`), and the golden set. Then loads of 1 to 64 streams of golden prompts, half of them
-drawn at temperature 0.7. Each round has a tenant of its own, so that what n-grams find in earlier answers is of the
-same round. Tokens are compared: they must be the same. The figure is the time without speculation over the time with
+One stream: copying values into JSON, of many records into one schema (`records`) and of fresh sentences that each ask
+for other fields (`extraction`); an answer that repeats a text of the conversation (`edit`); the golden set. Then loads
+of 1 to 64 streams of golden prompts, half of them drawn at temperature 0.7. Each round has a tenant of its own, so that
+what n-grams find in earlier answers is of the same round. Tokens are compared: they must be the same.
+The figure is the time without speculation over the time with
 it, the median over rounds.
 """
 
@@ -30,7 +31,6 @@ from benchmarks.speculation_plot import plot
 from kvarn.config.schema import EngineConfig
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.core import EngineCore
-from kvarn.engine.ngram import NgramProposer
 from kvarn.engine.proposer import Proposer
 from kvarn.engine.step_time import StepTimeModel
 from kvarn.models import Decoder, load_model
@@ -39,7 +39,7 @@ from kvarn.replica.server.cpu import kernel_threads
 from kvarn.replica.server.step_time_prior import expected_steps, product_speeds
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import DraftProposer, EagleProposer, InProcessExecutor
+from kvarn.worker import DraftProposer, EagleProposer, InProcessExecutor, NgramProposer
 
 ASSETS = Path(kvarn.__file__).parent / "assets"
 END = 2
@@ -129,6 +129,7 @@ def demo_cases(streams: Sequence[int], smoke: bool) -> list[Case]:
     from recipes.demo import extraction
     from recipes.demo.chat import Message, Sample, assistant, render, user
     from recipes.demo.facts import ESSAYS
+    from recipes.demo.words import CITIES, FIRST_NAMES
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(ASSETS / "kvarn-demo/tokenizer.json"))
@@ -142,6 +143,18 @@ def demo_cases(streams: Sequence[int], smoke: bool) -> list[Case]:
     def extract(rng: random.Random) -> list[list[int]]:
         return [encode(extraction.sample(rng).messages[:-1]) for _ in range(4 if smoke else 60)]
 
+    def records(rng: random.Random) -> list[list[int]]:
+        fields = ("name", "email", "city")
+        found: list[list[int]] = []
+        request, sentence = rng.choice(extraction.REQUESTS), rng.choice(extraction.SENTENCES[fields])
+        for _ in range(4 if smoke else 60):
+            name, city = rng.choice(FIRST_NAMES), rng.choice(CITIES)
+            email = extraction.draw_email(rng, name)
+            record = sentence.format(name=name, email=email, city=city)
+            asked = request.format(fields=extraction.join_words(fields), sentence=record)
+            found.append(encode([user(asked)]))
+        return found
+
     def edit(rng: random.Random) -> list[list[int]]:
         essays = rng.sample(ESSAYS, 2 if smoke else len(ESSAYS))
         asked = [user(rng.choice(essay.questions)) for essay in essays]
@@ -154,6 +167,7 @@ def demo_cases(streams: Sequence[int], smoke: bool) -> list[Case]:
 
     return [
         Case("extraction", 1, 80, extract),
+        Case("records", 1, 80, records),
         Case("edit", 1, 200, edit),
         Case("golden", 1, 200, gold(6 if smoke else 100)),
         *(Case("load", each, 200, gold(8 if smoke else max(48, min(len(golden), 5 * each))), 0.7) for each in streams),

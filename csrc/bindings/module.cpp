@@ -27,4 +27,6 @@ NB_MODULE(_native, m) {
     bind_linear(m, backend);
     bind_attention(m, backend);
     bind_sampling(backend);
+    bind_search(m);
+    bind_greedy(m, backend);
 }

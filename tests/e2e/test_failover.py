@@ -82,7 +82,8 @@ async def read(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> tu
                 if choice.get("logprobs"):
                     found[2] += choice["logprobs"].get("content") or choice["logprobs"].get("tokens")
                 found[3] = choice["finish_reason"] or found[3]
-    counted = usage["prompt_tokens"], usage["completion_tokens"]
+    # The gateway ends a forced call itself: the end token may have come by then, or not.
+    counted = usage["prompt_tokens"], None if "tools" in body else usage["completion_tokens"]
     return sorted((index, *found) for index, found in choices.items()), counted
 
 

@@ -19,7 +19,11 @@ MODEL = "kvarn-demo"
 BELLA = "Return JSON with name, age and city: Bella, 30, comes from Umea."
 
 
-class Person(BaseModel):
+class Bounded(BaseModel, extra="forbid"):
+    """Base of types of which an answer is never long: there are no more fields than these."""
+
+
+class Person(Bounded):
     """Somebody."""
 
     name: str = Field(max_length=20)
@@ -27,7 +31,7 @@ class Person(BaseModel):
     city: str = Field(max_length=20)
 
 
-class Weather(BaseModel):
+class Weather(Bounded):
     """What a person sees of the sky."""
 
     sky: Literal["clear", "cloudy", "rainy"]

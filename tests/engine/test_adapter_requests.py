@@ -8,10 +8,10 @@ import pytest
 
 from kvarn.config.schema import EngineConfig
 from kvarn.engine.core import EngineCore
-from kvarn.engine.ngram import NgramProposer
 from kvarn.engine.plan import RowResult, StepPlan, StepResult, SynchronousExecutor
 from kvarn.wire.messages import Grammar, Submit
 from kvarn.wire.sampling import SamplingParams
+from kvarn.worker.ngram import NgramProposer
 
 
 class Store:

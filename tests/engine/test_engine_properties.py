@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from engine_adapters import ScriptedAdapters
 from engine_world import EveryThird, OftenForced
 from kv_connectors import DictConnector
-from kvarn.engine.ngram import NgramProposer
+from kvarn.worker.ngram import NgramProposer
 from profiles import examples
 
 PROPERTY = settings(

@@ -42,7 +42,8 @@ class RunningReplica(ZmqReplicaClient):
     @property
     def sockets(self) -> str:
         """Directory of the engine's sockets."""
-        return self.supervisor.status.sockets
+        assert self.supervisor.status.endpoint is not None
+        return self.supervisor.status.endpoint.directory
 
 
 @pytest.fixture(autouse=True)

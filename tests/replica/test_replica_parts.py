@@ -18,7 +18,6 @@ from kvarn.replica.transport import SUPERVISOR_LINGER_MS, Outbox
 from kvarn.wire.messages import (
     Embed,
     Embedded,
-    Failed,
     FinishReason,
     FromEngine,
     ModelCard,
@@ -28,6 +27,7 @@ from kvarn.wire.messages import (
     TokenDelta,
     TokenLogprob,
 )
+from kvarn.wire.supervision import Failed
 
 
 def logprob(token: int) -> PositionLogprobs:

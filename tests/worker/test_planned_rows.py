@@ -14,6 +14,7 @@ from guesses import FreeProposer
 from kv_connectors import DictConnector
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.plan import BlockTransfer, BlockUpdate, NewSequence, Row, StepPlan
+from kvarn.engine.step_time import StepShape, StepTimeModel
 from kvarn.kernels.batch import KVCache
 from kvarn.models import Decoder
 from kvarn.wire.messages import Submit
@@ -51,6 +52,13 @@ def answers(stack: Any, messages: list[Submit]) -> dict[Any, Any]:
         key: (answer.token_ids, answer.logprobs, answer.finish_reason)
         for key, answer in stack.generate(messages).items()
     }
+
+
+class Unlearned(StepTimeModel):
+    """Knows nothing of this machine: then loading a block counts as faster than computing it."""
+
+    def observe(self, shape: StepShape, elapsed_s: float) -> None:
+        """Learn nothing."""
 
 
 class Oracle(FreeProposer):
@@ -128,7 +136,7 @@ def test_a_preempted_sequence_goes_on_from_stored_blocks_with_the_same_tokens(
     stack: Any, tiny_model: Callable[[str], Decoder], plain: dict[Any, Any]
 ) -> None:
     connector = DictConnector()
-    small = stack(tiny_model("llama"), num_blocks=10, connector=connector, prefix_cache=False)
+    small = stack(tiny_model("llama"), num_blocks=10, connector=connector, prefix_cache=False, step_time=Unlearned())
     found = answers(small, requests())
     assert small.engine.stats().preemptions_total > 0
     assert connector.num_loaded > 0

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine.ngram import NgramProposer
 from kvarn.engine.plan import BlockUpdate, NewSequence, Row, StepPlan
 from kvarn.kernels.batch import KVCache
 from kvarn.models import Decoder
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
 from kvarn.worker import InProcessExecutor
+from kvarn.worker.ngram import NgramProposer
 
 SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 0.0},

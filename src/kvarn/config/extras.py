@@ -1,4 +1,4 @@
-"""What is installed only where it is asked for: `pip install 'kvarn[postgres,redis,kafka,encryption,hub]'`."""
+"""What is installed only where it is asked for: `pip install 'kvarn[postgres,redis,kafka,encryption,hub,ray]'`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ _PACKAGES = {
     "kafka": "confluent_kafka",
     "encryption": "cryptography",
     "hub": "huggingface_hub",
+    "ray": "ray",
 }
 """What each extra installs."""
 
@@ -33,6 +34,7 @@ def missing_extra_of(config: KvarnConfig) -> str | None:
         (config.limits.redis_url is not None, "limits.redis_url", "redis"),
         (config.metering.kafka is not None, "metering.kafka", "kafka"),
         (config.safety.prompt_key_file is not None, "safety.prompt_key_file", "encryption"),
+        (config.fleet.launcher == "ray", "fleet.launcher", "ray"),
         (any(map(_encrypts_blocks, config.models)), "kv_tiers.encryption_key_file", "encryption"),
     )
     missing = (missing_extra(setting, extra) for is_needed, setting, extra in needed if is_needed)

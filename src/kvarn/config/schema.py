@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from kvarn.config.adapters import AdapterConfig, LoraConfig
 from kvarn.config.disaggregation import DisaggregationConfig
+from kvarn.config.fleet import FleetConfig, HardwareConfig, UpdateConfig
 from kvarn.config.gateway import GatewayConfig
 from kvarn.config.kv_tiers import KVTiersConfig
 from kvarn.config.platform import (
@@ -141,6 +142,12 @@ class ModelConfig(Section):
     """Threads of the engine's kernels. Default: one for each physical core the engine may use (affinity, container
     limits and `replica.separate_cores` respected); one in all for a model of less than 64 MiB."""
 
+    hardware: HardwareConfig = HardwareConfig()
+    """What one replica needs of a machine."""
+
+    update: UpdateConfig = UpdateConfig()
+    """How replicas are replaced by those of another version."""
+
     replicas: int = Field(1, ge=1, le=256)
     """Engine processes that serve the model on this machine, each with weights and KV cache of its own; the cores are
     shared among them. When one fails, the others go on with its answers."""
@@ -214,6 +221,9 @@ class KvarnConfig(Section):
 
     replica: ReplicaConfig = ReplicaConfig()
     """How engine processes are watched."""
+
+    fleet: FleetConfig = FleetConfig()
+    """Where engines run, and how replicas come and go."""
 
     data_dir: str = Field("~/.local/share/kvarn", min_length=1)
     """Directory of what the server keeps on this machine: its database, files, and usage not yet in the ledger."""

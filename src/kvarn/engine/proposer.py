@@ -26,7 +26,7 @@ class Proposer(Protocol):
     grades: tuple[float, ...]
     """Share of right guesses that is expected of each grade before any was verified."""
     is_free: bool
-    """Guesses take next to no time: all are asked for, and then it is chosen how many of them are verified. Else it is
+    """Guesses take next to no time: they are asked for, and then it is chosen how many of them are verified. Else it is
     chosen first, with the price of guessing."""
 
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
@@ -34,7 +34,7 @@ class Proposer(Protocol):
         ...
 
     def seconds(self, num_sequences: int) -> float:
-        """Seconds that guessing one token for each of so many sequences takes."""
+        """Seconds that guessing one token for each of so many sequences takes; where it is free, all their tokens."""
         ...
 
     def forget(self, sequence: Sequence) -> None:
@@ -77,7 +77,7 @@ class Acceptance:
 class GuessRecord:
     """What is remembered of one sequence's guesses."""
 
-    __slots__ = ("acceptance", "due", "grade", "unverified", "unverified_at")
+    __slots__ = ("acceptance", "due", "gain_s", "grade", "unverified", "unverified_at")
 
     DECAY = 0.8
     FADE = 0.99
@@ -86,6 +86,8 @@ class GuessRecord:
         self.acceptance = Acceptance(length, self.DECAY, self.FADE)
         self.due = 0
         """Step before which no guess is asked for."""
+        self.gain_s = 0.0
+        """Seconds that a look at its guess saves: a decaying average."""
         self.grade = 0
         """Of the proposals in flight."""
         self.unverified: list[int] = []

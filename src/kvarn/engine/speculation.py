@@ -8,17 +8,18 @@ the decodes count for neither: they take their time anyway.
 How likely a proposal is right is a decaying average, by position in the row, of the sequence's own guesses, and of all
 guesses of this grade where it has few. What has not been tried for a while fades back to what was expected, so that it
 is tried again. Guesses that cost nothing are compared with the tokens drawn even where none was verified.
+Looking for such a guess takes time too (`kvarn.engine.looks`).
 """
 
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.kv_memory import KVMemory
+from kvarn.engine.looks import Looks
 from kvarn.engine.proposer import NO_GUESS, Acceptance, Guess, GuessRecord, Proposer
 from kvarn.engine.request import Sequence
 from kvarn.engine.step import StepBuilder
@@ -66,12 +67,6 @@ class Speculation:
 
     MARGIN = 1.1
     """By this factor a proposal must beat the step without it: predictions err."""
-    LOOK_S = 40e-6
-    """About what it takes to ask for a sequence's guess and to weigh it."""
-    LOOK_SHARE = 0.005
-    """Of a step's time, at most spent on looking for guesses that are then not verified."""
-    LONGEST_PAUSE = 64
-    """Steps after which a sequence's guess is looked at again at the latest."""
     PAUSE = 8
     """Steps before one is looked at again, where guessing takes time."""
     KNOWN_AFTER = 8
@@ -89,6 +84,8 @@ class Speculation:
         self._length = config.length
         self._adaptive = config.adaptive
         self._common = [Acceptance(self._length, 0.98, 0.999) for _ in proposer.grades]
+        self._looks = Looks(always=not config.adaptive or not proposer.is_free)
+        self._last_prices = _Prices(1, 0.0, 0.0, 0.0)
         self._now = 0
         self._left_alone = 0
         self._needs_results_until = self.KNOWN_AFTER
@@ -104,12 +101,14 @@ class Speculation:
         `ahead`: steps are in flight. Then it is only found out whether guesses would be worth waiting for them.
         """
         self._now += 1
-        if not step.tokens_left:
+        if not step.tokens_left or (self._now < self._looks.next and not step.admitted):
             return
         prices = self._prices(step)
         if self._adaptive and self.MARGIN * prices.token_s * prices.rows >= prices.step_s:
             return  # a proposal that is surely right would not pay
-        candidates = self._candidates(step, prices)
+        self._last_prices = prices
+        self._looks.price(self._proposer.seconds(1), prices.rows, prices.step_s)
+        candidates = self._candidates(step)
         if not candidates:
             return
         if self._proposer.is_free:
@@ -120,15 +119,17 @@ class Speculation:
             guesses = [NO_GUESS] * len(candidates) if ahead else self._ask(candidates, lengths)
         for candidate, guess, length in zip(candidates, guesses, lengths, strict=True):
             if not length:
-                self._put_off(candidate, guess, prices)
-            elif ahead:
+                self._put_off(candidate, guess)
+                continue
+            self._looks.expect(self._now + 1)
+            if ahead:
                 self._needs_results_until = self._now + self.KNOWN_AFTER
             elif guess.tokens:
                 self._propose(candidate, Guess(guess.tokens[:length], guess.grade), step, memory)
 
     def observe(self, sequence: Sequence, proposed: int, accepted: int) -> None:
         """A row's proposals were verified."""
-        totals, record = self.totals, sequence.guesses
+        totals, record, prices = self.totals, sequence.guesses, self._last_prices
         totals.rows += 1
         totals.proposed += proposed
         totals.accepted += accepted
@@ -136,6 +137,8 @@ class Speculation:
             totals.accepted_by_position[place] += 1
         assert record is not None, "who proposed has a record"
         self._learn(record, proposed, accepted)
+        saved_s = accepted * prices.step_s / prices.rows
+        self._looks.looked(record, self._now, saved_s - proposed * prices.proposal_s(sequence.num_tokens))
 
     def forget(self, sequence: Sequence) -> None:
         """The sequence ended."""
@@ -148,20 +151,18 @@ class Speculation:
 
     # Who may be guessed for ------------------------------------------------------------------------------------------
 
-    def _candidates(self, step: StepBuilder, prices: _Prices) -> list[_Candidate]:
+    def _candidates(self, step: StepBuilder) -> list[_Candidate]:
         found: list[_Candidate] = []
-        pause = self._pause(prices) if self._proposer.is_free else 1
         now, length = self._now, min(self._length, step.tokens_left)
+        self._looks.begin(now)
         for sequence, num_tokens in step.rows.items():
             record = sequence.guesses
             if record is None:
-                record = sequence.guesses = GuessRecord(self._length)
-                record.due = now + sequence.request.order % pause
-            if record.due > now:
-                continue
+                record = sequence.guesses = self._looks.enter(GuessRecord(self._length), now)
             end = sequence.num_computed_tokens + num_tokens
             limit = min(length, sequence.request.max_length - end - 1)
-            if limit <= 0 or end != sequence.num_tokens:
+            if record.due > now or limit <= 0 or end != sequence.num_tokens:
+                self._looks.expect(max(record.due, now + 1))
                 continue
             if record.unverified:
                 compared = record.compare(sequence.tokens)
@@ -170,18 +171,16 @@ class Speculation:
             found.append(_Candidate(sequence, record, end, limit))
         return found
 
-    def _put_off(self, candidate: _Candidate, guess: Guess, prices: _Prices) -> None:
-        """Nothing of it is verified: see what becomes of it, and wait a while with the next where looking costs."""
+    def _put_off(self, candidate: _Candidate, guess: Guess) -> None:
+        """Nothing of it is verified: see what becomes of it."""
         record = candidate.record
         record.unverified, record.grade = guess.tokens, guess.grade
         record.unverified_at = len(candidate.sequence.tokens)
-        record.due = self._now + (self._pause(prices) if self._proposer.is_free else self.PAUSE)
-
-    def _pause(self, prices: _Prices) -> int:
-        """Steps from one look at a sequence's guess to the next, so that looking takes its share of the time."""
-        affordable = self.LOOK_SHARE * prices.step_s
-        pause = math.ceil(prices.rows * self.LOOK_S / affordable) if affordable and self._adaptive else 1
-        return max(1, min(pause, self.LONGEST_PAUSE))
+        if self._proposer.is_free:
+            self._looks.looked(record, self._now, 0.0)
+        else:
+            record.due = self._now + self.PAUSE
+            self._looks.expect(record.due)
 
     def _propose(self, candidate: _Candidate, guess: Guess, step: StepBuilder, memory: KVMemory) -> None:
         end = candidate.end + len(guess.tokens)

@@ -5,17 +5,29 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from kvarn.config.replica import ReplicaConfig
-from kvarn.fleet.process import EngineProcess
-from kvarn.fleet.process_exit import describe_exit, exit_of
-from kvarn.replica.addresses import engine_address, supervisor_address
+from kvarn.fleet.launcher import LaunchedEngine
 from kvarn.replica.transport import ClientTransport
-from kvarn.wire.messages import Failed, FromEngine, Heartbeat, Progress, Ready, ToEngine
+from kvarn.wire.messages import FromEngine, Progress, Ready, ToEngine
+from kvarn.wire.supervision import Failed, Heartbeat, Supervise
 
 _LAST_MESSAGES_S = 0.05
 """After the process has ended, its messages are read until none has come for so long."""
+_KILL_S = 1.0
+"""For how long a killed process's end is awaited: on another machine it may never be known."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """How a run ended."""
+
+    reason: str | None
+    """None for a clean exit."""
+    gone: bool
+    """The process is gone for certain."""
 
 
 class EngineRun:
@@ -23,32 +35,38 @@ class EngineRun:
     or a message cannot be read.
 
     Args:
-        process: The process.
+        engine: The process.
         config: Its time limits.
         on_message: Given each report of its start.
+        adopted: It was started by an earlier controller, and should be ready.
     """
 
     def __init__(
-        self, process: EngineProcess, config: ReplicaConfig, on_message: Callable[[Progress | Ready], None]
+        self,
+        engine: LaunchedEngine,
+        config: ReplicaConfig,
+        on_message: Callable[[Progress | Ready], None],
+        *,
+        adopted: bool = False,
     ) -> None:
         self.was_ready = False
-        self._process = process
+        self.engine = engine
         self._config = config
         self._on_message = on_message
         self._received = False
-        self._busy_s = 0.0
+        self._adopted = adopted
+        self._busy_s = self._unheard_s = 0.0
         self._failed: str | None = None
         self._unreadable: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        addresses = engine_address(process.sockets), supervisor_address(process.sockets)
-        self._transport = ClientTransport(*addresses, self._handle, self._unreadable.set_result)
+        self._transport = ClientTransport(engine.endpoint, engine.supervisor, self._handle, self._unreadable.set_result)
 
     def send(self, message: ToEngine) -> None:
         """Queue a message for the engine; never waits."""
         self._transport.send(message)
 
-    async def wait(self) -> str | None:
-        """Wait until the process is over; returns why it ended, None for a clean exit."""
-        exited = exit_of(self._process.popen)
+    async def wait(self) -> RunEnd:
+        """Wait until the process is over, or given up."""
+        exited = self.engine.exited
         watching = asyncio.create_task(self._watch())
         broken: str | None = None
         try:
@@ -59,8 +77,10 @@ class EngineRun:
                     broken = watching.result()
                 else:
                     broken = f"the engine sent a message that cannot be read: {self._unreadable.result()}"
-                self._process.popen.kill()
-            status = await exited
+                self.engine.kill()
+                await asyncio.wait({exited}, timeout=_KILL_S)
+            if not exited.done():
+                return RunEnd(broken, gone=False)
             self._received = True
             while self._received:
                 self._received = False
@@ -69,13 +89,13 @@ class EngineRun:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
             self._transport.close()
-        return broken or self._failed or (None if status == 0 else describe_exit(status))
+        return RunEnd(broken or self._failed or exited.result(), gone=True)
 
     def _handle(self, message: FromEngine) -> None:
         self._received = True
         match message:
             case Heartbeat():
-                self._busy_s = message.busy_s
+                self._busy_s, self._unheard_s = message.busy_s, message.unheard_s
             case Progress() | Ready():
                 self.was_ready = isinstance(message, Ready)
                 self._on_message(message)
@@ -92,13 +112,17 @@ class EngineRun:
         start_deadline = loop.time() + config.start_timeout_s
         tick_s = min(config.heartbeat_interval_s, config.heartbeat_timeout_s)
         allowed = math.ceil(config.heartbeat_timeout_s / tick_s)
-        silent = 0
-        while silent < allowed:
+        silent = deaf = 0
+        while silent < allowed and deaf < allowed:
+            if not self.engine.endpoint.directory:
+                self.send(Supervise(address=self._transport.address))
             await asyncio.sleep(tick_s)
             if not self.was_ready and loop.time() > start_deadline:
                 return f"the engine was not ready after {config.start_timeout_s:g} s"
             if self._busy_s > config.step_timeout_s:
                 return f"the engine has been in one step for more than {config.step_timeout_s:g} s"
-            silent = 0 if self._received or not self.was_ready else silent + 1
+            silent = 0 if self._received or not (self.was_ready or self._adopted) else silent + 1
+            deaf = deaf + 1 if self._unheard_s > config.heartbeat_timeout_s else 0
             self._received = False
-        return f"the engine was silent for {config.heartbeat_timeout_s:g} s"
+        what = "was silent" if silent >= allowed else "heard nothing"
+        return f"the engine {what} for {config.heartbeat_timeout_s:g} s"

@@ -1,4 +1,4 @@
-"""Keeps one engine process running on this machine."""
+"""Keeps one replica running: carries out what its lifecycle says with engine processes of a launcher."""
 
 from __future__ import annotations
 
@@ -12,37 +12,55 @@ import msgspec
 
 from kvarn.config.replica import ReplicaConfig
 from kvarn.fleet.engine_run import EngineRun
+from kvarn.fleet.launcher import LaunchedEngine, Launcher, LaunchError, LocalLauncher, launch_local
 from kvarn.fleet.process import EngineProcess
-from kvarn.fleet.restart import keep_running
+from kvarn.fleet.replica_lifecycle import (
+    Command,
+    CommandKind,
+    LifecycleTimeouts,
+    ReplicaLifecycle,
+    ReplicaPhase,
+)
 from kvarn.replica.client.protocol import ReplicaLostError, ReplicaState, ReplicaStatus
 from kvarn.replica.spec import ReplicaSpec, replica_names
 from kvarn.wire.messages import Leave, ModelCard, Progress, Ready, Stop
-
-_STOP_GRACE_S = 2.0
-"""Seconds an engine gets to end by itself before it is killed."""
+from kvarn.wire.supervision import Drain
 
 log = logging.getLogger(__name__)
 
 
 class EngineSupervisor:
-    """Starts an engine process, and starts it again when it dies. Clients learn of its state by `subscribe`.
+    """Starts an engine process, and starts another when it dies. Clients learn of its state by `subscribe`.
 
-    `launch` needs no event loop, so a command can start the engine before its own slow imports; `start` then takes
-    over in the loop.
+    `launch` needs no event loop, so a command can start an engine of this machine before its own slow imports; `start`
+    then takes over in the loop.
+
+    Args:
+        spec: What the engine is.
+        config: How it is watched.
+        launcher: Where its processes come from.
+        last_run: See `ReplicaLifecycle`.
     """
 
-    def __init__(self, spec: ReplicaSpec, config: ReplicaConfig) -> None:
+    def __init__(
+        self, spec: ReplicaSpec, config: ReplicaConfig, launcher: Launcher | None = None, *, last_run: int = 0
+    ) -> None:
         model = spec.model_config.name
         self.status = ReplicaStatus(model=model, replica=spec.replica or replica_names(model, 1)[0])
         self.failure: str | None = None
         """Why the latest engine process ended; None while one serves."""
+        self.lifecycle = self._new_lifecycle(config, last_run)
         self._spec = spec
         self._config = config
-        self._process: EngineProcess | None = None
-        self._run: EngineRun | None = None
+        self._launcher = launcher or LocalLauncher()
+        self._launched: LaunchedEngine | None = None
+        """Started before there was a loop."""
+        self._engines: dict[int, LaunchedEngine] = {}
+        self._runs: dict[int, EngineRun] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: list[Callable[[ReplicaStatus], None]] = []
         self._changed = asyncio.Event()
-        self._leaving = asyncio.Event()
+        self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._was_ready = False
         self._reported: str | None = None
@@ -50,7 +68,8 @@ class EngineSupervisor:
     @property
     def pid(self) -> int | None:
         """The engine process's id while there is one."""
-        return self._process.popen.pid if self._process is not None else None
+        engine = self._engines.get(self.lifecycle.run) or self._launched
+        return engine.pid if engine is not None else None
 
     def subscribe(self, listener: Callable[[ReplicaStatus], None]) -> None:
         """Call it with the status, now and at each change."""
@@ -58,21 +77,21 @@ class EngineSupervisor:
         listener(self.status)
 
     def launch(self, process: EngineProcess | None = None) -> EngineProcess:
-        """Start the engine; `process` is one that was spawned before its model was known.
+        """Start the engine on this machine; `process` is one that was spawned before its model was known.
 
         Raises:
             OSError: No process can be started.
         """
-        process = self._process = process or EngineProcess.spawn(self._spec.factory.partition(":")[0])
-        spec = msgspec.structs.replace(self._spec, sockets=str(process.sockets), spawned_at=process.spawned_at)
-        process.start(msgspec.json.encode(spec))
-        return process
+        engine = launch_local(self._spec, process)
+        self._launched = engine
+        return engine.process
 
     def start(self) -> None:
         """Supervise the engine in the running event loop, until `stop`; launch it if need be. Idempotent."""
         if self._task is None:
-            keeping = keep_running(self._run_once, self._leaving, self._config.restart_backoff_s, self._report)
-            self._task = asyncio.create_task(keeping, name=f"supervise {self.status.replica}")
+            if self.lifecycle.phase is ReplicaPhase.GONE:
+                self.lifecycle = self._new_lifecycle(self._config, self.lifecycle.run)
+            self._task = asyncio.create_task(self._supervise(), name=f"supervise {self.status.replica}")
 
     async def wait_until_ready(self) -> ModelCard:
         """Wait until requests are taken.
@@ -89,31 +108,28 @@ class EngineSupervisor:
 
     async def stop(self) -> None:
         """End the engine now; requests in flight fail with `ReplicaLostError`. Idempotent."""
-        self._leaving.set()
+        self._do(self.lifecycle.stop(self._now()))
+        await self._until_gone()
+
+    async def leave(self) -> None:
+        """Look after the engine no longer: one on another machine goes on, for whoever takes it over."""
         task, self._task = self._task, None
-        if task is not None:
-            if self._run is not None and self.status.state in (ReplicaState.READY, ReplicaState.DRAINING):
-                self._run.send(Stop())
-                await asyncio.wait({task}, timeout=_STOP_GRACE_S)
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        self._ended(self.failure)
+        tasks = [*self._tasks, *([] if task is None else [task])]
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._engines.clear()
 
     async def drain(self, timeout_s: float) -> None:
         """Take nothing new, let what runs end, and end the engine after `timeout_s` seconds at the latest: what is left
         then goes on with another replica. Idempotent."""
-        self._leaving.set()
-        if self._task is not None and self._process is not None and self.status.state is ReplicaState.READY:
-            self._update(state=ReplicaState.DRAINING, stage="drain")
-            self._process.popen.terminate()
-            await asyncio.wait({self._task}, timeout=timeout_s)
-        await self.stop()
+        self._do(self.lifecycle.drain(self._now(), timeout_s))
+        await self._until_gone()
 
     async def restart(self, timeout_s: float) -> None:
         """Drain the engine, and start it again."""
         await self.drain(timeout_s)
-        self._leaving.clear()
+        self._update(state=ReplicaState.STARTING, stage="start the engine process")
         self.start()
 
     def retire(self) -> None:
@@ -122,14 +138,155 @@ class EngineSupervisor:
 
     def kill(self) -> None:
         """End the engine where no event loop supervises it: before `start` or after its end. Idempotent."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.close()
+        engines, self._engines = [*self._engines.values()], {}
+        if self._launched is not None:
+            engines.append(self._launched)
+            self._launched = None
+        for engine in engines:
+            engine.close()
 
     def forget_gateway(self, gateway: int) -> None:
         """A gateway process that used this engine is gone: its requests are aborted."""
-        if self._run is not None and self._run.was_ready:
-            self._run.send(Leave(gateway=gateway))
+        run = self._runs.get(self.lifecycle.run)
+        if run is not None and run.was_ready:
+            run.send(Leave(gateway=gateway))
+
+    # The loop ----------------------------------------------------------------------------------------------------
+
+    async def _supervise(self) -> None:
+        """Until the replica is gone."""
+        adopted = {} if self._launched is not None else await self._launcher.adopt(self.status.replica)
+        for run, engine in adopted.items():
+            self._engines[run] = engine
+            self._do(self.lifecycle.adopt(run, self._now()))
+        for run, engine in adopted.items():
+            self._spawn(self._watch(run, engine, adopted=True))
+        self._do(self.lifecycle.start(self._now()))
+        while self.lifecycle.phase is not ReplicaPhase.GONE:
+            self._woken.clear()
+            wake_at = self.lifecycle.wake_at
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if wake_at is None else max(0.0, wake_at - self._now())):
+                    await self._woken.wait()
+            self._do(self.lifecycle.tick(self._now()))
+
+    async def _until_gone(self) -> None:
+        """Wait for the end of everything; raises nothing, and leaves no process of this machine."""
+        task, self._task = self._task, None
+        if task is not None:
+            try:
+                await task
+            finally:
+                task.cancel()
+                for each in self._tasks:
+                    each.cancel()
+                await asyncio.gather(task, *self._tasks, return_exceptions=True)
+        self._down(self.failure)
+        self.kill()
+
+    def _do(self, commands: list[Command]) -> None:
+        """Carry out what the lifecycle says; then tell clients, and look again when the next is due."""
+        for command in commands:
+            run, engine = self._runs.get(command.run), self._engines.get(command.run)
+            match command.kind:
+                case CommandKind.LAUNCH:
+                    self._spawn(self._launch(command.run))
+                case CommandKind.DRAIN if run is not None:
+                    run.send(Drain())
+                    self._update(state=ReplicaState.DRAINING, stage="drain")
+                case CommandKind.STOP if run is not None:
+                    run.send(Stop())
+                case CommandKind.KILL if engine is not None:
+                    engine.kill()
+        self._woken.set()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _launch(self, run: int) -> None:
+        try:
+            engine, self._launched = self._launched, None
+            engine = self._engines[run] = engine or await self._launcher.launch(self._spec, run)
+        except (OSError, LaunchError) as error:
+            self._ended(run, f"the engine process cannot be started: {error}")
+            return
+        self._do(self.lifecycle.launched(run, self._now()))
+        await self._watch(run, engine)
+
+    async def _watch(self, run: int, engine: LaunchedEngine, *, adopted: bool = False) -> None:
+        """One engine process from its start to its end."""
+        before = self.status
+        if run == self.lifecycle.run:
+            self._was_ready = False
+            self._set_status(
+                ReplicaStatus(model=before.model, replica=before.replica, card=before.card, endpoint=engine.endpoint)
+            )
+        try:
+            watch = self._runs[run] = EngineRun(
+                engine, self._config, lambda message: self._on_message(run, message), adopted=adopted
+            )
+            end = await watch.wait()
+            failure, gone = end.reason, end.gone
+        except Exception as error:
+            log.exception("the engine's supervision failed", extra=self._names)
+            failure, gone = f"the engine's supervision failed: {error}", False
+            engine.kill()
+        self._runs.pop(run, None)
+        if not gone:
+            reason = failure or "the engine was lost"
+            self._do(self.lifecycle.lost(run, reason, self._now()))
+            self._report_end(run, reason)
+            await engine.exited
+            failure = reason
+        engine.close()
+        self._engines.pop(run, None)
+        self._ended(run, failure)
+
+    def _ended(self, run: int, failure: str | None) -> None:
+        """A run's process is gone."""
+        leaving = self.lifecycle.phase in (ReplicaPhase.STOPPING, ReplicaPhase.DRAINING)
+        if failure is None and not leaving:
+            failure = "the engine process ended by itself"
+        already = run in self.lifecycle.given_up
+        self._do(self.lifecycle.ended(run, failure or "", self._now()))
+        if not already:
+            self._report_end(run, failure)
+
+    def _report_end(self, run: int, failure: str | None) -> None:
+        """Tell clients, who fail what was in flight, and the log."""
+        if run != self.lifecycle.run:
+            return
+        self._down(failure)
+        if self.lifecycle.phase is not ReplicaPhase.BACKING_OFF or self.lifecycle.wake_at is None:
+            return
+        # Whoever waits for the first start says why it failed; a start that fails again for the same reason is no news.
+        is_news = self._was_ready or self._reported not in (None, failure)
+        log.log(
+            logging.ERROR if is_news else logging.DEBUG,
+            "the engine is down and will be restarted",
+            extra=self._names | {"reason": failure, "restart_in_s": round(self.lifecycle.wake_at - self._now(), 3)},
+        )
+        self._reported = failure
+
+    def _down(self, failure: str | None) -> None:
+        self.failure = failure
+        self._update(state=ReplicaState.DOWN, stage=failure or "the engine was stopped", fraction=0.0)
+
+    def _on_message(self, run: int, message: Progress | Ready) -> None:
+        if run != self.lifecycle.run:
+            return
+        if isinstance(message, Progress):
+            self._update(stage=message.stage, fraction=message.fraction)
+            return
+        self._do(self.lifecycle.became_ready(run, self._now()))
+        self.failure, card = None, message.card
+        if self.lifecycle.phase is ReplicaPhase.READY:
+            self._was_ready = True
+            self._update(state=ReplicaState.READY, stage="ready", fraction=1.0, card=card)
+            start_s = {f"{phase.replace(' ', '_')}_s": round(seconds, 3) for phase, seconds in card.start_s.items()}
+            log.info("the engine is ready", extra=self._names | {"pid": self.pid, **start_s})
 
     @property
     def _names(self) -> dict[str, str]:
@@ -145,54 +302,12 @@ class EngineSupervisor:
         for listener in self._listeners:
             listener(self.status)
 
-    async def _run_once(self) -> str | None:
-        """One engine process from its start to its end; returns why it ended, None if it was asked to."""
-        self._was_ready = False
-        try:
-            failure = await self._supervise(self._process or self.launch())
-        except OSError as error:
-            failure = f"the engine process cannot be started: {error}"
-        except Exception as error:
-            log.exception("the engine's supervision failed", extra=self._names)
-            failure = f"the engine's supervision failed: {error}"
-        if failure is None and not self._leaving.is_set():
-            failure = "the engine process ended by itself"
-        self._ended(failure)
-        return failure
-
-    async def _supervise(self, process: EngineProcess) -> str | None:
-        before = self.status
-        self._set_status(
-            ReplicaStatus(model=before.model, replica=before.replica, card=before.card, sockets=str(process.sockets))
+    @staticmethod
+    def _new_lifecycle(config: ReplicaConfig, last_run: int) -> ReplicaLifecycle:
+        return ReplicaLifecycle(
+            LifecycleTimeouts(launch_s=config.start_timeout_s, backoff_s=config.restart_backoff_s), last_run=last_run
         )
-        run = self._run = EngineRun(process, self._config, self._on_message)
-        try:
-            return await run.wait()
-        finally:
-            self._run, self._was_ready = None, run.was_ready
 
-    def _on_message(self, message: Progress | Ready) -> None:
-        if isinstance(message, Progress):
-            self._update(stage=message.stage, fraction=message.fraction)
-            return
-        self.failure, card = None, message.card
-        if not self._leaving.is_set():
-            self._update(state=ReplicaState.READY, stage="ready", fraction=1.0, card=card)
-            start_s = {f"{phase.replace(' ', '_')}_s": round(seconds, 3) for phase, seconds in card.start_s.items()}
-            log.info("the engine is ready", extra=self._names | {"pid": self.pid, **start_s})
-
-    def _ended(self, failure: str | None) -> None:
-        """Remove what the engine process left behind; clients fail what was in flight on it."""
-        self.failure = failure
-        self._update(state=ReplicaState.DOWN, stage=failure or "the engine was stopped", fraction=0.0)
-        self.kill()
-
-    def _report(self, failure: str | None, backoff_s: float) -> None:
-        # Whoever waits for the first start says why it failed; a start that fails again for the same reason is no news.
-        is_news = self._was_ready or self._reported not in (None, failure)
-        log.log(
-            logging.ERROR if is_news else logging.DEBUG,
-            "the engine is down and will be restarted",
-            extra=self._names | {"reason": failure, "restart_in_s": backoff_s},
-        )
-        self._reported = failure
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

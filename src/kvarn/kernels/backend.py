@@ -13,6 +13,7 @@ from kvarn.kernels.activation import Activation, activate
 from kvarn.kernels.adapters import AdapterMemory
 from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch, Rotation
 from kvarn.kernels.errors import UnsupportedByBackendError
+from kvarn.kernels.greedy import GreedyDecoder, GreedyParts
 from kvarn.kernels.linear import LayerNorm, Linear, Norm
 from kvarn.kernels.memory import usable_memory, zeros_on_demand
 from kvarn.kernels.sampling import SamplingTensors
@@ -173,6 +174,10 @@ class Kernels:
     def plan_bidirectional(self, lengths: torch.Tensor, heads: HeadShape) -> BidirectionalPlan:
         """The attention of S texts of these lengths [S] int64, none empty."""
         return TorchBidirectionalPlan.of(lengths, heads)
+
+    def greedy_decoder(self, parts: GreedyParts, cache: KVCache) -> GreedyDecoder | None:
+        """Many passes of a decoder in one call; None where this backend has nothing faster than single passes."""
+        return None
 
     def most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[R] int64 token and [R] float32 logit of the maximum of each row of logits [R, vocab] float32.

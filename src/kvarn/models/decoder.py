@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +12,10 @@ import torch.nn.functional as F
 from kvarn.costs.decoder import DecoderCosts, KvDtype, kv_bytes_per_token, loaded_costs
 from kvarn.kernels.adapters import AdapterMemory
 from kvarn.kernels.batch import KVCache, PagedBatch, Rotation
+from kvarn.kernels.greedy import GreedyParts
 from kvarn.kernels.linear import Linear
 from kvarn.models.families import FAMILIES
+from kvarn.models.greedy import GreedyPasses
 from kvarn.models.layer import LayerStep, load_layer
 from kvarn.models.parallel import Shard
 from kvarn.models.spec import DecoderSpec
@@ -101,6 +104,28 @@ class Decoder:
         """Room for adapters in the blocks of a cache; their weights are held as plain ones are."""
         return self.kernels.new_adapter_memory(cache, self.dtype)
 
+    def greedy_passes(self, cache: KVCache) -> GreedyPasses | None:
+        """What continues sequences of this cache with the likeliest tokens, many passes in one call; None for models
+        that single passes alone can compute."""
+        spec = self.spec
+        plain = spec.logits_softcap is None and spec.embedding_scale == 1.0 and self._embedding is None
+        kinds = range(len(self._kinds))
+        layers = [layer.greedy(kind) for layer, kind in zip(self._layers, self._kind_of_layer, strict=True)]
+        if not plain or self._parallel.world_size > 1:
+            return None
+        parts = GreedyParts(
+            heads=self._layers[0].heads,
+            layers=[layer for layer in layers if layer is not None],
+            norm=self._norm,
+            head=self._head,
+            scale=spec.attention_scale,
+            softcap=spec.attention_softcap,
+            windows=[window for _, window in self._kinds],
+            half_rotated=[len(frequencies) for frequencies in self._frequencies],
+        )
+        native = self.kernels.greedy_decoder(parts, cache) if len(parts.layers) == len(layers) else None
+        return None if native is None else GreedyPasses(native, [partial(self._rotation, kind) for kind in kinds])
+
     @torch.inference_mode()
     def forward(
         self,
@@ -149,10 +174,13 @@ class Decoder:
         return rows.to(self._activation_dtype)
 
     def _step(self, batch: PagedBatch, kind: int) -> LayerStep:
-        rope, window = self._kinds[kind]
-        angles = batch.positions[:, None].float() * self._frequencies[kind]
         return LayerStep(
-            plan=self.kernels.plan_attention(batch, self._layers[0].heads, window),
-            rotation=Rotation(cos=angles.cos() * rope.attention_factor, sin=angles.sin() * rope.attention_factor),
+            plan=self.kernels.plan_attention(batch, self._layers[0].heads, self._kinds[kind][1]),
+            rotation=self._rotation(kind, batch.positions),
             adapters=batch.adapters,
         )
+
+    def _rotation(self, kind: int, positions: torch.Tensor) -> Rotation:
+        factor = self._kinds[kind][0].attention_factor
+        angles = positions[:, None].float() * self._frequencies[kind]
+        return Rotation(cos=angles.cos() * factor, sin=angles.sin() * factor)

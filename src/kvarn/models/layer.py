@@ -9,6 +9,7 @@ import torch
 from kvarn.kernels.adapters import AdapterBatch
 from kvarn.kernels.backend import AttentionPlan, Kernels
 from kvarn.kernels.batch import HeadShape, Rotation
+from kvarn.kernels.greedy import GreedyLayer
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.models.families import LayerNames
 from kvarn.models.moe import DenseMlp, MoeMlp
@@ -49,6 +50,23 @@ class DecoderLayer:
     def nbytes(self) -> int:
         """Bytes of this layer's products as they are held."""
         return self.qkv.nbytes + self.output.nbytes + self.mlp.nbytes
+
+    def greedy(self, kind: int) -> GreedyLayer | None:
+        """This layer for passes that are compiled as a whole; None where it does more than those compute."""
+        if self.attention_output_norm or self.mlp_output_norm or self.spec.qk_norm == "full":
+            return None
+        if not isinstance(self.mlp, DenseMlp):
+            return None
+        return GreedyLayer(
+            attention_norm=self.attention_input_norm,
+            qkv=self.qkv,
+            query_key_norm=self.query_key_norm,
+            output=self.output,
+            mlp_norm=self.mlp_input_norm,
+            gate_up=self.mlp.gate_up,
+            down=self.mlp.down,
+            kind=kind,
+        )
 
     def forward(
         self, hidden: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, step: LayerStep

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from kvarn.config.schema import ModelConfig
+from kvarn.replica.endpoint import Endpoint
 
 ReportProgress = Callable[[str, float], None]
 """Called while a model loads, with the stage and the fraction of it that is done."""
@@ -41,8 +42,12 @@ class ReplicaSpec(msgspec.Struct, frozen=True, kw_only=True):
     factory: str = DEFAULT_FACTORY
     """`module:function` that is called with the spec and a `ReportProgress`, and returns the service. Tests name a
     scripted one."""
-    sockets: str = ""
-    """Directory of its sockets; see `kvarn.replica.addresses`. Set when the process is launched, as is the next."""
+    endpoint: Endpoint = Endpoint()
+    """How it is reached. Set when the process is launched, as are the next two."""
+    supervisor: str = ""
+    """ZMQ address that its supervisor reads."""
+    orphan_timeout_s: float = 0.0
+    """Seconds without a word of its supervisor after which it ends. 0: it ends with the process that started it."""
     role: Literal["both", "decode", "prefill"] = "both"
     """Whether it asks another process to compute long prompts, or is that process."""
     prefill_socket: str = ""

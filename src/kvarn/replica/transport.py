@@ -4,6 +4,9 @@ Each direction is a PUSH socket at the sender and a PULL socket at the receiver.
 connects: a connected PUSH socket always has a queue to write to, so a sender never waits for its peer. High-water marks
 are off. Nothing may be dropped, and the engine may not block on a slow gateway, so the queue has to take what comes; it
 stays bounded because each message belongs to an accepted request with a token limit, and the engine bounds those.
+
+Over TCP a connection may break, and what was under way on it is lost: the gateway's side notices, and takes the engine
+for lost. A machine that is merely slow, or cut off for less than the heartbeat's time-out, loses nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +19,10 @@ from itertools import islice
 
 import msgspec
 import zmq
+import zmq.auth.thread
+from zmq.utils.monitor import recv_monitor_message
 
+from kvarn.replica.endpoint import Endpoint
 from kvarn.wire.messages import FromEngine, ToEngine
 
 SUPERVISOR_LINGER_MS = 60_000
@@ -24,21 +30,38 @@ SUPERVISOR_LINGER_MS = 60_000
 the supervisor: see `kvarn.replica.server.parent`."""
 CLIENT_LINGER_MS = 2000
 """Clients read at once, or have ended."""
+TCP_LINGER_MS = 5000
+"""To another machine, which may be gone."""
 _MESSAGES_AT_ONCE = 16
 """Messages handled in one turn of the event loop: when it was held up, hundreds of steps may have come."""
 
 Context = zmq.Context[zmq.Socket[bytes]]
+OutboxKeys = tuple[str, str, str]
+
+_DOMAIN = "kvarn"
+"""Of ZAP: sockets that have one are guarded."""
 
 log = logging.getLogger(__name__)
 
 
 class Outbox:
-    """Sends messages to one address. For one thread; several may feed the same receiver."""
+    """Sends messages to one address. For one thread; several may feed the same receiver.
 
-    def __init__(self, context: Context, address: str, linger_ms: int) -> None:
+    Args:
+        context: ZMQ's.
+        address: Of the receiver.
+        linger_ms: For how long what is queued when it is closed is still sent.
+        keys: Own public and secret key and the receiver's public one; None: no TCP.
+    """
+
+    def __init__(self, context: Context, address: str, linger_ms: int, keys: OutboxKeys | None = None) -> None:
         self._socket = context.socket(zmq.PUSH)
+        if keys is not None:
+            self._socket.curve_publickey, self._socket.curve_secretkey, self._socket.curve_serverkey = (
+                key.encode() for key in keys
+            )
         self._socket.set_hwm(0)
-        self._socket.setsockopt(zmq.LINGER, linger_ms)
+        self._socket.setsockopt(zmq.LINGER, linger_ms if keys is None else min(linger_ms, TCP_LINGER_MS))
         self._socket.setsockopt(zmq.RECONNECT_IVL, 10)
         self._socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder()
@@ -46,6 +69,10 @@ class Outbox:
     def send(self, message: ToEngine | FromEngine) -> None:
         """Queue a message; never waits."""
         self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+
+    def monitor(self) -> zmq.Socket[bytes]:
+        """Tells when the connection breaks."""
+        return self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
 
     def close(self, *, drop: bool = False) -> None:
         """Close; what is queued lingers, unless dropped."""
@@ -63,8 +90,10 @@ class UnreadableRequest(msgspec.Struct, frozen=True):
 class Inbox:
     """Receives what clients and the supervisor send to an engine. For one thread."""
 
-    def __init__(self, context: Context, address: str) -> None:
-        self._socket = _bound(context, address)
+    def __init__(self, context: Context, endpoint: Endpoint) -> None:
+        keys = endpoint.keys
+        self._guard = None if keys is None else _Guard(context, keys.gateway)
+        self._socket = _bound(context, endpoint.engine, "" if keys is None else keys.engine_secret)
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
 
     def receive(self, wait_s: float) -> Iterator[ToEngine | UnreadableRequest]:
@@ -86,6 +115,8 @@ class Inbox:
     def close(self) -> None:
         """Close; what has not been read is dropped."""
         self._socket.close(linger=0)
+        if self._guard is not None:
+            self._guard.stop()
 
 
 class ClientTransport:
@@ -95,24 +126,35 @@ class ClientTransport:
     through ZMQ's own futures, took about half of what a step of few streams cost the gateway.
 
     Args:
-        engine: ZMQ address that the engine binds and reads.
+        endpoint: The engine's.
         own: ZMQ address that this process binds and the engine writes to.
         handle: Given each message.
-        failed: Given the error, once, where a message cannot be read or `handle` raises; nothing is read after that.
+        failed: Given the error, once, where a message cannot be read, `handle` raises or the connection breaks; nothing
+            is read after that.
     """
 
     def __init__(
-        self, engine: str, own: str, handle: Callable[[FromEngine], None], failed: Callable[[Exception], None]
+        self, endpoint: Endpoint, own: str, handle: Callable[[FromEngine], None], failed: Callable[[Exception], None]
     ) -> None:
         self._handle = handle
         self._failed = failed
         self._context: Context = zmq.Context()
-        self._from_engine = _bound(self._context, own)
-        self._to_engine = Outbox(self._context, engine, 0)
+        self._loop = asyncio.get_running_loop()
+        keys = endpoint.keys
+        self._guard = None if keys is None else _Guard(self._context, keys.engine)
+        self._from_engine = _bound(self._context, own, "" if keys is None else keys.gateway_secret)
+        self.address = own if keys is None else str(self._from_engine.getsockopt_string(zmq.LAST_ENDPOINT))
+        """Where the engine finds this process."""
+        outbox_keys = None if keys is None else (keys.gateway, keys.gateway_secret, keys.engine)
+        self._to_engine = Outbox(self._context, endpoint.engine, 0, outbox_keys)
+        self._monitors: list[zmq.Socket[bytes]] = []
+        if keys is not None:
+            self._monitors = [self._from_engine.get_monitor_socket(zmq.EVENT_DISCONNECTED), self._to_engine.monitor()]
+        for monitor in self._monitors:
+            self._loop.add_reader(monitor.fileno(), self._check_connections)
         self.send = self._to_engine.send
         self._decoder = msgspec.msgpack.Decoder(FromEngine)
         self._reading = True
-        self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._from_engine.fileno(), self._read)
         self._loop.call_soon(self._read)  # what came earlier is not signalled
 
@@ -125,9 +167,21 @@ class ClientTransport:
     def close(self) -> None:
         """Close both ends; what has not been sent is dropped. Idempotent."""
         self._stop_reading()
+        if self._guard is not None:
+            self._guard.stop()
         self._from_engine.close(linger=0)
         self._to_engine.close(drop=True)
         self._context.term()
+
+    def _check_connections(self) -> None:
+        """A connection that breaks may have lost messages."""
+        for monitor in self._monitors:
+            with contextlib.suppress(zmq.Again):
+                while self._reading:
+                    recv_monitor_message(monitor, zmq.NOBLOCK)
+                    self.read_rest()
+                    self._stop_reading()
+                    self._failed(ConnectionError("the connection to the engine broke"))
 
     def _read(self) -> None:
         if not self._reading:
@@ -147,10 +201,32 @@ class ClientTransport:
         if self._reading:
             self._reading = False
             self._loop.remove_reader(self._from_engine.fileno())
+            for monitor in self._monitors:
+                self._loop.remove_reader(monitor.fileno())
+                monitor.close(linger=0)
 
 
-def _bound(context: Context, address: str) -> zmq.Socket[bytes]:
+class _Guard:
+    """Lets one public key connect to the sockets of a context, in a thread of its own (ZAP, RFC 27)."""
+
+    def __init__(self, context: Context, allowed: str) -> None:
+        self._allowed = allowed.encode()
+        self._thread = zmq.auth.thread.ThreadAuthenticator(context, log=log)
+        self._thread.start()
+        self._thread.configure_curve_callback(domain=_DOMAIN, credentials_provider=self)
+        self.stop = self._thread.stop
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether a connection's key is the one."""
+        return key == self._allowed
+
+
+def _bound(context: Context, address: str, secret: str = "") -> zmq.Socket[bytes]:
+    """`secret`: the key of a socket that only known peers may connect to; empty: a Unix socket."""
     socket = context.socket(zmq.PULL)
+    if secret:
+        socket.curve_server, socket.curve_secretkey = True, secret.encode()
+        socket.zap_domain = _DOMAIN.encode()
     socket.set_hwm(0)
     socket.bind(address)
     return socket

@@ -14,6 +14,7 @@ import msgspec
 from kvarn.wire.block_events import BlockEvents, WatchBlocks
 from kvarn.wire.message import Message
 from kvarn.wire.sampling import SamplingParams
+from kvarn.wire.supervision import Drain, Failed, Heartbeat, Supervise
 
 
 class FinishReason(StrEnum):
@@ -153,7 +154,20 @@ class Stop(Message, frozen=True, kw_only=True):
     """Exit."""
 
 
-ToEngine = Submit | Embed | Abort | LoadAdapter | UnloadAdapter | Join | WatchBlocks | Leave | ForgetTenant | Stop
+ToEngine = (
+    Submit
+    | Embed
+    | Abort
+    | LoadAdapter
+    | UnloadAdapter
+    | Join
+    | WatchBlocks
+    | Leave
+    | ForgetTenant
+    | Supervise
+    | Drain
+    | Stop
+)
 
 
 # From the engine -------------------------------------------------------------------------------------------------
@@ -377,19 +391,6 @@ class Adapters(Message, frozen=True, kw_only=True):
 
     revision: int  # counts changes; 0: those of the configuration
     adapters: list[AdapterInfo]
-
-
-class Heartbeat(Message, frozen=True, kw_only=True):
-    """The process lives; `step` shows whether its loop moves."""
-
-    step: int
-    busy_s: float = 0.0  # seconds the present step has been running; 0 when idle
-
-
-class Failed(Message, frozen=True, kw_only=True):
-    """The engine cannot go on; the process exits after this."""
-
-    message: str
 
 
 FromEngine = (

@@ -13,6 +13,7 @@ from kvarn.worker.errors import (
 )
 from kvarn.worker.executor import InProcessExecutor
 from kvarn.worker.memory import plan_kv_blocks
+from kvarn.worker.ngram import NgramProposer
 
 __all__ = [
     "CacheTooLargeError",
@@ -23,6 +24,7 @@ __all__ = [
     "InProcessExecutor",
     "InvalidLogitsError",
     "InvalidSamplingError",
+    "NgramProposer",
     "PlanError",
     "WorkerError",
     "plan_kv_blocks",

@@ -78,6 +78,7 @@ class DraftProposer:
     FEW = 16
     """Tokens of a sequence that are always caught up with at once: about what one verification brings."""
     WARM_PASSES = 8
+    WARM_TOKENS = 8
 
     def __init__(self, model: Decoder, *, num_blocks: int, vocab_size: int) -> None:
         self._model = model
@@ -89,6 +90,8 @@ class DraftProposer:
         self._table_size = min(num_blocks, -(-model.spec.max_context_length // BLOCK_SIZE))
         self._device = model.kernels.device
         self._times = PassTimes()
+        self._passes = model.greedy_passes(self._cache)
+        """None: one call a pass."""
 
     @property
     def num_free_blocks(self) -> int:
@@ -97,12 +100,10 @@ class DraftProposer:
 
     def warm_up(self) -> None:
         """Compute and time passes of one row; nothing is kept."""
-        table, times = np.zeros((1, 1), dtype=np.int32), []
+        row = np.zeros(1, dtype=np.int64)
+        batch = self._batch(row, np.array([0, 1]), row, np.zeros((1, 1), dtype=np.int32))
         for _ in range(self.WARM_PASSES):
-            began = time.perf_counter()
-            self._pass(np.array([0]), np.array([0]), np.array([0, 1]), table)
-            times.append(time.perf_counter() - began)
-        self._times.observe(1, min(times))
+            self._draw(self._tensor(row), batch, [self.WARM_TOKENS])
 
     def seconds(self, num_sequences: int) -> float:
         """See `Proposer`."""
@@ -124,9 +125,9 @@ class DraftProposer:
         if not rows:
             return guesses
         rows.sort(key=lambda row: -row.length)
-        positions, tables, drawn = self._catch_up(rows)
-        guessed = [[token] if row.length else [] for row, token in zip(rows, drawn.tolist(), strict=True)]
-        self._go_on(rows, positions, tables, drawn, guessed)
+        token_ids, batch = self._known_tokens(rows)
+        drawn = self._draw(token_ids, batch, [row.length for row in rows])
+        guessed = [tokens[: row.length] for row, tokens in zip(rows, drawn.T.tolist(), strict=True)]
         for row, tokens in zip(rows, guessed, strict=True):
             row.draft.num_computed += len(row.tokens)
             row.draft.guess = tokens[:-1]
@@ -170,63 +171,57 @@ class DraftProposer:
             draft.num_blocks += 1
         return True
 
-    def _catch_up(self, rows: list[_Row]) -> tuple[Ints, npt.NDArray[np.int32], Ints]:
-        """The pass over known tokens. Returns the rows' last positions, their blocks, and the tokens that follow."""
+    def _known_tokens(self, rows: list[_Row]) -> tuple[torch.Tensor, PagedBatch]:
+        """The pass over known tokens, with the blocks of all that will be guessed."""
         counts = np.array([len(row.tokens) for row in rows])
         starts = np.array([row.draft.num_computed for row in rows])
-        ends = starts + counts
-        width = -(-int((ends + [row.length for row in rows]).max()) // BLOCK_SIZE)
+        width = -(-int((starts + counts + [row.length for row in rows]).max()) // BLOCK_SIZE)
         tables = np.stack([row.draft.table[:width] for row in rows])
         query_starts = np.concatenate(([0], counts.cumsum()))
         of_row = np.repeat(np.arange(len(rows)), counts)
         positions = np.arange(len(of_row)) + (starts - query_starts[:-1])[of_row]
         token_ids = np.array([token for row in rows for token in row.tokens], dtype=np.int64)
-        return ends - 1, tables, self._pass(token_ids, positions, query_starts, tables)
+        return self._tensor(token_ids), self._batch(positions, query_starts, of_row, tables)
 
-    def _go_on(
-        self,
-        rows: list[_Row],
-        positions: Ints,
-        tables: npt.NDArray[np.int32],
-        drawn: Ints,
-        guessed: list[list[int]],
-    ) -> None:
-        """One pass for each further token of the longest guess, over the rows (longest first) that want it."""
-        active, length = len(rows), 1
-        while active:
-            while active and rows[active - 1].length <= length:
-                active -= 1
-            until = rows[active - 1].length if active else 0  # so long these rows go on together
-            starts = np.arange(active + 1)
-            positions, tables = positions[:active], tables[:active]
-            while length < until:
-                began = time.perf_counter()
-                positions = positions + 1
-                drawn = self._pass(drawn[:active], positions, starts, tables)
-                for tokens, token in zip(guessed, drawn.tolist(), strict=False):
-                    tokens.append(token)
-                self._times.observe(active, time.perf_counter() - began)
-                length += 1
-
-    def _pass(self, token_ids: Ints, positions: Ints, query_starts: Ints, tables: npt.NDArray[np.int32]) -> Ints:
-        """One forward pass; the likeliest token after each sequence's last one."""
-        if len(positions) == len(tables):  # one token each
-            of_row, last, ends = query_starts[:-1], query_starts[:-1], positions
+    def _draw(self, token_ids: torch.Tensor, batch: PagedBatch, lengths: list[int]) -> Ints:
+        """[passes, S]: the likeliest token after a batch, and then after each of those, as many as each sequence wants.
+        `lengths`: the longest first."""
+        active = np.array([sum(length > n for length in lengths) for n in range(1, max(1, *lengths))], dtype=np.int64)
+        began = time.perf_counter()
+        if self._passes is not None:
+            drawn = self._passes.run(token_ids, batch, active, self._vocab_size)
         else:
-            of_row = np.repeat(np.arange(len(tables)), query_starts[1:] - query_starts[:-1])
-            last = query_starts[1:] - 1
-            ends = positions[last]
+            drawn = self._draw_pass_by_pass(token_ids, batch, active)
+        if len(token_ids) <= 2 * len(lengths):  # else it took long to catch up
+            self._times.observe(len(lengths), (time.perf_counter() - began) / (1 + len(active)))
+        return drawn
+
+    def _draw_pass_by_pass(self, token_ids: torch.Tensor, batch: PagedBatch, active: Ints) -> Ints:
+        drawn = np.zeros((1 + len(active), len(batch.context_lens)), dtype=np.int64)
+        drawn[0] = self._pass(token_ids, batch)
+        ends, tables = batch.context_lens.numpy(force=True), batch.block_tables.numpy(force=True)
+        for number, count in enumerate(active.tolist()):
+            starts = np.arange(count + 1)
+            further = self._batch(ends[:count].astype(np.int64) + number, starts, starts[:-1], tables[:count])
+            drawn[number + 1, :count] = self._pass(self._tensor(drawn[number, :count]), further)
+        return drawn
+
+    def _pass(self, token_ids: torch.Tensor, batch: PagedBatch) -> Ints:
+        """One forward pass; the likeliest token after each sequence's last one."""
+        last = batch.query_starts[1:].to(torch.int64) - 1
+        logits = self._model.forward(token_ids, batch, self._cache, last)
+        likeliest: Ints = self._model.kernels.most_likely(logits[:, : self._vocab_size])[0].numpy(force=True)
+        return likeliest
+
+    def _batch(self, positions: Ints, query_starts: Ints, of_row: Ints, tables: npt.NDArray[np.int32]) -> PagedBatch:
         slots = tables[of_row, positions // BLOCK_SIZE] * np.int64(BLOCK_SIZE) + positions % BLOCK_SIZE
-        batch = PagedBatch(
+        return PagedBatch(
             positions=self._tensor(positions),
             query_starts=self._tensor(query_starts.astype(np.int32)),
-            context_lens=self._tensor((ends + 1).astype(np.int32)),
+            context_lens=self._tensor((positions[query_starts[1:] - 1] + 1).astype(np.int32)),
             block_tables=self._tensor(tables),
             slot_mapping=self._tensor(slots),
         )
-        logits = self._model.forward(self._tensor(token_ids), batch, self._cache, self._tensor(last))
-        likeliest: Ints = self._model.kernels.most_likely(logits[:, : self._vocab_size])[0].numpy(force=True)
-        return likeliest
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)

@@ -1,5 +1,8 @@
 """Compiled CPU kernels (csrc/bindings). Tensors are passed as addresses; use kvarn.kernels.cpu, which checks them."""
 
+import numpy as np
+import numpy.typing as npt
+
 def usable_instruction_sets() -> list[str]: ...
 def emulated_instruction_sets() -> list[str]: ...
 
@@ -76,6 +79,18 @@ class Backend:
         uniforms: int,
         tokens: int,
     ) -> None: ...
+    def greedy(
+        self,
+        decoder: GreedyDecoder,
+        plan: AttentionPlan,
+        token_ids: int,
+        active: int,
+        passes: int,
+        vocab: int,
+        cos: list[int],
+        sin: list[int],
+        drawn: int,
+    ) -> None: ...
     def token_weights(
         self, logits: int, vocab: int, bits: int, row_max: float, temperature: float, min_p: float, out: int
     ) -> None: ...
@@ -95,6 +110,37 @@ def pack_float(weight: PackedWeight, rows: int, blob: int) -> None: ...
 def pack_int8(weight: PackedWeight, values: int, scales: int, blob: int) -> None: ...
 def pack_int4(weight: PackedWeight, values: int, scales: int, zeros: int, blob: int, multipliers: int = 0) -> None: ...
 def unpack_rows(weight: PackedWeight, ids: int, count: int, out: int) -> None: ...
+def longest_match(text: npt.NDArray[np.int32], tail: npt.NDArray[np.int32]) -> tuple[int, int]:
+    """See `kvarn.kernels.search`."""
+
+class Product:
+    def __init__(self, weight: PackedWeight, norm: int, eps: float, activation: int, bias: int) -> None: ...
+
+class GreedyDecoder:
+    def __init__(
+        self,
+        query_heads: int,
+        kv_heads: int,
+        dim: int,
+        kv_type: int,
+        embedding: PackedWeight,
+        head: Product,
+    ) -> None: ...
+    def add_kind(self, window: int, half_rotated: int) -> None: ...
+    def add_layer(
+        self,
+        qkv: Product,
+        output: Product,
+        up: Product,
+        down: Product,
+        head_norm: int,
+        head_eps: float,
+        keys: int,
+        values: int,
+        scale: float,
+        softcap: float,
+        kind: int,
+    ) -> None: ...
 
 class AttentionPlan:
     def __init__(

@@ -14,12 +14,14 @@ from kvarn.kernels.batch import HeadShape, KVCache, PagedBatch
 from kvarn.kernels.cpu._native import Backend
 from kvarn.kernels.cpu.adapters import CpuAdapterMemory
 from kvarn.kernels.cpu.attention import CpuAttentionPlan, CpuBidirectionalPlan, plan_attention, plan_bidirectional
+from kvarn.kernels.cpu.greedy import CpuGreedyDecoder
 from kvarn.kernels.cpu.isa import chosen_instruction_set
 from kvarn.kernels.cpu.kv_cache import new_kv_cache
 from kvarn.kernels.cpu.linear import CpuLinear, address_of_norm, check_rows
 from kvarn.kernels.cpu.packing import ACTIVATION_NUMBERS, LAYOUT, PackedWeight, pack
 from kvarn.kernels.cpu.quantize import quantize
 from kvarn.kernels.errors import KernelInputError
+from kvarn.kernels.greedy import GreedyParts
 from kvarn.kernels.linear import Linear, Norm
 from kvarn.kernels.memory import in_huge_pages
 from kvarn.kernels.sampling import SamplingTensors, weight_bits
@@ -129,6 +131,12 @@ class CpuKernels(Kernels):
     def plan_bidirectional(self, lengths: torch.Tensor, heads: HeadShape) -> CpuBidirectionalPlan:
         """A scratch cache, and which of its blocks each text reads."""
         return plan_bidirectional(self.backend, lengths, heads)
+
+    def greedy_decoder(self, parts: GreedyParts, cache: KVCache) -> CpuGreedyDecoder | None:
+        """Compiled, where all layers are ours and take their inputs in order."""
+        if all(isinstance(each, CpuLinear) and each.input_order is None for each in parts.linears):
+            return CpuGreedyDecoder(self.backend, parts, cache)
+        return None
 
     def most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Compiled."""

@@ -69,6 +69,16 @@ class CpuLinear:
         )
         return out
 
+    @property
+    def native(self) -> _native.PackedWeight:
+        """The weight, for compiled code that takes several layers; this layer must outlive it."""
+        return self._native
+
+    def product(self, norm: Norm | None) -> _native.Product:
+        """The weight with all that is done beside its product; layer and norm must outlive it."""
+        weight, eps = (0, 0.0) if norm is None else (address_of_norm(norm, self.in_features), norm.eps)
+        return _native.Product(self._native, weight, eps, self._activation, self._bias)
+
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows `ids` [N] int64 of the weight that was packed: [N, in_features] float32.
 

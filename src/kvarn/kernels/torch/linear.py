@@ -49,8 +49,9 @@ class TorchLinear:
         self.out_features = self.source.shape[0] // (2 if activation else 1)
         self.in_features = self.source.shape[1]
         self.nbytes = self.source.nbytes
-        packs = plain and _packs(self.source)
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(self.source, None) if packs else None
+        self.packs = plain and _packs(self.source)
+        """Whether oneDNN multiplies it, from inputs of the weight's type."""
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(self.source, None) if self.packs else None
 
     def __call__(
         self,

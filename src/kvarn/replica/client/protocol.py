@@ -9,6 +9,7 @@ from typing import Protocol
 import msgspec
 
 from kvarn.replica.client.block_events import BlockWatcher
+from kvarn.replica.endpoint import Endpoint
 from kvarn.wire.messages import AdapterInfo, EngineStats, ModelCard, RefusalReason, Submit, TokenDelta
 
 ReportPending = Callable[[int], None]
@@ -62,8 +63,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Part of the stage that is done."""
     card: ModelCard | None = None
     """What is served; None until first ready."""
-    sockets: str = ""
-    """Directory of the engine's sockets: each engine process has its own."""
+    endpoint: Endpoint | None = None
+    """How the engine process is reached: each has its own. None before the first."""
 
 
 class ReplicaClient(Protocol):

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from kvarn.replica.addresses import client_address, engine_address
 from kvarn.replica.client.block_events import BlockEventReader, BlockWatcher
 from kvarn.replica.client.protocol import (
     AdapterChangeError,
@@ -19,6 +18,7 @@ from kvarn.replica.client.protocol import (
     RequestRefusedError,
 )
 from kvarn.replica.client.request_stream import RequestStream
+from kvarn.replica.endpoint import Endpoint
 from kvarn.replica.transport import ClientTransport
 from kvarn.wire.block_events import BlockEvents, WatchBlocks
 from kvarn.wire.messages import (
@@ -63,8 +63,8 @@ class ZmqReplicaClient:
         self.stats = EngineStats()
         self._name = name
         self._gateway = gateway
-        self._sockets = ""
-        """Directory of the engine to which this client is connected; empty: to none."""
+        self._endpoint: Endpoint | None = None
+        """Of the engine to which this client is connected."""
         self._transport: ClientTransport | None = None
         self._streams: dict[str, RequestStream] = {}
         self.adapters: dict[str, AdapterInfo] = {}
@@ -79,10 +79,11 @@ class ZmqReplicaClient:
     def update(self, status: ReplicaStatus) -> None:
         """Take over what the supervisor says."""
         runs = status.state in (ReplicaState.READY, ReplicaState.DRAINING)
-        if self._sockets and (not runs or status.sockets != self._sockets):
+        if self._endpoint is not None and (not runs or status.endpoint != self._endpoint):
             self._disconnect("the engine is down" if runs else status.stage)
-        if runs and not self._sockets:
-            self._connect(status.sockets)
+        if runs and self._endpoint is None:
+            assert status.endpoint is not None, "an engine that runs is somewhere"
+            self._connect(status.endpoint)
         self.state, self.progress, self.card = status.state, (status.stage, status.fraction), status.card
 
     @property
@@ -183,17 +184,17 @@ class ZmqReplicaClient:
         if self._transport is not None:
             self._transport.send(Abort(request_id=request_id, gateway=self._gateway))
 
-    def _connect(self, sockets: str) -> None:
+    def _connect(self, endpoint: Endpoint) -> None:
         self.starts += 1
-        self._sockets, own = sockets, client_address(sockets, self._gateway)
-        self._transport = ClientTransport(engine_address(sockets), own, self._handle, self._unreadable)
+        self._endpoint, own = endpoint, endpoint.client(self._gateway)
+        transport = self._transport = ClientTransport(endpoint, own, self._handle, self._unreadable)
         known = list(self.adapters.values())
-        self._transport.send(Join(gateway=self._gateway, address=own, adapters=known, revision=self._revision))
+        transport.send(Join(gateway=self._gateway, address=transport.address, adapters=known, revision=self._revision))
         self._read_blocks()
 
     def _disconnect(self, reason: str) -> None:
         """Leave the engine after what it still has said; fail every request."""
-        transport, self._transport, self._sockets = self._transport, None, ""
+        transport, self._transport, self._endpoint = self._transport, None, None
         if transport is not None:
             transport.read_rest()
             transport.close()

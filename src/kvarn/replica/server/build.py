@@ -15,7 +15,6 @@ import torch
 from kvarn.config.kv_tiers import KVTiersConfig
 from kvarn.config.schema import BLOCK_SIZE, ModelConfig
 from kvarn.engine.core import EngineCore
-from kvarn.engine.ngram import NgramProposer
 from kvarn.engine.plan import BlockUpdate, Executor, NewSequence, Row, StepPlan
 from kvarn.engine.proposer import Proposer
 from kvarn.engine.step_time import StepTimeModel
@@ -40,7 +39,14 @@ from kvarn.text.checkpoint import resolve_tokenizer
 from kvarn.text.errors import CheckpointError
 from kvarn.wire.messages import AdapterInfo, ModelCard
 from kvarn.wire.sampling import SamplingParams
-from kvarn.worker import DraftProposer, EagleProposer, EncoderRunner, InProcessExecutor, plan_kv_blocks
+from kvarn.worker import (
+    DraftProposer,
+    EagleProposer,
+    EncoderRunner,
+    InProcessExecutor,
+    NgramProposer,
+    plan_kv_blocks,
+)
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +184,9 @@ def _build_decoder(
         host=lambda engine: _host_adapters(model, executor, engine, config, phases),
         connector=connector,
         prefill_client=PrefillClient(*peer) if peer is not None and spec.role == "decode" else None,
-        prefill_server=PrefillServer(*peer, spec.sockets) if peer is not None and spec.role == "prefill" else None,
+        prefill_server=PrefillServer(*peer, spec.endpoint.directory)
+        if peer is not None and spec.role == "prefill"
+        else None,
         disaggregation=config.disaggregation,
         masks=masks,
     )

@@ -1,24 +1,23 @@
-"""The engine's loop: read what came, make one step, send what it brought; wait when there is nothing to do. Beside it
-the heartbeat, and who is answered."""
+"""The engine's loop: read what came, make one step, send what it brought; wait when there is nothing to do. Beside it,
+who is answered."""
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
+from kvarn.replica.endpoint import CurveKeys
 from kvarn.replica.server.block_events import BlockEventPublisher
 from kvarn.replica.server.embed import EmbedService
 from kvarn.replica.server.generate import GenerateService
+from kvarn.replica.server.heartbeat import HeartbeatThread
 from kvarn.replica.transport import (
     CLIENT_LINGER_MS,
     SUPERVISOR_LINGER_MS,
     Context,
     Inbox,
     Outbox,
+    OutboxKeys,
     UnreadableRequest,
 )
 from kvarn.wire.block_events import BlockEvents, WatchBlocks
@@ -29,10 +28,10 @@ from kvarn.wire.messages import (
     Embed,
     Embedded,
     ForgetTenant,
-    Heartbeat,
     Join,
     Leave,
     LoadAdapter,
+    Ready,
     RefusalReason,
     Refused,
     StepOutput,
@@ -42,6 +41,7 @@ from kvarn.wire.messages import (
     TokenDelta,
     UnloadAdapter,
 )
+from kvarn.wire.supervision import Drain, Supervise
 
 _IDLE_WAIT_S = 0.5
 """Longest wait for a message when idle: how late a signal to drain may be seen."""
@@ -51,41 +51,9 @@ _STALLED_WAIT_S = 0.005
 log = logging.getLogger(__name__)
 
 
-class HeartbeatThread(threading.Thread):
-    """Sends `Heartbeat` to the supervisor every `interval_s` seconds, over a socket of its own."""
-
-    def __init__(self, context: Context, address: str, interval_s: float) -> None:
-        super().__init__(name="kvarn-heartbeat", daemon=True)
-        self._context = context
-        self._address = address
-        self._interval_s = interval_s
-        self._stopped = threading.Event()
-        self._step = 0
-        self._step_began: float | None = None
-
-    def stop(self) -> None:
-        """Send no more and close the socket."""
-        self._stopped.set()
-        self.join()
-
-    @contextmanager
-    def in_step(self) -> Iterator[None]:
-        """Around each step of the loop. It writes attributes that threads may read."""
-        self._step_began = time.monotonic()
-        try:
-            yield
-        finally:
-            self._step += 1
-            self._step_began = None
-
-    def run(self) -> None:
-        """The thread."""
-        outbox = Outbox(self._context, self._address, SUPERVISOR_LINGER_MS)
-        while not self._stopped.wait(self._interval_s):
-            began = self._step_began
-            busy_s = 0.0 if began is None else time.monotonic() - began
-            outbox.send(Heartbeat(step=self._step, busy_s=busy_s))
-        outbox.close()
+def outbox_keys(keys: CurveKeys | None) -> OutboxKeys | None:
+    """Keys with which an engine sends to gateway processes."""
+    return None if keys is None else (keys.engine, keys.engine_secret, keys.gateway)
 
 
 @dataclass(slots=True)
@@ -97,8 +65,12 @@ class _Request:
 class ResponseRouter:
     """Knows the gateway processes that have joined, by number, and whose each running request is."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, supervisor: str = "", keys: CurveKeys | None = None) -> None:
         self._context = context
+        self._supervisor_address = supervisor
+        self._keys = keys
+        self.supervisor = self._outbox(supervisor, SUPERVISOR_LINGER_MS) if supervisor else None
+        """To the supervisor."""
         self._outboxes: dict[int, Outbox] = {}
         self._requests: dict[str, _Request] = {}
         self._gone: set[int] = set()
@@ -107,7 +79,7 @@ class ResponseRouter:
         """Answer one more gateway process, unless it is known to be gone: its message was still under way."""
         if message.gateway not in self._gone:
             self._disconnect(message.gateway)
-            self._outboxes[message.gateway] = Outbox(self._context, message.address, CLIENT_LINGER_MS)
+            self._outboxes[message.gateway] = self._outbox(message.address, CLIENT_LINGER_MS)
 
     def leave(self, gateway: int) -> list[str]:
         """Forget a gateway process that is gone; returns the ids of its requests."""
@@ -117,6 +89,19 @@ class ResponseRouter:
         for request_id in ids:
             del self._requests[request_id]
         return ids
+
+    @property
+    def joined(self) -> list[int]:
+        """Numbers of the gateway processes that have joined and are not known to be gone."""
+        return list(self._outboxes)
+
+    def supervised_by(self, address: str) -> Outbox:
+        """Another main gateway process has become the supervisor, and numbers its processes anew."""
+        if self.supervisor is not None:
+            self.supervisor.close(drop=True)
+        self.supervisor = self._outbox(address, SUPERVISOR_LINGER_MS)
+        self._gone.clear()
+        return self.supervisor
 
     def has_joined(self, gateway: int) -> bool:
         """Whether a gateway process has joined and is not known to be gone."""
@@ -161,6 +146,8 @@ class ResponseRouter:
         """Send what is queued, then close."""
         for outbox in self._outboxes.values():
             outbox.close()
+        if self.supervisor is not None:
+            self.supervisor.close()
 
     def _send_output(self, output: StepOutput) -> None:
         outputs: dict[int, list[TokenDelta]] = {gateway: [] for gateway in self._outboxes}
@@ -176,6 +163,9 @@ class ResponseRouter:
         for gateway, deltas in outputs.items():
             if deltas or output.stats is not None:
                 self._outboxes[gateway].send(StepOutput(deltas=deltas, stats=output.stats))
+
+    def _outbox(self, address: str, linger_ms: int) -> Outbox:
+        return Outbox(self._context, address, linger_ms, outbox_keys(self._keys))
 
     def _disconnect(self, gateway: int) -> None:
         """Nobody reads what is queued for it."""
@@ -193,8 +183,10 @@ class EngineLoop:
         inbox: Inbox,
         router: ResponseRouter,
         heartbeat: HeartbeatThread,
+        ready: Ready | None = None,
     ) -> None:
         self._service = service
+        self._ready = ready
         self._inbox = inbox
         self._router = router
         self._heartbeat = heartbeat
@@ -255,6 +247,11 @@ class EngineLoop:
                     self._service.abort(request_id)
             case ForgetTenant():
                 self._service.forget_tenant(message.tenant)
+            case Supervise():
+                if self._heartbeat.heard(message.address) and self._ready is not None:
+                    self._change_supervisor(message.address, self._ready)
+            case Drain():
+                self._drain_requested = True
             case Stop():
                 self._stopped = True
             case UnreadableRequest():
@@ -273,6 +270,14 @@ class EngineLoop:
             self._router.accepted(request)
         else:
             self._router.refuse(refused, request.gateway)
+
+    def _change_supervisor(self, address: str, ready: Ready) -> None:
+        """Another main gateway process watches from now on; those of the earlier one are gone."""
+        for gateway in self._router.joined:
+            self._blocks.subscribe(gateway, wanted=False)
+            for request_id in self._router.leave(gateway):
+                self._service.abort(request_id)
+        self._router.supervised_by(address).send(ready)
 
     def _step(self) -> None:
         with self._heartbeat.in_step():

@@ -13,15 +13,16 @@ import msgspec
 import zmq
 
 from kvarn.observe.logging import configure_logging
-from kvarn.replica.addresses import engine_address, supervisor_address
 from kvarn.replica.server.cpu import pin_to_cpus
 from kvarn.replica.server.embed import EmbedService
 from kvarn.replica.server.generate import GenerateService
-from kvarn.replica.server.loop import EngineLoop, HeartbeatThread, ResponseRouter
+from kvarn.replica.server.heartbeat import HeartbeatThread
+from kvarn.replica.server.loop import EngineLoop, ResponseRouter, outbox_keys
 from kvarn.replica.server.parent import exit_when_closed
 from kvarn.replica.spec import ReplicaSpec
-from kvarn.replica.transport import SUPERVISOR_LINGER_MS, Inbox, Outbox
-from kvarn.wire.messages import Failed, Progress, Ready
+from kvarn.replica.transport import Inbox, Outbox
+from kvarn.wire.messages import Progress, Ready
+from kvarn.wire.supervision import Failed
 
 EXIT_FAILED = 1
 """Exit status after `Failed`."""
@@ -50,9 +51,14 @@ def run_engine(began: float) -> int:
         "wait for the configuration": received - imported,
     }
     context = zmq.Context()
-    supervisor = Outbox(context, supervisor_address(spec.sockets), SUPERVISOR_LINGER_MS)
-    inbox, router = Inbox(context, engine_address(spec.sockets)), ResponseRouter(context)
-    heartbeat = HeartbeatThread(context, supervisor_address(spec.sockets), spec.heartbeat_interval_s)
+    keys = spec.endpoint.keys
+    router = ResponseRouter(context, spec.supervisor, keys)
+    supervisor = router.supervisor
+    assert supervisor is not None
+    inbox = Inbox(context, spec.endpoint)
+    heartbeat = HeartbeatThread(
+        context, spec.supervisor, spec.heartbeat_interval_s, outbox_keys(keys), spec.orphan_timeout_s
+    )
     heartbeat.start()
     try:
         _serve(spec, phases, supervisor, inbox, router, heartbeat)
@@ -67,7 +73,6 @@ def run_engine(began: float) -> int:
         heartbeat.stop()
         inbox.close()
         router.close()
-        supervisor.close()
         context.term()
     return 0
 
@@ -86,14 +91,15 @@ def _serve(
         spec, lambda stage, fraction: supervisor.send(Progress(stage=stage, fraction=fraction))
     )
     try:
-        loop = EngineLoop(service, inbox, router, heartbeat)
+        phases = phases | service.card.start_s | {"total": time.monotonic() - spec.spawned_at}
+        start_s = {name: round(seconds, 4) for name, seconds in phases.items()}
+        ready = Ready(card=msgspec.structs.replace(service.card, start_s=start_s))
+        loop = EngineLoop(service, inbox, router, heartbeat, ready)
         signal.signal(signal.SIGTERM, lambda _signal, _frame: loop.request_drain())
         # Everything that exists by now lives as long as the process: take it out of every later collection.
         gc.freeze()
         gc.enable()
-        phases = phases | service.card.start_s | {"total": time.monotonic() - spec.spawned_at}
-        start_s = {name: round(seconds, 4) for name, seconds in phases.items()}
-        supervisor.send(Ready(card=msgspec.structs.replace(service.card, start_s=start_s)))
+        supervisor.send(ready)
         loop.run()
     finally:
         service.shutdown()

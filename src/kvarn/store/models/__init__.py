@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvarn.store.models.base import Base
 from kvarn.store.models.conversations import Conversation, ConversationItem, StoredCompletion, StoredResponse
+from kvarn.store.models.deployments import Deployment, DeploymentVersion
 from kvarn.store.models.files import Batch, BatchLine, File, FileChunk
 from kvarn.store.models.leases import Lease
 from kvarn.store.models.tenants import (
@@ -39,6 +40,8 @@ __all__ = [
     "Budget",
     "Conversation",
     "ConversationItem",
+    "Deployment",
+    "DeploymentVersion",
     "ErasedOrganization",
     "File",
     "FileChunk",

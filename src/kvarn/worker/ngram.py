@@ -4,26 +4,29 @@ The idea is prompt lookup (Saxena 2023), with the longest match instead of one o
 it (Oliaro et al. 2024). It searches the sequence's own tokens, and recent answers of the same scope: tenant, cache salt
 and adapter. Nobody's guess comes from another's text, whose presence could be told by the time an answer takes.
 
-There is no index: tokens stand in arrays of 4 bytes each, and a search compares the last token with all of them, then
-those before it where it was found. That is some microseconds for thousands of tokens, and nothing is built for a
-prompt. While guesses are right, the place of the last one is followed without a search.
+There is no index: tokens stand in arrays of 4 bytes each, and a compiled search compares the last token with all of
+them, then those before it where it was found. That is a microsecond for thousands of tokens, and nothing is built for a
+prompt. While guesses are right, the place of the last one is followed without a search. Where one token is another than
+there (the value in a template, the new name of a variable), and no long match is found for it, the place is followed
+behind it.
 """
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from kvarn.config.speculation import SpeculationConfig
 from kvarn.engine.proposer import NO_GUESS, Guess
 from kvarn.engine.request import Sequence
+from kvarn.kernels.search import Tokens, longest_match
 from kvarn.wire.block_names import PrefixScope
+from kvarn.worker.pass_times import PassTimes
 
-Tokens = npt.NDArray[np.int32]
 _NO_TOKEN = -1
 """Stands between two answers."""
 
@@ -32,11 +35,6 @@ class TokenLog:
     """Tokens in an array that grows; beyond `capacity` the older half is dropped."""
 
     __slots__ = ("_array", "_capacity", "length", "times_dropped")
-
-    FEW = 32
-    """The latest places that are compared over the whole length."""
-    FILTERS = 3
-    """Tokens by which they are chosen first, where there are more."""
 
     def __init__(self, size: int, capacity: int | None = None) -> None:
         self._array: Tokens = np.empty(size, dtype=np.int32)
@@ -68,28 +66,14 @@ class TokenLog:
             self._array[self.length : end] = tokens
         self.length = end
 
-    def longest_match(self, tail: list[int]) -> tuple[int, int]:
+    def last(self, count: int) -> Tokens:
+        """The last tokens, `count` at most; a view."""
+        return self._array[max(0, self.length - count) : self.length]
+
+    def longest_match(self, tail: Tokens) -> tuple[int, int]:
         """Where the longest end of `tail` was last seen with something behind it: the position after it, and its
         tokens; (0, 0) where not even the last token was seen."""
-        array, longest = self._array, len(tail)
-        places = np.flatnonzero(array[: max(self.length - 1, 0)] == tail[-1])
-        if not len(places):
-            return 0, 0
-        length = 1
-        while len(places) > self.FEW and length < min(longest, self.FILTERS):
-            reaching = places[places >= length]
-            going_on = reaching[array[reaching - length] == tail[-1 - length]]
-            if not len(going_on):
-                return int(places[-1]) + 1, length
-            places, length = going_on, length + 1
-        places = places[-self.FEW :]
-        if length < longest:
-            windows = places[:, None] - np.arange(length, longest)
-            same = (array[windows] == tail[-1 - length :: -1]) & (windows >= 0)
-            matches = np.where(same.all(1), longest - length, same.argmin(1))
-            best = len(matches) - 1 - int(matches[::-1].argmax())  # the last of the longest
-            return int(places[best]) + 1, length + int(matches[best])
-        return int(places[-1]) + 1, length
+        return longest_match(self._array[: max(self.length - 1, 0)], tail)
 
     def following(self, position: int, count: int) -> list[int]:
         """Tokens from `position` on, `count` at most, up to the end of an answer."""
@@ -110,6 +94,8 @@ class _Text:
     """Position of the last guess in it."""
     match: int = 0
     """Tokens before it that were the same."""
+    skips_one: bool = False
+    """The token before it is another than in the source."""
 
 
 class NgramProposer:
@@ -118,26 +104,28 @@ class NgramProposer:
     Memory: 4 to 8 bytes a token of the sequences that run, and at most `SCOPES` times `HISTORY` tokens of answers.
     """
 
-    grades: tuple[float, ...] = (0.15, 0.3, 0.5, 0.7, 0.85)
-    """By the tokens that matched: 1, 2, 3 to 4, 5 to 8, more."""
+    grades: tuple[float, ...] = (0.15, 0.15, 0.3, 0.5, 0.7, 0.85, 0.3)
+    """By the tokens that matched: none but what begins every answer, 1, 2, 3 to 4, 5 to 8, more; one was another."""
     is_free: bool = True
 
     SCOPES = 256
     HISTORY = 8192
     """Tokens of answers that are kept of each scope."""
+    SURE = 3
+    """Tokens of a match that is better than to go on behind a token that is another, and that lead to this."""
     LEAD = 8
-    """Tokens of a prompt's end kept before its answer, so that an answer's beginning can be found."""
-    TAIL = 64
-    """Tokens of a text's end that are compared at most."""
+    """Tokens of a prompt's end kept before its answer, so that an answer's beginning can be found. So many are the chat
+    template's: that they match says nothing."""
 
     def __init__(self, config: SpeculationConfig | None = None) -> None:
         config = config or SpeculationConfig()
         self._min_match = config.prompt_lookup_min
-        self._max_match = min(config.prompt_lookup_max, self.TAIL)
+        self._max_match = config.prompt_lookup_max
         self._keeps_answers = config.tenant_history
         self._texts: dict[Sequence, _Text] = {}
         self._answers: OrderedDict[PrefixScope, TokenLog] = OrderedDict()
         self._deleted: set[str] = set()
+        self._times = PassTimes()
 
     @property
     def nbytes(self) -> int:
@@ -147,11 +135,14 @@ class NgramProposer:
 
     def propose(self, wanted: Items[tuple[Sequence, int]]) -> list[Guess]:
         """See `Proposer`."""
-        return [self._guess(sequence, limit) for sequence, limit in wanted]
+        began = time.perf_counter()
+        guesses = [self._guess(sequence, limit) for sequence, limit in wanted]
+        self._times.observe(1, (time.perf_counter() - began) / max(1, len(wanted)))
+        return guesses
 
     def seconds(self, num_sequences: int) -> float:
-        """Next to nothing."""
-        return 0.0
+        """What looking for their guesses takes."""
+        return self._times.expected(1) * num_sequences
 
     def forget(self, sequence: Sequence) -> None:
         """Drop the sequence's tokens; keep its answer for its scope."""
@@ -183,37 +174,48 @@ class NgramProposer:
         if new:
             text.log.extend(new)
         if not self._follow(text, new):
-            self._search(sequence, text)
+            self._search(sequence.request.scope, text, len(new))
         if text.source is None:
             return NO_GUESS
         guess = text.source.following(text.place, limit)
         if text.source is text.log and 0 < len(guess) < limit:
             period = len(guess)  # the guess reaches the text's end: it goes on with itself
             guess = (guess * (limit // period + 1))[:limit]
-        return Guess(guess, _grade(text.match))
+        return Guess(guess, self._grade(text, sequence.num_outputs))
+
+    def _grade(self, text: _Text, outputs: int) -> int:
+        if text.skips_one:
+            return len(self.grades) - 1
+        match = min(text.match, outputs) if text.match <= outputs + self.LEAD else text.match
+        return min((match - 1).bit_length() + 1, len(self.grades) - 2) if match else 0
 
     def _follow(self, text: _Text, new: list[int]) -> bool:
         """Whether the tokens since the last guess are those that stand where it came from."""
         source, count = text.source, len(new)
         if source is None or source.times_dropped != text.times_dropped:
+            text.source = None
             return False
-        if source.following(text.place, count) != new:
+        there = source.following(text.place, count + 1)
+        if there[:count] != new:
+            if not count or there[: count - 1] != new[:-1] or len(there) <= count:
+                text.source = None  # too different
             return False
         text.place += count
         text.match += count
-        return bool(source.following(text.place, 1))
+        text.skips_one = text.skips_one and not count
+        return len(there) > count
 
-    def _search(self, sequence: Sequence, text: _Text) -> None:
-        tail = sequence.tokens[-self._max_match :]
-        source = text.log
-        text.place, text.match = source.longest_match(tail)
-        answers = self._answers.get(sequence.request.scope)
-        if answers is not None and text.match < self._max_match:
-            place, match = answers.longest_match(tail)
-            if match > text.match:
-                source, text.place, text.match = answers, place, match
-        text.source, text.times_dropped = source if text.match >= self._min_match else None, source.times_dropped
-
-
-def _grade(match: int) -> int:
-    return min((max(match, 1) - 1).bit_length(), len(NgramProposer.grades) - 1)
+    def _search(self, scope: PrefixScope, text: _Text, num_new: int) -> None:
+        source, tail = text.log, text.log.last(self._max_match)
+        place, match = source.longest_match(tail)
+        answers = self._answers.get(scope)
+        if answers is not None and match < self._max_match:
+            of_answers = answers.longest_match(tail)
+            if of_answers[1] > match:
+                source, (place, match) = answers, of_answers
+        text.skips_one = text.source is not None and match < self.SURE <= text.match
+        if text.skips_one:
+            text.place, text.match = text.place + num_new, 0
+        else:
+            text.source = source if match >= self._min_match else None
+            text.place, text.match, text.times_dropped = place, match, source.times_dropped

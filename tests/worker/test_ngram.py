@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvarn.config.speculation import SpeculationConfig
-from kvarn.engine.ngram import NgramProposer
 from kvarn.engine.request import Request, Sequence
 from kvarn.engine.tenants import TenantAccount
+from kvarn.kernels.search import longest_match, longest_match_reference
 from kvarn.wire.messages import Submit
 from kvarn.wire.sampling import SamplingParams
+from kvarn.worker.ngram import NgramProposer
 from profiles import examples
 
 
@@ -76,6 +78,30 @@ def test_following_a_place_guesses_tokens_that_came_after_the_same_end(prompt, s
         followers = {after for before, after in itertools.pairwise(tokens) if before == tokens[-1]}
         assert set(found) <= followers
         assert bool(found) == bool(followers)
+
+
+def test_a_text_with_another_token_is_followed_behind_it():
+    """The value in a template, for example: what came after it last time comes again."""
+    proposer = NgramProposer()
+    finish(proposer, [1], [10, 11, 12, 500, 13, 14, 15])
+    sequence = make_sequence([2])
+    sequence.tokens += [10, 11, 12]
+    assert guess(proposer, sequence, 3) == [500, 13, 14]
+    sequence.tokens += [501]
+    assert guess(proposer, sequence, 3) == [13, 14, 15]
+    sequence.tokens += [13]
+    assert guess(proposer, sequence, 3) == [14, 15]
+    sequence.tokens += [601]
+    assert guess(proposer, sequence, 3) == []  # one token came true after that: too few to go on from
+
+
+tokens_of_few_kinds = st.lists(st.integers(0, 2), max_size=300).map(lambda tokens: np.array(tokens, dtype=np.int32))
+
+
+@settings(max_examples=examples(200), derandomize=True)
+@given(text=tokens_of_few_kinds, tail=tokens_of_few_kinds)
+def test_the_compiled_search_finds_what_the_reference_finds(text, tail):
+    assert longest_match(text, tail) == longest_match_reference(text, tail)
 
 
 def test_an_answer_helps_later_requests_of_its_tenant_salt_and_adapter_alone():

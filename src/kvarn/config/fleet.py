@@ -1,0 +1,78 @@
+"""Settings of the fleet: where engine processes are started, and who looks after them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from kvarn.config.section import Section
+
+
+class RayConfig(Section):
+    """The Ray cluster whose machines run the engines. Needs the extra `ray`."""
+
+    address: str = Field("auto", min_length=1)
+    """Of the cluster's head, such as `10.0.0.5:6379`. `auto`: that of the cluster this machine is a node of."""
+
+    namespace: str = Field("kvarn", min_length=1)
+    """Ray's namespace of this deployment's engines. Two deployments on one cluster need two."""
+
+    listen_address: str | None = Field(None, min_length=1)
+    """Address of this machine at which the engines reach the gateway. Default: the one Ray knows it by."""
+
+    place_timeout_s: float = Field(60.0, gt=0)
+    """Seconds that finding a place for a replica may take, before it is tried again after a pause."""
+
+    orphan_timeout_s: float = Field(300.0, gt=0)
+    """Seconds after which an engine that no gateway looks after ends. Engines outlive their gateway for so long, and a
+    gateway that starts takes over those it finds."""
+
+
+class FleetConfig(Section):
+    """Where engines run, and how replicas come and go."""
+
+    launcher: Literal["local", "ray"] = "local"
+    """`local`: processes of this machine. `ray`: machines of a Ray cluster."""
+
+    ray: RayConfig = RayConfig()
+    """The Ray cluster."""
+
+    poll_s: float = Field(2.0, gt=0)
+    """Seconds between two looks at the database for changed deployments, and at the replicas."""
+
+    lease_s: float = Field(15.0, gt=0)
+    """Of several gateways with one database one looks after the fleet; another takes over this many seconds after it
+    was last heard."""
+
+
+class UpdateConfig(Section):
+    """How a deployment's replicas are replaced when its version changes."""
+
+    max_surge: int = Field(1, ge=0)
+    """Replicas beyond those wanted that may run meanwhile."""
+
+    max_unavailable: int = Field(0, ge=0)
+    """How many fewer than wanted may take requests meanwhile: for machines without room for one more."""
+
+    drain_timeout_s: float = Field(30.0, ge=0)
+    """Seconds a replica gets to finish its requests. What is left goes on with another."""
+
+    @model_validator(mode="after")
+    def _something_can_change(self) -> UpdateConfig:
+        if self.max_surge == 0 and self.max_unavailable == 0:
+            raise ValueError("max_surge or max_unavailable must be positive, or no replica could ever be replaced")
+        return self
+
+
+class HardwareConfig(Section):
+    """What one replica needs of a machine. It is placed where there is room."""
+
+    cpus: float | None = Field(None, gt=0)
+    """Cores. Default: `threads`, or none are reserved."""
+
+    memory_gib: float | None = Field(None, gt=0)
+    """Memory in GiB. Default: predicted from the size of the checkpoint, its quantisation and the KV cache."""
+
+    gpus: float = Field(0.0, ge=0)
+    """GPUs."""

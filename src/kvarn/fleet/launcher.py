@@ -1,0 +1,111 @@
+"""Where engine processes come from: one protocol, and its form on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+import msgspec
+
+from kvarn.fleet.process import EngineProcess
+from kvarn.fleet.process_exit import describe_exit, exit_of
+from kvarn.replica.endpoint import Endpoint
+from kvarn.replica.spec import ReplicaSpec
+
+
+class LaunchError(Exception):
+    """No process can be started, such as for want of a place; the message says why."""
+
+
+class LaunchedEngine(Protocol):
+    """One engine process."""
+
+    endpoint: Endpoint
+    pid: int
+    supervisor: str
+    """ZMQ address that its supervisor binds. What the engine sends before it is bound waits."""
+
+    @property
+    def exited(self) -> asyncio.Future[str | None]:
+        """Resolves when the process is gone for certain: why, None after a clean exit."""
+        ...
+
+    def kill(self) -> None:
+        """Have the process killed; never waits, and may be repeated."""
+        ...
+
+    def close(self) -> None:
+        """Remove what the process left behind; kills it where that cannot fail. Idempotent."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts engine processes for replicas. A replica's runs are numbered."""
+
+    async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
+        """Start a process.
+
+        Raises:
+            LaunchError: None can be started.
+            OSError: The same.
+        """
+        ...
+
+    async def adopt(self, replica: str) -> dict[int, LaunchedEngine]:
+        """Processes of a replica that an earlier controller started and that may still run, by their run."""
+        ...
+
+
+class LocalEngine:
+    """An engine process of this machine, a child of this one."""
+
+    def __init__(self, process: EngineProcess, spec: ReplicaSpec) -> None:
+        self.process = process
+        self.pid = process.popen.pid
+        self.endpoint = Endpoint.local(str(process.sockets))
+        self.supervisor = self.endpoint.supervisor()
+        self._exited: asyncio.Future[str | None] | None = None
+        spec = msgspec.structs.replace(
+            spec, endpoint=self.endpoint, supervisor=self.supervisor, spawned_at=process.spawned_at
+        )
+        process.start(msgspec.json.encode(spec))
+
+    @property
+    def exited(self) -> asyncio.Future[str | None]:
+        """See `LaunchedEngine.exited`."""
+        if self._exited is None:
+            self._exited = asyncio.ensure_future(self._wait())
+        return self._exited
+
+    async def _wait(self) -> str | None:
+        status = await exit_of(self.process.popen)
+        return None if status == 0 else describe_exit(status)
+
+    def kill(self) -> None:
+        """Kill it."""
+        self.process.popen.kill()
+
+    def close(self) -> None:
+        """Kill it and remove its sockets."""
+        self.process.close()
+
+
+def launch_local(spec: ReplicaSpec, process: EngineProcess | None = None) -> LocalEngine:
+    """Start an engine process on this machine; `process` is one that was spawned before its model was known.
+
+    Raises:
+        OSError: No process can be started.
+    """
+    return LocalEngine(process or EngineProcess.spawn(spec.factory.partition(":")[0]), spec)
+
+
+class LocalLauncher:
+    """Child processes. They end with this one, so there is none to adopt."""
+
+    async def launch(self, spec: ReplicaSpec, run: int) -> LaunchedEngine:
+        """See `Launcher.launch`."""
+        return launch_local(spec)
+
+    async def adopt(self, replica: str) -> dict[int, LaunchedEngine]:
+        """See `Launcher.adopt`."""
+        return {}

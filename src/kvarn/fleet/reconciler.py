@@ -1,0 +1,122 @@
+"""From the replicas that are wanted and those that are there to what has to be done. Pure, and without memory: the same
+observation gives the same actions, and none once they have been carried out.
+
+An update to another version starts replicas of the new one, at most `max_surge` more than are wanted in all, and drains
+old ones as long as `max_unavailable` fewer than wanted are ready. Where the new ones do not become ready, the old ones
+stay. A replica that takes no requests yet is stopped at once when it is not wanted. What drains never comes back: no
+change of mind makes a replica flap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from kvarn.fleet.replica_lifecycle import LEAVING, ReplicaPhase
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is wanted of one model."""
+
+    model: str
+    version: int
+    replicas: int
+    """That take requests."""
+    warm: int = 0
+    """Besides, with their weights mapped and no KV cache."""
+    max_surge: int = 1
+    """Replicas beyond `replicas` while versions change."""
+    max_unavailable: int = 0
+    """Replicas by which the ready ones may be fewer than `replicas` while versions change; positive where `max_surge`
+    is 0, or nothing could ever change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A replica that is there."""
+
+    name: str
+    model: str
+    version: int
+    phase: ReplicaPhase
+    warm: bool = False
+    """It was started for the warm pool and not activated since."""
+    load: float = 0.0
+    """Work on it, in any unit: the least loaded is drained first."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes requests."""
+        return self.phase is ReplicaPhase.READY
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a replica."""
+
+    model: str
+    version: int
+    warm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Activate:
+    """Have a warm replica take requests."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Have a replica end, without hurry."""
+
+    name: str
+
+
+Action = Start | Activate | Drain
+
+
+def plan(targets: Iterable[Target], observed: Collection[Observed]) -> list[Action]:
+    """What has to be done now. Models without a target are drained."""
+    actions: list[Action] = []
+    wanted = {target.model: target for target in targets}
+    for model in [*wanted, *sorted({each.model for each in observed} - wanted.keys())]:
+        target = wanted.get(model) or Target(model, 0, 0)
+        actions += _plan_model(target, [each for each in observed if each.model == model])
+    return actions
+
+
+def _plan_model(target: Target, observed: list[Observed]) -> list[Action]:
+    staying = [each for each in observed if each.phase not in LEAVING]
+    serving = [each for each in staying if not each.warm]
+    current = [each for each in serving if each.version == target.version]
+    old = [each for each in serving if each.version != target.version]
+    pool = [each for each in staying if each.warm and each.version == target.version]
+    outdated_pool = [each for each in staying if each.warm and each.version != target.version]
+    draining = sum(each.phase is ReplicaPhase.DRAINING and each.version != target.version for each in observed)
+
+    room = target.replicas + target.max_surge - len(serving) - draining
+    missing = max(0, min(target.replicas - len(current), room))
+    pool.sort(key=lambda each: (each.phase is not ReplicaPhase.WARM, each.name))
+    actions: list[Action] = [Activate(each.name) for each in pool[:missing]]
+    actions += [Start(target.model, target.version)] * (missing - len(actions))
+    pool = pool[missing:]
+    actions += [Start(target.model, target.version, warm=True)] * (target.warm - len(pool))
+
+    current.sort(key=_leaves_first)
+    surplus = current[: max(0, len(current) - target.replicas)]
+    least_ready = target.replicas - target.max_unavailable
+    ready = sum(each.ready for each in serving)
+    for each in sorted([*surplus, *old], key=_leaves_first):
+        if each.ready:
+            if ready <= least_ready:
+                continue
+            ready -= 1
+        actions.append(Drain(each.name))
+    actions += [Drain(each.name) for each in [*outdated_pool, *pool[target.warm :]]]
+    return actions
+
+
+def _leaves_first(each: Observed) -> tuple[bool, float, str]:
+    return each.ready, each.load, each.name

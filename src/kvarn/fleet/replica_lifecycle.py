@@ -1,0 +1,250 @@
+"""The life of a replica, as a state machine without I/O: events go in, commands come out.
+
+    PENDING -> STARTING -> (WARM ->) READY -> DRAINING -> STOPPING -> GONE
+       ^  \\________|__________|________|
+       |            v   its process ended, fell silent or could not be started
+       +------ BACKING_OFF
+
+A replica has one process at a time, its *run*, and runs are numbered. A run that is given up may still be there: its
+machine may be cut off, or its launch still under way. It is killed again and again until the launcher says that it is
+gone, and the replica is `GONE` only when that is known of all its runs. Where several runs answer, the current one
+counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ReplicaPhase(StrEnum):
+    """Where a replica is in its life."""
+
+    PENDING = "pending"
+    """A process has been asked for."""
+    STARTING = "starting"
+    """The process loads the model."""
+    WARM = "warm"
+    """The weights are mapped; there is no KV cache, and no requests are taken."""
+    READY = "ready"
+    """Requests are taken."""
+    DRAINING = "draining"
+    """No new requests are taken; the process ends when those that run have ended or moved."""
+    STOPPING = "stopping"
+    """The process has been told to end, and is killed if it does not."""
+    BACKING_OFF = "backing off"
+    """The process is gone. Another is asked for after a pause."""
+    GONE = "gone"
+    """It is over, and no process is left."""
+
+
+LEAVING = (ReplicaPhase.DRAINING, ReplicaPhase.STOPPING, ReplicaPhase.GONE)
+"""A replica never comes back from these."""
+
+
+class CommandKind(StrEnum):
+    """What a supervisor does with a run."""
+
+    LAUNCH = "launch"
+    ACTIVATE = "activate"
+    """Make the KV cache and take requests."""
+    DRAIN = "drain"
+    STOP = "stop"
+    KILL = "kill"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to do with one run."""
+
+    kind: CommandKind
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class LifecycleTimeouts:
+    """Seconds."""
+
+    launch_s: float = 600.0
+    """In which a launch must succeed or fail."""
+    stop_s: float = 2.0
+    """Between being told to end and being killed."""
+    kill_again_s: float = 2.0
+    backoff_s: float = 0.5
+    """The first pause; it doubles with each failure in a row."""
+    max_backoff_s: float = 30.0
+    """The longest pause; a run that was ready for longer starts over."""
+
+
+class ReplicaLifecycle:
+    """One replica. Each method takes the time, in seconds of any clock that does not go back, and returns commands.
+
+    Args:
+        times: Its time limits.
+        warm: It shall only be warm until `activate`.
+        last_run: A number that no run of this replica has passed: an earlier controller may have started some.
+    """
+
+    def __init__(self, times: LifecycleTimeouts, *, warm: bool = False, last_run: int = 0) -> None:
+        self.phase = ReplicaPhase.PENDING
+        self.run = last_run
+        """Number of the current run, or of the latest."""
+        self.reason = ""
+        """Why the latest run ended, until one is ready."""
+        self.wake_at: float | None = None
+        """When `tick` is due; None: when something else happens."""
+        self._times = times
+        self._warm = warm
+        self._begun = False
+        self._deadline: float | None = None
+        self._backoff_s = times.backoff_s
+        self._ready_since: float | None = None
+        self._kills: dict[int, float] = {}
+        """Runs that were given up and may still be there: when each is killed again."""
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a current run was asked for and has not been given up."""
+        return self._begun and self.phase not in (ReplicaPhase.BACKING_OFF, ReplicaPhase.GONE)
+
+    @property
+    def given_up(self) -> frozenset[int]:
+        """Runs that were given up and may still be there."""
+        return frozenset(self._kills)
+
+    # What is wanted ----------------------------------------------------------------------------------------------
+
+    def start(self, now: float) -> list[Command]:
+        """Begin. Idempotent."""
+        return [] if self._begun or self.phase is not ReplicaPhase.PENDING else self._launch(now)
+
+    def adopt(self, run: int, now: float) -> list[Command]:
+        """Take over a run that was launched before this supervisor began; of several the one with the highest number
+        stays. Only before `start`, which it stands for."""
+        commands = []
+        if self._begun:
+            older, run = sorted((self.run, run))
+            commands = self._give_up(older, now)
+        self.run, self.phase, self._begun = run, ReplicaPhase.STARTING, True
+        return self._done(commands)
+
+    def activate(self, now: float) -> list[Command]:
+        """Take requests: whoever is warm, or will be. Idempotent."""
+        self._warm = False
+        return [Command(CommandKind.ACTIVATE, self.run)] if self.phase is ReplicaPhase.WARM else []
+
+    def drain(self, now: float, drain_s: float) -> list[Command]:
+        """End when what runs has ended, after `drain_s` seconds at the latest; what takes no requests is stopped at
+        once. Idempotent."""
+        if self.phase is not ReplicaPhase.READY:
+            return self.stop(now) if self.phase is not ReplicaPhase.DRAINING else []
+        self.phase, self._deadline = ReplicaPhase.DRAINING, now + drain_s
+        return self._done([Command(CommandKind.DRAIN, self.run)])
+
+    def stop(self, now: float) -> list[Command]:
+        """End now. Idempotent."""
+        if self.phase in (ReplicaPhase.STOPPING, ReplicaPhase.GONE):
+            return []
+        phase, self.phase, self._deadline = self.phase, ReplicaPhase.STOPPING, None
+        if phase is ReplicaPhase.BACKING_OFF or not self._begun:
+            return self._done([])
+        if phase is ReplicaPhase.PENDING:
+            return self._done(self._give_up(self.run, now))
+        self._deadline = now + self._times.stop_s
+        return self._done([Command(CommandKind.STOP, self.run)])
+
+    # What happened -----------------------------------------------------------------------------------------------
+
+    def launched(self, run: int, now: float) -> list[Command]:
+        """A run's process is there."""
+        if run != self.run or not self.has_run:
+            return self._done(self._give_up(run, now))
+        if self.phase is ReplicaPhase.PENDING:
+            self.phase, self._deadline = ReplicaPhase.STARTING, None
+        return self._done([])
+
+    def warmed(self, run: int, now: float) -> list[Command]:
+        """A run's weights are mapped."""
+        if run != self.run or self.phase not in (ReplicaPhase.PENDING, ReplicaPhase.STARTING):
+            return []
+        self.phase, self._deadline = ReplicaPhase.WARM, None
+        return self._done([] if self._warm else [Command(CommandKind.ACTIVATE, run)])
+
+    def became_ready(self, run: int, now: float) -> list[Command]:
+        """A run takes requests."""
+        if run != self.run or self.phase not in (ReplicaPhase.PENDING, ReplicaPhase.STARTING, ReplicaPhase.WARM):
+            return []
+        self.phase, self.reason, self._deadline = ReplicaPhase.READY, "", None
+        self._ready_since = now
+        return self._done([])
+
+    def lost(self, run: int, reason: str, now: float) -> list[Command]:
+        """A run is silent, hangs, or breaks its promises; its process may still be there."""
+        self._failed(run, reason, now)
+        return self._done(self._give_up(run, now))
+
+    def ended(self, run: int, reason: str, now: float) -> list[Command]:
+        """A run's process is gone for certain, or could not be started, and none will come."""
+        self._kills.pop(run, None)
+        self._failed(run, reason, now)
+        return self._done([])
+
+    def tick(self, now: float) -> list[Command]:
+        """Time has passed."""
+        commands = []
+        if self._deadline is not None and now >= self._deadline:
+            self._deadline = None
+            match self.phase:
+                case ReplicaPhase.PENDING:
+                    reason = f"no process was there after {self._times.launch_s:g} s"
+                    commands = self._give_up(self.run, now)
+                    self._back_off(reason, now)
+                case ReplicaPhase.BACKING_OFF:
+                    commands = self._launch(now)
+                case ReplicaPhase.DRAINING:
+                    commands = self.stop(now)
+                case ReplicaPhase.STOPPING:
+                    commands = self._give_up(self.run, now)
+        for run, at in self._kills.items():
+            if now >= at:
+                self._kills[run] = now + self._times.kill_again_s
+                commands.append(Command(CommandKind.KILL, run))
+        return self._done(commands)
+
+    # Steps -------------------------------------------------------------------------------------------------------
+
+    def _launch(self, now: float) -> list[Command]:
+        self.run, self._begun = self.run + 1, True
+        self.phase, self._deadline = ReplicaPhase.PENDING, now + self._times.launch_s
+        return self._done([Command(CommandKind.LAUNCH, self.run)])
+
+    def _failed(self, run: int, reason: str, now: float) -> None:
+        """A run is over; where it was the current one, another follows after a pause, unless the replica leaves."""
+        if run != self.run or not self.has_run:
+            return
+        if self.phase in LEAVING:
+            self.phase, self._deadline = ReplicaPhase.STOPPING, None
+        else:
+            self._back_off(reason, now)
+
+    def _back_off(self, reason: str, now: float) -> None:
+        times, since = self._times, self._ready_since
+        self._ready_since = None
+        if since is not None and now - since > times.max_backoff_s:
+            self._backoff_s = times.backoff_s
+        self.phase, self.reason, self._deadline = ReplicaPhase.BACKING_OFF, reason, now + self._backoff_s
+        self._backoff_s = min(2 * self._backoff_s, times.max_backoff_s)
+
+    def _give_up(self, run: int, now: float) -> list[Command]:
+        if run in self._kills:
+            return []
+        self._kills[run] = now + self._times.kill_again_s
+        return [Command(CommandKind.KILL, run)]
+
+    def _done(self, commands: list[Command]) -> list[Command]:
+        """The commands; notes whether the replica is gone, and when `tick` is due."""
+        if self.phase is ReplicaPhase.STOPPING and self._deadline is None and not self._kills:
+            self.phase = ReplicaPhase.GONE
+        times = [*self._kills.values(), *([] if self._deadline is None else [self._deadline])]
+        self.wake_at = min(times, default=None)
+        return commands

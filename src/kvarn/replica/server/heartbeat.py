@@ -1,0 +1,87 @@
+"""The engine's heartbeat: its process lives, its loop moves, its supervisor still speaks to it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvarn.replica.transport import SUPERVISOR_LINGER_MS, Context, Outbox, OutboxKeys
+from kvarn.wire.supervision import Heartbeat
+
+log = logging.getLogger(__name__)
+
+
+class HeartbeatThread(threading.Thread):
+    """Sends `Heartbeat` to the supervisor every `interval_s` seconds, over a socket of its own.
+
+    Args:
+        context: ZMQ's.
+        address: Of the supervisor.
+        interval_s: Seconds.
+        keys: See `Outbox`.
+        orphan_timeout_s: Seconds without a word of the supervisor after which the process is told to drain; 0: never.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        address: str,
+        interval_s: float,
+        keys: OutboxKeys | None = None,
+        orphan_timeout_s: float = 0.0,
+    ) -> None:
+        super().__init__(name="kvarn-heartbeat", daemon=True)
+        self._context = context
+        self._address = address
+        self._interval_s = interval_s
+        self._keys = keys
+        self._orphan_timeout_s = orphan_timeout_s
+        self._stopped = threading.Event()
+        self._heard_at = time.monotonic()
+        self._step = 0
+        self._step_began: float | None = None
+
+    def stop(self) -> None:
+        """Send no more and close the socket."""
+        self._stopped.set()
+        self.join()
+
+    def heard(self, address: str) -> bool:
+        """The supervisor has sent word; returns whether it is another one than before."""
+        self._heard_at = time.monotonic()
+        is_new, self._address = address != self._address, address
+        return is_new
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Around each step of the loop. It writes attributes that threads may read."""
+        self._step_began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._step += 1
+            self._step_began = None
+
+    def run(self) -> None:
+        """The thread."""
+        address = self._address
+        outbox = Outbox(self._context, address, SUPERVISOR_LINGER_MS, self._keys)
+        while not self._stopped.wait(self._interval_s):
+            if address != self._address:
+                outbox.close(drop=True)
+                address = self._address
+                outbox = Outbox(self._context, address, SUPERVISOR_LINGER_MS, self._keys)
+            began, now = self._step_began, time.monotonic()
+            busy_s = 0.0 if began is None else now - began
+            unheard_s = max(0.0, now - busy_s - self._heard_at) if self._orphan_timeout_s else 0.0
+            outbox.send(Heartbeat(step=self._step, busy_s=busy_s, unheard_s=unheard_s))
+            if self._orphan_timeout_s and unheard_s > self._orphan_timeout_s:
+                log.error("the engine ends: its supervisor has been silent for %.0f s", unheard_s)
+                os.kill(os.getpid(), signal.SIGTERM)
+                break
+        outbox.close()

@@ -1,0 +1,39 @@
+"""Deployments: which models a deployment of Kvarn serves, in which version and with how many replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ForeignKey
+from sqlalchemy.orm import Mapped, mapped_column
+
+from kvarn.store.models.base import Base, Name, Seconds
+
+
+class Deployment(Base):
+    """A model: which of its versions serves, and how many replicas it has."""
+
+    __tablename__ = "deployments"
+
+    model: Mapped[Name] = mapped_column(primary_key=True)
+    version: Mapped[int]
+    """That serves."""
+    previous_version: Mapped[int | None]
+    """That served before it: where a rollback goes."""
+    replicas: Mapped[int | None]
+    """Set by `scale`; None: as the version says."""
+    changed_at: Mapped[Seconds]
+    changed_by: Mapped[Name]
+
+
+class DeploymentVersion(Base):
+    """A version: checkpoint, adapters, template and settings, bound together. A row is never changed."""
+
+    __tablename__ = "deployment_versions"
+
+    model: Mapped[Name] = mapped_column(ForeignKey("deployments.model", ondelete="CASCADE"), primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True)
+    spec: Mapped[dict[str, Any]]
+    """The `ModelConfig`; without its name and its replicas it is what two versions are compared by."""
+    created_at: Mapped[Seconds]
+    created_by: Mapped[Name]

@@ -1,0 +1,130 @@
+"""Deployments: versions are added and never changed; which one serves, and with how many replicas, is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from kvarn.store.ids import DEFAULT_ORGANIZATION
+from kvarn.store.models import Deployment, DeploymentVersion
+from kvarn.store.repositories.tenants.audited_changes import AuditedChange
+
+
+class UnknownDeploymentError(LookupError):
+    """There is no such deployment or version; the message says what there is."""
+
+
+async def list_deployments(session: AsyncSession) -> list[Deployment]:
+    """All, by model."""
+    return list((await session.scalars(select(Deployment).order_by(Deployment.model))).all())
+
+
+async def get_version(session: AsyncSession, model: str, version: int) -> DeploymentVersion:
+    """A version.
+
+    Raises:
+        UnknownDeploymentError: There is none.
+    """
+    found = await session.get(DeploymentVersion, (model, version))
+    if found is None:
+        raise UnknownDeploymentError(f"{model!r} has no version {version}")
+    return found
+
+
+async def list_versions(session: AsyncSession, model: str) -> list[DeploymentVersion]:
+    """All of a model's, newest first."""
+    query = select(DeploymentVersion).where(DeploymentVersion.model == model)
+    return list((await session.scalars(query.order_by(DeploymentVersion.version.desc()))).all())
+
+
+async def current_versions(session: AsyncSession) -> list[tuple[Deployment, DeploymentVersion]]:
+    """Each deployment with the version that serves."""
+    same = (DeploymentVersion.model == Deployment.model) & (DeploymentVersion.version == Deployment.version)
+    query = select(Deployment, DeploymentVersion).join(DeploymentVersion, same).order_by(Deployment.model)
+    return [(deployment, version) for deployment, version in (await session.execute(query)).all()]
+
+
+async def deploy(change: AuditedChange, model: str, spec: dict[str, Any]) -> Deployment:
+    """Add a version, which serves from now on. One that says the same as the one that serves is not added again."""
+    session = change.session
+    found = await session.get(Deployment, model, with_for_update=True)
+    if found is None:
+        found = Deployment(model=model, version=0, changed_at=change.now, changed_by=change.actor.name[:256])
+        session.add(found)
+        await session.flush()
+    elif found.version and (await get_version(session, model, found.version)).spec == spec:
+        return found
+    newest = select(func.max(DeploymentVersion.version)).where(DeploymentVersion.model == model)
+    version = ((await session.execute(newest)).scalar() or 0) + 1
+    session.add(
+        DeploymentVersion(
+            model=model, version=version, spec=spec, created_at=change.now, created_by=change.actor.name[:256]
+        )
+    )
+    _point(change, found, version)
+    change.record("deployment.created", DEFAULT_ORGANIZATION, model, version=version)
+    return found
+
+
+async def scale(change: AuditedChange, model: str, replicas: int | None) -> Deployment:
+    """Set the number of replicas; None: as the version says.
+
+    Raises:
+        UnknownDeploymentError: There is no such deployment.
+    """
+    found = await _locked(change, model)
+    found.replicas = replicas
+    _touch(change, found)
+    change.record("deployment.scaled", DEFAULT_ORGANIZATION, model, replicas=replicas)
+    return found
+
+
+async def roll_back(change: AuditedChange, model: str, version: int | None = None) -> Deployment:
+    """Have an earlier version serve again: the one that did before, or the one that is named. Rolling back once more
+    undoes it.
+
+    Raises:
+        UnknownDeploymentError: There is no such deployment or version.
+    """
+    found = await _locked(change, model)
+    wanted = version if version is not None else found.previous_version
+    if wanted is None:
+        raise UnknownDeploymentError(f"{model!r} has had one version only: there is none to go back to")
+    await get_version(change.session, model, wanted)
+    if wanted != found.version:
+        _point(change, found, wanted)
+        change.record("deployment.rolled_back", DEFAULT_ORGANIZATION, model, version=wanted)
+    return found
+
+
+async def delete_deployment(change: AuditedChange, model: str) -> None:
+    """Serve a model no longer, or as the configuration says; its versions are deleted.
+
+    Raises:
+        UnknownDeploymentError: There is no such deployment.
+    """
+    await change.session.delete(await _locked(change, model))
+    change.record("deployment.deleted", DEFAULT_ORGANIZATION, model)
+
+
+async def _locked(change: AuditedChange, model: str) -> Deployment:
+    found = await change.session.get(Deployment, model, with_for_update=True)
+    if found is None:
+        known = [each.model for each in await list_deployments(change.session)]
+        raise UnknownDeploymentError(
+            f"there is no deployment of {model!r}; there are: {', '.join(known) or 'none'}. "
+            "A model of the configuration gets one by `kvarn deploy`."
+        )
+    return found
+
+
+def _point(change: AuditedChange, deployment: Deployment, version: int) -> None:
+    deployment.previous_version = deployment.version or None
+    deployment.version = version
+    _touch(change, deployment)
+
+
+def _touch(change: AuditedChange, deployment: Deployment) -> None:
+    deployment.changed_at, deployment.changed_by = change.now, change.actor.name[:256]

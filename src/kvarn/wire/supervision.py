@@ -1,0 +1,29 @@
+"""Messages between an engine process and its supervisor; `Stop`, `Ready` and `Progress` are beside the others."""
+
+from __future__ import annotations
+
+from kvarn.wire.message import Message
+
+
+class Supervise(Message, frozen=True, kw_only=True):
+    """An engine on another machine has a supervisor, which repeats this as long as it lives."""
+
+    address: str  # ZMQ address that it reads; a new one is sent `Ready` at once
+
+
+class Drain(Message, frozen=True, kw_only=True):
+    """Refuse new requests, end those that run, then exit."""
+
+
+class Heartbeat(Message, frozen=True, kw_only=True):
+    """The process lives; `step` shows whether its loop moves."""
+
+    step: int
+    busy_s: float = 0.0  # seconds the present step has been running; 0 when idle
+    unheard_s: float = 0.0  # seconds since its supervisor was heard; 0 on the supervisor's own machine
+
+
+class Failed(Message, frozen=True, kw_only=True):
+    """The engine cannot go on; the process exits after this."""
+
+    message: str

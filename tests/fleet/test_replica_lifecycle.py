@@ -1,0 +1,233 @@
+"""No sequence of crashes, slow starts, lost messages and restarts of the controller leaves a replica stuck, or leaks a
+process. The world below has processes; the state machine sees only what is reported of them."""
+
+from __future__ import annotations
+
+from hypothesis import settings, strategies
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvarn.fleet.replica_lifecycle import (
+    LEAVING,
+    Command,
+    CommandKind,
+    LifecycleTimeouts,
+    ReplicaLifecycle,
+    ReplicaPhase,
+)
+
+TIMES = LifecycleTimeouts(launch_s=10, stop_s=1, kill_again_s=1, backoff_s=0.5, max_backoff_s=8)
+RUNS = strategies.integers(1, 6)
+
+
+class Machines:
+    """Processes by run, and orders under way to them."""
+
+    def __init__(self) -> None:
+        self.processes: dict[int, str] = {}
+        self.killed: set[int] = set()
+        """A run that was killed is never started: what the launchers promise."""
+        self.under_way: list[Command] = []
+        self.reports: list[tuple[str, int]] = []
+
+    def deliver(self, command: Command) -> None:
+        run, state = command.run, self.processes.get(command.run)
+        match command.kind:
+            case CommandKind.LAUNCH if run not in self.killed and state is None:
+                self.processes[run] = "starting"
+                self.reports.append(("launched", run))
+            case CommandKind.ACTIVATE if state == "warm":
+                self.processes[run] = "ready"
+                self.reports.append(("ready", run))
+            case CommandKind.DRAIN if state == "ready":
+                self.processes[run] = "draining"
+            case CommandKind.STOP | CommandKind.KILL if command.kind is CommandKind.KILL or state is not None:
+                self.killed.add(run)
+                self.processes.pop(run, None)
+                self.reports.append(("ended", run))
+
+
+class LifeOfAReplica(RuleBasedStateMachine):
+    @initialize(warm=strategies.booleans())
+    def begin(self, warm: bool) -> None:
+        self.now = 0.0
+        self.warm = warm
+        self.machines = Machines()
+        self.life = ReplicaLifecycle(TIMES, warm=warm)
+        self.send(self.life.start(self.now))
+
+    def send(self, commands: list[Command]) -> None:
+        self.machines.under_way += commands
+
+    def report(self, what: str, run: int) -> None:
+        life = self.life
+        match what:
+            case "launched":
+                self.send(life.launched(run, self.now))
+            case "warm":
+                self.send(life.warmed(run, self.now))
+            case "ready":
+                self.send(life.became_ready(run, self.now))
+            case "lost":
+                self.send(life.lost(run, "silent", self.now))
+            case "ended":
+                self.send(life.ended(run, "ended", self.now))
+
+    @rule(first=strategies.booleans())
+    def an_order_arrives(self, first: bool) -> None:
+        if self.machines.under_way:
+            self.machines.deliver(self.machines.under_way.pop(0 if first else -1))
+
+    @rule()
+    def an_order_is_lost(self) -> None:
+        if self.machines.under_way and self.machines.under_way[0].kind is not CommandKind.ACTIVATE:
+            self.machines.under_way.pop(0)
+
+    @rule(first=strategies.booleans())
+    def a_report_arrives(self, first: bool) -> None:
+        if self.machines.reports:
+            self.report(*self.machines.reports.pop(0 if first else -1))
+
+    @rule(run=RUNS)
+    def a_process_gets_on(self, run: int) -> None:
+        following = {"starting": "warm" if self.warm else "ready"}
+        state = following.get(self.machines.processes.get(run, ""))
+        if state is not None:
+            self.machines.processes[run] = state
+            self.machines.reports.append((state, run))
+
+    @rule(run=RUNS)
+    def a_process_crashes(self, run: int) -> None:
+        if self.machines.processes.pop(run, None) is not None:
+            self.machines.reports.append(("ended", run))
+
+    @rule(run=RUNS)
+    def a_process_is_silent(self, run: int) -> None:
+        if run in self.machines.processes:
+            self.report("lost", run)
+
+    @rule(seconds=strategies.sampled_from([0.1, 1.0, 3.0, 20.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.send(self.life.tick(self.now))
+
+    @rule()
+    def it_shall_take_requests(self) -> None:
+        self.warm = False
+        self.send(self.life.activate(self.now))
+
+    @precondition(lambda self: self.life.phase not in LEAVING)
+    @rule()
+    def it_shall_drain(self) -> None:
+        self.send(self.life.drain(self.now, 5))
+
+    @rule()
+    def it_shall_stop(self) -> None:
+        self.send(self.life.stop(self.now))
+
+    @precondition(lambda self: self.life.phase not in LEAVING)
+    @rule()
+    def the_controller_restarts(self) -> None:
+        """It finds the processes; launches that were under way came to their end, one way or the other."""
+        self.machines.reports.clear()
+        for command in self.machines.under_way:
+            if command.kind in (CommandKind.LAUNCH, CommandKind.KILL):
+                self.machines.deliver(command)
+        self.machines.under_way.clear()
+        self.machines.reports.clear()
+        last_run = max(self.machines.killed | set(self.machines.processes) | {self.life.run})
+        self.life = ReplicaLifecycle(TIMES, warm=self.warm, last_run=last_run)
+        for run in self.machines.processes:
+            self.send(self.life.adopt(run, self.now))
+        for run, state in self.machines.processes.items():  # an engine tells a new supervisor how far it is
+            self.machines.reports.append((state, run))
+        self.send(self.life.start(self.now))
+
+    @invariant()
+    def it_says_when_it_is_gone(self) -> None:
+        if self.life.phase is ReplicaPhase.GONE:
+            assert not self.machines.processes, "a process is left"
+            launches = {each.run for each in self.machines.under_way if each.kind is CommandKind.LAUNCH}
+            assert launches <= self.machines.killed, "a process may yet come"
+
+    def teardown(self) -> None:
+        """From now on nothing fails: it becomes what it was wanted to be."""
+        if not hasattr(self, "life"):
+            return
+        leaving = self.life.phase in LEAVING
+        for _ in range(60):
+            self.now += 1.0
+            self.send(self.life.tick(self.now))
+            for run in list(self.machines.processes):
+                self.a_process_gets_on(run)
+                if self.machines.processes[run] == "draining":
+                    self.a_process_crashes(run)
+            while self.machines.under_way:
+                self.machines.deliver(self.machines.under_way.pop(0))
+            while self.machines.reports:
+                self.report(*self.machines.reports.pop(0))
+        if leaving:
+            assert self.life.phase is ReplicaPhase.GONE
+            assert self.machines.processes == {}
+        else:
+            wanted = "warm" if self.warm else "ready"
+            assert self.machines.processes == {self.life.run: wanted}
+            assert str(self.life.phase) == wanted
+
+
+LifeOfAReplica.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestLifeOfAReplica = LifeOfAReplica.TestCase
+
+
+def ready_life() -> ReplicaLifecycle:
+    life = ReplicaLifecycle(TIMES)
+    life.start(0)
+    life.launched(1, 1)
+    life.became_ready(1, 2)
+    return life
+
+
+def test_a_pause_doubles_with_each_failure_and_is_short_again_after_a_long_run() -> None:
+    life = ReplicaLifecycle(TIMES)
+    life.start(0)
+    pauses, now = [], 0.0
+    for run in range(1, 8):
+        life.ended(run, "no", now)
+        assert life.wake_at is not None
+        pauses.append(life.wake_at - now)
+        now = life.wake_at
+        assert life.tick(now) == [Command(CommandKind.LAUNCH, run + 1)]
+    assert pauses == [0.5, 1, 2, 4, 8, 8, 8]
+    life.became_ready(8, now)
+    life.ended(8, "crashed", now + 9)
+    assert life.wake_at == now + 9.5
+
+
+def test_a_draining_replica_that_takes_too_long_is_told_to_stop_then_killed() -> None:
+    life = ready_life()
+    assert life.drain(10, 5) == [Command(CommandKind.DRAIN, 1)]
+    assert life.tick(14.9) == []
+    assert life.tick(15) == [Command(CommandKind.STOP, 1)]
+    assert life.tick(16) == [Command(CommandKind.KILL, 1)]
+    assert life.tick(17) == [Command(CommandKind.KILL, 1)]
+    life.ended(1, "killed", 18)
+    assert life.phase is ReplicaPhase.GONE
+    assert life.wake_at is None
+
+
+def test_a_silent_process_is_replaced_while_it_is_still_being_killed() -> None:
+    life = ready_life()
+    assert life.lost(1, "silent", 10) == [Command(CommandKind.KILL, 1)]
+    assert life.phase is ReplicaPhase.BACKING_OFF
+    assert life.reason == "silent"
+    assert Command(CommandKind.LAUNCH, 2) in life.tick(10.5)
+    assert life.given_up == {1}
+    life.became_ready(1, 11)  # what it says no longer counts
+    assert life.phase is ReplicaPhase.PENDING
+
+
+def test_a_launch_that_succeeds_after_it_was_given_up_is_killed() -> None:
+    life = ReplicaLifecycle(TIMES)
+    life.start(0)
+    assert Command(CommandKind.KILL, 1) in life.tick(10)
+    life.ended(1, "nothing was there", 10.1)
+    assert life.launched(1, 10.2) == [Command(CommandKind.KILL, 1)]
