@@ -60,6 +60,7 @@ from kvarn.serving.engine_metrics import EngineCollector
 from kvarn.serving.held_bytes import ByteBudget
 from kvarn.serving.models import ModelTable, ServedModel
 from kvarn.serving.moderation.checks import Moderation
+from kvarn.serving.routing_metrics import RoutingCollector
 from kvarn.serving.storage_quota import StorageQuota
 from kvarn.serving.text_pool import TextPool
 from kvarn.store.errors import StoreError
@@ -116,6 +117,7 @@ def create_app(
     metrics = GatewayMetrics(slo, slo)
     if shared is None or shared.is_main:
         metrics.registry.register(EngineCollector({model.name: model.replicas for model in table}))
+    metrics.registry.register(RoutingCollector({model.name: model.replicas for model in table}))
     services = Services(config, metrics.registry, models_by_name, shared, metrics.slo_missed)
     background = BackgroundResponses(services.store, config.responses, lambda run: run_background(gateway, run))
     open_requests = OpenRequests()

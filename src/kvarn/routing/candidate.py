@@ -46,11 +46,13 @@ class Candidate:
         "cached_tokens",
         "config",
         "empty_tokens",
+        "expected_cached_total",
         "free_tokens",
         "knows_blocks",
         "name",
         "pair_s",
         "picked",
+        "picked_total",
         "queue_tokens",
         "reservations",
         "reserved_rows",
@@ -79,6 +81,9 @@ class Candidate:
         """Of the prompt in question."""
         self.picked = 0
         """Number of the decision that picked it last."""
+        self.picked_total = 0
+        self.expected_cached_total = 0
+        """Tokens of prompts that it was picked for and thought to have cached."""
         self.reservations: set[Reservation] = set()
         """Of requests that its statistics do not count yet."""
         self.reserved_tokens = 0

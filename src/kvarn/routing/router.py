@@ -48,6 +48,8 @@ class ReplicaBlocks:
 
     def __init__(self, candidate: Candidate, index: BlockIndex, number: int) -> None:
         self.number = number
+        self.count = 0
+        """Blocks that it has."""
         self._candidate = candidate
         self._index = index
 
@@ -55,16 +57,19 @@ class ReplicaBlocks:
         """See `BlockWatcher.replace`."""
         self._index.clear(self.number)
         self._index.insert(self.number, names)
+        self.count = len(names) // NAME_BYTES
         self._candidate.knows_blocks = True
 
     def change(self, stored: bytes, removed: bytes) -> None:
         """See `BlockWatcher.change`."""
         self._index.insert(self.number, stored)
         self._index.remove(self.number, removed)
+        self.count += (len(stored) - len(removed)) // NAME_BYTES
 
     def forget(self) -> None:
         """See `BlockWatcher.forget`."""
         self._index.clear(self.number)
+        self.count = 0
         self._candidate.knows_blocks = False
 
     def cached(self, held: list[int]) -> int:
@@ -145,6 +150,11 @@ class Router:
             self._index.clear(number)
             self._free.insert(0, number)
 
+    def known_blocks(self, name: str) -> int | None:
+        """Blocks that a replica has told of; None where it does not tell."""
+        blocks = self._blocks.get(name)
+        return blocks.count if isinstance(blocks, ReplicaBlocks) else None
+
     def choose(self, request: RouteRequest, now: float) -> Choice | None:
         """The replica that a request goes to, whose load it is from now on; None where none may have it."""
         candidates = usable(request, list(self.candidates.values()))
@@ -163,6 +173,8 @@ class Router:
         picked = candidates[0] if len(candidates) == 1 else self._policy(request, candidates, situation)
         self._decisions += 1
         picked.picked = self._decisions
+        picked.picked_total += 1
+        picked.expected_cached_total += picked.cached_tokens
         if session:
             self._remember(session, picked.name)
         estimated = self._blocks.get(picked.name)

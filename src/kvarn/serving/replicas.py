@@ -32,7 +32,7 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
         self._config = config
         self._clients = dict(clients or {})
         self._gateway = gateway
-        self._router: Router | None = None
+        self.router: Router | None = None
         """None while there is nothing to choose among."""
         self._count_changed()
 
@@ -53,9 +53,9 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
     def remove(self, name: str) -> ReplicaClient | None:
         """A replica is gone for good; requests that it still answers are not this set's matter."""
         client = self._clients.pop(name, None)
-        if client is not None and self._router is not None:
+        if client is not None and self.router is not None:
             client.watch_blocks(None)
-            self._router.remove(name)
+            self.router.remove(name)
         self._count_changed()
         return client
 
@@ -96,7 +96,7 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
     @property
     def reads_names(self) -> bool:
         """Whether a choice needs names of the prompt's blocks."""
-        return self._router is not None and self._router.reads_names
+        return self.router is not None and self.router.reads_names
 
     def names(self, prompt: Sequence[int], tenant: str, salt: str, adapter: str = "") -> bytes:
         """Names of a prompt's blocks for a `RouteRequest`. `adapter` is its name."""
@@ -109,7 +109,7 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
 
     def choose(self, request: RouteRequest) -> Choice | None:
         """The replica that a request goes to, whose load it is from now on; None where none takes it."""
-        router = self._router
+        router = self.router
         if router is None:
             ready = [name for name in self.ready if name not in request.excluded]
             return Choice(ready[0]) if ready else None
@@ -131,12 +131,12 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
     def _count_changed(self) -> None:
         """Have replicas tell of their caches as long as there are several."""
         if len(self._clients) > 1:
-            self._router = self._router or Router(self._config.routing.policy)
+            self.router = self.router or Router(self._config.routing.policy)
             for name, client in self._clients.items():
-                if name not in self._router.candidates:
-                    watcher = self._router.add(name, self._config.engine, tells_blocks=client.tells_blocks)
+                if name not in self.router.candidates:
+                    watcher = self.router.add(name, self._config.engine, tells_blocks=client.tells_blocks)
                     client.watch_blocks(watcher)
-        elif self._router is not None:
-            self._router = None
+        elif self.router is not None:
+            self.router = None
             for client in self._clients.values():
                 client.watch_blocks(None)
