@@ -72,7 +72,7 @@ class _Gateway:
         # Imported here: they take their time, and by now the engines use it.
         from kvarn.api_servers.supervisor import GatewayProcesses
         from kvarn.gateway.app import create_app
-        from kvarn.gateway.server import bind, build_server, collect_garbage_less, share_port
+        from kvarn.gateway.server import bind, build_server, collect_garbage_less, inherited_listener, share_port
         from kvarn.serving.models import ServedModel
 
         self._engines = engines
@@ -84,8 +84,11 @@ class _Gateway:
         for supervisor in engines.supervisors.values():
             supervisor.subscribe(models[supervisor.status.model].replicas.update)
         self._models = list(models.values())
+        inherited = inherited_listener(config.gateway)
+        if inherited is not None and config.gateway.api_server_count > 1:
+            raise ConfigError("a server that is given its socket has one process: leave out --api-server-count")
         try:
-            self._listener = bind(config.gateway)
+            self._listener = inherited or bind(config.gateway)
         except OSError as error:
             raise ConfigError(_explain_bind(config.gateway, error)) from None
         host, port = self._listener.getsockname()[:2]
@@ -99,8 +102,15 @@ class _Gateway:
         if config.gateway.api_server_count > 1:
             share_port(self._listener)
             self._processes = GatewayProcesses(config, port, self._models, engines.supervisors)
-        self._app = create_app(config, models, shared=self._processes.shared if self._processes else None)
+        self._shown = asyncio.Event()
+        self._app = create_app(
+            config,
+            models,
+            shared=self._processes.shared if self._processes else None,
+            start_after=None if inherited is None else self._wait_for_models,
+        )
         self.server = build_server(self._app, config.gateway)
+        self.server.hands_over = inherited is not None
         collect_garbage_less()
 
     async def run(self) -> int:
@@ -139,12 +149,17 @@ class _Gateway:
                 raise self._app.state.start_error from None
             raise _NotStartedError(f"the gateway did not start (status {end.code}): the log says why") from None
 
+    async def _wait_for_models(self) -> None:
+        """Clients wait in the queue of the socket, or are answered by the server before this one."""
+        await self._shown.wait()
+
     async def _show_start(self) -> bool:
         """Show the start of models and gateway processes; returns whether any model came up."""
         async with asyncio.TaskGroup() as group:
             showing = group.create_task(show_start(self._models))
             group.create_task(self._start_processes())
         ready = showing.result()
+        self._shown.set()
         if ready:
             show_welcome(ready, self._url, time.monotonic() - self._began, needs_key=self._needs_key)
         return bool(ready)

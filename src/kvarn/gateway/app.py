@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -101,6 +101,7 @@ def create_app(
     models_by_name: Mapping[str, ServedModel],
     authenticator: Authenticator | None = None,
     shared: SharedState | None = None,
+    start_after: Callable[[], Awaitable[None]] | None = None,
 ) -> FastAPI:
     """Build the gateway's application. It answers at once; models become ready as their replicas and tokenizers do.
 
@@ -109,6 +110,7 @@ def create_app(
         models_by_name: What is served. The replicas are started and stopped by the caller.
         authenticator: Who finds out whom a request acts for. Default: what the configuration says.
         shared: What this process counts together with the server's others. Default: there are none.
+        start_after: Connections are accepted once this is done. Default: at once.
     """
     pool = ThreadPoolExecutor(config.gateway.tokenize_threads, thread_name_prefix="tokenize")
     text = TextPool(pool, config.gateway.tokenize_threads)
@@ -144,7 +146,7 @@ def create_app(
         title="Kvarn",
         version=kvarn.__version__,
         summary="OpenAI-compatible serving of large language models.",
-        lifespan=lambda app: _lifespan(app, gateway, services, open_requests, pool),
+        lifespan=lambda app: _lifespan(app, gateway, services, open_requests, pool, start_after),
         docs_url=None,  # FastAPI's page fetches its scripts from a CDN; ours works offline
         redoc_url=None,
         redirect_slashes=False,
@@ -191,6 +193,7 @@ async def _lifespan(
     services: Services,
     open_requests: OpenRequests,
     pool: ThreadPoolExecutor,
+    start_after: Callable[[], Awaitable[None]] | None,
 ) -> AsyncGenerator[None, None]:
     """Start what runs beside the requests; at the end, settle them before the ledger and the database close."""
     config = gateway.config
@@ -218,6 +221,8 @@ async def _lifespan(
         worker.start()
     loading = asyncio.create_task(gateway.models.load_text(pool, config.gateway))
     try:
+        if start_after is not None:
+            await start_after()
         yield
     finally:
         loading.cancel()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import logging
 import math
+import os
 import resource
 import socket
 from collections.abc import Generator
@@ -21,6 +23,9 @@ _SEND_BUFFER_BYTES = 256 * 1024
 """Of each connection, in the kernel: a client that does not read holds no more. Left alone it grows to megabytes."""
 _GC_THRESHOLDS = (20_000, 20, 50)
 """Objects made between two collections of the youngest, and collections of each generation before the next one is."""
+_FIRST_INHERITED = 3
+_LAST_REQUESTS_S = 0.5
+"""After another server has taken over the socket, so long are the last connections given to send their requests."""
 _OTHER_FILES = 512  # files and sockets of this process that are not clients: databases, engines, logs
 
 _log = logging.getLogger("kvarn.gateway")
@@ -47,13 +52,7 @@ def bind(config: GatewayConfig, *, shared: bool = False) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Those accepted inherit these. The kernel ends connections whose client's machine or network is gone.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        write_timeout_ms = math.ceil(config.write_timeout_s * 1000)
-        for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_USER_TIMEOUT", write_timeout_ms)):
-            if hasattr(socket, name):  # not every system has them all
-                listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        _set_options(listener, config)
         if shared:
             share_port(listener)
         listener.bind((config.host, config.port))
@@ -62,6 +61,35 @@ def bind(config: GatewayConfig, *, shared: bool = False) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def inherited_listener(config: GatewayConfig) -> socket.socket | None:
+    """The socket on which whoever started this process listens for it, by systemd's protocol (`LISTEN_PID`,
+    `LISTEN_FDS`); None where there is none. A server that takes over from another gets the other's.
+
+    Raises:
+        ConfigError: There are several.
+    """
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return None
+    count = os.environ.get("LISTEN_FDS", "")
+    if count != "1":
+        raise ConfigError(f"LISTEN_FDS is {count!r}: give the server one socket to listen on")
+    listener = socket.socket(fileno=_FIRST_INHERITED)
+    listener.set_inheritable(False)
+    listener.setblocking(False)
+    _set_options(listener, config)
+    return listener
+
+
+def _set_options(listener: socket.socket, config: GatewayConfig) -> None:
+    """Those accepted inherit these. The kernel ends connections whose client's machine or network is gone."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    write_timeout_ms = math.ceil(config.write_timeout_s * 1000)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_USER_TIMEOUT", write_timeout_ms)):
+        if hasattr(socket, name):  # not every system has them all
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def share_port(listener: socket.socket) -> None:
@@ -74,6 +102,18 @@ def share_port(listener: socket.socket) -> None:
 
 class GatewayServer(uvicorn.Server):
     """uvicorn's server, but signals stay its caller's, who passes them to `handle_exit`: it has engines to end too."""
+
+    hands_over = False
+    """The socket lives on when this server stops: another one accepts, or will. So no request may fail meanwhile."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop; where the socket is handed over, what was accepted last may still send its request."""
+        if self.hands_over:
+            for server in self.servers:
+                server.close()
+            self.server_state.default_headers = [*self.server_state.default_headers, (b"connection", b"close")]
+            await asyncio.sleep(_LAST_REQUESTS_S)
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
