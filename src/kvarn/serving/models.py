@@ -147,7 +147,8 @@ class ServedModel:
 
     def __post_init__(self, clients: Sequence[ReplicaClient]) -> None:
         names = replica_names(self.name, len(clients))
-        self.replicas = ReplicaSet(self.config, dict(zip(names, clients, strict=True)), self.process)
+        by_name = dict(zip(names, clients, strict=True))
+        self.replicas = ReplicaSet(by_name, self.process, self.config.routing, self.config.engine)
         seed = self.config.seed  # each gateway process draws numbers of its own
         self._seeds = random.SystemRandom() if seed is None else random.Random(f"{seed} {self.process}")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from kvarn.config.schema import ModelConfig
+from kvarn.config.replica import RoutingConfig
+from kvarn.config.schema import EngineConfig
 from kvarn.replica.client.protocol import ReplicaClient, ReplicaState, ReplicaStatus
 from kvarn.replica.client.zmq_client import ZmqReplicaClient
 from kvarn.routing.candidate import RouteRequest
@@ -21,15 +22,21 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
     """By name: the machine's and the model's, and a number where there are several.
 
     Args:
-        config: The model's.
         clients: Those that are there from the start.
         gateway: Number of this gateway process, whom engines answer.
+        routing: How one is chosen.
+        engine: How they schedule.
     """
 
     def __init__(
-        self, config: ModelConfig, clients: Mapping[str, ReplicaClient] | None = None, gateway: int = 0
+        self,
+        clients: Mapping[str, ReplicaClient] | None = None,
+        gateway: int = 0,
+        routing: RoutingConfig | None = None,
+        engine: EngineConfig | None = None,
     ) -> None:
-        self._config = config
+        self._policy = (routing or RoutingConfig()).policy
+        self._engine = engine
         self._clients = dict(clients or {})
         self._gateway = gateway
         self.router: Router | None = None
@@ -131,10 +138,10 @@ class ReplicaSet(Mapping[str, ReplicaClient]):
     def _count_changed(self) -> None:
         """Have replicas tell of their caches as long as there are several."""
         if len(self._clients) > 1:
-            self.router = self.router or Router(self._config.routing.policy)
+            self.router = self.router or Router(self._policy)
             for name, client in self._clients.items():
                 if name not in self.router.candidates:
-                    watcher = self.router.add(name, self._config.engine, tells_blocks=client.tells_blocks)
+                    watcher = self.router.add(name, self._engine, tells_blocks=client.tells_blocks)
                     client.watch_blocks(watcher)
         elif self.router is not None:
             self.router = None
